@@ -1,0 +1,34 @@
+# Two commands do everything: `make sweep` and `make test`. Each sets up what it needs, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: sweep test lint clean
+
+sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV and prints their paths
+	$(BIN)/leanbench sweep smoke
+
+test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run on this machine
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pytest -n auto
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = (3, 11) <= v; sys.exit(0 if ok else "leanbench needs Python 3.11 or newer, this is %d.%d: run `make PYTHON=python3.12 ...`" % v)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs

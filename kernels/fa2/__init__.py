@@ -1,0 +1,53 @@
+"""FlashAttention-2: one CTA per output tile (Dao, 2023, arXiv 2307.08691)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.configs import stages_that_fit, tile_candidates
+
+from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    from leanbench.inputs import AttentionInputs
+
+
+class Fa2(Kernel):
+    name = "fa2"
+    title = "FlashAttention-2's decomposition: one CTA per output tile, never split (Triton)"
+    decomposition = "one_cta_per_tile"
+    source = "Dao 2023, arXiv 2307.08691; this project's Triton kernel"
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        return one_query_token(self.name, problem)
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        tile_tokens = 128 if problem.head_dim <= 128 else 64
+        return KernelConfig(tile_tokens, num_warps=4, num_stages=stages_that_fit(problem, tile_tokens, 6, gpu))
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return list(dict.fromkeys([self.default_config(problem, gpu), *tile_candidates(problem, gpu)]))
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+        assert config is not None
+        return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
+        from leanbench.kernels.fa2.triton import prepare
+
+        assert config is not None
+        return prepare(inputs, config)
+
+
+def one_query_token(name: str, problem: AttentionProblem) -> str | None:
+    """Why this project's Triton kernels cannot run the problem, or None."""
+    if problem.q_len > 1:
+        return f"{name} decodes one query token per sequence, this problem has q_len {problem.q_len}"
+    return None
+
+
+KERNELS = (Fa2(),)

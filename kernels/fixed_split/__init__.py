@@ -1,0 +1,77 @@
+"""FlashDecoding: every output tile in the same number of equal splits, merged by a second kernel (Dao et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.configs import SHARED_RESERVE_KB, shared_kb, stages_that_fit
+from leanbench.kernels.fa2 import one_query_token
+
+from leanbench.decomposition import Schedule, TileGrid, fixed_split, fixed_split_heuristic
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    from leanbench.inputs import AttentionInputs
+
+#: (tile_tokens, num_warps, num_stages) that `--configs best` tries with every split count.
+_TILES = ((64, 4, 3), (128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 2))
+
+
+class FixedSplit(Kernel):
+    name = "fixed_split"
+    title = "FlashDecoding's decomposition: equal splits and a second kernel that merges them (Triton)"
+    decomposition = "fixed_split"
+    source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's Triton kernel"
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        return one_query_token(self.name, problem)
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        tile_tokens = 128 if problem.head_dim <= 128 else 64
+        stages = stages_that_fit(problem, tile_tokens, 3, gpu, per_sm=2)
+        config = KernelConfig(tile_tokens, num_warps=4, num_stages=stages)
+        return replace(config, splits=self._heuristic_splits(problem, config, gpu))
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        candidates = [self.default_config(problem, gpu)]
+        for tile_tokens, num_warps, num_stages in _TILES:
+            if stages_that_fit(problem, tile_tokens, num_stages, gpu) < num_stages:
+                continue
+            for splits in split_counts(problem, tile_tokens, gpu):
+                candidates.append(KernelConfig(tile_tokens, num_warps, num_stages, splits=splits))
+        return list(dict.fromkeys(candidates))
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+        assert config is not None
+        assert config.splits is not None
+        return fixed_split(TileGrid.of(problem, config.tile_tokens), config.splits)
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
+        from leanbench.kernels.fixed_split.triton import prepare
+
+        assert config is not None
+        return prepare(inputs, config)
+
+    @staticmethod
+    def _heuristic_splits(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> int:
+        tiles = TileGrid.of(problem, config.tile_tokens)
+        cta_kb = shared_kb(problem, config.tile_tokens, config.num_stages, gpu) + SHARED_RESERVE_KB
+        resident = max(1, int(gpu.shared_kb_per_sm / cta_kb))
+        return fixed_split_heuristic(tiles.output_tiles, gpu.sms * resident, max(tiles.lean_tiles))
+
+
+def split_counts(problem: AttentionProblem, tile_tokens: int, gpu: GpuSpec) -> list[int]:
+    """Split counts worth measuring: 1, and those that make from half a wave to eight waves of CTAs."""
+    tiles = TileGrid.of(problem, tile_tokens)
+    counts = {1}
+    for waves in (0.5, 1, 1.5, 2, 3, 4, 6, 8):
+        splits = int(gpu.sms * waves / tiles.output_tiles)
+        counts.update((splits, splits + 1))
+    return sorted(splits for splits in counts if 1 <= splits <= min(128, max(tiles.lean_tiles)))
+
+
+KERNELS = (FixedSplit(),)

@@ -1,0 +1,189 @@
+"""FlashDecoding's decomposition in Triton: every output tile in equal splits, and a second kernel that merges them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from leanbench.kernels.fa2.triton import prepare as prepare_fa2
+from leanbench.kernels.launch import (
+    PARTIAL_ROW_EXTRA,
+    LaunchShape,
+    cache_strides,
+    constants,
+    padded,
+    partials_at_once,
+    qk_scale,
+)
+from leanbench.kernels.tile import lean_tiles, load_query, merge_partials, sequence_tiles, write_output, write_partial
+
+if TYPE_CHECKING:
+    from leanbench.inputs import AttentionInputs
+    from leanbench.registry import KernelConfig
+
+
+@triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
+def split_kernel(
+    q,  # (batch, q_heads, D)
+    k,  # (batch, tokens, kv_heads, D) through strides
+    v,
+    partials,  # (output tiles x splits) slots, see write_partial
+    cache_seqlens,  # (batch,), int32; read when RAGGED
+    context,
+    kv_heads,
+    row_tiles,
+    splits,
+    qk_scale,
+    stride_q_batch: tl.int64,
+    stride_q_head,
+    stride_k_batch: tl.int64,
+    stride_k_head: tl.int64,
+    stride_k_token,
+    stride_v_batch: tl.int64,
+    stride_v_head: tl.int64,
+    stride_v_token,
+    GROUP_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    ROW_COUNT: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    RAGGED: tl.constexpr,
+):
+    slot = tl.program_id(0)
+    output_tile = slot // splits
+    split = slot % splits
+    per_sequence = kv_heads * row_tiles
+    sequence = (output_tile // per_sequence).to(tl.int64)
+    kv_head = (output_tile % per_sequence) // row_tiles
+    local_rows = tl.arange(0, TILE_ROWS)
+    rows = (output_tile % row_tiles) * TILE_ROWS + local_rows
+    valid_rows = rows < GROUP_SIZE
+
+    tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
+    share = (tiles + splits - 1) // splits
+    first = tl.minimum(split * share, tiles)
+    last = tl.minimum(first + share, tiles)
+    if first < last:
+        q_rows = load_query(
+            q + sequence * stride_q_batch + kv_head * GROUP_SIZE * stride_q_head,
+            rows,
+            valid_rows,
+            stride_q_head,
+            HEAD_DIM,
+            HEAD_DIM_PADDED,
+        )
+        acc, m, l = lean_tiles(  # noqa: E741
+            q_rows,
+            k + sequence * stride_k_batch + kv_head * stride_k_head,
+            v + sequence * stride_v_batch + kv_head * stride_v_head,
+            stride_k_token,
+            stride_v_token,
+            first,
+            last,
+            tokens,
+            qk_scale,
+            TILE_ROWS,
+            TILE_TOKENS,
+            HEAD_DIM,
+            HEAD_DIM_PADDED,
+            NUM_STAGES,
+        )
+        write_partial(acc, m, l, partials, slot, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
+
+
+@triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
+def merge_kernel(
+    partials,
+    out,  # (batch, q_heads, D)
+    lse,  # (batch, q_heads), fp32
+    cache_seqlens,
+    context,
+    kv_heads,
+    row_tiles,
+    splits,
+    stride_out_batch: tl.int64,
+    stride_out_head,
+    GROUP_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    ROW_COUNT: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    PARTIALS_AT_ONCE: tl.constexpr,
+    RAGGED: tl.constexpr,
+):
+    # One CTA per query head.
+    q_heads = kv_heads * GROUP_SIZE
+    sequence = (tl.program_id(0) // q_heads).to(tl.int64)
+    q_head = tl.program_id(0) % q_heads
+    row = q_head % GROUP_SIZE
+    output_tile = (sequence * kv_heads + q_head // GROUP_SIZE) * row_tiles + row // TILE_ROWS
+    rows = row % TILE_ROWS + tl.arange(0, 1)
+    valid_rows = rows >= 0
+
+    _, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
+    share = (tiles + splits - 1) // splits
+    used = (tiles + share - 1) // share
+    acc, m, l = merge_partials(  # noqa: E741
+        partials,
+        output_tile * splits,
+        used,
+        ROW_COUNT,
+        rows,
+        valid_rows,
+        PARTIALS_AT_ONCE,
+        HEAD_DIM,
+        HEAD_DIM_PADDED,
+    )
+    write_output(
+        acc,
+        m,
+        l,
+        out + sequence * stride_out_batch + q_head * stride_out_head,
+        lse + sequence * q_heads + q_head,
+        tl.arange(0, 1),
+        valid_rows,
+        stride_out_head,
+        HEAD_DIM,
+    )
+
+
+def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
+    """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of FlashAttention-2's kernel."""
+    assert config.splits is not None
+    if config.splits == 1:
+        return prepare_fa2(inputs, config)
+    shape = LaunchShape.of(inputs)
+    slots = shape.output_tiles * config.splits
+    partials = torch.empty(
+        slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA), dtype=torch.int32, device=inputs.q.device
+    )
+    sizes = (inputs.cache_seqlens, inputs.context, shape.kv_heads, shape.row_tiles, config.splits)
+    split_arguments = (
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        partials,
+        *sizes,
+        qk_scale(inputs),
+        inputs.q.stride(0),
+        inputs.q.stride(2),
+        *cache_strides(inputs),
+    )
+    merge_arguments = (partials, inputs.out, inputs.lse, *sizes, inputs.out.stride(0), inputs.out.stride(2))
+    shared = {**constants(shape, config, inputs.cache_seqlens is not None), "ROW_COUNT": shape.row_count}
+    split_options = {**shared, "NUM_STAGES": config.num_stages, "num_warps": config.num_warps}
+    # A power of two that covers the splits, so that most merges take one step.
+    at_once = min(partials_at_once(1, shape.head_dim), padded(config.splits))
+    merge_options = {**shared, "PARTIALS_AT_ONCE": at_once, "num_warps": 4}
+
+    def launch() -> None:
+        split_kernel[(slots,)](*split_arguments, **split_options)
+        merge_kernel[(shape.batch * shape.kv_heads * shape.group_size,)](*merge_arguments, **merge_options)
+
+    return launch

@@ -1,0 +1,31 @@
+"""Attention written plainly in fp64: what every other kernel is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    from leanbench.inputs import AttentionInputs
+
+
+class Reference(Kernel):
+    name = "reference"
+    title = "plain attention in fp64 (torch), for correctness, not for speed"
+    decomposition = "other"
+    source = "definition of softmax attention"
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        return None
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
+        from leanbench.kernels.reference.torch import attend_all
+
+        return lambda: attend_all(inputs)
+
+
+KERNELS = (Reference(),)

@@ -1,0 +1,41 @@
+"""Softmax attention in fp64, one (sequence, KV head) at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from leanbench.inputs import AttentionInputs
+
+
+def attend(inputs: AttentionInputs, sequence: int, kv_head: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (q_len, group_size, head_dim) and LSE (group_size, q_len) of one sequence's KV head, both fp64.
+
+    With several query tokens the last one sees the whole context and each earlier one a token less.
+    """
+    tokens = inputs.context if inputs.cache_seqlens is None else int(inputs.cache_seqlens[sequence])
+    group_size = inputs.group_size
+    heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
+    q = inputs.q[sequence, :, heads].double()
+    k = inputs.k_cache[sequence, :tokens, kv_head].double()
+    v = inputs.v_cache[sequence, :tokens, kv_head].double()
+
+    scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
+    q_len = q.shape[0]
+    visible = tokens - q_len + 1 + torch.arange(q_len, device=q.device)
+    hidden = torch.arange(tokens, device=q.device)[None, :] >= visible[:, None]
+    scores = scores.masked_fill(hidden, float("-inf"))
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - torch.where(lse.isinf(), torch.zeros_like(lse), lse)[..., None])
+    return torch.einsum("hqn,nd->qhd", weights, v), lse
+
+
+def attend_all(inputs: AttentionInputs) -> None:
+    """Writes `inputs.out` and `inputs.lse`."""
+    batch, _, kv_heads, _ = inputs.k_cache.shape
+    group_size = inputs.group_size
+    for sequence in range(batch):
+        for kv_head in range(kv_heads):
+            heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
+            out, lse = attend(inputs, sequence, kv_head)
+            inputs.out[sequence, :, heads] = out.to(inputs.out.dtype)
+            inputs.lse[sequence, heads] = lse.float()

@@ -1,0 +1,181 @@
+"""The LeanTile loop and the softmax re-scaling that lean, fa2 and fixed_split share.
+
+Because all three call the same code, a comparison between them shows their decomposition and nothing else.
+
+Notation: R = `TILE_ROWS` rows of an output tile (query heads of one KV head), D = `HEAD_DIM`, DP = D rounded up to a power
+of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory traffic). A partial is
+(acc, m, l): the un-scaled output, the running maximum of the scores in units of log2, and the sum of exponentials.
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+#: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened first.
+_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+#: A row of a partial takes D numbers, a logarithm, and three that keep the next slot's rows on 16-byte borders.
+SLOT_PADDING = tl.constexpr(4)
+
+#: What a slot holds until a number arrives: the bits of a NaN that no arithmetic produces.
+EMPTY = tl.constexpr(-1)
+
+
+@triton.jit
+def _dot(a, b, acc):
+    """acc + a @ b with fp32 accumulation."""
+    if _INTERPRETED:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc)
+
+
+@triton.jit
+def lean_tiles(
+    q,  # (R, DP) query rows
+    k,  # pointers to the KV head's first token
+    v,
+    stride_k_token,
+    stride_v_token,
+    first,  # LeanTiles [first, last) are walked
+    last,
+    context,  # tokens of this sequence
+    qk_scale,  # softmax scale x log2(e)
+    TILE_ROWS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc, m, l).
+
+    The loop of FlashAttention-2 (Dao 2023, Algorithm 1), whose re-scaling LeanAttention (section III) takes as its
+    associative reduction.
+    """
+    tokens = tl.arange(0, TILE_TOKENS)
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    k_offsets = columns[:, None] + tokens[None, :] * stride_k_token
+    v_offsets = tokens[:, None] * stride_v_token + columns[None, :]
+
+    acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
+    m = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+    l = tl.zeros((TILE_ROWS,), tl.float32)  # noqa: E741 (the papers' name)
+    for tile in tl.range(first, last, num_stages=NUM_STAGES):
+        start = tile * TILE_TOKENS
+        valid = start + tokens < context
+        # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start.
+        k_tile = k + start.to(tl.int64) * stride_k_token
+        v_tile = v + start.to(tl.int64) * stride_v_token
+        if HEAD_DIM == HEAD_DIM_PADDED:
+            k_mask = valid[None, :]
+            v_mask = valid[:, None]
+        else:
+            k_mask = valid[None, :] & (columns[:, None] < HEAD_DIM)
+            v_mask = valid[:, None] & (columns[None, :] < HEAD_DIM)
+        k_block = tl.load(k_tile + k_offsets, mask=k_mask, other=0.0)
+        scores = _dot(q, k_block, tl.zeros((TILE_ROWS, TILE_TOKENS), tl.float32)) * qk_scale
+        scores = tl.where(valid[None, :], scores, float("-inf"))
+        m_new = tl.maximum(m, tl.max(scores, 1))
+        # An empty sequence has no finite score: without this its -inf - -inf would be NaN.
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(scores - m_finite[:, None])
+        rescale = tl.exp2(m - m_finite)
+        l = l * rescale + tl.sum(p, 1)  # noqa: E741
+        acc = acc * rescale[:, None]
+        v_block = tl.load(v_tile + v_offsets, mask=v_mask, other=0.0)
+        acc = _dot(p.to(v_block.dtype), v_block, acc)
+        m = m_new
+    return acc, m, l
+
+
+@triton.jit
+def write_output(acc, m, l, out, lse, rows, valid_rows, stride_out_row, HEAD_DIM: tl.constexpr):  # noqa: E741
+    """Scales a complete (acc, m, l) and writes its valid rows: O = acc / l, LSE = ln(sum of exponentials)."""
+    columns = tl.arange(0, acc.shape[1])
+    # l is 0 for an empty sequence only: its output is 0 and its LSE -inf.
+    divisor = tl.where(l > 0.0, l, 1.0)
+    scaled = acc / divisor[:, None]
+    mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
+    tl.store(out + rows[:, None] * stride_out_row + columns[None, :], scaled.to(out.dtype.element_ty), mask=mask)
+    tl.store(lse + rows, (m + tl.log2(divisor)) * 0.6931471805599453, mask=valid_rows)
+
+
+@triton.jit
+def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
+    """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D, then the logarithms.
+
+    As bit patterns, none of which is `EMPTY`: whoever finds a slot without `EMPTY` knows that it has arrived whole.
+    """
+    columns = tl.arange(0, acc.shape[1])
+    base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
+    mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
+    # .cg: to the L2, where the CTA that merges reads it.
+    tl.store(
+        base + rows[:, None] * HEAD_DIM + columns[None, :], _bits(acc / l[:, None]), mask=mask, cache_modifier=".cg"
+    )
+    tl.store(base + row_count * HEAD_DIM + rows, _bits(m + tl.log2(l)), mask=valid_rows, cache_modifier=".cg")
+
+
+@triton.jit
+def _bits(x):
+    """The bit pattern of fp32 numbers; every NaN becomes one that is not `EMPTY`."""
+    return tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def merge_partials(
+    partials,
+    first_slot,
+    count,  # of consecutive slots
+    row_count,
+    rows,
+    valid_rows,
+    PARTIALS_AT_ONCE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    """Merges `count` partials that an earlier launch wrote; returns (acc, m, l)."""
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    # 32-bit offsets from one pointer: a pointer per element would double the registers of a merge.
+    slot_size = row_count * (HEAD_DIM + SLOT_PADDING)
+    acc_offsets = rows[:, None] * HEAD_DIM + columns[None, :]
+    acc = tl.zeros((rows.shape[0], HEAD_DIM_PADDED), tl.float32)
+    m = tl.full((rows.shape[0],), float("-inf"), tl.float32)
+    l = tl.zeros((rows.shape[0],), tl.float32)  # noqa: E741
+    for first in range(0, count, PARTIALS_AT_ONCE):
+        p = first + tl.arange(0, PARTIALS_AT_ONCE)
+        mask = (p < count)[:, None] & valid_rows[None, :]
+        offsets = (first_slot + p) * slot_size
+        logs = tl.load(partials + (offsets[:, None] + (row_count * HEAD_DIM + rows)[None, :]), mask=mask, other=0)
+        logs = tl.where(mask, logs.to(tl.float32, bitcast=True), float("-inf"))
+        parts = tl.load(
+            partials + (offsets[:, None, None] + acc_offsets[None, :, :]),
+            mask=mask[:, :, None] & (columns[None, None, :] < HEAD_DIM),
+            other=0,
+        )
+        m_new = tl.maximum(m, tl.max(logs, 0))
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m - m_finite)
+        weight = tl.exp2(logs - m_finite[None, :])
+        l = l * rescale + tl.sum(weight, 0)  # noqa: E741
+        acc = acc * rescale[:, None] + tl.sum(parts.to(tl.float32, bitcast=True) * weight[:, :, None], 0)
+        m = m_new
+    return acc, m, l
+
+
+@triton.jit
+def load_query(q, rows, valid_rows, stride_q_head, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr):
+    """The query rows of an output tile, (R, DP), zero where there is no row or column."""
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
+    return tl.load(q + rows[:, None] * stride_q_head + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS: tl.constexpr, RAGGED: tl.constexpr):
+    """(tokens, LeanTiles per output tile) of one sequence; at least one LeanTile, so that its output gets written."""
+    tokens = context
+    if RAGGED:
+        tokens = tl.load(cache_seqlens + sequence)
+    return tokens, tl.maximum(1, (tokens + TILE_TOKENS - 1) // TILE_TOKENS)

@@ -1,0 +1,21 @@
+"""leanbench: measure, tune and explain decode attention on GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
+
+__all__ = ["__version__", "lean_attn_with_kvcache"]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and triton take seconds to import; `leanbench --help` must not pay for them.
+    if name == "lean_attn_with_kvcache":
+        from leanbench.attention import lean_attn_with_kvcache
+
+        return lean_attn_with_kvcache
+    raise AttributeError(f"module 'leanbench' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m leanbench`."""
+
+from leanbench.cli.main import main
+
+main()

@@ -1,0 +1,109 @@
+"""`leanbench check`: are the kernels right on this machine?"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from leanbench.gpu.spec import GpuSpec
+    from leanbench.measure.check_grid import CaseResult, CheckCase
+
+_DEFAULT_KERNELS = "lean,fa2,fixed_split"
+
+
+def check(
+    kernels: Annotated[str, typer.Option(help="Kernels to check, separated by commas.")] = _DEFAULT_KERNELS,
+    jobs: Annotated[int, typer.Option(help="Processes; most of the time goes into compiling. 0: by CPU count.")] = 0,
+    limit: Annotated[int, typer.Option(help="Stop after this many problems; 0 runs all.")] = 0,
+    interpreter: Annotated[
+        bool, typer.Option("--interpreter", help="Use Triton's interpreter on the CPU even if there is a GPU.")
+    ] = False,
+) -> None:
+    """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in Triton's interpreter.
+
+    Inputs are drawn afresh, outputs are poisoned with NaN first, and every problem runs twice: the bits must agree.
+    Exits with 1 if anything is wrong.
+    """
+    from leanbench.gpu.local import choose
+    from leanbench.measure.check_grid import gpu_cases, interpreter_cases
+    from leanbench.registry import kernel
+
+    names = tuple(name.strip() for name in kernels.split(","))
+    for name in names:
+        kernel(name)
+    target = choose(None, require_gpu=False)
+    on_gpu = target.local_index is not None and not interpreter
+    cases = gpu_cases() if on_gpu else interpreter_cases()
+    if limit:
+        cases = cases[:limit]
+    if not on_gpu:
+        # Before any worker imports triton: that is when it decides.
+        os.environ["TRITON_INTERPRET"] = "1"
+    device = f"cuda:{target.local_index}" if on_gpu else "cpu"
+    where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
+    print(f"Checking {', '.join(names)} over {len(cases)} problems on {where}")
+    jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
+    results = list(_run(names, cases, target.spec, device, jobs))
+    _print_summary(results, len(cases))
+    if any(result.failure for result in results):
+        raise typer.Exit(1)
+
+
+def _run(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int) -> Iterator[CaseResult]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from leanbench.measure.check_grid import run_family
+
+    ordered = sorted(cases, key=lambda case: str(case.compiled_for))
+    families = [list(group) for _, group in itertools.groupby(ordered, key=lambda case: case.compiled_for)]
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(jobs, mp_context=context) as pool,
+        Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress,
+    ):
+        task = progress.add_task("checking", total=len(cases) * len(names))
+        running = [pool.submit(run_family, names, family, gpu, device) for family in families]
+        for done in as_completed(running):
+            results = done.result()
+            progress.advance(task, len(results))
+            yield from results
+
+
+def _print_summary(results: list[CaseResult], problems: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from leanbench.measure.check import RELATIVE_ERROR_LIMIT
+
+    table = Table(title=f"{problems} problems against the fp64 reference")
+    for column in ("kernel", "dtype", "problems", "worst relative error", "limit", "worst LSE error", "bit-identical"):
+        table.add_column(column, justify="left" if column in ("kernel", "dtype") else "right")
+    groups = sorted({(result.kernel, result.case.problem.dtype) for result in results})
+    for name, dtype in groups:
+        group = [result for result in results if (result.kernel, result.case.problem.dtype) == (name, dtype)]
+        table.add_row(
+            name,
+            dtype,
+            str(len(group)),
+            f"{max(result.relative_error for result in group):.2e}",
+            f"{RELATIVE_ERROR_LIMIT[dtype]:.0e}",
+            f"{max(result.lse_error for result in group):.2e}",
+            f"{sum(result.repeats for result in group)} of {len(group)}",
+        )
+    console = Console()
+    console.print(table)
+    failures = [result for result in results if result.failure]
+    for result in failures[:20]:
+        console.print(f"FAILED {result.kernel} on {result.case.problem.label}: {result.failure}", markup=False)
+    passed = len(results) - len(failures)
+    console.print(f"{passed} of {len(results)} passed" if failures else f"all {passed} passed")

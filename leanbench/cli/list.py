@@ -1,0 +1,70 @@
+"""`leanbench list`: what there is to measure, to ask and to predict for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leanbench.cli import output
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def list_(
+    what: Annotated[str, typer.Argument(metavar="kernels|sweeps|gpus", help="What to list.")],
+) -> None:
+    """List the kernels, the sweeps that come with leanbench, or the GPUs that it knows."""
+    from leanbench.run.axes import choose
+
+    tables = {"kernels": _kernels, "sweeps": _sweeps, "gpus": _gpus}
+    output.show_table(tables[choose("list", what, list(tables))]())
+
+
+def _kernels() -> Table:
+    from leanbench.registry import kernels
+
+    table = output.table()
+    for column in ("name", "decomposition", "what it is", "source"):
+        table.add_column(column)
+    for kernel in kernels().values():
+        table.add_row(kernel.name, kernel.decomposition, kernel.title, kernel.source)
+    return table
+
+
+def _sweeps() -> Table:
+    from leanbench.run.cells import expand
+    from leanbench.run.sweep_file import load_sweep, shipped_sweeps
+
+    table = output.table()
+    table.add_column("name")
+    table.add_column("cells", justify="right")
+    table.add_column("what it asks")
+    for name in shipped_sweeps():
+        sweep = load_sweep(name)
+        table.add_row(name, str(len(expand(sweep))), sweep.description)
+    return table
+
+
+def _gpus() -> Table:
+    from leanbench.gpu.catalogue import CATALOGUE
+
+    table = output.table()
+    table.add_column("name")
+    for column in ("SMs", "memory", "bandwidth", "L2", "power limit", "compute capability"):
+        table.add_column(column, justify="right")
+    table.add_column("also called")
+    for gpu in CATALOGUE:
+        major, minor = gpu.compute_capability
+        table.add_row(
+            gpu.name,
+            str(gpu.sms),
+            f"{gpu.memory_gb:g} GB",
+            f"{gpu.bandwidth_tb_s:g} TB/s",
+            f"{gpu.l2_mb:g} MB",
+            f"{gpu.power_limit_w} W",
+            f"{major}.{minor}",
+            ", ".join(gpu.aliases),
+        )
+    return table

@@ -1,0 +1,64 @@
+"""`leanbench`: the commands and how errors reach the person at the keyboard."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import leanbench
+from leanbench.cli import output
+from leanbench.cli.check import check
+from leanbench.cli.list import list_
+from leanbench.cli.report import report
+from leanbench.cli.sweep import sweep
+from leanbench.errors import UserError
+
+
+class _Commands(TyperGroup):
+    """Turns bad input into one sentence on stderr and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            output.say(f"Error: {error}")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain usage errors: one line says more in a log than a box does.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        output.show(f"leanbench {leanbench.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Measure, tune and explain decode attention on GPUs."""
+
+
+app.command("sweep")(sweep)
+app.command("report")(report)
+app.command("check")(check)
+app.command("list")(list_)
+
+
+def main() -> None:
+    """The `leanbench` command."""
+    app(prog_name="leanbench")

@@ -1,0 +1,175 @@
+"""`leanbench sweep`: measure (or predict) every cell of a sweep, then report."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanbench.cli import output
+from leanbench.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.gpu.local import Target
+    from leanbench.run.cells import Cell, Sweep
+    from leanbench.run.directory import RunDirectory
+    from leanbench.run.runner import Limits
+
+
+def _list(help: str, metavar: str = "LIST") -> Any:
+    return typer.Option(metavar=metavar, help=help)
+
+
+def sweep(
+    ctx: typer.Context,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="A sweep file, or a name from `leanbench list sweeps`.")
+    ] = None,
+    context: Annotated[str | None, _list("Cached tokens: 1k,4k,16k or 1k:512k:x2 or 4k:32k:+4k; k is 1024.")] = None,
+    heads: Annotated[str | None, _list("Query heads, or query/KV heads: 56,32/8.")] = None,
+    batch: Annotated[str | None, _list("Sequences: 1,8,64.")] = None,
+    head_dim: Annotated[str | None, _list("Any of 64, 80, 96, 128, 256.")] = None,
+    dtype: Annotated[str | None, _list("fp16,bf16.")] = None,
+    kv_layout: Annotated[str | None, _list("HND,NHD.")] = None,
+    ragged: Annotated[str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")] = None,
+    kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
+    configs: Annotated[str | None, _list("Each kernel's own choice, or its fastest candidate.", "default|best")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
+    ] = None,
+    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")] = Path("runs"),
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run directory.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Finish the run of --name, or else the sweep's newest one.")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one cell.")] = "120s",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
+) -> None:
+    """Run every kernel on every problem of a sweep, then write HTML and CSV.
+
+    A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs; with axes alone, the
+    others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16 and HND. Without a GPU, the performance model
+    predicts for --gpu (a100 unless given).
+
+    Exit code 1 means that a cell crashed, timed out or was incorrect.
+    """
+    from leanbench.gpu.local import choose
+    from leanbench.run.axes import parse_seconds
+    from leanbench.run.cells import AXES, expand
+    from leanbench.run.runner import Limits
+    from leanbench.run.sweep_file import requested_sweep
+
+    flags = {axis: ctx.params[axis] for axis in AXES if ctx.params[axis] is not None}
+    asked = requested_sweep(file, flags, kernels, configs)
+    cells = expand(asked)
+    limits = Limits(parse_seconds("--timeout", timeout), None if budget is None else parse_seconds("--budget", budget))
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and underscores")
+    target = choose(gpu, require_gpu)
+    if target.local_index is None:
+        why = target.note or f"No {gpu or 'GPU'} here"
+        output.say(f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured.")
+    if dry_run:
+        from leanbench.cli.sweep_tables import show_dry_run
+
+        show_dry_run(cells, target.spec, predicted=target.local_index is None)
+        return
+    path = _run_path(out, name, asked, target, resume)
+    command = _command(ctx)
+    failed = _run(path, cells, asked, target, limits, command, resume=resume, quiet=quiet)
+    if not no_report:
+        from leanbench.report import write_report
+
+        for written in write_report(path, path, ["html", "csv"]):
+            output.show(str(written))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(
+    path: Path,
+    cells: list[Cell],
+    asked: Sweep,
+    target: Target,
+    limits: Limits,
+    command: list[str],
+    *,
+    resume: bool,
+    quiet: bool,
+) -> bool:
+    """Runs what is left and shows the table. Returns whether a row says that a kernel failed."""
+    from leanbench.cli.progress import SweepProgress
+    from leanbench.cli.sweep_tables import show_summary
+    from leanbench.run.directory import RunDirectory, read_rows
+    from leanbench.run.runner import Stopped, run_cells
+    from leanbench.run.worker_process import WorkerTarget
+
+    open_run = RunDirectory.resume if resume else RunDirectory.create
+    with open_run(path, _manifest(cells, asked, target, command)) as run:
+        total = sum(cell.key not in run.finished for cell in cells)
+        try:
+            with SweepProgress(total, quiet=quiet) as progress:
+                left = run_cells(cells, run, WorkerTarget(target.spec, target.local_index), limits, progress)
+        except Stopped as stopped:
+            _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
+            raise typer.Exit(stopped.exit_code) from None
+        if left:
+            _say_how_to_go_on("The budget is spent", run, len(cells), command)
+    rows = read_rows(path)
+    if not quiet:
+        show_summary(rows)
+        output.say(f"Run directory: {path}")
+    return any(row["status"] in ("crashed", "timeout", "incorrect") for row in rows)
+
+
+def _run_path(out: Path, name: str | None, asked: Sweep, target: Target, resume: bool) -> Path:
+    from leanbench.run.directory import newest_run
+
+    if name is not None:
+        return out / name
+    if resume:
+        return newest_run(out, asked.name)
+    path = out / f"{asked.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    # Two runs in one second.
+    attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
+    return path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
+
+
+def _manifest(cells: list[Cell], asked: Sweep, target: Target, command: list[str]) -> dict[str, Any]:
+    return {
+        "command": shlex.join(command),
+        "source": "predicted" if target.local_index is None else "measured",
+        "sweep": asked.to_dict(),
+        "gpu": asdict(target.spec),
+        "environments": {},
+        "cells": [cell.key for cell in cells],
+    }
+
+
+def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str]) -> None:
+    again = shlex.join([*command, "--name", run.path.name, "--resume"])
+    output.say(f"{why}: {len(run.finished)} of {cells} cells are done, {cells - len(run.finished)} are left.")
+    output.say(f"Go on with: {again}")
+
+
+def _command(ctx: typer.Context) -> list[str]:
+    """The command line without --name, --resume and --budget."""
+    words = ["leanbench", "sweep"]
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        if value in (None, False, param.default) or param.name in ("name", "resume", "budget"):
+            continue
+        flag = [] if param.param_type_name == "argument" else [param.opts[0]]
+        words += flag if value is True else [*flag, str(value)]
+    return words

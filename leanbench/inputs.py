@@ -1,0 +1,97 @@
+"""The tensors of one decode attention call, and random ones for a problem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leanbench.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Shapes are flash-attn's; the layout (NHD or HND) is in the strides of `k_cache` and `v_cache`."""
+
+    #: (batch, q_len, q_heads, head_dim)
+    q: torch.Tensor
+    #: (batch, tokens, kv_heads, head_dim), `tokens` at least the longest context; head_dim is contiguous.
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    #: (batch,), int32, on the device: real lengths of a ragged batch. None: every sequence has `context` tokens.
+    cache_seqlens: torch.Tensor | None
+    #: Tokens of every sequence, or of the longest one that `cache_seqlens` may hold.
+    context: int
+    softmax_scale: float
+    #: (batch, q_len, q_heads, head_dim), same dtype as `q`.
+    out: torch.Tensor
+    #: (batch, q_heads, q_len), fp32, natural logarithm.
+    lse: torch.Tensor
+
+    @property
+    def group_size(self) -> int:
+        return self.q.shape[2] // self.k_cache.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[3]
+
+    def poison(self) -> None:
+        """Fills the outputs with NaN, so that an element nobody wrote cannot pass a check."""
+        self.out.fill_(math.nan)
+        self.lse.fill_(math.nan)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
+
+
+def make_inputs(
+    problem: AttentionProblem, device: str | torch.device, seed: int | None = None, score_scale: float = 1.0
+) -> AttentionInputs:
+    """Standard normal Q, K and V in the problem's layout, and poisoned outputs.
+
+    Args:
+        seed: None draws fresh inputs every time, which is what a check wants.
+        score_scale: multiplies Q; 1 gives scores of standard deviation 1, large values make softmax pick single tokens.
+    """
+    import torch
+
+    dtype = torch_dtype(problem.dtype)
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+
+    tokens = problem.max_context
+    if problem.kv_layout == "HND":
+        cache_shape = (problem.batch, problem.kv_heads, tokens, problem.head_dim)
+        k_cache, v_cache = normal(*cache_shape).transpose(1, 2), normal(*cache_shape).transpose(1, 2)
+    else:
+        cache_shape = (problem.batch, tokens, problem.kv_heads, problem.head_dim)
+        k_cache, v_cache = normal(*cache_shape), normal(*cache_shape)
+    q = normal(problem.batch, problem.q_len, problem.q_heads, problem.head_dim).mul_(score_scale)
+    cache_seqlens = None
+    if problem.is_ragged:
+        cache_seqlens = torch.tensor(problem.contexts, dtype=torch.int32, device=device)
+    inputs = AttentionInputs(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=cache_seqlens,
+        context=tokens,
+        softmax_scale=problem.head_dim**-0.5,
+        out=torch.empty_like(q),
+        lse=torch.empty(problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=device),
+    )
+    inputs.poison()
+    return inputs

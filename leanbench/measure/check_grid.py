@@ -1,0 +1,117 @@
+"""The problems that `leanbench check` runs, and one of them run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+#: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA up to two row tiles.
+_HEADS = ((6, 6), (32, 8), (16, 2), (10, 2), (14, 2), (24, 1), (71, 1))
+#: Around a LeanTile's border, a prime-ish middle, and one past a power of two.
+_CONTEXTS = (1, 2, 127, 128, 129, 1000, 16384, 65537)
+_RAGGED = ((1, 128, 4097), (1000, 1, 129, 33, 2), (65537, 127, 5000))
+_INTERPRETER_CONTEXTS = (1, 31, 33, 150)
+#: Split counts that divide nothing evenly, beside none and a pair.
+_SPLITS = (1, 2, 3, 7)
+
+
+@dataclass(frozen=True)
+class CheckCase:
+    """One problem, and how sharp its softmax is."""
+
+    problem: AttentionProblem
+    #: 1: scores of standard deviation 1. 12: softmax picks few tokens.
+    score_scale: float
+    #: Varies what does not depend on the problem: split counts, smallest work per CTA.
+    variant: int
+
+    @property
+    def compiled_for(self) -> tuple[object, ...]:
+        """Cases that agree in this share compiled kernels."""
+        problem = self.problem
+        return problem.head_dim, problem.dtype, problem.group_size
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One kernel on one case."""
+
+    kernel: str
+    case: CheckCase
+    relative_error: float
+    lse_error: float
+    #: A second run gave the same bits.
+    repeats: bool
+    #: One sentence, or None.
+    failure: str | None
+
+
+def gpu_cases() -> list[CheckCase]:
+    """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then ragged batches."""
+    return list(_cases(_CONTEXTS, _RAGGED, _HEADS))
+
+
+def interpreter_cases() -> list[CheckCase]:
+    """A small grid: Triton's interpreter takes a tenth of a second a problem."""
+    cases = list(_cases(_INTERPRETER_CONTEXTS, ((1, 40, 7, 150),), ((2, 2), (5, 1), (14, 2), (40, 1))))
+    return cases[::2]
+
+
+def _cases(
+    contexts: tuple[int, ...], ragged: tuple[tuple[int, ...], ...], heads: tuple[tuple[int, int], ...]
+) -> Iterator[CheckCase]:
+    families = list(itertools.product(HEAD_DIMS, heads))
+    numbers = itertools.count()
+    for family, (head_dim, (q_heads, kv_heads)) in enumerate(families):
+        dtype = DTYPES[(family + family // len(heads)) % 2]
+        for index, context in enumerate((*contexts, *ragged)):
+            number = next(numbers)
+            is_ragged = not isinstance(context, int)
+            # A third of the families cover ragged batches: those kernels are compiled apart.
+            if is_ragged and family % 3:
+                continue
+            batch = len(context) if isinstance(context, tuple) else 1 + (number % 2 if context < 65537 else 0)
+            layout = KV_LAYOUTS[(number + index) % 2]
+            problem = AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, layout)
+            yield CheckCase(problem, 12.0 if number % 5 == 4 else 1.0, number)
+
+
+def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
+    """The kernel's default, with what costs no compilation varied from case to case."""
+    config = kernel(name).default_config(case.problem, gpu)
+    if config is None:
+        return None
+    if interpreted:
+        config = replace(config, tile_tokens=32)
+    if config.splits is not None and case.variant % 3:
+        config = replace(config, splits=_SPLITS[case.variant % len(_SPLITS)])
+    if config.min_tiles_per_cta is not None:
+        config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
+    return config
+
+
+def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
+    """Two runs over fresh inputs with poisoned outputs, the first compared with the reference, the second with the first."""
+    from leanbench.inputs import make_inputs
+    from leanbench.measure.check import check_against_reference
+
+    inputs = make_inputs(case.problem, device, score_scale=case.score_scale)
+    launch = kernel(name).prepare(inputs, case_config(name, case, gpu, interpreted=device == "cpu"))
+    launch()
+    check = check_against_reference(inputs)
+    out, lse = inputs.out.clone(), inputs.lse.clone()
+    inputs.poison()
+    launch()
+    repeats = bool((inputs.out == out).all() and (inputs.lse == lse).all())
+    failure = check.failure(case.problem.dtype) or (None if repeats else "a second run gave other bits")
+    return CaseResult(name, case, check.relative_error, check.lse_error, repeats, failure)
+
+
+def run_family(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str) -> list[CaseResult]:
+    """Cases that share compiled kernels, in one process."""
+    return [run_case(name, case, gpu, device) for case in cases for name in names]

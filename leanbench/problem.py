@@ -1,0 +1,123 @@
+"""What is asked of a kernel: the shapes of one decode attention call, its bytes and its arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from leanbench.errors import UserError
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+DTYPES = ("fp16", "bf16")
+KV_LAYOUTS = ("HND", "NHD")
+ELEMENT_BYTES = 2  # both dtypes
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One decode attention call: `q_len` new tokens per sequence attend to the cached tokens.
+
+    Raises:
+        UserError: a shape or name that no kernel here could run; the sentence says the limit and the fix.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    #: Cached tokens: one number for all sequences, or one per sequence (a ragged batch).
+    context: int | tuple[int, ...]
+    head_dim: int
+    dtype: str = "fp16"
+    #: `HND`: (batch, kv_heads, tokens, head_dim), the paper's. `NHD`: (batch, tokens, kv_heads, head_dim), flash-attn's.
+    kv_layout: str = "HND"
+    q_len: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "q_heads", "kv_heads", "q_len"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.q_heads % self.kv_heads:
+            raise UserError(
+                f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}: "
+                "every KV head serves the same number of query heads, choose kv_heads that divides q_heads"
+            )
+        if self.head_dim not in HEAD_DIMS:
+            raise UserError(f"head_dim {self.head_dim} is not supported, choose one of {_either(HEAD_DIMS)}")
+        if self.dtype not in DTYPES:
+            raise UserError(f"dtype {self.dtype!r} is not supported, choose {_either(DTYPES)}")
+        if self.kv_layout not in KV_LAYOUTS:
+            raise UserError(f"kv_layout {self.kv_layout!r} is not supported, choose {_either(KV_LAYOUTS)}")
+        if self.is_ragged and len(self.contexts) != self.batch:
+            raise UserError(
+                f"{len(self.contexts)} context lengths were given for a batch of {self.batch}: give one per sequence"
+            )
+        if min(self.contexts) < 1:
+            raise UserError(f"context {min(self.contexts)} is below 1: decode attends to at least one cached token")
+
+    @property
+    def is_ragged(self) -> bool:
+        return not isinstance(self.context, int)
+
+    @cached_property
+    def contexts(self) -> tuple[int, ...]:
+        """Cached tokens of each sequence, `batch` numbers."""
+        return (self.context,) * self.batch if isinstance(self.context, int) else tuple(self.context)
+
+    @property
+    def max_context(self) -> int:
+        return max(self.contexts)
+
+    @property
+    def total_context(self) -> int:
+        """Cached tokens of all sequences together."""
+        return sum(self.contexts)
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.q_heads // self.kv_heads
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that any kernel must read at least once."""
+        return 2 * self.total_context * self.kv_heads * self.head_dim * ELEMENT_BYTES
+
+    @property
+    def kv_allocated_bytes(self) -> int:
+        """Bytes of the K and V caches as allocated: every sequence has room for the longest."""
+        return 2 * self.batch * self.max_context * self.kv_heads * self.head_dim * ELEMENT_BYTES
+
+    @property
+    def io_bytes(self) -> int:
+        """`kv_bytes` plus one read of Q and one write of the output and of the LSE (fp32)."""
+        rows = self.batch * self.q_len * self.q_heads
+        return self.kv_bytes + 2 * rows * self.head_dim * ELEMENT_BYTES + 4 * rows
+
+    @property
+    def flops(self) -> int:
+        """Multiply and add counted apart, Q·K and P·V, softmax not counted."""
+        return 4 * self.q_len * self.q_heads * self.total_context * self.head_dim
+
+    @property
+    def label(self) -> str:
+        """A short name for people: ``b1 h32/8 n4096 d128 fp16 HND``."""
+        heads = f"{self.q_heads}" if self.group_size == 1 else f"{self.q_heads}/{self.kv_heads}"
+        context = f"ragged{self.max_context}x{self.total_context}" if self.is_ragged else f"{self.max_context}"
+        q_len = "" if self.q_len == 1 else f" q{self.q_len}"
+        return f"b{self.batch} h{heads} n{context} d{self.head_dim}{q_len} {self.dtype} {self.kv_layout}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; `from_dict` reads it back."""
+        fields = asdict(self)
+        fields["context"] = list(self.contexts) if self.is_ragged else self.context
+        return fields
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> AttentionProblem:
+        context = fields["context"]
+        return cls(**{**fields, "context": context if isinstance(context, int) else tuple(context)})
+
+
+def _either(values: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"

@@ -1,0 +1,160 @@
+"""Rows as a flat table, and the speedups read from it.
+
+Only rows with status `ok` enter a statistic, and a statistic never spans two sources (`measured`, `predicted`) or GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, cast
+
+from leanbench.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+    from leanbench.report.run_files import Run
+    from leanbench.row import Row
+
+#: The kernel whose speedups are reported.
+SUBJECT = "lean"
+#: Columns that together identify a problem. `context` is text: one number, or one per sequence.
+PROBLEM_COLUMNS = tuple(field.name for field in fields(AttentionProblem))
+DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
+#: Rows compare only within the same of these.
+COMPARABLE = ("source", "gpu", *PROBLEM_COLUMNS)
+
+
+def results_frame(run: Run) -> DataFrame:
+    """One row a result, in the run's order, with flat columns.
+
+    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, every field of `Row` (`config` and lists as text), and
+    `lean_speedup`: this row's latency over that of `lean` on the same problem, null for `lean` itself. Not measured is
+    null, never 0.
+    """
+    import pandas as pd
+
+    from leanbench.row import Row
+
+    row_fields = [name for name in Row.model_fields if name != "problem"]
+    columns = [*DERIVED_COLUMNS[:1], *PROBLEM_COLUMNS, *DERIVED_COLUMNS[1:], *row_fields, "gpu"]
+    records = [_record(row, problem, gpu_name(run.manifest, row.environment)) for row, problem in run.results]
+    frame = pd.DataFrame(records, columns=columns)
+    for name in columns:
+        if kind := _numeric_type(name):
+            frame[name] = frame[name].astype(kind)
+    at = list(frame.columns).index("read_floor_share") + 1
+    frame.insert(at, "lean_speedup", _lean_speedup(frame))
+    return frame
+
+
+def gpu_name(manifest: dict[str, Any], environment: str | None = None) -> str:
+    """The product a row was taken on or predicted for; "unknown GPU" where the manifest does not say."""
+    environments = _mapping(manifest.get("environments"))
+    gpu = _mapping(manifest.get("gpu"))
+    of_row = _mapping(environments.get(environment or "")).get("gpu_product")
+    # A prediction's environment is the machine that computed it; the GPU it is for stands in the manifest.
+    if manifest.get("source") == "predicted":
+        of_row = None
+    return str(of_row or gpu.get("product") or gpu.get("name") or "unknown GPU")
+
+
+def where(frame: DataFrame, mask: Any) -> DataFrame:
+    """The rows where `mask` is true."""
+    return cast("DataFrame", frame[mask])
+
+
+def has_values(frame: DataFrame, column: str) -> bool:
+    """Whether any row has a value in `column`."""
+    return bool(frame[column].notna().to_numpy().any())
+
+
+def kernel_order(frame: DataFrame) -> list[str]:
+    """Kernel names for legends and tables: `lean` first, then as they first ran."""
+    names = list(dict.fromkeys(frame["kernel"]))
+    return sorted(names, key=lambda name: name != SUBJECT)
+
+
+def baselines(frame: DataFrame) -> list[str]:
+    """Every kernel but `lean`, in `kernel_order`."""
+    return [name for name in kernel_order(frame) if name != SUBJECT]
+
+
+def best_ok_rows(frame: DataFrame) -> DataFrame:
+    """The fastest `ok` row of each kernel on each problem: a kernel that ran with several configs counts once."""
+    ok = where(frame, (frame["status"] == "ok") & frame["latency_us"].notna())
+    fastest_first = ok.sort_values(by=["latency_us"], kind="stable")
+    return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
+
+
+def speedups(frame: DataFrame) -> DataFrame:
+    """Speedup of `lean` over each baseline: one row a problem that `lean` ran, one column a baseline.
+
+    A value is the baseline's latency over lean's; null where the baseline has no `ok` row. The index is `COMPARABLE`
+    plus `problem`, the label for people.
+    """
+    index = [*COMPARABLE, "problem"]
+    latencies = best_ok_rows(frame).pivot(index=index, columns="kernel", values="latency_us")
+    latencies = latencies.reindex(columns=kernel_order(frame))
+    if SUBJECT not in latencies:
+        return latencies.iloc[:0]
+    ran = where(latencies, latencies[SUBJECT].notna())
+    return ran.drop(columns=SUBJECT).div(ran[SUBJECT], axis=0)
+
+
+def _lean_speedup(frame: DataFrame) -> Series:
+    import pandas as pd
+
+    of_lean = best_ok_rows(where(frame, frame["kernel"] == SUBJECT))
+    keys = list(COMPARABLE)
+    lean_us = dict(zip(of_lean[keys].itertuples(index=False, name=None), of_lean["latency_us"], strict=True))
+    compared = (frame["status"] == "ok") & (frame["kernel"] != SUBJECT)
+    values = [
+        latency / lean_us[key] if compare and key in lean_us else None
+        for key, latency, compare in zip(
+            frame[keys].itertuples(index=False, name=None), frame["latency_us"], compared, strict=True
+        )
+    ]
+    return pd.Series(values, index=frame.index, dtype="float64")
+
+
+def _record(row: Row, problem: AttentionProblem, gpu: str) -> dict[str, Any]:
+    return {
+        "problem": problem.label,
+        **{name: getattr(problem, name) for name in PROBLEM_COLUMNS},
+        "context": " ".join(map(str, problem.contexts if problem.is_ragged else problem.contexts[:1])),
+        "group_size": problem.group_size,
+        "max_context": problem.max_context,
+        "mean_context": problem.total_context / problem.batch,
+        "is_ragged": problem.is_ragged,
+        **{name: _flat(value) for name, value in row if name != "problem"},
+        "gpu": gpu,
+    }
+
+
+def _flat(value: Any) -> Any:
+    """Containers as text: a mapping as ``tile_tokens=128 num_warps=4``, a list separated by spaces."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={item}" for name, item in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _numeric_type(column: str) -> str | None:
+    """Nullable integers, so that a missing count does not turn 132 into 132.0; None for text."""
+    from typing import get_args
+
+    from leanbench.row import Row
+
+    if column in ("group_size", "max_context"):
+        return "Int64"
+    if column == "mean_context":
+        return "float64"
+    if column in PROBLEM_COLUMNS:
+        return None if column in ("context", "dtype", "kv_layout") else "Int64"
+    field = Row.model_fields.get(column)
+    kinds = {field.annotation, *get_args(field.annotation)} if field else set()
+    return "float64" if float in kinds else "Int64" if int in kinds else None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,112 @@
+"""Reading a run directory: `manifest.json` and `results.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.errors import UserError, nearest
+from leanbench.problem import AttentionProblem
+from leanbench.run.directory import MANIFEST, RESULTS, read_manifest
+
+if TYPE_CHECKING:
+    from leanbench.row import Row
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds."""
+
+    directory: Path
+    #: As written; any key may be missing.
+    manifest: dict[str, Any]
+    #: One pair a line of `results.jsonl`, in its order.
+    results: tuple[tuple[Row, AttentionProblem], ...]
+    #: Sentences about what was left out on reading.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest.get("name") or self.directory.resolve().name)
+
+
+def find_run(run: str) -> Path:
+    """The directory meant by `run`: a path, or a name under `runs/`.
+
+    Raises:
+        UserError: neither exists; the nearest name under `runs/` is suggested.
+    """
+    for directory in (Path(run), RUNS / run):
+        if directory.is_dir():
+            return directory
+    known = [path.name for path in RUNS.iterdir() if (path / MANIFEST).is_file()] if RUNS.is_dir() else []
+    hint = nearest(run, known) if known else f"{RUNS}/ holds no run yet, make one with `leanbench sweep`"
+    raise UserError(f"there is no run {run!r}, {hint}")
+
+
+def read_run(directory: Path) -> Run:
+    """Read a run directory; a last line cut off by a kill is left out and noted.
+
+    Raises:
+        UserError: not a run directory, a run of another schema version, or a line that is no row (file and line named).
+    """
+    manifest = read_manifest(directory)
+    path = directory / RESULTS
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({(error.strerror or str(error)).lower()})") from error
+
+    # Rows end with a newline, so what follows the last one is empty, or was being written when the run was killed.
+    results = [_read_row(path, number, line) for number, line in enumerate(lines[:-1], 1) if line.strip()]
+    notes = []
+    if lines[-1].strip():
+        try:
+            json.loads(lines[-1])
+        except ValueError:
+            notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")
+        else:
+            results.append(_read_row(path, len(lines), lines[-1]))
+    return Run(directory, manifest, tuple(results), tuple(notes))
+
+
+def _read_row(path: Path, number: int, line: bytes) -> tuple[Row, AttentionProblem]:
+    from leanbench.row import Row
+
+    try:
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise TypeError(f"a row is a JSON object, this is a {type(fields).__name__}")
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} line {number} is not a row: {error}") from error
+    _check_version(f"{path} line {number}", fields)
+    try:
+        return Row.model_validate(fields), AttentionProblem.from_dict(fields["problem"])
+    except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
+        raise UserError(f"{path} line {number} is not a row: {_one_line(error)}") from error
+
+
+def _check_version(where: Path | str, fields: dict[str, Any]) -> None:
+    from leanbench.row import SCHEMA_VERSION
+
+    version = fields.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{where} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}: "
+            "report it with the leanbench version that wrote it"
+        )
+
+
+def _one_line(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if isinstance(error, KeyError):
+        return f"problem.{error.args[0]}: Field required"
+    return str(error)

@@ -1,0 +1,129 @@
+"""How problems fall into series: what varies in a run, what can stand on the x axis, what a selector must choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from leanbench.report.frame import PROBLEM_COLUMNS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: Names for people. A problem field that is not listed here is shown by its own name.
+LABELS = {
+    "max_context": "context (tokens)",
+    "q_heads": "query heads",
+    "batch": "batch",
+    "head_dim": "head_dim",
+    "q_len": "new tokens (q_len)",
+    "group_size": "query heads per KV head",
+    "ragged": "batch lengths",
+    "dtype": "dtype",
+    "kv_layout": "KV layout",
+    "gpu": "GPU",
+    "source": "source",
+}
+#: Of the axis `ragged`: every sequence of the batch has the same context.
+EQUAL = "equal"
+#: What may stand on the x axis, the first that varies by default.
+X_AXES = ("max_context", "q_heads", "batch", "head_dim", "q_len")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One way in which the problems of a run differ."""
+
+    name: str
+    label: str
+    #: In ascending order (text: as first seen).
+    values: tuple[Any, ...]
+    #: May stand on the x axis.
+    is_x: bool
+
+
+def add_series_columns(frame: DataFrame) -> DataFrame:
+    """The frame with the column `ragged`: batch lengths in words, so that batches of one shape form one series."""
+    shares = (100 * frame["mean_context"] / frame["max_context"].astype("float64")).round()
+    words = [
+        f"ragged, mean {share:.0f}% of longest" if is_ragged else EQUAL
+        for share, is_ragged in zip(shares, frame["is_ragged"], strict=True)
+    ]
+    return frame.assign(ragged=words)
+
+
+def varying_axes(frame: DataFrame) -> list[Axis]:
+    """The axes with more than one value, x axes first. `frame` has the column `ragged`.
+
+    `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with `group_size`.
+    """
+    # A field that AttentionProblem gains later becomes an axis by itself.
+    names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, "gpu", "source"])
+    axes = []
+    for name in names:
+        if name in ("context", "kv_heads"):
+            continue
+        values = list(dict.fromkeys(frame[name].tolist()))
+        if len(values) > 1:
+            ordered = values if any(isinstance(value, str) for value in values) else sorted(values)
+            axes.append(Axis(name, LABELS.get(name, name), tuple(ordered), name in X_AXES))
+    return axes
+
+
+def short_labels(frame: DataFrame, axes: list[Axis]) -> dict[str, str]:
+    """For each label of the column `problem`, only what tells it from the others: ``context 64k, heads 32/8``."""
+    varying = {axis.name for axis in axes}
+    short = {}
+    for row in frame.drop_duplicates("problem").to_dict("records"):
+        words = []
+        if "max_context" in varying:
+            words.append(f"context {tokens(row['max_context'])}")
+        if varying & {"q_heads", "group_size"}:
+            words.append(f"heads {heads(row['q_heads'], row['kv_heads'])}")
+        words += [f"{name} {row[name]}" for name in ("batch", "head_dim", "q_len") if name in varying]
+        words += [str(row[name]) for name in ("ragged", "dtype", "kv_layout") if name in varying and row[name] != EQUAL]
+        short[row["problem"]] = ", ".join(words) or row["problem"]
+    return short
+
+
+def heads(q_heads: int, kv_heads: int) -> str:
+    """``56``, or ``32/8`` where query heads share KV heads."""
+    return f"{q_heads}" if q_heads == kv_heads else f"{q_heads}/{kv_heads}"
+
+
+def tokens(count: float) -> str:
+    """1024 -> ``1k``, 524288 -> ``512k``, 1000 -> ``1000``."""
+    count = int(count)
+    for unit, size in (("M", 1 << 20), ("k", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)
+
+
+def fixed_words(frame: DataFrame) -> str:
+    """What is the same in every problem, and the range of what is not, in one line."""
+    if frame.empty:
+        return ""
+    words = [
+        _range("batch", frame["batch"]),
+        _heads(frame),
+        _range("context", frame["max_context"], tokens),
+        _range("head_dim", frame["head_dim"]),
+        "/".join(dict.fromkeys(frame["dtype"])),
+        "/".join(dict.fromkeys(frame["kv_layout"])),
+    ]
+    lengths = set(frame["is_ragged"].tolist())
+    if True in lengths:
+        words.append("equal and ragged batches" if False in lengths else "ragged batches")
+    return " · ".join(words)
+
+
+def _range(name: str, column: Any, text: Any = str) -> str:
+    low, high = int(column.min()), int(column.max())
+    return f"{name} {text(low)}" if low == high else f"{name} {text(low)} to {text(high)}"
+
+
+def _heads(frame: DataFrame) -> str:
+    pairs = sorted(set(zip(frame["q_heads"].tolist(), frame["kv_heads"].tolist(), strict=True)))
+    texts = [heads(*pair) for pair in pairs]
+    return f"heads {', '.join(texts)}" if len(texts) <= 4 else f"heads {texts[0]} to {texts[-1]} ({len(texts)} choices)"

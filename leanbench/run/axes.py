@@ -1,0 +1,162 @@
+"""Axes as people type them: ``1k,4k,16k``, ``1k:512k:x2``, ``4k:32k:+4k``, ``56,32/8``.
+
+The same strings stand in flags and in sweep files. Every parser raises UserError and nothing else, and no axis is
+longer than `MAX_VALUES`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from leanbench.errors import UserError, nearest
+from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS
+
+#: Longest axis; a typo such as ``1:1m:+1`` must not fill the memory.
+MAX_VALUES = 10_000
+#: Largest number on an axis: kernels count tokens in 32 bits.
+MAX_NUMBER = 2**31 - 1
+
+_SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
+_NUMBER = re.compile(r"(\d{1,10})([km]?)", re.ASCII | re.IGNORECASE)
+_NUMBER_SYNTAX = "a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)"
+_AXIS_SYNTAX = "numbers such as 1k,4k,16k, or a range such as 1k:512k:x2 (times 2) or 4k:32k:+4k (plus 4k)"
+
+T = TypeVar("T")
+
+
+def parse_numbers(axis: str, text: str) -> tuple[int, ...]:
+    """The numbers of one axis, each at least 1, in the order given and without repeats.
+
+    Raises:
+        UserError: `text` is not a list of numbers and ranges, or holds more than MAX_VALUES.
+    """
+    return _parse_list(axis, text, lambda item: _range(axis, item) if ":" in item else [_number(axis, item)])
+
+
+def parse_heads(text: str) -> tuple[tuple[int, int], ...]:
+    """(q_heads, kv_heads) pairs from ``56,32/8``; one number means as many KV heads as query heads."""
+
+    def pairs(item: str) -> list[tuple[int, int]]:
+        if "/" not in item:
+            return [(number, number) for number in (_range("heads", item) if ":" in item else [_number("heads", item)])]
+        query, _, kv = item.partition("/")
+        q_heads, kv_heads = _number("heads", query), _number("heads", kv)
+        if q_heads % kv_heads:
+            raise UserError(
+                f"heads {item!r}: {q_heads} query heads are not a multiple of {kv_heads} KV heads, "
+                "every KV head serves the same number of query heads: write for example 32/8"
+            )
+        return [(q_heads, kv_heads)]
+
+    return _parse_list("heads", text, pairs)
+
+
+def parse_head_dims(text: str) -> tuple[int, ...]:
+    """Head dimensions, each one that the kernels have."""
+    numbers = parse_numbers("head_dim", text)
+    for number in numbers:
+        if number not in HEAD_DIMS:
+            raise UserError(f"head_dim {number} is not supported, choose from {', '.join(map(str, HEAD_DIMS))}")
+    return numbers
+
+
+def parse_dtypes(text: str) -> tuple[str, ...]:
+    return _parse_list("dtype", text, lambda item: [choose("dtype", item.lower(), DTYPES)])
+
+
+def parse_kv_layouts(text: str) -> tuple[str, ...]:
+    return _parse_list("kv_layout", text, lambda item: [choose("kv_layout", item.upper(), KV_LAYOUTS)])
+
+
+def parse_names(axis: str, text: str) -> tuple[str, ...]:
+    """Comma-separated names, in the order given and without repeats."""
+    return _parse_list(axis, text, lambda item: [item])
+
+
+def parse_ragged(text: str) -> tuple[float, ...]:
+    """Ratios of mean to longest context, each above 0 and at most 1; 1 is a uniform batch."""
+
+    def ratio(item: str) -> list[float]:
+        # Plain decimals only: float() would also take "nan", "inf" and "1_0".
+        value = float(item) if re.fullmatch(r"\d{0,4}\.?\d{1,9}", item, re.ASCII) else 0.0
+        if not 0 < value <= 1:
+            raise UserError(
+                f"ragged {item!r} is not a mean context over the longest one, "
+                "write numbers above 0 and up to 1 such as 0.25,0.5"
+            )
+        return [value]
+
+    return _parse_list("ragged", text, ratio)
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """Seconds from ``90``, ``90s``, ``10m`` or ``2h``; above 0."""
+    match = re.fullmatch(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smh]?)", text.strip(), re.ASCII | re.IGNORECASE)
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2].lower()] if match else 0.0
+    if seconds <= 0:
+        raise UserError(f"{name} {text!r} is not a duration, write for example 90s, 10m or 2h")
+    return seconds
+
+
+def choose(axis: str, value: str, known: Sequence[str]) -> str:
+    """`value` if it is known.
+
+    Raises:
+        UserError: it is not; the nearest is suggested.
+    """
+    if value not in known:
+        raise UserError(f"{axis} {value!r} is not supported, {nearest(value, known)}")
+    return value
+
+
+def _parse_list(axis: str, text: str, parse: Callable[[str], Sequence[T]]) -> tuple[T, ...]:
+    # A dict keeps the first of equal values in place.
+    values: dict[T, None] = {}
+    for item in text.split(","):
+        if not item.strip():
+            raise UserError(f"{axis} {text!r} has an empty entry: separate values by single commas")
+        values.update(dict.fromkeys(parse(item.strip())))
+        if len(values) > MAX_VALUES:
+            raise _too_long(axis, text)
+    return tuple(values)
+
+
+def _number(axis: str, text: str, syntax: str = _NUMBER_SYNTAX) -> int:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        if re.fullmatch(r"-\d+[kmKM]?", text.strip(), re.ASCII):
+            raise UserError(f"{axis} {text.strip()} is negative, it must be at least 1: write {syntax}")
+        raise UserError(f"{axis} {text!r} is not understood, write {syntax}")
+    number = int(match[1]) * _SUFFIXES[match[2].lower()]
+    if number < 1:
+        raise UserError(f"{axis} {text.strip()} is below 1, it must be at least 1: write {syntax}")
+    if number > MAX_NUMBER:
+        raise UserError(f"{axis} {text.strip()} is above the limit of {MAX_NUMBER}: write a smaller number")
+    return number
+
+
+def _range(axis: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
+        raise UserError(f"{axis} {text!r} is not a range, write {_AXIS_SYNTAX}")
+    first, last = (_number(axis, part, _AXIS_SYNTAX) for part in parts[:2])
+    step = _number(axis, parts[2][1:], _AXIS_SYNTAX)
+    if first > last:
+        raise UserError(f"{axis} {text!r} starts above its end: write the smaller number first, as in 1k:512k:x2")
+    if parts[2][0] == "+":
+        if (last - first) // step >= MAX_VALUES:
+            raise _too_long(axis, text)
+        return list(range(first, last + 1, step))
+    if step < 2:
+        raise UserError(f"{axis} {text!r} never reaches its end: multiply by at least 2, as in 1k:512k:x2")
+    values = []
+    while first <= last:
+        values.append(first)
+        first *= step
+    return values
+
+
+def _too_long(axis: str, text: str) -> UserError:
+    return UserError(f"{axis} {text!r} holds more than {MAX_VALUES} values: take larger steps, as in 1k:512k:x2")

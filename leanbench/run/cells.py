@@ -1,0 +1,125 @@
+"""A sweep as grids of axes, and the cells it stands for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any
+
+from leanbench.errors import UserError
+from leanbench.problem import AttentionProblem
+from leanbench.run.ragged import ragged_contexts
+
+#: Cells of one sweep; more than this is a typo in an axis.
+MAX_CELLS = 100_000
+
+DEFAULT_KERNELS = ("lean", "fa2", "fixed_split")
+CONFIG_CHOICES = ("default", "best")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Axes whose every combination is a problem."""
+
+    context: tuple[int, ...] = (1024, 4096, 16384)
+    #: (q_heads, kv_heads)
+    heads: tuple[tuple[int, int], ...] = ((32, 8),)
+    batch: tuple[int, ...] = (1,)
+    head_dim: tuple[int, ...] = (128,)
+    dtype: tuple[str, ...] = ("fp16",)
+    kv_layout: tuple[str, ...] = ("HND",)
+    #: Mean context over the longest; 1.0 is a uniform batch, other values apply to batches above 1 only.
+    ragged: tuple[float, ...] = (1.0,)
+
+    @property
+    def combinations(self) -> int:
+        return prod(len(getattr(self, axis)) for axis in AXES)
+
+    def problems(self) -> Iterator[AttentionProblem]:
+        """Every combination, context varying last.
+
+        Raises:
+            UserError: a combination that is no problem.
+        """
+        axes = (self.dtype, self.kv_layout, self.head_dim, self.heads, self.batch, self.ragged, self.context)
+        for dtype, kv_layout, head_dim, (q_heads, kv_heads), batch, ragged, longest in product(*axes):
+            if ragged < 1 and batch == 1:
+                continue
+            context = longest if ragged == 1 else ragged_contexts(batch, longest, ragged)
+            yield AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout)
+
+
+AXES = tuple(field.name for field in fields(Grid))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep asks: every kernel on every problem of its grids."""
+
+    name: str
+    grids: tuple[Grid, ...] = (Grid(),)
+    kernels: tuple[str, ...] = DEFAULT_KERNELS
+    #: `default`: each kernel's own choice; `best`: the fastest of its candidates, found in each cell.
+    configs: str = "default"
+    description: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, for the manifest."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "kernels": list(self.kernels),
+            "configs": self.configs,
+            "grids": [{axis: _plain(getattr(grid, axis)) for axis in AXES} for grid in self.grids],
+        }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem for one kernel."""
+
+    problem: AttentionProblem
+    kernel: str
+    configs: str = "default"
+
+    @cached_property
+    def key(self) -> str:
+        """Names the cell in every run: readable first, then a hash of everything it asks.
+
+        For example ``lean-b1-h32-8-n4096-d128-fp16-HND-default-3f9a01c2``.
+        """
+        asked = {"problem": self.problem.to_dict(), "kernel": self.kernel, "configs": self.configs}
+        canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+        readable = re.sub(r"[^A-Za-z0-9_]+", "-", f"{self.kernel} {self.problem.label} {self.configs}")
+        return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.kernel} · {self.problem.label}"
+
+
+def expand(sweep: Sweep) -> list[Cell]:
+    """The cells of a sweep without repeats, all kernels of a problem next to each other.
+
+    Raises:
+        UserError: there are more than MAX_CELLS, none, or an axis value that makes no problem.
+    """
+    combinations = sum(grid.combinations for grid in sweep.grids) * len(sweep.kernels)
+    if combinations > MAX_CELLS:
+        raise UserError(
+            f"sweep {sweep.name!r} asks for {combinations} cells, the limit is {MAX_CELLS}: shorten an axis"
+        )
+    problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())
+    if not problems:
+        raise UserError(f"sweep {sweep.name!r} has no cells: ragged below 1 needs a batch above 1, give --batch 8")
+    return [Cell(problem, kernel, sweep.configs) for problem in problems for kernel in dict.fromkeys(sweep.kernels)]
+
+
+def _plain(values: tuple[Any, ...]) -> list[Any]:
+    return [list(value) if isinstance(value, tuple) else value for value in values]

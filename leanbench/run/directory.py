@@ -1,0 +1,225 @@
+"""The run directory: `manifest.json` says what was asked and where, `results.jsonl` holds one row a line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from leanbench.errors import UserError
+
+MANIFEST = "manifest.json"
+RESULTS = "results.jsonl"
+WORKER_LOG = "worker.log"
+_LOCK = "lock"
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a run directory.
+
+    Raises:
+        UserError: `path` is no run directory, or one of another schema version.
+    """
+    from leanbench.row import SCHEMA_VERSION
+
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["schema_version"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is not a run directory, it has no {MANIFEST}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path / MANIFEST} is damaged: start a new run under another --name") from None
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} was written with schema version {version}, this leanbench reads {SCHEMA_VERSION}: "
+            "use the leanbench version that wrote it or start a new run"
+        )
+    return manifest
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run directory, without a last line that was cut off while it was written.
+
+    Raises:
+        UserError: any other line is not a row; the line is named.
+    """
+    rows, _ = _parse_rows(path / RESULTS)
+    return rows
+
+
+def newest_run(parent: Path, sweep: str) -> Path:
+    """The run of `sweep` under `parent` that was started last.
+
+    Raises:
+        UserError: there is none.
+    """
+    found: list[tuple[str, Path]] = []
+    for manifest in parent.glob(f"*/{MANIFEST}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content = json.loads(manifest.read_text(encoding="utf-8"))
+            if content["sweep"]["name"] == sweep:
+                found.append((content["created"], manifest.parent))
+    if not found:
+        raise UserError(f"there is no run of sweep {sweep!r} in {parent} to resume: start it without --resume")
+    return max(found)[1]
+
+
+@dataclass
+class RunDirectory:
+    """A run directory that this process writes; nobody else can while it is open."""
+
+    path: Path
+    manifest: dict[str, Any]
+    #: Keys of the cells that have a row.
+    finished: set[str]
+    _results: int
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
+        """Makes the directory and its manifest, to which schema version, name and creation time are added.
+
+        Raises:
+            UserError: it holds something already, cannot be written, or another sweep writes it.
+        """
+        from leanbench.row import SCHEMA_VERSION
+
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(f"{path} is not empty: add --resume to go on with it or choose another --name")
+        with _writable(path):
+            created = datetime.now(UTC).isoformat(timespec="microseconds")
+            head = {"schema_version": SCHEMA_VERSION, "name": path.name, "created": created}
+            run = cls(path, {**head, **manifest}, set(), _open_results(path))
+            try:
+                run._write_manifest()
+                yield run
+            finally:
+                os.close(run._results)
+
+    @classmethod
+    @contextlib.contextmanager
+    def resume(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
+        """Opens a run to finish it. A last line that was cut off is dropped; nothing else changes.
+
+        Raises:
+            UserError: no such run, another version, another sweep or GPU than `manifest` says, a malformed row, or
+                another sweep writes it.
+        """
+        read_manifest(path)  # before anything is made at a mistyped path
+        with _writable(path):
+            before = read_manifest(path)
+            _refuse_differences(path, before, manifest)
+            rows, whole = _parse_rows(path / RESULTS)
+            results = _open_results(path)
+            try:
+                os.ftruncate(results, whole)
+                yield cls(path, before, {row["cell"] for row in rows}, results)
+            finally:
+                os.close(results)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes one row in one piece and waits until it is on the disk."""
+        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            if os.write(self._results, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._results)
+        except OSError as error:
+            where = self.path / RESULTS
+            raise UserError(f"cannot write {where} ({error.strerror}): mend that, then go on with --resume") from None
+        self.finished.add(row["cell"])
+
+    def add_environment(self, key: str, environment: dict[str, Any]) -> None:
+        """Stores the software and hardware that rows with this key were taken with."""
+        if key not in self.manifest["environments"]:
+            self.manifest["environments"][key] = environment
+            self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        _write_atomically(self.path / MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+
+
+def _refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    advice = "repeat the command it was started with, or start a new run without --resume"
+    was, is_now = (f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}" for manifest in (before, now))
+    if was != is_now:
+        raise UserError(f"{path} has rows {was}, this command's would be {is_now}: {advice}")
+    run, asked = (dict.fromkeys(manifest.get("cells", ())) for manifest in (before, now))
+    missing, added = ([key for key in one if key not in other] for one, other in ((run, asked), (asked, run)))
+    differences = []
+    if missing:
+        differences.append(f"{len(missing)} of its {len(run)} cells are not asked for now, such as {missing[0]}")
+    if added:
+        differences.append(f"{len(added)} of the {len(asked)} asked for now are not in it, such as {added[0]}")
+    if differences:
+        raise UserError(f"{path} is a run of other cells ({'; '.join(differences)}): {advice}")
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Makes the directory if need be and holds its lock."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    try:
+        try:
+            # The operating system drops the lock when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another sweep is writing {path}: wait for it or choose another --name") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def _open_results(path: Path) -> int:
+    try:
+        return os.open(path / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise _cannot_write(path / RESULTS, error) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}): choose another folder with --out")
+
+
+def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows, and how many bytes of the file hold whole lines."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    whole = content.rfind(b"\n") + 1
+    rows = []
+    for number, line in enumerate(content[:whole].split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            row["cell"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number} is not a row: delete that line, its cell will run again") from None
+        rows.append(row)
+    return rows, whole
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """A reader, or a crash, sees the old text or the new, never a part."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from None

@@ -1,0 +1,150 @@
+"""The loop: one cell after another through a worker, one row appended for each, whatever happens to the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from typing import Any, Protocol
+
+from leanbench.registry import kernel
+from leanbench.run.cells import Cell
+from leanbench.run.directory import WORKER_LOG, RunDirectory
+from leanbench.run.environment import environment_key
+from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
+
+
+class Observer(Protocol):
+    """Who is told how the sweep goes on."""
+
+    def starts(self, cell: Cell) -> None: ...
+
+    def finished(self, cell: Cell, row: dict[str, Any]) -> None: ...
+
+
+class Stopped(Exception):
+    """The sweep was asked to stop. `exit_code` is the shell's for that signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a sweep may take."""
+
+    #: One cell, everything included.
+    timeout_s: float = 120.0
+    #: No cell starts after this many seconds; None is no limit.
+    budget_s: float | None = None
+
+
+def run_cells(
+    cells: Sequence[Cell], run: RunDirectory, target: WorkerTarget, limits: Limits, observer: Observer
+) -> int:
+    """Runs the cells that have no row yet and appends one row each. Returns how many are left when the budget ends.
+
+    Raises:
+        Stopped: SIGINT or SIGTERM came; the worker is gone and every finished cell has its row.
+        UserError: a worker does not start, or a row cannot be written.
+    """
+    todo = [cell for cell in cells if cell.key not in run.finished]
+    started = time.monotonic()
+    with _stop_on_signals(), contextlib.closing(_Bench(run, target, limits.timeout_s)) as bench:
+        for done, cell in enumerate(todo):
+            if limits.budget_s is not None and time.monotonic() - started >= limits.budget_s:
+                return len(todo) - done
+            observer.starts(cell)
+            row = bench.run(cell)
+            run.append(row)
+            observer.finished(cell, row)
+    return 0
+
+
+class _Bench:
+    """A worker that is replaced when it dies."""
+
+    def __init__(self, run: RunDirectory, target: WorkerTarget, timeout_s: float) -> None:
+        self._run, self._target, self._timeout_s = run, target, timeout_s
+        self._worker: WorkerProcess | None = None
+        self._environment = ""
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """One row for the cell, validated."""
+        worker = self._started()
+        begun = time.monotonic()
+        usable = False
+        try:
+            outcome, usable = worker.run(cell, self._timeout_s)
+        except WorkerTimeout:
+            reason = f"no result within {self._timeout_s:g} s, raise the limit with --timeout"
+            outcome = {"status": "timeout", "reason": reason}
+        except WorkerLost as lost:
+            outcome = {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"}
+        if not usable:
+            self.close()
+        return self._row(cell, outcome, time.monotonic() - begun)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            worker.kill()
+
+    def _started(self) -> WorkerProcess:
+        if self._worker is None:
+            self._worker = WorkerProcess(self._target, self._run.path / WORKER_LOG)
+            self._environment = environment_key(self._worker.environment)
+            self._run.add_environment(self._environment, self._worker.environment)
+        return self._worker
+
+    def _row(self, cell: Cell, outcome: dict[str, Any], wall_s: float) -> dict[str, Any]:
+        from pydantic import ValidationError
+
+        from leanbench.row import Row
+
+        asked = {
+            "cell": cell.key,
+            "problem": cell.problem.to_dict(),
+            "kernel": cell.kernel,
+            "decomposition": kernel(cell.kernel).decomposition,
+            "source": "predicted" if self._target.local_index is None else "measured",
+            "kv_bytes": cell.problem.kv_bytes,
+            "wall_s": round(wall_s, 3),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "environment": self._environment,
+        }
+        try:
+            row = Row.model_validate({**outcome, **asked})
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = f"the kernel's result is malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            row = Row.model_validate({**asked, "status": "crashed", "reason": reason})
+        # Through JSON text, because that writes NaN and infinity as null.
+        return json.loads(row.model_dump_json())
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise Stopped where the main thread is; a further one while stopping is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(number)
+
+    handled = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, before in handled.items():
+            signal.signal(number, before)

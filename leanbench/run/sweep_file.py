@@ -1,0 +1,159 @@
+"""Sweep files: TOML that names kernels and axes. See `sweeps/` for examples."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from leanbench.errors import UserError, nearest
+from leanbench.paths import SWEEPS
+from leanbench.registry import kernel
+from leanbench.run import axes
+from leanbench.run.cells import AXES, CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
+
+#: How each axis and the list of kernels is read, in flags and in files alike.
+PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
+    "context": lambda text: axes.parse_numbers("context", text),
+    "heads": axes.parse_heads,
+    "batch": lambda text: axes.parse_numbers("batch", text),
+    "head_dim": axes.parse_head_dims,
+    "dtype": axes.parse_dtypes,
+    "kv_layout": axes.parse_kv_layouts,
+    "ragged": axes.parse_ragged,
+    "kernels": lambda text: axes.parse_names("kernels", text),
+}
+
+
+def _reads(axis: str) -> BeforeValidator:
+    """Reads a string as the flag of that name does; numbers and lists are joined into such a string first."""
+    parse = PARSERS[axis]
+
+    def read(value: Any) -> tuple[Any, ...]:
+        items = value if isinstance(value, list) else [value]
+        if not items or any(isinstance(item, bool) or not isinstance(item, (int, float, str)) for item in items):
+            raise ValueError(f"{value!r} is not understood, write a number, a string or a list of them")
+        try:
+            return parse(",".join(map(str, items)))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(read)
+
+
+class _Axes(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    context: Annotated[tuple[int, ...] | None, _reads("context")] = None
+    heads: Annotated[tuple[tuple[int, int], ...] | None, _reads("heads")] = None
+    batch: Annotated[tuple[int, ...] | None, _reads("batch")] = None
+    head_dim: Annotated[tuple[int, ...] | None, _reads("head_dim")] = None
+    dtype: Annotated[tuple[str, ...] | None, _reads("dtype")] = None
+    kv_layout: Annotated[tuple[str, ...] | None, _reads("kv_layout")] = None
+    #: Mean context over the longest context of a batch; 1 is a uniform batch.
+    ragged: Annotated[tuple[float, ...] | None, _reads("ragged")] = None
+
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        return {axis: value for axis in AXES if (value := getattr(self, axis)) is not None}
+
+
+class SweepFile(_Axes):
+    """A sweep file as written. Axes at the top hold for every `[[grid]]`, which may set its own over them."""
+
+    #: Names run directories, so no separators.
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    description: str = ""
+    kernels: Annotated[tuple[str, ...], _reads("kernels")] = DEFAULT_KERNELS
+    configs: Literal["default", "best"] = "default"
+    grid: list[_Axes] = []
+
+    def to_sweep(self) -> Sweep:
+        grids = tuple(Grid(**{**self.axes(), **own.axes()}) for own in self.grid or [_Axes()])
+        return Sweep(self.name, grids, self.kernels, self.configs, self.description)
+
+
+def shipped_sweeps() -> dict[str, Path]:
+    """The sweep files that come with leanbench, by name."""
+    return {path.stem: path for path in sorted(SWEEPS.glob("*.toml"))}
+
+
+def load_sweep(file: str) -> Sweep:
+    """The sweep of a path or of a shipped name.
+
+    Raises:
+        UserError: there is no such sweep (the nearest is suggested), or the file is wrong (file, line, key are named).
+    """
+    shipped = shipped_sweeps()
+    path = shipped.get(file, Path(file))
+    if path == Path(file) and not path.is_file():
+        if path.suffix == ".toml" or path.parent != Path():
+            raise UserError(
+                f"there is no sweep file {file!r}: give a path to a TOML file or one of {', '.join(shipped)}"
+            )
+        raise UserError(f"there is no sweep {file!r}, {nearest(file, shipped)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return SweepFile.model_validate(content).to_sweep()
+    except ValidationError as error:
+        raise UserError(_sentence(path, text, error)) from None
+
+
+def _sentence(path: Path, text: str, error: ValidationError) -> str:
+    """The first of pydantic's errors with file, line and key."""
+    first = error.errors()[0]
+    location = list(first["loc"])
+    key = str(next((part for part in reversed(location) if isinstance(part, str)), ""))
+    grid = location[1] if location[0] == "grid" and len(location) > 1 else None
+    where = f"{path}, line {_line(text, key, grid if isinstance(grid, int) else None)}"
+    if first["type"] == "extra_forbidden":
+        known = SweepFile.model_fields if grid is None else AXES
+        return f"{where}: there is no key {key!r}, {nearest(key, known)}"
+    if first["type"] == "missing":
+        return f'{where}: the key {key!r} is missing, add for example {key} = "my-sweep"'
+    if first["type"] == "value_error":
+        return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
+    return f"{where}, key {key!r}: {first['input']!r} is refused, {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _line(text: str, key: str, grid: int | None) -> int:
+    """The line that sets `key` at the top, or in the `grid`-th `[[grid]]` table; the table's own line if none does."""
+    table, found = None, 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*\[\[\s*grid\s*\]\]", line):
+            table = 0 if table is None else table + 1
+            found = number if table == grid else found
+        elif table == grid and re.match(rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line):
+            return number
+    return found
+
+
+def requested_sweep(file: str | None, axis_flags: dict[str, str], kernels: str | None, configs: str | None) -> Sweep:
+    """The sweep of a command line: a file's, or the default grid's where only axes are given, or smoke; flags win.
+
+    Raises:
+        UserError: anything in it is wrong, an unknown kernel included.
+    """
+    given = {axis: PARSERS[axis](text) for axis, text in axis_flags.items()}
+    sweep = Sweep("custom") if file is None and given else load_sweep(file or "smoke")
+    # The same axes in every grid may make grids equal; cells are deduplicated when they are expanded.
+    sweep = replace(sweep, grids=tuple(replace(grid, **given) for grid in sweep.grids))
+    if kernels is not None:
+        sweep = replace(sweep, kernels=PARSERS["kernels"](kernels))
+    if configs is not None:
+        sweep = replace(sweep, configs=axes.choose("configs", configs, CONFIG_CHOICES))
+    for name in sweep.kernels:
+        kernel(name)
+    return sweep

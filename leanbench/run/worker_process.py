@@ -1,0 +1,126 @@
+"""The parent's side of the worker: start it, give it a cell, wait no longer than allowed, kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.run.cells import Cell
+
+#: Importing torch from a cold disk and opening a GPU takes tens of seconds at worst.
+START_TIMEOUT_S = 180.0
+
+
+class WorkerLost(Exception):
+    """The worker is gone in mid-cell; the message says how, as a sentence."""
+
+
+class WorkerTimeout(Exception):
+    """The worker did not answer in time."""
+
+
+@dataclass(frozen=True)
+class WorkerTarget:
+    """What a worker works on: a GPU of this machine, or the performance model of `gpu` where `local_index` is None."""
+
+    gpu: GpuSpec
+    local_index: int | None
+
+
+class WorkerProcess:
+    """A running worker. Its stdout and stderr are appended to `log`.
+
+    Raises:
+        UserError: it does not start; the sweep cannot run then.
+    """
+
+    def __init__(self, target: WorkerTarget, log: Path) -> None:
+        self._log = log
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        self._pending = b""
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                # -P: files of the current folder must not shadow modules.
+                [sys.executable, "-P", "-m", "leanbench.run.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Its own group: Ctrl-C reaches the parent only, and a kill takes compilers it started along.
+                start_new_session=True,
+            )
+        try:
+            self.environment = self._hello(target)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _hello(self, target: WorkerTarget) -> dict[str, Any]:
+        try:
+            answer = self._ask(asdict(target), START_TIMEOUT_S)
+        except WorkerTimeout:
+            raise UserError(f"the worker did not start within {START_TIMEOUT_S:.0f} s, see {self._log}") from None
+        except WorkerLost as lost:
+            raise UserError(f"the worker did not start: {lost}, see {self._log}") from None
+        if "failed" in answer:
+            raise UserError(f"the worker did not start: {answer['failed']}, see {self._log}")
+        return answer["environment"]
+
+    def run(self, cell: Cell, timeout_s: float) -> tuple[dict[str, Any], bool]:
+        """Fields of the cell's row, and whether the worker can take another cell.
+
+        Raises:
+            WorkerTimeout: no answer within `timeout_s`.
+            WorkerLost: the process ended.
+        """
+        request = {"problem": cell.problem.to_dict(), "kernel": cell.kernel, "configs": cell.configs}
+        answer = self._ask(request, timeout_s)
+        return answer["row"], answer["usable"]
+
+    def kill(self) -> None:
+        """Ends the worker and everything it started, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._channel.close()
+
+    def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._channel, selectors.EVENT_READ)
+                while b"\n" not in self._pending:
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        raise WorkerTimeout
+                    received = self._channel.recv(1 << 16)
+                    if not received:
+                        raise self._lost()
+                    self._pending += received
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        line, _, self._pending = self._pending.partition(b"\n")
+        return json.loads(line)
+
+    def _lost(self) -> WorkerLost:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return WorkerLost("the worker closed its channel")
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return WorkerLost(f"the worker was ended by {signal.Signals(-code).name}")
+        return WorkerLost(f"the worker ended with exit code {abs(code)}")

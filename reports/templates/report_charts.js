@@ -1,0 +1,253 @@
+// Fills the charts with the rows of the series that is selected.
+(() => {
+  const rows = page.rows.map((values) => Object.fromEntries(page.columns.map((column, i) => [column.name, values[i]])));
+  const drawn = rows.filter((row) => row.latency_us !== null && (row.status === "ok" || row.status === "noisy"));
+  if (!page.charts.length || !drawn.length) return;
+
+  const xAxes = page.axes.filter((axis) => axis.is_x);
+  const oneX = { name: "max_context", label: "context (tokens)", values: [] };
+  const hiddenKernels = new Set();
+  const severalSeries = page.axes.length > Math.min(1, xAxes.length);
+  const state = { x: xAxes[0] || oneX, chosen: {} };
+
+  const xText = (x) => (state.x.name === "max_context" ? tokens(x) : `${x}`);
+  // Plotly reads a little markup in texts; what comes from a result file is only text.
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const positive = (value) => value !== null && value > 0;
+
+  /** Axes a reader chooses a value of: all that vary but the one on the x axis. */
+  const choosable = () => page.axes.filter((axis) => axis.name !== state.x.name);
+  const matches = (row) => choosable().every((axis) => row[axis.name] === state.chosen[axis.name]);
+  /** Measured and predicted rows, or two GPUs, never share a picture. */
+  const comparable = (row) => ["source", "gpu"].every((name) => !(name in state.chosen) || row[name] === state.chosen[name]);
+
+  /** Selects a series that exists: `fixed` holds, and as much as possible of what was chosen before. */
+  function choose(fixed, before) {
+    const axes = choosable();
+    const kept = (row) => axes.filter((axis) => row[axis.name] === before[axis.name]).length;
+    const score = (row) => kept(row) + (fixed && row[fixed.name] === fixed.value ? axes.length + 1 : 0);
+    const best = drawn.reduce((a, b) => (score(b) > score(a) ? b : a));
+    state.chosen = Object.fromEntries(axes.map((axis) => [axis.name, best[axis.name]]));
+  }
+
+  /** The series with the most x values, to begin with. */
+  function chooseFullest() {
+    const axes = choosable();
+    const seen = new Map();
+    for (const row of drawn) {
+      const key = JSON.stringify(axes.map((axis) => row[axis.name]));
+      if (!seen.has(key)) seen.set(key, { row, xs: new Set() });
+      seen.get(key).xs.add(row[state.x.name]);
+    }
+    const fullest = [...seen.values()].reduce((a, b) => (b.xs.size > a.xs.size ? b : a));
+    choose(null, fullest.row);
+  }
+
+  /** One row for each x: a kernel that ran with several configs is drawn with its fastest. */
+  function fastestByX(series, x) {
+    const byX = new Map();
+    for (const row of series) if (!byX.has(row[x]) || row.latency_us < byX.get(row[x]).latency_us) byX.set(row[x], row);
+    return [...byX.values()].sort((a, b) => a[x] - b[x]);
+  }
+
+  function hover(row, meta) {
+    const parts = [];
+    const reach = [meta.low, meta.high].map((column) => (column ? row[column] : null));
+    if (!reach.includes(null)) parts.push(` (${reach.map((value) => +value.toPrecision(4)).join(" to ")})`);
+    if (row.status === "noisy") parts.push(" noisy");
+    if (meta.all_problems) parts.push(`<br>${plain(row.problem)}`);
+    return parts.join("");
+  }
+
+  function kernelTrace(trace, meta, series, x, asBars) {
+    let points = series.filter((row) => row.kernel === trace.meta.kernel && row[meta.y] !== null);
+    if (!meta.all_problems) points = fastestByX(points, x);
+    const symbol = trace.marker.symbol;
+    const filled = {
+      ...trace,
+      x: points.map((row) => (asBars ? trace.name : row[x])),
+      y: points.map((row) => row[meta.y]),
+      text: points.map((row) => hover(row, meta)),
+      mode: meta.all_problems && severalSeries ? "markers" : "lines+markers",
+      visible: !hiddenKernels.has(trace.meta.kernel),
+    };
+    if (asBars) {
+      const unused = { mode: undefined, cliponaxis: undefined, line: undefined };
+      Object.assign(filled, { ...unused, type: "bar", textposition: "none", marker: { color: trace.marker.color } });
+    } else {
+      const symbols = points.map((row) => (row.status === "noisy" ? `${symbol}-open` : symbol));
+      const crowded = meta.all_problems && points.length > 60;
+      filled.marker = { ...trace.marker, symbol: symbols, ...(crowded && { opacity: 0.65, size: 5 }) };
+    }
+    if (meta.low) {
+      const above = points.map((row) => Math.max(0, (row[meta.high] ?? row[meta.y]) - row[meta.y]));
+      const below = points.map((row) => Math.max(0, row[meta.y] - (row[meta.low] ?? row[meta.y])));
+      filled.error_y = { ...trace.error_y, array: above, arrayminus: below };
+      // On a bar of its own colour it would not be seen.
+      if (asBars) filled.error_y.color = "#808690";
+    }
+    return filled;
+  }
+
+  function floorTrace(trace, meta, series, x) {
+    const points = fastestByX(series.filter((row) => positive(row[meta.floor])), x);
+    return { ...trace, x: points.map((row) => row[x]), y: points.map((row) => row[meta.floor]) };
+  }
+
+  /** Ticks at the values that occur, those left out that would touch their neighbour. */
+  function xTicks(xs, width) {
+    const logs = xs.map(Math.log10);
+    const span = logs[logs.length - 1] - logs[0] || 1;
+    const gap = (span * 44) / Math.max(width - 90, 100);
+    const kept = [];
+    logs.forEach((log, i) => { if (!kept.length || log - logs[kept[kept.length - 1]] >= gap) kept.push(i); });
+    const margin = Math.max(span * 0.03, 0.02);
+    return {
+      type: "log", tickvals: kept.map((i) => xs[i]), ticktext: kept.map((i) => xText(xs[i])),
+      range: [logs[0] - margin, logs[logs.length - 1] + margin], hoverformat: ",d",
+    };
+  }
+
+  function bytesText(bytes) {
+    const [unit, size] = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find((each) => bytes >= each[1]) ?? ["B", 1];
+    return `${+(bytes / size).toPrecision(3)} ${unit}`;
+  }
+
+  /** 1, 2, 5, 10 and so on, written out; powers of ten alone where those would be too many. */
+  function logTicks(low, high, write = (tick) => tick.toLocaleString("en")) {
+    const steps = Math.log10(high / low) > 2.6 ? [1] : [1, 2, 5];
+    const ticks = [];
+    for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.log10(high) + 1; power++)
+      for (const step of steps) ticks.push(+(step * 10 ** power).toPrecision(1));
+    const pad = Math.max(0.04 * Math.log10(high / low), 0.03);
+    return {
+      tickvals: ticks, ticktext: ticks.map(write),
+      range: [Math.log10(low) - pad, Math.log10(high) + pad],
+    };
+  }
+
+  function layoutOf(figure, data, xs, asBars, width) {
+    const meta = figure.layout.meta;
+    // A finger that drags wants to scroll the page.
+    const dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
+    const layout = { ...figure.layout, autosize: true, dragmode };
+    const values = data.flatMap((trace) => (trace.visible === false ? [] : trace.y)).filter(positive);
+    if (meta.line_at !== null && meta.y_scale === "auto") values.push(meta.line_at);
+    const spread = Math.max(...values) / Math.min(...values);
+    const isLog = !asBars && (meta.y_scale === "log" || (meta.y_scale === "auto" && spread > 5));
+    layout.yaxis = { ...layout.yaxis, type: isLog ? "log" : "linear" };
+    if (isLog) Object.assign(layout.yaxis, logTicks(Math.min(...values), Math.max(...values)));
+    if (asBars) return layout;
+    if (meta.all_problems) layout.xaxis = { ...layout.xaxis, type: "log", ...logTicks(xs[0], xs[xs.length - 1], bytesText) };
+    else layout.xaxis = { ...layout.xaxis, ...xTicks(xs, width), title: { text: state.x.label } };
+    if (meta.y_scale === "auto" && !isLog && !asBars) {
+      const low = Math.min(...values), high = Math.max(...values), pad = 0.08 * (high - low) || 0.1;
+      layout.yaxis.range = [low - pad, high + pad];
+    }
+    return layout;
+  }
+
+  function build(chart, width) {
+    const { figure } = chart;
+    const meta = figure.layout.meta;
+    const series = drawn.filter(meta.all_problems ? comparable : matches);
+    const x = meta.all_problems ? "kv_bytes" : state.x.name;
+    const xs = [...new Set(series.map((row) => row[x]))].sort((a, b) => a - b);
+    // Over a single x, lines are dots above one another: bars side by side read better.
+    const asBars = xs.length === 1 && (!meta.all_problems || new Set(series.map((row) => row.problem)).size === 1);
+    const data = figure.data.map((trace) =>
+      trace.meta.kernel === null ? floorTrace(trace, meta, series, x) : kernelTrace(trace, meta, series, x, asBars));
+    const layout = layoutOf(figure, data, xs, asBars, width);
+    if (asBars) barsLayout(data, layout);
+    return { data, layout };
+  }
+
+  /** Bars of kernels side by side, lean first; the read floor is a line across. */
+  function barsLayout(data, layout) {
+    const bars = data.filter((trace) => trace.type === "bar" && trace.y.length && trace.visible).reverse();
+    bars.forEach((trace) => { trace.width = Math.min(0.5, 0.12 * bars.length); });
+    const categories = { type: "category", categoryarray: bars.map((trace) => trace.name) };
+    layout.xaxis = { ...layout.xaxis, ...categories, showgrid: false, title: { text: "" } };
+    layout.yaxis = { ...layout.yaxis, rangemode: "tozero" };
+    layout.hovermode = "closest";
+    const floor = data.find((trace) => trace.meta.kernel === null);
+    if (!floor?.y.length) return;
+    const across = { type: "line", xref: "paper", x0: 0, x1: 1, y0: floor.y[0], y1: floor.y[0], line: floor.line };
+    layout.shapes = [...(layout.shapes ?? []), across];
+    Object.assign(floor, { x: [], y: [] });
+  }
+
+  const config = { displayModeBar: false, responsive: true };
+  const element = (chart) => document.getElementById(`chart-${chart.figure.layout.meta.key}`);
+  const seriesText = () => choosable().map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
+
+  /** `paper`: the size of a chart where the page cannot stretch it. */
+  function draw(paper) {
+    const source = state.chosen.source;
+    if (source) document.querySelectorAll("figcaption .tag").forEach((tag) => { tag.textContent = source; });
+    for (const chart of page.charts) {
+      const { data, layout } = build(chart, paper?.width ?? element(chart).clientWidth);
+      if (paper) Object.assign(layout, { autosize: false, ...paper, font: { ...layout.font, size: 9 } });
+      Plotly.react(element(chart), data, layout, config);
+    }
+  }
+
+  function select(label, options, value, onChange) {
+    const wrapper = document.createElement("label");
+    const control = document.createElement("select");
+    options.forEach((option, i) => control.add(new Option(option, i)));
+    control.selectedIndex = value;
+    control.addEventListener("change", () => { onChange(control.selectedIndex); drawSelectors(); draw(); });
+    wrapper.append(`${label} `, control);
+    return wrapper;
+  }
+
+  function drawSelectors() {
+    const controls = [];
+    const focused = document.activeElement?.closest?.("label")?.firstChild.textContent;
+    if (xAxes.length > 1)
+      controls.push(select("x axis", xAxes.map((axis) => axis.label), xAxes.indexOf(state.x), (i) => {
+        state.x = xAxes[i];
+        chooseFullest();
+      }));
+    for (const axis of choosable()) {
+      const texts = axis.values.map((value) => (axis.name === "max_context" ? tokens(value) : `${value}`));
+      controls.push(select(axis.label, texts, axis.values.indexOf(state.chosen[axis.name]), (i) =>
+        choose({ name: axis.name, value: axis.values[i] }, state.chosen)));
+    }
+    document.getElementById("selectors").replaceChildren(...controls);
+    controls.find((control) => control.firstChild.textContent === focused)?.lastChild.focus();
+  }
+
+  /** A picture that stands alone: light, with its legend, and saying what it shows. */
+  async function save(chart) {
+    const { data, layout } = build(chart, 800);
+    const series = chart.figure.layout.meta.all_problems ? "" : seriesText();
+    const tag = state.chosen.source ? ` (${state.chosen.source})` : page.tag;
+    const title = `${chart.title}${tag}, ${page.gpus}${series && `<br><sub>${plain(series)}</sub>`}`;
+    const alone = {
+      ...layout, paper_bgcolor: "#fff", showlegend: true, legend: { ...layout.legend, orientation: "h", y: -0.18 },
+      title: { text: title, font: { size: 15 }, x: 0.02, xanchor: "left" }, margin: { ...layout.margin, t: 56 },
+    };
+    const link = document.createElement("a");
+    link.href = await Plotly.toImage({ data, layout: alone }, { format: "svg", width: 800, height: 480 });
+    link.download = `${page.name}-${chart.figure.layout.meta.key}.svg`;
+    link.click();
+  }
+
+  document.querySelectorAll("#legend button").forEach((button) =>
+    button.addEventListener("click", () => {
+      const kernel = button.dataset.kernel;
+      if (!hiddenKernels.delete(kernel)) hiddenKernels.add(kernel);
+      button.setAttribute("aria-pressed", String(!hiddenKernels.has(kernel)));
+      draw();
+    }));
+  document.querySelectorAll(".save").forEach((button) =>
+    button.addEventListener("click", () => save(page.charts[button.dataset.chart])));
+  addEventListener("beforeprint", () => draw({ width: 340, height: 210 }));
+  addEventListener("afterprint", () => draw());
+
+  chooseFullest();
+  drawSelectors();
+  draw();
+})();

@@ -1,0 +1,90 @@
+// Every row, sorted by a click on a heading, narrowed by the words in the filter.
+(() => {
+  const AT_ONCE = 500;
+  const columns = page.columns.map((column, index) => ({ ...column, index })).filter((column) => column.shown);
+  const results = document.getElementById("results");
+  const filter = document.getElementById("filter");
+  const count = document.getElementById("count");
+  const more = document.getElementById("more");
+  const state = { column: null, descending: false, limit: AT_ONCE };
+
+  const formats = {
+    text: String,
+    int: String,
+    tokens,
+    figures: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value && value.toPrecision(4)),
+    fixed: (value) => value.toFixed(value >= 100 ? 1 : 2),
+    percent: (value) => (100 * value).toFixed(1),
+    mega: (value) => formats.figures(value / 1e6),
+    exponent: (value) => value.toExponential(1),
+  };
+  const textOf = (row, column) => (row[column.index] === null ? "" : formats[column.kind](row[column.index]));
+  // What the filter sees of each row: the same texts as its reader.
+  const searchable = (row) => columns.map((column) => textOf(row, column)).join("\n").toLowerCase();
+  const haystacks = new Map(page.rows.map((row) => [row, searchable(row)]));
+
+  function visibleRows() {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = page.rows.filter((row) => words.every((word) => haystacks.get(row).includes(word)));
+    if (!state.column) return found;
+    const { index } = state.column;
+    const sign = state.descending ? -1 : 1;
+    const compare = (a, b) =>
+      typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+    // Not measured stays at the end, whichever way the rest is sorted.
+    const [measured, missing] = [found.filter((row) => row[index] !== null), found.filter((row) => row[index] === null)];
+    return [...measured.sort((a, b) => sign * compare(a[index], b[index])), ...missing];
+  }
+
+  function cell(row, column) {
+    const td = document.createElement("td");
+    if (column.kind !== "text") td.className = "number";
+    td.textContent = textOf(row, column);
+    if (column.name === "status") td.classList.add("status", row[column.index]);
+    return td;
+  }
+
+  function draw() {
+    const rows = visibleRows();
+    const body = rows.slice(0, state.limit).map((row) => {
+      const tr = document.createElement("tr");
+      tr.append(...columns.map((column) => cell(row, column)));
+      return tr;
+    });
+    results.tBodies[0].replaceChildren(...body);
+    const total = `${page.rows.length} rows`;
+    count.textContent = rows.length === page.rows.length ? total : `${rows.length} of ${total}`;
+    more.hidden = rows.length <= state.limit;
+    more.textContent = `Show all ${rows.length} rows`;
+  }
+
+  function heading(column) {
+    const th = document.createElement("th");
+    const button = document.createElement("button");
+    const unit = document.createElement("small");
+    th.scope = "col";
+    th.dataset.column = column.name;
+    if (column.kind !== "text") th.className = "number";
+    button.type = "button";
+    button.textContent = column.heading;
+    unit.textContent = column.unit;
+    th.append(button, unit);
+    button.addEventListener("click", () => {
+      state.descending = state.column === column && !state.descending;
+      state.column = column;
+      results.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
+      th.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
+      draw();
+    });
+    return th;
+  }
+
+  const head = document.createElement("tr");
+  head.append(...columns.map(heading));
+  results.tHead.replaceChildren(head);
+  filter.addEventListener("input", draw);
+  more.addEventListener("click", () => { state.limit = Infinity; draw(); });
+  // On paper there is no button to press.
+  addEventListener("beforeprint", () => { state.limit = Infinity; draw(); });
+  draw();
+})();

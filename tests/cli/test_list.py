@@ -1,0 +1,43 @@
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import leanbench
+from leanbench.cli.main import app
+from leanbench.gpu.catalogue import CATALOGUE
+from leanbench.registry import kernels
+from leanbench.run.sweep_file import shipped_sweeps
+
+
+def first_words(what: str) -> list[str]:
+    result = CliRunner().invoke(app, ["list", what])
+    assert result.exit_code == 0
+    # The heading and its rule come first; wrapped lines start with spaces.
+    return [line.split()[0] for line in result.stdout.splitlines()[2:] if re.match(r"\S", line)]
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [("kernels", kernels), ("sweeps", shipped_sweeps), ("gpus", lambda: [gpu.name for gpu in CATALOGUE])],
+)
+def test_list_names_everything(what, names):
+    assert first_words(what) == list(names())
+
+
+def test_sweeps_are_listed_with_their_cells():
+    line = next(
+        line for line in CliRunner().invoke(app, ["list", "sweeps"]).stdout.splitlines() if "paper-fig7a" in line
+    )
+    assert line.split()[:2] == ["paper-fig7a", "30"]
+
+
+def test_anything_else_is_one_sentence():
+    result = CliRunner().invoke(app, ["list", "kernel"])
+    assert result.exit_code == 2
+    assert result.stderr == "Error: list 'kernel' is not supported, did you mean 'kernels'?\n"
+
+
+def test_version():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"leanbench {leanbench.__version__}\n")

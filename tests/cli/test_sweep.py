@@ -1,0 +1,201 @@
+"""`leanbench sweep`: bad input, and what it prints. Nothing here starts a worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from leanbench.cli.main import app
+from leanbench.cli.sweep_tables import show_summary
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.problem import AttentionProblem
+from leanbench.run.cells import Sweep, expand
+from leanbench.run.estimate import estimated_seconds, fits
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """The same machine for everyone: one without a GPU."""
+    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def assert_refused(result: Result, words: str) -> None:
+    assert result.exit_code == 2, result.output
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("No GPU here")]
+    assert len(errors) == 1, result.stderr
+    assert errors[0].startswith("Error: ")
+    assert words in errors[0]
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--heads", "32/5"], "32 query heads are not a multiple of 5 KV heads"),
+        (["--head-dim", "100"], "head_dim 100 is not supported, choose from 64, 80, 96, 128, 256"),
+        (["--dtype", "fp32"], "dtype 'fp32' is not supported, did you mean 'fp16'?"),
+        (["--kv-layout", "DHN"], "kv_layout 'DHN' is not supported"),
+        (["--context", "0"], "context 0 is below 1"),
+        (["--context", "-5"], "context -5 is negative"),
+        (["--context", "1k:4k"], "context '1k:4k' is not a range, write numbers such as 1k,4k,16k"),
+        (["--batch", "two"], "batch 'two' is not understood, write a whole number"),
+        (["--ragged", "2"], "ragged '2' is not a mean context over the longest one"),
+        (["--ragged", "0.5"], "ragged below 1 needs a batch above 1"),
+        (["--ragged", "0.1", "--batch", "8"], "ragged 0.1 with batch 8 cannot be"),
+        (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
+        (["--configs", "worst"], "configs 'worst' is not supported"),
+        (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
+        (["my/own.toml"], "there is no sweep file 'my/own.toml'"),
+        (["--gpu", "a1000"], "'a1000'"),
+        (["--require-gpu"], "--require-gpu"),
+        (["--timeout", "soon"], "--timeout 'soon' is not a duration, write for example 90s, 10m or 2h"),
+        (["--budget", "0"], "--budget '0' is not a duration"),
+        (["--name", "../up"], "--name '../up' is not a folder name"),
+        (["--resume"], "there is no run of sweep 'smoke' in "),
+        (["--name", "never", "--resume"], "is not a run directory, it has no manifest.json"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, words, sentence):
+    assert_refused(invoke("sweep", "--out", str(tmp_path / "runs"), *words), sentence)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_toml_error_names_file_line_and_key(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\ncontext = "1k"\nhaeds = 8\n')
+    assert_refused(invoke("sweep", str(file)), f"{file}, line 3: there is no key 'haeds', did you mean 'heads'?")
+    file.write_text('name = "mine"\ncontext = 1k\n')
+    assert_refused(invoke("sweep", str(file)), f"{file} is not TOML: ")
+
+
+def test_an_output_folder_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = invoke("sweep", "--out", str(tmp_path / "file"), "--name", "r")
+    assert_refused(
+        result, f"cannot write {tmp_path / 'file' / 'r'} (Not a directory): choose another folder with --out"
+    )
+
+
+def test_a_run_of_another_version_is_refused(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "manifest.json").write_text(json.dumps({"schema_version": 99}))
+    result = invoke("sweep", "--out", str(tmp_path), "--name", "r", "--resume")
+    assert_refused(result, "was written with schema version 99, this leanbench reads 1")
+
+
+@pytest.mark.parametrize(("words", "say"), [(["frob"], "No such command 'frob'"), (["sweep", "--frob"], "--frob")])
+def test_unknown_commands_and_flags_are_usage_errors(words, say):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert say in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_ctrl_c_before_the_sweep_starts_is_130(monkeypatch):
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanbench.run.cells.expand", interrupt)
+    assert invoke("sweep", "--dry-run").exit_code == 130
+
+
+def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
+    result = invoke("sweep", "--dry-run", "--out", str(tmp_path / "runs"), "--context", "1k,8m", "--kernels", "lean")
+    assert result.exit_code == 0
+    assert "No GPU here: predicted by the performance model for NVIDIA A100" in result.stderr
+    assert result.stderr.rstrip().endswith("nothing was measured.")
+    small, large = (line.split() for line in result.stdout.splitlines() if line.startswith("lean"))
+    assert small[-5:-3] == ["4.19", "MB"]
+    assert small[-1] == "yes"
+    assert large[-5:-3] == ["34.4", "GB"]
+    assert "2 cells, about " in result.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):
+    target = Target(find("h200"), None, note="there is an NVIDIA H200 here, but torch is built without CUDA")
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: target)
+    assert (
+        "there is an NVIDIA H200 here, but torch is built without CUDA: predicted"
+        in invoke("sweep", "--dry-run").stderr
+    )
+
+
+def test_fits_counts_the_caches_as_allocated():
+    gpu = find("a100-80gb")
+    just = int(0.95 * 80e9) // (2 * 8 * 128 * 2)
+    assert fits(AttentionProblem(1, 8, 8, just - 100, 128), gpu)
+    assert not fits(AttentionProblem(1, 8, 8, just + 100, 128), gpu)
+    # A ragged batch allocates room for its longest sequence in every row.
+    assert not fits(AttentionProblem(2, 8, 8, (just - 100, 1), 128), gpu)
+
+
+def test_best_configs_take_longer_than_default_ones():
+    gpu = find("h200")
+    best = expand(Sweep("s", kernels=("lean",), configs="best"))[0]
+    default = expand(Sweep("s", kernels=("lean",)))[0]
+    assert estimated_seconds(best, gpu, predicted=False) > estimated_seconds(default, gpu, predicted=False) > 1
+
+
+def row(kernel: str, latency_us: float | None, status: str = "ok", **fields: object) -> dict[str, object]:
+    problem = AttentionProblem(1, 8, 8, 1024, 64).to_dict()
+    empty = {"bandwidth_tb_s": None, "read_floor_share": None, "reason": None, "source": "measured"}
+    return {**empty, "problem": problem, "kernel": kernel, "latency_us": latency_us, "status": status, **fields}
+
+
+def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
+    lean = row("lean", 10.0, bandwidth_tb_s=2.346, read_floor_share=0.876)
+    show_summary(
+        [lean, row("fa2", 25.0), row("fixed_split", 9.0), row("reference", None, "timeout", reason="too slow")]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "measured latency in µs"
+    line = next(line for line in lines if line.startswith("b1 h8 n1024"))
+    assert line.split()[6:] == ["10.0", "25.0", "9.0", "timeout", "2.50x", "0.90x", "-", "2.35", "88%"]
+    assert lines[-1] == "timeout: reference · b1 h8 n1024 d64 fp16 HND: too slow"
+
+
+def test_a_wrong_result_gives_no_speedup(capsys):
+    show_summary([row("lean", 10.0), row("fa2", 5.0, "incorrect", reason="off by 3")])
+    out = capsys.readouterr().out
+    assert "incorrect 5.0" in out
+    assert "0.50x" not in out
+
+
+def test_a_run_without_lean_has_no_speedups(capsys):
+    show_summary([row("fa2", 25.0)])
+    out = capsys.readouterr().out
+    assert "25.0" in out
+    assert " vs " not in out
+
+
+def test_default_names_never_collide(tmp_path, monkeypatch):
+    from leanbench.cli import sweep as module
+
+    class Clock(module.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2030, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(module, "datetime", Clock)
+    target = Target(find("a100"), None)
+    names = []
+    for _ in range(3):
+        path = module._run_path(tmp_path, None, Sweep("s"), target, resume=False)
+        path.mkdir()
+        names.append(path.name)
+    base = "s-a100-80gb-20300102-030405"
+    assert names == [base, f"{base}-2", f"{base}-3"]
+
+
+def test_shipped_data_is_read_from_any_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke("sweep", "smoke", "--dry-run").exit_code == 0

@@ -1,0 +1,121 @@
+"""A pretended NVML: the real `pynvml` with functions replaced, so that names and error classes are the true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+
+@dataclass
+class FakeGpu:
+    product: str = "NVIDIA H200"
+    uuid: str = "GPU-aaaa0000-0000-0000-0000-000000000000"
+    memory_total_bytes: int = 150_754_820_096
+    memory_free_bytes: int = 150_000_000_000
+    compute_capability: tuple[int, int] = (9, 0)
+    sm_clock_mhz: int = 1755
+    memory_clock_mhz: int = 3201
+    memory_bus_bits: int = 6144
+    temperature_c: int = 41
+    #: What the instantaneous field and the older call read; they differ, as they do on the H200.
+    power_instant_mw: int = 476_000
+    power_usage_mw: int = 310_000
+    event_reasons: int = 0
+    mig: bool = False
+    #: NVML function names that answer with an error, and which.
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class FakeNvml:
+    gpus: list[FakeGpu]
+    #: nvmlInit calls without their nvmlShutdown.
+    open: int = 0
+    init_error: int | None = None
+
+
+@pytest.fixture(autouse=True)
+def no_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeNvml]:
+    """Call with the `FakeGpu` fields of each GPU that shall be here; returns the pretended NVML, to change it."""
+
+    def install(*gpus: dict[str, Any]) -> FakeNvml:
+        fake = FakeNvml([FakeGpu(**fields) for fields in gpus])
+        for name, function in _functions(fake).items():
+            monkeypatch.setattr(pynvml, name, function)
+        return fake
+
+    return install
+
+
+def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
+    def init() -> None:
+        if fake.init_error is not None:
+            raise pynvml.NVMLError(fake.init_error)
+        fake.open += 1
+
+    def shutdown() -> None:
+        fake.open -= 1
+
+    def by_uuid(uuid: str) -> FakeGpu:
+        for gpu in fake.gpus:
+            if gpu.uuid == uuid:
+                return gpu
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def field_values(gpu: FakeGpu, fields: list[int]) -> list[Any]:
+        assert fields == [186]
+        error = gpu.errors.get("field 186", pynvml.NVML_SUCCESS)
+        return [SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=gpu.power_instant_mw))]
+
+    clocks = {pynvml.NVML_CLOCK_SM: "sm_clock_mhz", pynvml.NVML_CLOCK_MEM: "memory_clock_mhz"}
+    per_gpu: dict[str, Callable[..., Any]] = {
+        "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+        "nvmlDeviceGetName": lambda gpu: gpu.product,
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(
+            total=gpu.memory_total_bytes, free=gpu.memory_free_bytes
+        ),
+        "nvmlDeviceGetCudaComputeCapability": lambda gpu: gpu.compute_capability,
+        "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.mig), int(gpu.mig)],
+        "nvmlDeviceGetClockInfo": lambda gpu, clock: getattr(gpu, clocks[clock]),
+        "nvmlDeviceGetMaxClockInfo": lambda gpu, clock: getattr(gpu, clocks[clock]),
+        "nvmlDeviceGetMemoryBusWidth": lambda gpu: gpu.memory_bus_bits,
+        "nvmlDeviceGetTemperature": lambda gpu, sensor: gpu.temperature_c,
+        "nvmlDeviceGetFieldValues": field_values,
+        "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_usage_mw,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu: 700_000,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.event_reasons,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.event_reasons,
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": _no_mig_instance,
+    }
+    return {
+        "nvmlInit": init,
+        "nvmlShutdown": shutdown,
+        "nvmlSystemGetDriverVersion": lambda: "580.65.06",
+        "nvmlDeviceGetCount": lambda: len(fake.gpus),
+        "nvmlDeviceGetHandleByIndex": lambda index: fake.gpus[index],
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        **{name: _failing(name, function) for name, function in per_gpu.items()},
+    }
+
+
+def _no_mig_instance(gpu: FakeGpu) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+def _failing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(gpu: FakeGpu, *args: Any) -> Any:
+        if name in gpu.errors:
+            raise pynvml.NVMLError(gpu.errors[name])
+        return function(gpu, *args)
+
+    return call

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target, choose, spec_of_device
+
+Install = Callable[..., Any]
+
+H200 = {"product": "NVIDIA H200", "uuid": "GPU-aaaa"}
+A100_40 = {"product": "NVIDIA A100-SXM4-40GB", "uuid": "GPU-bbbb"}
+H200_NVL = {"product": "NVIDIA H200 NVL", "uuid": "GPU-cccc"}
+UNKNOWN = {"product": "NVIDIA X9000", "uuid": "GPU-dddd"}
+
+
+def device(name: str = "NVIDIA H200", uuid: str = "aaaa", **properties: Any) -> SimpleNamespace:
+    """What torch 2.5 and later say of an H200; `properties` replace or, when None, remove."""
+    fields = {
+        "name": name,
+        "uuid": uuid,
+        "major": 9,
+        "minor": 0,
+        "total_memory": 150_109_880_320,
+        "multi_processor_count": 132,
+        "L2_cache_size": 62_914_560,
+        "shared_memory_per_multiprocessor": 233_472,
+        "shared_memory_per_block_optin": 232_448,
+        "regs_per_multiprocessor": 65_536,
+        **properties,
+    }
+    return SimpleNamespace(**{name: value for name, value in fields.items() if value is not None})
+
+
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Call with the devices that torch shall see; `available` and `built_for` say whether it can use them."""
+
+    def install(*devices: SimpleNamespace, available: bool = True, built_for: str | None = "13.0") -> None:
+        cuda = SimpleNamespace(
+            is_available=lambda: available,
+            is_initialized=lambda: available,
+            device_count=lambda: len(devices),
+            get_device_properties=lambda index: devices[index],
+        )
+        version = SimpleNamespace(cuda=built_for)
+        torch = SimpleNamespace(cuda=cuda, version=version, __version__="2.13.0")
+        monkeypatch.setitem(sys.modules, "torch", torch)
+
+    return install
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch fails."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+def test_spec_takes_the_driver_s_figures(fake_torch: Install) -> None:
+    fake_torch(device(multi_processor_count=130, L2_cache_size=52_428_800))
+    spec = spec_of_device(0)
+    assert (spec.name, spec.product) == ("h200", "NVIDIA H200")
+    assert (spec.sms, spec.l2_mb, spec.memory_gb) == (130, 50, 141)
+    assert (spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (228, 227, 65_536)
+    assert (spec.bandwidth_tb_s, spec.boost_clock_mhz, spec.power_limit_w) == (4.8, 1980, 700)
+    assert spec.source.startswith("the driver; bandwidth, clock and power: NVIDIA H200 datasheet")
+
+
+def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch: Install) -> None:
+    names = (
+        "L2_cache_size",
+        "shared_memory_per_multiprocessor",
+        "shared_memory_per_block_optin",
+        "regs_per_multiprocessor",
+    )
+    fake_torch(device(**dict.fromkeys(names)))
+    spec = spec_of_device(0)
+    assert (spec.l2_mb, spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (60, 228, 227, 65_536)
+
+
+def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch: Install) -> None:
+    fake_torch(device("NVIDIA H200 MIG 1g.18gb", total_memory=141 * 2**30 // 8, multi_processor_count=16))
+    spec = spec_of_device(0)
+    assert (spec.name, spec.sms, spec.memory_gb) == ("h200", 16, 17.6)
+    assert spec.bandwidth_tb_s == pytest.approx(0.6)
+
+
+def test_unknown_product(fake_torch: Install, fake_nvml: Install) -> None:
+    fake_nvml({**UNKNOWN, "memory_clock_mhz": 2000, "memory_bus_bits": 5120, "sm_clock_mhz": 1800})
+    fake_torch(device("NVIDIA X9000", "dddd", major=11, minor=0, multi_processor_count=64, total_memory=32 * 2**30))
+    spec = spec_of_device(0)
+    assert (spec.name, spec.product, spec.compute_capability) == ("x9000", "NVIDIA X9000", (11, 0))
+    assert (spec.sms, spec.memory_gb, spec.l2_mb, spec.shared_kb_per_sm) == (64, 32, 60, 228)
+    assert (spec.bandwidth_tb_s, spec.boost_clock_mhz, spec.power_limit_w) == (2.56, 1800, 700)
+    assert spec.source == "the driver; bandwidth: memory clock times bus width"
+
+
+def test_unknown_product_that_says_little(fake_torch: Install, fake_nvml: Install) -> None:
+    fake_nvml(UNKNOWN).init_error = pynvml.NVML_ERROR_UNKNOWN
+    fake_torch(device("NVIDIA X9000", "dddd"))
+    spec = spec_of_device(0)
+    assert (spec.sms, spec.bandwidth_tb_s) == (132, 0.25)
+    assert spec.source.endswith("assumed: bandwidth, clock, power")
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml: Install) -> None:
+    fake_nvml().init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose("H200", require_gpu=False) == Target(find("h200"), None)
+    with pytest.raises(UserError, match=r"there is no GPU 'h2000' in the catalogue, did you mean 'h200'\?"):
+        choose("h2000", require_gpu=False)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_required_gpu_is_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_nvml(H200)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match="hides every GPU: unset it; leave --require-gpu out to predict"):
+        choose(None, require_gpu=True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UserError, match="no a100 here, only NVIDIA H200; leave --gpu out to measure on that"):
+        choose("a100", require_gpu=True)
+    fake.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    with pytest.raises(UserError, match="--require-gpu: there is no working NVIDIA driver here"):
+        choose("h200", require_gpu=True)
+
+
+@pytest.mark.parametrize("name", [None, "h200", "H200-SXM", "NVIDIA H200"])
+@pytest.mark.parametrize("require_gpu", [False, True])
+def test_local_gpu_that_answers(fake_nvml: Install, fake_torch: Install, name: str | None, require_gpu: bool) -> None:
+    fake_nvml(H200)
+    fake_torch(device())
+    target = choose(name, require_gpu)
+    assert (target.local_index, target.spec, target.note) == (0, spec_of_device(0), None)
+
+
+@pytest.mark.parametrize(
+    ("here", "name", "measured"),
+    [
+        (A100_40, "a100", True),  # the family
+        (A100_40, "a100-40gb", True),
+        (A100_40, "a100-80gb", False),
+        (H200_NVL, "h200", False),  # another GPU than the NVL
+        (H200_NVL, "h200-nvl", True),
+        (H200, "h100", False),
+        (UNKNOWN, "x9000", True),
+    ],
+)
+def test_names(fake_nvml: Install, fake_torch: Install, here: dict[str, Any], name: str, measured: bool) -> None:
+    fake_nvml(here)
+    fake_torch(device(here["product"], here["uuid"].removeprefix("GPU-")))
+    target = choose(name, require_gpu=False)
+    assert (target.local_index == 0) is measured
+    if not measured:
+        assert target.spec == find(name)
+
+
+def test_index_is_torch_s_where_the_orders_differ(fake_nvml: Install, fake_torch: Install) -> None:
+    fake_nvml(A100_40, H200)
+    fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
+    assert choose("a100", require_gpu=True).local_index == 1
+    first = choose(None, require_gpu=True)
+    assert (first.local_index, first.spec.name) == (0, "h200")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "fix"), [(None, "is built without CUDA: install a CUDA build"), ("13.0", "update the driver")]
+)
+def test_torch_that_cannot_use_the_gpu(
+    fake_nvml: Install, fake_torch: Install, built_for: str | None, fix: str
+) -> None:
+    fake_nvml(H200)
+    fake_torch(available=False, built_for=built_for)
+    target = choose(None, require_gpu=False)
+    assert (target.spec.name, target.local_index) == ("h200", None)
+    assert fix in str(target.note)
+    with pytest.raises(UserError, match=fix):
+        choose(None, require_gpu=True)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from leanbench.gpu.nvml import (
+    GpuLostError,
+    GpuNotFoundError,
+    GpuState,
+    Nvml,
+    NvmlError,
+    NvmlUnavailableError,
+    local_gpus,
+    why_no_gpu,
+)
+
+Install = Callable[..., Any]
+A = {"uuid": "GPU-aaaa0000-0000-0000-0000-000000000000", "product": "NVIDIA H200"}
+B = {
+    "uuid": "GPU-bbbb0000-0000-0000-0000-000000000000",
+    "product": "NVIDIA A100-SXM4-80GB",
+    "compute_capability": (8, 0),
+}
+WARM_B = {**B, "temperature_c": 77}
+
+
+def test_local_gpus(fake_nvml: Install) -> None:
+    fake = fake_nvml(A, B)
+    first, second = local_gpus()
+    assert (first.index, first.product, first.uuid) == (0, "NVIDIA H200", A["uuid"])
+    assert (first.memory_total_bytes, first.memory_free_bytes) == (150_754_820_096, 150_000_000_000)
+    assert (first.driver_version, first.compute_capability, first.mig) == ("580.65.06", (9, 0), False)
+    assert (second.index, second.product, second.compute_capability) == (1, "NVIDIA A100-SXM4-80GB", (8, 0))
+    assert fake.open == 0
+    assert why_no_gpu() is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "products"),
+    [
+        ("1", ["NVIDIA A100-SXM4-80GB"]),
+        ("1,0", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]),
+        ("GPU-bbbb, 0", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]),
+        (B["uuid"], ["NVIDIA A100-SXM4-80GB"]),
+        ("0,7,1", ["NVIDIA H200"]),
+        ("GPU-", []),  # not unique
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_cuda_visible_devices(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, visible: str, products: list[str]
+) -> None:
+    fake_nvml(A, B)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [(gpu.index, gpu.product) for gpu in local_gpus()] == list(enumerate(products))
+    if not products:
+        assert why_no_gpu() == f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU: unset it"
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, 999])
+def test_no_driver(fake_nvml: Install, error: int) -> None:
+    fake_nvml().init_error = error
+    assert local_gpus() == []
+    assert "there is no working NVIDIA driver here" in str(why_no_gpu())
+    with pytest.raises(NvmlUnavailableError, match="no working NVIDIA driver"), Nvml(0):
+        pass
+
+
+def test_no_gpu_behind_the_driver(fake_nvml: Install) -> None:
+    fake_nvml()
+    assert local_gpus() == []
+    assert why_no_gpu() == "the NVIDIA driver finds no GPU"
+
+
+def test_no_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert local_gpus() == []
+    assert why_no_gpu() == "pynvml is not installed: pip install nvidia-ml-py"
+
+
+def test_updated_driver_says_reboot(fake_nvml: Install) -> None:
+    fake_nvml(A).init_error = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    with pytest.raises(NvmlError, match="reboot"):
+        local_gpus()
+    assert "reboot" in str(why_no_gpu())
+
+
+def test_state(fake_nvml: Install) -> None:
+    fake = fake_nvml({"event_reasons": 0x4 | 0x40})
+    with Nvml(0) as nvml:
+        assert fake.open == 1
+        state = nvml.state()
+    assert fake.open == 0
+    assert state == GpuState(
+        sm_clock_mhz=1755,
+        memory_clock_mhz=3201,
+        temperature_c=41,
+        power_w=476.0,
+        throttle_reasons=["sw_power_cap", "hw_thermal_slowdown"],
+    )
+
+
+@pytest.mark.parametrize("bits", [0x0, 0x1, 0x2, 0x100, 0x103])
+def test_idle_and_set_clocks_are_no_throttling(fake_nvml: Install, bits: int) -> None:
+    fake_nvml({"event_reasons": bits})
+    with Nvml(0) as nvml:
+        assert nvml.state().throttle_reasons == []
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, 999])
+@pytest.mark.parametrize(
+    ("function", "field"),
+    [
+        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+        ("nvmlDeviceGetCurrentClocksEventReasons", None),
+    ],
+)
+def test_one_unsupported_field_leaves_the_others(
+    fake_nvml: Install, error: int, function: str, field: str | None
+) -> None:
+    fake_nvml({"errors": {function: error}, "event_reasons": 0x4})
+    with Nvml(0) as nvml:
+        state = nvml.state()
+    # Older drivers know the throttle reasons by their older name only.
+    assert state.throttle_reasons == ["sw_power_cap"]
+    assert state.power_w == 476.0
+    if field is not None:
+        assert getattr(state, field) is None
+
+
+def test_older_power_call_steps_in(fake_nvml: Install) -> None:
+    gpu = fake_nvml({"errors": {"field 186": pynvml.NVML_ERROR_NOT_SUPPORTED}}).gpus[0]
+    with Nvml(0) as nvml:
+        assert nvml.state().power_w == 310.0
+        gpu.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert nvml.state().power_w is None
+
+
+def test_lost_gpu(fake_nvml: Install) -> None:
+    fake = fake_nvml({})
+    with Nvml(0) as nvml:
+        fake.gpus[0].errors["nvmlDeviceGetTemperature"] = pynvml.NVML_ERROR_GPU_IS_LOST
+        with pytest.raises(GpuLostError, match="reboot"):
+            nvml.state()
+    assert fake.open == 0
+
+
+def test_limits(fake_nvml: Install) -> None:
+    gpu = fake_nvml({}).gpus[0]
+    with Nvml(0) as nvml:
+        limits = nvml.limits()
+        assert (limits.sm_clock_mhz, limits.power_limit_w) == (1755, 700.0)
+        assert limits.bandwidth_tb_s == pytest.approx(4.917, abs=1e-3)  # 6144 bits, both edges of 3201 MHz
+        gpu.errors["nvmlDeviceGetMemoryBusWidth"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert nvml.limits().bandwidth_tb_s is None
+
+
+@pytest.mark.parametrize("device", [1, B["uuid"], B["uuid"].removeprefix("GPU-")])
+def test_device_by_index_or_uuid(fake_nvml: Install, device: int | str) -> None:
+    fake_nvml(A, WARM_B)
+    with Nvml(device) as nvml:
+        assert nvml.state().temperature_c == 77
+
+
+def test_index_follows_cuda_visible_devices(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(A, WARM_B)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with Nvml(0) as nvml:
+        assert nvml.state().temperature_c == 77
+
+
+def test_index_follows_torch_once_it_runs_cuda(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA puts the fastest GPU first, NVML the one with the lowest bus address."""
+    fake_nvml(A, WARM_B)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda index: SimpleNamespace(uuid=[B["uuid"], A["uuid"]][index].removeprefix("GPU-")),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    with Nvml(0) as nvml:
+        assert nvml.state().temperature_c == 77
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [(2, "there is no GPU 2, visible here: 1"), ("GPU-cccc", "there is no GPU with UUID GPU-cccc")],
+)
+def test_unknown_device(fake_nvml: Install, device: int | str, message: str) -> None:
+    fake = fake_nvml(A)
+    with pytest.raises(GpuNotFoundError, match=message), Nvml(device):
+        pass
+    assert fake.open == 0
+
+
+def test_importing_the_adapter_does_not_load_torch_or_nvml() -> None:
+    import subprocess
+
+    code = "import sys, leanbench.gpu.nvml, leanbench.gpu.catalogue; print(*{'torch', 'pynvml'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.spec import GpuSpec
+from leanbench.inputs import AttentionInputs
+from leanbench.model.cell import predict_cell
+from leanbench.model.rates import read_floor_us
+from leanbench.model.simulate import simulate
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig, kernels
+from leanbench.row import Row
+
+H200 = find("h200")
+PROBLEM = AttentionProblem(batch=1, q_heads=56, kv_heads=56, context=65_536, head_dim=64)
+SLOW = KernelConfig(tile_tokens=64, num_warps=4, num_stages=1)
+FAST = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
+TOO_LARGE = KernelConfig(tile_tokens=256, num_warps=4, num_stages=6)
+
+
+class Plain(Kernel):
+    name = "plain"
+    title = "one CTA per tile"
+    decomposition = "one_cta_per_tile"
+    source = "test"
+
+    def __init__(self, *configs: KernelConfig) -> None:
+        self.configs = configs
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        return "plain knows no head_dim 256" if problem.head_dim == 256 else None
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        return self.configs[0] if self.configs else None
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return list(self.configs)
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+        assert config is not None
+        return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        raise AssertionError("a prediction prepares nothing")
+
+
+class Secret(Plain):
+    name = "secret"
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+        return None
+
+
+class Balanced(Plain):
+    name = "balanced"
+    decomposition = "stream_k"
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+        assert config is not None
+        return stream_k(TileGrid.of(problem, config.tile_tokens), gpu.sms * (config.ctas_per_sm or 1))
+
+
+def row(fields: dict[str, Any]) -> Row:
+    """The row that a run would make of these fields."""
+    beside = {"cell": "c", "problem": PROBLEM.to_dict(), "kernel": "k", "wall_s": 0.1, "time": "t", "environment": "e"}
+    return Row.model_validate({**json.loads(json.dumps(fields)), **beside})
+
+
+def test_default() -> None:
+    fields = predict_cell(PROBLEM, Plain(FAST, SLOW), "default", H200)
+    simulation = simulate(one_cta_per_tile(TileGrid.of(PROBLEM, 128)), PROBLEM, FAST, H200)
+    floor_us = read_floor_us(PROBLEM.kv_bytes, H200)
+    assert fields == {
+        "decomposition": "one_cta_per_tile",
+        "source": "predicted",
+        "status": "ok",
+        "config": {"tile_tokens": 128, "num_warps": 4, "num_stages": 3},
+        "config_choice": "default",
+        "latency_us": simulation.latency_us,
+        "kv_bytes": 2 * 65_536 * 56 * 64 * 2,
+        "bandwidth_tb_s": simulation.bandwidth_tb_s,
+        "read_floor_us": floor_us,
+        "read_floor_share": floor_us / simulation.latency_us,
+        "quantisation_efficiency": pytest.approx(56 / 132),
+    }
+    assert row(fields).samples is None
+
+
+def test_best_keeps_the_fastest_that_fits() -> None:
+    fields = predict_cell(PROBLEM, Plain(SLOW, TOO_LARGE, FAST), "best", H200)
+    assert (fields["config"], fields["config_choice"]) == (FAST.to_dict(), "best of 2")
+    default_us = predict_cell(PROBLEM, Plain(SLOW), "default", H200)["latency_us"]
+    assert fields["latency_us"] < default_us / 2
+
+
+def test_stream_k_fills_all_sms() -> None:
+    one, two = (KernelConfig(128, 4, 3, ctas_per_sm=ctas_per_sm) for ctas_per_sm in (1, 2))
+    for config in (one, two):
+        fields = predict_cell(PROBLEM, Balanced(config), "default", H200)
+        assert fields["quantisation_efficiency"] == pytest.approx(1, abs=0.01)
+        assert fields["read_floor_share"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (Secret(FAST), "secret has no schedule to predict from"),
+        (Plain(), "plain has no schedule to predict from"),
+        (Plain(TOO_LARGE), "plain has no config that fits the 227 KB of shared memory of h200"),
+    ],
+)
+@pytest.mark.parametrize("configs", ["default", "best"])
+def test_nothing_to_predict_from(kernel: Kernel, reason: str, configs: str) -> None:
+    fields = predict_cell(PROBLEM, kernel, configs, H200)
+    assert (fields["status"], fields["reason"]) == ("unsupported", reason)
+    assert row(fields).latency_us is None
+
+
+def test_the_kernel_s_own_reason_comes_first() -> None:
+    huge = AttentionProblem(64, 64, 64, 10**7, 256)
+    fields = predict_cell(huge, Plain(FAST), "default", H200)
+    assert (fields["status"], fields["reason"]) == ("unsupported", "plain knows no head_dim 256")
+
+
+def test_out_of_memory_says_both_numbers() -> None:
+    ragged = AttentionProblem(4, 32, 32, (1, 1, 1, 2_000_000), 64)
+    fields = predict_cell(ragged, Plain(FAST), "default", find("l4"))
+    assert fields["status"] == "out_of_memory"
+    # What is allocated counts: four sequences as long as the longest.
+    assert fields["reason"].startswith("K and V take 65.5 GB, l4 has 24 GB: lower context, batch or kv_heads")
+    assert row(fields).kv_bytes == 2 * 2_000_003 * 32 * 64 * 2
+    assert predict_cell(ragged, Plain(FAST), "default", find("a100-80gb"))["status"] == "ok"
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200", "l4", "b200"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM,
+        AttentionProblem(1, 32, 8, 4096, 128),
+        AttentionProblem(8, 40, 8, (1, 127, 128, 129, 1000, 4096, 5000, 8192), 80, "bf16", "NHD"),
+        AttentionProblem(2, 8, 1, 1000, 256),
+    ],
+    ids=lambda problem: problem.label,
+)
+def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
+    spec = find(gpu)
+    for name in ("lean", "fa2", "fixed_split"):
+        default, best = (predict_cell(problem, kernels()[name], configs, spec) for configs in ("default", "best"))
+        assert (default["status"], best["status"]) == ("ok", "ok"), (name, default.get("reason"), best.get("reason"))
+        assert read_floor_us(problem.kv_bytes, spec) < best["latency_us"] <= default["latency_us"]
+        row(best)
+
+
+def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
+    """The LeanAttention paper's case: 16 heads leave most SMs of one CTA per tile idle, and fixed splits fit badly."""
+    problem = AttentionProblem(1, 16, 16, 524_288, 64)
+    us = {name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"] for name in ("lean", "fa2")}
+    assert us["fa2"] > 4 * us["lean"]

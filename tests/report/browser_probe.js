@@ -1,0 +1,42 @@
+// Put at the end of a report by test_report_browser.py: helpers, then the test's own lines in place of PROBE.
+const all = (selector) => [...document.querySelectorAll(selector)];
+const chart = (key) => document.getElementById(`chart-${key}`);
+const trace = (key, kernel) => chart(key).data.find((each) => each.meta.kernel === kernel);
+const points = (key, kernel) => trace(key, kernel).x.map((x, i) => [x, trace(key, kernel).y[i]]);
+const text = (key, selector) => chart(key).querySelector(selector).textContent;
+const nameOf = (label) => label.firstChild.textContent.trim();
+const column = (name) => {
+  const index = all("#results th").findIndex((th) => th.dataset.column === name);
+  return all("#results tbody tr").map((tr) => tr.cells[index].textContent);
+};
+const choose = (label, option) => {
+  const control = all("#selectors label").find((each) => nameOf(each) === label).lastChild;
+  control.selectedIndex = [...control.options].findIndex((each) => each.text === option);
+  control.dispatchEvent(new Event("change"));
+};
+const optionOf = (label) => label.lastChild.selectedOptions[0].text;
+const selected = () => Object.fromEntries(all("#selectors label").map((label) => [nameOf(label), optionOf(label)]));
+const sortBy = (name) => {
+  const th = document.querySelector(`#results th[data-column="${name}"]`);
+  th.querySelector("button").click();
+  return [th.getAttribute("aria-sort"), column(name)];
+};
+const filter = (words) => {
+  const input = document.getElementById("filter");
+  input.value = words;
+  input.dispatchEvent(new Event("input"));
+  return [document.getElementById("count").textContent, column("kernel")];
+};
+const probe = async () => { PROBE };
+
+addEventListener("load", async () => {
+  let seen = null;
+  try { seen = await probe(); } catch (error) { failures.push(`probe: ${error}`); }
+  const isDrawn = (each) => each.querySelector("svg.main-svg .trace .points path") !== null;
+  const charts = all(".chart").map((each) => [each.id.slice("chart-".length), isDrawn(each)]);
+  const loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
+  const answer = document.createElement("pre");
+  answer.id = "probe";
+  answer.textContent = JSON.stringify({ seen, charts, loaded, failures });
+  document.body.append(answer);
+});

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import WriteRun, manifest
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> WriteRun:
+    def write(rows: Iterable[dict[str, Any]], tail: str = "", **fields: Any) -> Path:
+        directory = tmp_path / "run"
+        directory.mkdir()
+        (directory / "manifest.json").write_text(json.dumps(manifest(**fields)))
+        (directory / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+        return directory
+
+    return write

@@ -1,0 +1,196 @@
+"""The page in a real browser: charts are drawn, the table sorts and filters, nothing fails and nothing is loaded."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import HOSTILE, WriteRun, measured_rows, problem, row
+
+from leanbench.report import write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"),
+]
+
+#: Runs before anything else in the page, and keeps every failure.
+WATCH = """<script>
+window.failures = [];
+addEventListener("error", (event) => failures.push(event.message));
+addEventListener("unhandledrejection", (event) => failures.push(String(event.reason)));
+addEventListener("securitypolicyviolation", (event) => failures.push(`blocked ${event.blockedURI}`));
+window.alert = (text) => failures.push(`alert ${text}`);
+console.error = (...text) => failures.push(text.join(" "));
+</script>"""
+#: Runs after everything else: the test's own lines stand in place of PROBE.
+PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
+
+
+def look(directory: Path, probe: str = "return null;") -> Any:
+    """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in the page fails."""
+    [report] = write_report(directory, directory, ["html"])
+    page = report.read_text(encoding="utf-8").replace("<head>", f"<head>{WATCH}", 1)
+    head, body_end, tail = page.rpartition("</body>")
+    watched = directory / "watched.html"
+    script = PROBE.replace("{ PROBE }", f"{{ {probe} }}")
+    watched.write_text(f"{head}<script>{script}</script>{body_end}{tail}", encoding="utf-8")
+    flags = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
+        *(f"--user-data-dir={directory / 'profile'}", "--window-size=1400,1000", "--virtual-time-budget=5000"),
+    ]
+    command = [str(CHROMIUM), *flags, "--dump-dom", watched.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    answer = re.search(r'<pre id="probe">(.+?)</pre>', dom, re.DOTALL)
+    assert answer, "the page did not reach its load event"
+    result = json.loads(html.unescape(answer[1]))
+    assert result["failures"] == []
+    assert result["loaded"] == []
+    assert all(drawn for _, drawn in result["charts"]), result["charts"]
+    return result["seen"], [key for key, _ in result["charts"]]
+
+
+def test_charts_show_the_rows(write_run: WriteRun) -> None:
+    probe = """return {
+      lean: points("latency", "lean"), fa2: points("speedup", "fa2"), fixed: points("speedup", "fixed_split"),
+      floor: points("latency", null), errors: trace("latency", "fa2").error_y.array,
+      type: chart("latency").layout.yaxis.type, ticks: chart("latency").layout.xaxis.ticktext,
+      x: text("latency", ".xtitle"), y: text("latency", ".ytitle"),
+      drawn: chart("latency").querySelectorAll(".scatterlayer .trace").length,
+      symbols: trace("share", "lean").marker.symbol,
+      bytes: chart("share").querySelectorAll(".xtick text")[0].textContent,
+    };"""
+    seen, charts = look(write_run(measured_rows()), probe)
+    assert charts == ["latency", "bandwidth", "speedup", "share", "speedup_all"]
+    assert seen["lean"] == [[1024, 10.0], [65536, 200.0]]
+    assert seen["fa2"] == [[1024, 2.0], [65536, 8.0]]
+    assert seen["fixed"] == [[1024, 1.0], [65536, 0.5]]
+    assert seen["floor"] == [[1024, problem(1024).kv_bytes / 4e6 + 2], [65536, problem(65536).kv_bytes / 4e6 + 2]]
+    assert seen["errors"] == pytest.approx([1.0, 80.0])
+    assert (seen["type"], seen["ticks"]) == ("log", ["1k", "64k"])
+    assert (seen["x"], seen["y"]) == ("context (tokens)", "latency (µs)")
+    assert seen["drawn"] == 4
+    assert seen["bytes"] == "20 MB"
+    assert seen["symbols"] == ["circle", "circle", "circle-open"]
+
+
+def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:
+    probe = """return {
+      up: sortBy("latency_us"), down: sortBy("latency_us"), text: sortBy("kernel"),
+      marked: all("#results th[aria-sort]").length,
+      found: filter("FA2 64k"), none: filter("nothing"), all: filter("")[0],
+    };"""
+    seen, _ = look(write_run(measured_rows()), probe)
+    ascending = ["10.00", "10.00", "12.50", "20.00", "100.0", "200.0", "1,600"]
+    # Not measured stays last both ways.
+    assert seen["up"] == ["ascending", [*ascending, "", ""]]
+    assert seen["down"] == ["descending", [*reversed(ascending), "", ""]]
+    assert seen["text"] == ["ascending", ["fa2"] * 3 + ["fixed_split"] * 3 + ["lean"] * 3]
+    assert seen["marked"] == 1
+    assert seen["found"] == ["1 of 9 rows", ["fa2"]]
+    assert seen["none"] == ["0 of 9 rows", []]
+    assert seen["all"] == "9 rows"
+
+
+def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
+    cells = [(1024, 8), (2048, 8), (4096, 8), (1024, 32), (2048, 32)]
+    rows = [row(problem(context, heads), "lean", context / 1024 + heads) for context, heads in cells]
+    rows += [row(problem(512, 16, dtype="bf16"), "lean", 7.0)]
+    probe = """const state = () => [selected(), points("latency", "lean")];
+      const first = state();
+      choose("query heads", "32"); const heads = state();
+      choose("dtype", "bf16"); const dtype = [...state(), trace("latency", "lean").type];
+      choose("x axis", "query heads"); const axis = [...state(), text("latency", ".xtitle")];
+      return { first, heads, dtype, axis };"""
+    seen, _ = look(write_run(rows), probe)
+    context = "context (tokens)"
+    assert seen["first"] == [
+        {"x axis": context, "query heads": "8", "dtype": "fp16"},
+        [[1024, 9], [2048, 10], [4096, 12]],
+    ]
+    assert seen["heads"] == [
+        {"x axis": context, "query heads": "32", "dtype": "fp16"},
+        [[1024, 33], [2048, 34]],
+    ]
+    # There is no bf16 with 32 heads: the heads follow. One problem alone is a bar.
+    assert seen["dtype"] == [{"x axis": context, "query heads": "16", "dtype": "bf16"}, [["lean", 7.0]], "bar"]
+    assert seen["axis"] == [
+        {"x axis": "query heads", "context (tokens)": "1k", "dtype": "fp16"},
+        [[8, 9], [32, 33]],
+        "query heads",
+    ]
+
+
+def test_measured_and_predicted_never_share_a_chart(write_run: WriteRun) -> None:
+    predicted = [row(problem(), name, us, source="predicted") for name, us in (("lean", 3.0), ("fa2", 9.0))]
+    rows = [*measured_rows(), *predicted]
+    probe = """const tags = () => [...new Set(all("figcaption .tag").map((tag) => tag.textContent))];
+      const before = [tags(), points("speedup_all", "fa2")];
+      choose("source", "predicted"); return { before, after: [tags(), points("speedup_all", "fa2")] };"""
+    seen, _ = look(write_run(rows), probe)
+    short, long = problem(1024).kv_bytes, problem(65536).kv_bytes
+    assert seen["before"] == [["measured"], [[short, 2.0], [long, 8.0]]]
+    # One predicted problem is left, and it is shown as a bar.
+    assert seen["after"] == [["predicted"], [["fa2", 3.0]]]
+
+
+def test_hostile_names_are_only_text(write_run: WriteRun) -> None:
+    rows = [*measured_rows(), row(problem(), HOSTILE, 5.0), row(problem(4096), HOSTILE, 6.0)]
+    # In a script element, `</script>` would end it.
+    kernel = json.dumps(HOSTILE).replace("<", "\\u003c")
+    probe = f"""const kernel = {kernel};
+      return {{ points: points("latency", kernel), shown: column("kernel").filter((text) => text === kernel).length,
+        images: document.images.length, inLegend: all("#legend button").some((b) => b.dataset.kernel === kernel) }};"""
+    seen, _ = look(write_run(rows, name=HOSTILE), probe)
+    assert seen == {"points": [[1024, 5.0], [4096, 6.0]], "shown": 2, "images": 0, "inLegend": True}
+
+
+def test_legend_hides_a_kernel_in_every_chart(write_run: WriteRun) -> None:
+    probe = """const keys = all('.chart').map((each) => each.id.slice(6));
+      document.querySelector('#legend button[data-kernel="fa2"]').click();
+      return keys.map((key) => trace(key, "fa2").visible);"""
+    seen, charts = look(write_run(measured_rows()), probe)
+    assert seen == [False] * len(charts)
+
+
+def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> None:
+    probe = """let saved;
+      HTMLAnchorElement.prototype.click = function () { saved = [this.download, decodeURIComponent(this.href)]; };
+      document.querySelector(".save").click();
+      for (let i = 0; i < 50 && !saved; i++) await new Promise((done) => setTimeout(done, 20));
+      const svg = saved[1].slice(saved[1].indexOf("<svg"));
+      const picture = new DOMParser().parseFromString(svg, "image/svg+xml");
+      const legend = [...picture.querySelectorAll(".legendtext")].map((each) => each.textContent);
+      return [saved[0], picture.querySelector(".gtitle").textContent, legend];"""
+    rows = [dict(row, source="predicted") for row in measured_rows()]
+    seen, _ = look(write_run(rows, source="predicted"), probe)
+    name, title, legend = seen
+    assert name == "example-latency.svg"
+    # Plotly marks the line break with zero-width spaces.
+    lines = [line for line in title.split("\u200b") if line]
+    assert lines == ["Latency (predicted), NVIDIA H200", "batch 1, batch lengths equal"]
+    assert legend == ["lean", "fa2", "fixed_split", "read floor"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "charts"),
+    [
+        ([], []),
+        ([row(problem(), "lean", status="timeout", reason="slow")], []),
+        ([row(problem(), "lean", 10.0)], ["latency", "bandwidth", "share"]),
+        ([row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=None)], ["latency", "bandwidth"]),
+        ([row(problem(), "lean", 10.0), row(problem(dtype="bf16"), "lean", 9.0)], ["latency", "bandwidth", "share"]),
+    ],
+    ids=["empty", "failed", "one cell", "no floor", "only dtype varies"],
+)
+def test_small_runs_open(write_run: WriteRun, rows: list[dict[str, Any]], charts: list[str]) -> None:
+    _, drawn = look(write_run(rows))
+    assert drawn == charts

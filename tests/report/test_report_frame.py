@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row
+
+from leanbench.report import write_report
+from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
+from leanbench.report.run_files import read_run
+from leanbench.report.summary import geomean, status_counts, summaries
+
+
+def frame_of(directory):
+    return results_frame(read_run(directory))
+
+
+def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
+    directory = write_run(measured_rows())
+    [path] = write_report(directory, directory, ["csv"])
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 9
+    fa2 = rows[4]
+    assert {name: fa2[name] for name in ("problem", "batch", "q_heads", "kv_heads", "group_size", "context")} == {
+        "problem": "b1 h56 n65536 d64 fp16 HND",
+        "batch": "1",
+        "q_heads": "56",
+        "kv_heads": "56",
+        "group_size": "1",
+        "context": "65536",
+    }
+    assert (fa2["kernel"], fa2["latency_us"], fa2["lean_speedup"], fa2["samples"]) == ("fa2", "1600.0", "8.0", "25")
+    assert fa2["config"] == "tile_tokens=128 num_warps=4 num_stages=3"
+    assert float(fa2["bandwidth_tb_s"]) == 2 * 65536 * 56 * 64 * 2 / 1600.0 * 1e-6
+    assert (fa2["gpu"], fa2["source"], fa2["is_ragged"]) == (GPU, "measured", "False")
+    crashed = rows[7]
+    assert (crashed["context"], crashed["max_context"], crashed["mean_context"]) == ("512 4096", "4096", "2304.0")
+    assert (crashed["is_ragged"], crashed["status"], crashed["reason"]) == ("True", "crashed", HOSTILE)
+    # Not measured is empty, never 0.
+    assert [crashed[name] for name in ("latency_us", "samples", "config", "lean_speedup", "power_w")] == [""] * 5
+
+
+def test_lists_are_text_in_the_csv(write_run: WriteRun) -> None:
+    frame = frame_of(write_run([row(problem(), "lean", 1.0, throttle_reasons=["sw_power_cap", "hw_slowdown"])]))
+    assert frame["throttle_reasons"].tolist() == ["sw_power_cap hw_slowdown"]
+
+
+def test_speedups_by_problem(write_run: WriteRun) -> None:
+    frame = frame_of(write_run(measured_rows()))
+    table = speedups(frame)
+    assert list(table.columns) == ["fa2", "fixed_split"]
+    labels = table.index.get_level_values("problem")
+    by_label = dict(zip(labels, table.to_numpy().tolist(), strict=True))
+    assert by_label == {"b1 h56 n1024 d64 fp16 HND": [2.0, 1.0], "b1 h56 n65536 d64 fp16 HND": [8.0, 0.5]}
+    assert frame["lean_speedup"].dropna().tolist() == [2.0, 1.0, 8.0, 0.5]
+
+
+def test_summary_values(write_run: WriteRun) -> None:
+    [summary] = summaries(frame_of(write_run(measured_rows())))
+    fa2, fixed_split = summary.speedups
+    assert fa2.baseline == "fa2"
+    assert fa2.geomean == pytest.approx(4.0)
+    assert (fa2.lowest, fa2.lowest_at) == (2.0, "b1 h56 n1024 d64 fp16 HND")
+    assert (fa2.highest, fa2.highest_at) == (8.0, "b1 h56 n65536 d64 fp16 HND")
+    assert (fa2.won, fa2.problems) == (2, 2)
+    assert fixed_split.geomean == pytest.approx(math.sqrt(0.5))
+    assert (fixed_split.won, fixed_split.problems) == (0, 2)
+    assert summary.best is not None
+    assert (summary.best.kernel, summary.best.at) == ("fixed_split", "b1 h56 n65536 d64 fp16 HND")
+    assert summary.best.bandwidth_tb_s == 2 * 65536 * 56 * 64 * 2 / 100.0 * 1e-6
+
+
+def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteRun) -> None:
+    rows = [row(problem(), "lean", 10.0), row(problem(), "fa2", 30.0), row(problem(), "fa2", 20.0)]
+    frame = frame_of(write_run(rows))
+    [summary] = summaries(frame)
+    assert [(s.geomean, s.problems) for s in summary.speedups] == [(pytest.approx(2.0), 1)]
+    assert frame["lean_speedup"].tolist()[1:] == [3.0, 2.0]
+
+
+def test_only_ok_rows_enter_a_statistic(write_run: WriteRun) -> None:
+    rows = [row(problem(), "lean", 10.0), row(problem(), "fa2", 500.0, status="noisy", reason="unsteady")]
+    frame = frame_of(write_run(rows))
+    [summary] = summaries(frame)
+    assert summary.speedups == ()
+    assert not has_values(frame, "lean_speedup")
+
+
+def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
+    rows = [
+        row(problem(), "lean", 10.0),
+        row(problem(), "fa2", 20.0),
+        row(problem(), "lean", 1.0, source="predicted"),
+        row(problem(), "fa2", 5.0, source="predicted"),
+    ]
+    frame = frame_of(write_run(rows))
+    assert [(s.source, s.speedups[0].geomean) for s in summaries(frame)] == [
+        ("measured", pytest.approx(2.0)),
+        ("predicted", pytest.approx(5.0)),
+    ]
+    assert frame["lean_speedup"].dropna().tolist() == [2.0, 5.0]
+
+
+def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:
+    environments = {"a": {"gpu_product": "A"}, "b": {"gpu_product": "B"}}
+    rows = [row(problem(), "lean", 10.0, environment="a"), row(problem(), "fa2", 20.0, environment="b")]
+    frame = frame_of(write_run(rows, environments=environments))
+    assert frame["gpu"].tolist() == ["A", "B"]
+    assert all(not summary.speedups for summary in summaries(frame))
+
+
+def test_ragged_batches_of_equal_sums_are_different_problems(write_run: WriteRun) -> None:
+    one, other = problem((10, 20, 60)), problem((15, 15, 60))
+    assert one.label == other.label
+    frame = frame_of(write_run([row(one, "lean", 10.0), row(other, "fa2", 20.0)]))
+    assert not has_values(frame, "lean_speedup")
+
+
+def test_lean_comes_first(write_run: WriteRun) -> None:
+    rows = [row(problem(), name, 1.0) for name in ("fixed_split", "fa2", "lean")]
+    assert kernel_order(frame_of(write_run(rows))) == ["lean", "fixed_split", "fa2"]
+
+
+def test_status_counts_put_ok_first(write_run: WriteRun) -> None:
+    counts = status_counts(frame_of(write_run(measured_rows())))
+    assert list(counts.items()) == [("ok", 6), ("crashed", 1), ("noisy", 1), ("unsupported", 1)]
+
+
+def test_geomean() -> None:
+    assert geomean([2.0, 8.0]) == pytest.approx(4.0)
+    assert geomean([0.5, 2.0]) == pytest.approx(1.0)
+
+
+def test_gpu_of_a_prediction_is_the_one_it_is_for() -> None:
+    environments = {"here": {"gpu_product": "the GPU of this machine"}}
+    manifest = {"source": "predicted", "gpu": {"product": "A100"}, "environments": environments}
+    assert gpu_name(manifest, "here") == "A100"
+    assert gpu_name({**manifest, "source": "measured"}, "here") == "the GPU of this machine"
+    assert gpu_name({}) == "unknown GPU"

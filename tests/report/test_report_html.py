@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly.offline
+import pytest
+from example_runs import HOSTILE, WriteRun, measured_rows, problem, row
+
+from leanbench.problem import AttentionProblem
+from leanbench.report import write_report
+from leanbench.report.figures import CHARTS, PALETTE, figure, kernel_styles
+from leanbench.report.frame import results_frame
+from leanbench.report.html import page_context
+from leanbench.report.run_files import read_run
+
+PREDICTED_GPU = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
+
+
+def html_of(directory: Path) -> str:
+    [path] = write_report(directory, directory, ["html"])
+    return path.read_text(encoding="utf-8")
+
+
+def page_of(directory: Path) -> dict[str, Any]:
+    run = read_run(directory)
+    return page_context(run, results_frame(run))
+
+
+def without_plotly(html: str) -> str:
+    assert html.count(plotly.offline.get_plotlyjs()) == 1
+    return html.replace(plotly.offline.get_plotlyjs(), "")
+
+
+def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
+    rows = [*measured_rows(), row(problem(), HOSTILE, 5.0, config={HOSTILE: HOSTILE}, config_choice=HOSTILE)]
+    directory = write_run(
+        rows,
+        name=HOSTILE,
+        command=HOSTILE,
+        gpu={"product": HOSTILE, HOSTILE: HOSTILE},
+        environments={HOSTILE: {HOSTILE: HOSTILE}},
+        sweep={HOSTILE: HOSTILE},
+    )
+    html = without_plotly(html_of(directory))
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    # The page's own script elements are the only ones: data, plotly's (emptied above), and the page's code.
+    assert len(re.findall("<script", html)) == 3
+    assert html.count("</script>") == 3
+    # Escaped for markup, and the very text in the data.
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in html
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert data
+    assert HOSTILE in {value for values in json.loads(data[1])["rows"] for value in values}
+
+
+def test_page_loads_nothing(write_run: WriteRun) -> None:
+    html = without_plotly(html_of(write_run(measured_rows())))
+    assert not re.findall(r"https?://|@import|url\(|<(?:link|iframe|img)|<[a-z][^>]*\s(?:src|href)=", html)
+    assert "default-src 'none'" in html
+
+
+def test_500_problems_and_5_kernels_stay_under_8_mb(write_run: WriteRun) -> None:
+    problems = [
+        AttentionProblem(batch, heads, kv_heads, 1024 << power, head_dim)
+        for batch in (1, 2, 4, 8, 16)
+        for heads, kv_heads in ((8, 8), (16, 16), (32, 8), (56, 56), (64, 8))
+        for head_dim in (64, 128)
+        for power in range(10)
+    ]
+    kernels = ("lean", "fa2", "fixed_split", "cudnn", "flashinfer")
+    directory = write_run(row(p, kernel, 10.0 / 3.0) for p in problems for kernel in kernels)
+    [path] = write_report(directory, directory, ["html"])
+    assert len(problems) == 500
+    assert path.stat().st_size < 8_000_000
+
+
+def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
+    rows = [dict(row, source="predicted") for row in measured_rows()]
+    html = without_plotly(html_of(write_run(rows, source="predicted", gpu=PREDICTED_GPU)))
+    banner = "Predicted by the performance model for NVIDIA A100-SXM4-80GB; nothing was measured."
+    assert banner in html
+    titles = re.findall(r"<figcaption>.*?</figcaption>|<h2>.*?</h2>", html)
+    tagged = [title for title in titles if '<span class="tag">predicted</span>' in title]
+    # Every title but that of the environment, which is what computed the prediction.
+    assert [title for title in titles if title not in tagged] == ["<h2>Environment</h2>"]
+    assert len(re.findall("<figcaption>", html)) == len(CHARTS)
+    assert "<title>example (predicted): leanbench report</title>" in html
+    assert "Measured on" not in html
+
+
+def test_measured_run_does_not_say_predicted(write_run: WriteRun) -> None:
+    html = without_plotly(html_of(write_run(measured_rows())))
+    assert "Measured on <strong>NVIDIA H200</strong> · driver 580.1 · torch 2.11.0 · triton 3.6.0" in html
+    body = html[html.index("<body>") : html.index('<script type="application/json"')]
+    assert "redicted" not in body
+
+
+def test_summary_shows_the_figures(write_run: WriteRun) -> None:
+    html = html_of(write_run(measured_rows()))
+    text = " ".join(re.sub("<[^>]+>", " ", html[html.index('id="summary"') : html.index('id="charts"')]).split())
+    assert (
+        "lean over fa2 4.00× geometric mean faster on 2 of 2 "
+        "highest 8.00× context 64k, batch 1 lowest 2.00× context 1k, batch 1" in text
+    )
+    assert "lean over fixed_split 0.71× geometric mean faster on 0 of 2" in text
+    assert "rows 9 6 ok 1 crashed 1 noisy 1 unsupported" in text
+
+
+def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
+    rows = [row(problem(1024 << i), "fa2", status="timeout", reason="no answer within 60 s") for i in range(30)]
+    [group] = page_of(write_run(rows))["flagged"]
+    assert (group.kernel, group.status, group.reason, group.count) == ("fa2", "timeout", "no answer within 60 s", 30)
+    assert len(group.problems) == 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "This run has no rows yet."),
+        (
+            [row(problem(), "lean", status="timeout", reason="slow")],
+            "No row has a latency, so there is nothing to draw.",
+        ),
+        ([row(problem(), "lean", 10.0)], "No speedups: no problem has an ok row of lean and of another kernel."),
+        (
+            [row(problem(), "fa2", 10.0), row(problem(), "cudnn", 9.0)],
+            "No speedups: no problem has an ok row of lean and of another kernel.",
+        ),
+    ],
+)
+def test_small_runs(write_run: WriteRun, rows: list[dict[str, Any]], says: str) -> None:
+    assert says in html_of(write_run(rows))
+
+
+def test_manifest_with_nothing_but_its_version(write_run: WriteRun) -> None:
+    directory = write_run(measured_rows())
+    (directory / "manifest.json").write_text('{"schema_version": 1}')
+    html = html_of(directory)
+    assert "<h1>run</h1>" in html
+    assert "unknown GPU" in html
+    assert "The manifest names no environment." in html
+
+
+def test_not_finite_numbers_are_null_in_the_page(write_run: WriteRun) -> None:
+    page = page_of(write_run([row(problem(), "lean", 10.0, relative_error=float("nan"))]))["page"]
+    names = [column["name"] for column in page["columns"]]
+    assert page["rows"][0][names.index("relative_error")] is None
+    assert page["rows"][0][names.index("latency_us")] == 10.0
+
+
+def test_table_shows_what_varies_and_what_was_measured(write_run: WriteRun) -> None:
+    page = page_of(write_run([row(problem(), "lean", 10.0), row(problem(heads=8), "lean", 5.0)]))["page"]
+    shown = {column["name"] for column in page["columns"] if column["shown"]}
+    assert {"max_context", "q_heads", "kernel", "status", "latency_us", "sm_clock_mhz", "config"} <= shown
+    assert not {"batch", "head_dim", "dtype", "power_w", "throttle_reasons", "source"} & shown
+
+
+def test_axes_are_what_varies(write_run: WriteRun) -> None:
+    rows = [row(p, "lean", 10.0) for p in (problem(), problem(4096), problem((10, 20)), problem(dtype="bf16"))]
+    axes = page_of(write_run(rows))["page"]["axes"]
+    assert [(axis["name"], axis["values"], axis["is_x"]) for axis in axes] == [
+        ("max_context", [20, 1024, 4096], True),
+        ("batch", [1, 2], True),
+        ("ragged", ["equal", "ragged, mean 75% of longest"], False),
+        ("dtype", ["fp16", "bf16"], False),
+    ]
+
+
+def test_every_axis_has_its_unit() -> None:
+    titles = {chart.key: figure(chart, ["lean"]).layout.yaxis.title.text for chart in CHARTS}
+    assert titles == {
+        "latency": "latency (µs)",
+        "bandwidth": "bandwidth (TB/s)",
+        "speedup": "speedup of lean (×)",
+        "share": "share of the read floor (%)",
+        "speedup_all": "speedup of lean (×)",
+    }
+
+
+def test_known_kernels_keep_their_colour() -> None:
+    alone = kernel_styles(["fa2"])
+    among = kernel_styles(["zeta", "lean", "fixed_split", "fa2", "alpha"])
+    assert alone["fa2"] == among["fa2"] == ("#D55E00", "square")
+    assert kernel_styles(["lean"])["lean"] == ("#0072B2", "circle")
+    assert len(set(among.values())) == 5
+
+
+def test_unknown_kernels_do_not_take_the_colours_of_the_three() -> None:
+    names = [f"kernel{i}" for i in range(5)]
+    colors = {color for color, _ in kernel_styles(names).values()}
+    assert colors == set(PALETTE[3:])
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("color", PALETTE)
+@pytest.mark.parametrize("page", ["#ffffff", "#121417"])
+def test_contrast_is_at_least_3_to_1_on_both_pages(color: str, page: str) -> None:
+    light, dark = sorted((luminance(color), luminance(page)), reverse=True)
+    assert (light + 0.05) / (dark + 0.05) >= 3.0

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from example_runs import WriteRun, problem, row
+
+from leanbench.errors import UserError
+from leanbench.report import write_report
+from leanbench.report.run_files import find_run, read_run
+
+
+def test_rows_come_back_in_order_with_their_problems(write_run: WriteRun) -> None:
+    run = read_run(write_run([row(problem(1024), "lean", 10.0), row(problem((7, 9)), "fa2", 20.0)]))
+    assert [(r.kernel, r.latency_us, p.contexts) for r, p in run.results] == [
+        ("lean", 10.0, (1024,)),
+        ("fa2", 20.0, (7, 9)),
+    ]
+    assert run.notes == ()
+
+
+def test_last_line_cut_off_is_noted_and_left_out(write_run: WriteRun, caplog: pytest.LogCaptureFixture) -> None:
+    whole = json.dumps(row(problem(2048), "fa2", 20.0))
+    directory = write_run([row(problem(), "lean", 10.0)], tail=whole[: len(whole) // 2])
+    run = read_run(directory)
+    assert [r.kernel for r, _ in run.results] == ["lean"]
+    assert run.notes == ("results.jsonl line 2 was cut off in writing and is left out",)
+    with caplog.at_level(logging.WARNING):
+        [page] = write_report(directory, directory, ["html"])
+    assert [record.message for record in caplog.records] == list(run.notes)
+    assert f"Note: {run.notes[0]}." in page.read_text()
+
+
+def test_last_line_cut_off_inside_a_character(write_run: WriteRun) -> None:
+    directory = write_run([row(problem(), "lean", 10.0)])
+    with (directory / "results.jsonl").open("ab") as file:
+        file.write('{"reason": "µ'.encode()[:-1])
+    assert len(read_run(directory).results) == 1
+
+
+def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
+    directory = write_run([], tail=json.dumps(row(problem(), "lean", 10.0)))
+    assert len(read_run(directory).results) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{not json", "Expecting property name"),
+        ("[1, 2]", "a row is a JSON object, this is a list"),
+        (json.dumps({**row(problem(), "lean", 1.0), "status": "fine"}), "status: Input should be 'ok'"),
+        (json.dumps({**row(problem(), "lean", 1.0), "problem": {"batch": 1}}), "problem.context: Field required"),
+        (
+            json.dumps({**row(problem(), "lean", 1.0), "problem": {**problem().to_dict(), "head_dim": 65}}),
+            "head_dim 65 is not supported",
+        ),
+        (
+            json.dumps({**row(problem(), "lean", 1.0), "schema_version": 99}),
+            "has schema version 99, this leanbench reads 1",
+        ),
+    ],
+)
+def test_any_other_bad_line_is_named(write_run: WriteRun, line: str, says: str) -> None:
+    good = row(problem(), "lean", 10.0)
+    directory = write_run([good], tail=f"{line}\n{json.dumps(good)}\n")
+    with pytest.raises(UserError, match=re.escape(says)) as caught:
+        read_run(directory)
+    assert f"{directory / 'results.jsonl'} line 2 " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_run_of_another_schema_version_is_refused(write_run: WriteRun) -> None:
+    with pytest.raises(UserError, match="schema version 2, this leanbench reads 1"):
+        read_run(write_run([], schema_version=2))
+
+
+def test_folder_without_manifest_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run directory.* no manifest\.json"):
+        read_run(tmp_path)
+
+
+def test_run_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="runs/ holds no run yet"):
+        find_run("smoke")
+    named = tmp_path / "runs" / "smoke-1"
+    named.mkdir(parents=True)
+    (named / "manifest.json").write_text("{}")
+    assert find_run("smoke-1").resolve() == named
+    assert find_run(str(named)) == named
+    with pytest.raises(UserError, match="there is no run 'smok-1', did you mean 'smoke-1'"):
+        find_run("smok-1")

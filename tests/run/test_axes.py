@@ -1,0 +1,184 @@
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from leanbench.errors import UserError
+from leanbench.run import axes
+from leanbench.run.axes import (
+    MAX_VALUES,
+    parse_dtypes,
+    parse_head_dims,
+    parse_heads,
+    parse_kv_layouts,
+    parse_names,
+    parse_numbers,
+    parse_ragged,
+    parse_seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("4096", (4096,)),
+        ("1k,4k,16k", (1024, 4096, 16384)),
+        ("1K, 2m", (1024, 2 * 1024 * 1024)),
+        ("1k:8k:x2", (1024, 2048, 4096, 8192)),
+        ("1:100:x10", (1, 10, 100)),
+        ("1:99:x10", (1, 10)),
+        ("4k:16k:+4k", (4096, 8192, 12288, 16384)),
+        ("1:6:+2", (1, 3, 5)),
+        ("7:7:x2", (7,)),
+        ("4k,1k:4k:x2,1024", (4096, 1024, 2048)),
+        ("1:10000:+1", tuple(range(1, 10001))),
+        ("2147483647", (2**31 - 1,)),
+    ],
+)
+def test_numbers(text, values):
+    assert parse_numbers("context", text) == values
+
+
+def test_the_papers_contexts_are_ten_doublings():
+    assert parse_numbers("context", "1k:512k:x2") == tuple(1024 * 2**n for n in range(10))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has an empty entry"),
+        ("1k,,4k", "has an empty entry"),
+        ("1k,", "has an empty entry"),
+        ("4q", "'4q' is not understood, write a whole number"),
+        ("1.5k", "'1.5k' is not understood"),
+        ("1_000", "'1_000' is not understood"),
+        ("٣", "is not understood"),
+        ("0", "0 is below 1"),
+        ("0k", "0k is below 1"),
+        ("-5", "-5 is negative"),
+        ("2147483648", "above the limit of 2147483647"),
+        ("9999999999m", "above the limit"),
+        ("1" * 5000, "is not understood"),
+        ("1k:4k", "is not a range"),
+        ("1k:4k:2", "is not a range"),
+        ("1k:4k:x2:x2", "is not a range"),
+        ("4k:1k:x2", "starts above its end"),
+        ("1k:4k:x1", "never reaches its end"),
+        ("1k:4k:x0", "0 is below 1"),
+        ("1k:4k:+0", "0 is below 1"),
+        ("1:10001:+1", "holds more than 10000 values"),
+        ("1:10000:+1,10001", "holds more than 10000 values"),
+        ("1:2147483647:+1", "holds more than 10000 values"),
+    ],
+)
+def test_wrong_numbers_name_the_text_and_the_fix(text, words):
+    with pytest.raises(UserError) as error:
+        parse_numbers("context", text)
+    assert words in str(error.value)
+    assert str(error.value).startswith("context ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("56", ((56, 56),)),
+        ("56,32/8", ((56, 56), (32, 8))),
+        ("8:32:x2", ((8, 8), (16, 16), (32, 32))),
+        ("7/1", ((7, 1),)),
+    ],
+)
+def test_heads(text, pairs):
+    assert parse_heads(text) == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("32/5", "32 query heads are not a multiple of 5 KV heads"),
+        ("32/", "'' is not understood"),
+        ("32/8/2", "'8/2' is not understood"),
+        ("32/0", "0 is below 1"),
+        ("8/32", "8 query heads are not a multiple of 32 KV heads"),
+    ],
+)
+def test_wrong_heads(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_heads(text)
+
+
+def test_names_of_shapes_and_types():
+    assert parse_head_dims("64,128") == (64, 128)
+    assert parse_dtypes("FP16,bf16") == ("fp16", "bf16")
+    assert parse_kv_layouts("hnd,NHD") == ("HND", "NHD")
+    assert parse_names("kernels", "lean, fa2,lean") == ("lean", "fa2")
+
+
+def test_unsupported_names_suggest_what_there_is():
+    with pytest.raises(UserError, match="head_dim 65 is not supported, choose from 64, 80, 96, 128, 256"):
+        parse_head_dims("64,65")
+    with pytest.raises(UserError, match="dtype 'fp8' is not supported, did you mean 'fp16'"):
+        parse_dtypes("fp8")
+    with pytest.raises(UserError, match="kv_layout 'HNDD' is not supported, did you mean 'HND'"):
+        parse_kv_layouts("HNDD")
+
+
+def test_ragged():
+    assert parse_ragged("0.25,.5,1,1.0") == (0.25, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("text", ["0", "1.01", "-0.5", "nan", "inf", "1e-3", "a", "0.5x", "0_1"])
+def test_wrong_ragged(text):
+    with pytest.raises(UserError, match="is not a mean context over the longest one"):
+        parse_ragged(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5 m", 90), ("0.2S", 0.2)]
+)
+def test_seconds(text, seconds):
+    assert parse_seconds("--budget", text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "10 minutes", "1d", "inf", "99999999999"])
+def test_wrong_seconds(text):
+    with pytest.raises(UserError, match="is not a duration, write for example 90s, 10m or 2h"):
+        parse_seconds("--budget", text)
+
+
+PARSERS = [
+    lambda text: parse_numbers("context", text),
+    parse_heads,
+    parse_head_dims,
+    parse_dtypes,
+    parse_kv_layouts,
+    parse_ragged,
+    lambda text: (parse_seconds("--budget", text),),
+]
+
+
+@given(
+    st.one_of(
+        st.text(alphabet="0123456789km:x+,/.-e ", max_size=30),
+        st.text(max_size=20),
+        st.lists(st.from_regex(r"\d{1,10}[km]?:\d{1,10}[km]?:[x+]\d{1,10}[km]?", fullmatch=True), max_size=4).map(
+            ",".join
+        ),
+    )
+)
+@example("1:1m:+1")
+@example("1:2147483647:x2,1:9999:+1")
+def test_any_text_is_values_or_a_user_error_and_bounded(text):
+    for parse in PARSERS:
+        try:
+            values = parse(text)
+        except UserError:
+            continue
+        assert 1 <= len(values) <= MAX_VALUES
+        assert len(set(values)) == len(values)
+        for value in values:
+            if isinstance(value, int):
+                assert 1 <= value <= axes.MAX_NUMBER
+            if isinstance(value, float):
+                assert 0 < value < math.inf

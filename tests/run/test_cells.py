@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+from leanbench.errors import UserError
+from leanbench.problem import AttentionProblem
+from leanbench.run.cells import Cell, Grid, Sweep, expand
+
+
+def test_kernels_of_a_problem_stand_together_and_repeats_go():
+    grid = Grid(context=(1024, 2048))
+    cells = expand(Sweep("s", (grid, grid), ("lean", "fa2", "lean")))
+    assert [(cell.problem.context, cell.kernel) for cell in cells] == [
+        (1024, "lean"),
+        (1024, "fa2"),
+        (2048, "lean"),
+        (2048, "fa2"),
+    ]
+
+
+def test_all_axes_are_combined():
+    grid = Grid((1024,), ((8, 8), (32, 8)), (1, 4), (64, 128), ("fp16", "bf16"), ("HND", "NHD"))
+    cells = expand(Sweep("s", (grid,), ("lean",)))
+    assert len({cell.key for cell in cells}) == len(cells) == 32
+    assert AttentionProblem(4, 32, 8, 1024, 128, "bf16", "NHD") in {cell.problem for cell in cells}
+
+
+def test_keys_are_readable_and_stable():
+    cell = Cell(AttentionProblem(1, 32, 8, 4096, 128), "lean", "best")
+    assert cell.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-f77681c3"
+
+
+def test_keys_tell_ragged_batches_of_equal_sum_apart():
+    one = Cell(AttentionProblem(3, 8, 8, (100, 30, 20), 64), "lean")
+    other = Cell(AttentionProblem(3, 8, 8, (100, 20, 30), 64), "lean")
+    assert one.problem.label == other.problem.label
+    assert one.key != other.key
+
+
+def test_ragged_leaves_single_sequences_alone():
+    cells = expand(Sweep("s", (Grid(context=(4096,), batch=(1, 8), ragged=(0.5, 1.0)),), ("lean",)))
+    kinds = [(cell.problem.batch, cell.problem.is_ragged) for cell in cells]
+    assert sorted(kinds) == [(1, False), (8, False), (8, True)]
+    ragged = next(cell.problem for cell in cells if cell.problem.is_ragged)
+    assert ragged.max_context == 4096
+    assert ragged.total_context == pytest.approx(8 * 2048, abs=8)
+
+
+def test_ragged_alone_needs_a_batch():
+    with pytest.raises(UserError, match="ragged below 1 needs a batch above 1"):
+        expand(Sweep("s", (Grid(ragged=(0.5,)),)))
+
+
+def test_too_many_cells_are_refused_before_they_are_made():
+    with pytest.raises(UserError, match="asks for 300000000 cells, the limit is 100000"):
+        expand(Sweep("s", (Grid(context=tuple(range(1, 10001)), batch=tuple(range(1, 10001))),)))
+
+
+def test_a_sweep_is_plain_json():
+    sweep = Sweep("s", (Grid(heads=((32, 8),)),), ("lean",), "best", "words")
+    assert json.loads(json.dumps(sweep.to_dict())) == sweep.to_dict()
+    assert sweep.to_dict()["grids"][0]["heads"] == [[32, 8]]

@@ -1,0 +1,120 @@
+from pathlib import Path
+
+import pytest
+
+from leanbench.errors import UserError
+from leanbench.paths import SWEEPS
+from leanbench.registry import kernels
+from leanbench.run.cells import Grid, Sweep, expand
+from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def refusal(tmp_path: Path, text: str) -> str:
+    with pytest.raises(UserError) as error:
+        load_sweep(write(tmp_path, text))
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    assert sentence.startswith(str(tmp_path / "my.toml"))
+    return sentence.removeprefix(str(tmp_path / "my.toml"))
+
+
+def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
+    text = 'name = "a"\ncontext = ["1k", 2048]\nheads = [56, "32/8"]\nbatch = 4\nragged = [0.5, 1]\ndtype = "bf16"\n'
+    assert load_sweep(write(tmp_path, text)) == Sweep(
+        "a", (Grid((1024, 2048), ((56, 56), (32, 8)), (4,), (128,), ("bf16",), ("HND",), (0.5, 1.0)),)
+    )
+
+
+def test_grids_inherit_the_axes_at_the_top(tmp_path):
+    text = 'name = "a"\nhead_dim = 64\n[[grid]]\ncontext = "1k"\n[[grid]]\ncontext = "2k"\nhead_dim = [128]\n'
+    assert load_sweep(write(tmp_path, text)).grids == (
+        Grid(context=(1024,), head_dim=(64,)),
+        Grid(context=(2048,), head_dim=(128,)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            'name = "a"\ncontext = 1k\n',
+            " is not TOML: Expected newline or end of document after a statement (at line",
+        ),
+        ('name = "a"\n\ncontxt = 1024\n', ", line 3: there is no key 'contxt', did you mean 'context'?"),
+        ('name = "a"\n[[grid]]\n[[grid]]\nhaeds = 8\n', ", line 4: there is no key 'haeds', did you mean 'heads'?"),
+        ('name = "a"\n[[grid]]\nname = "b"\n', ", line 3: there is no key 'name', "),
+        ('name = "a"\nbatch = 2\n[[grid]]\nbatch = "1,"\n', ", line 4, key 'batch': batch '1,' has an empty entry"),
+        ('name = "a"\n"context" = "4q"\n', ", line 2, key 'context': context '4q' is not understood, write a whole"),
+        ('name = "a"\ncontext = 0\n', ", line 2, key 'context': context 0 is below 1"),
+        ('name = "a"\nheads = "32/5"\n', ", line 2, key 'heads': heads '32/5': 32 query heads are not a multiple"),
+        ('name = "a"\nbatch = true\n', ", line 2, key 'batch': True is not understood"),
+        ('name = "a"\nbatch = []\n', ", line 2, key 'batch': [] is not understood"),
+        (
+            'name = "a"\nconfigs = "fastest"\n',
+            ", line 2, key 'configs': 'fastest' is refused, input should be ",
+        ),
+        ('name = "../a"\n', ", line 1, key 'name': '../a' is refused, string should match pattern"),
+        ("batch = 1\n", ", line 1: the key 'name' is missing"),
+        ('name = "a"\ngrid = 3\n', ", line 2, key 'grid': 3 is refused"),
+    ],
+)
+def test_errors_name_file_line_and_key(tmp_path, text, words):
+    assert refusal(tmp_path, text).startswith(words)
+
+
+def test_files_that_are_not_there_or_not_text(tmp_path):
+    with pytest.raises(UserError, match=r"no sweep file '.*none.toml'"):
+        load_sweep(str(tmp_path / "none.toml"))
+    with pytest.raises(UserError, match="there is no sweep 'smoek', did you mean 'smoke'"):
+        load_sweep("smoek")
+    (tmp_path / "my.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        load_sweep(str(tmp_path / "my.toml"))
+
+
+def test_shipped_sweeps_load_under_their_own_names():
+    assert {"smoke", "paper-fig7a"} <= set(shipped_sweeps())
+    for name, path in shipped_sweeps().items():
+        sweep = load_sweep(name)
+        assert sweep.name == name == path.stem
+        assert sweep.description
+        assert expand(sweep)
+        assert set(sweep.kernels) <= set(kernels())
+        assert load_sweep(str(SWEEPS / f"{name}.toml")) == sweep
+
+
+def test_the_papers_figure_7a():
+    cells = expand(load_sweep("paper-fig7a"))
+    assert {cell.kernel for cell in cells} == {"lean", "fa2", "fixed_split"}
+    assert {cell.configs for cell in cells} == {"best"}
+    problems = {cell.problem for cell in cells}
+    assert sorted(problem.context for problem in problems) == [1024 * 2**n for n in range(10)]
+    assert {(p.q_heads, p.kv_heads, p.batch, p.head_dim, p.dtype, p.kv_layout) for p in problems} == {
+        (56, 56, 1, 64, "fp16", "HND")
+    }
+
+
+def test_flags_win_over_the_file(tmp_path):
+    file = write(tmp_path, 'name = "a"\nkernels = ["lean"]\n[[grid]]\ncontext = 1024\n[[grid]]\ncontext = 2048\n')
+    sweep = requested_sweep(file, {"context": "4k", "heads": "8"}, "fa2", "best")
+    assert (sweep.name, sweep.kernels, sweep.configs) == ("a", ("fa2",), "best")
+    assert [(cell.problem.context, cell.problem.q_heads) for cell in expand(sweep)] == [(4096, 8)]
+
+
+def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():
+    assert requested_sweep(None, {"batch": "2"}, None, None) == Sweep("custom", (Grid(batch=(2,)),))
+    assert requested_sweep(None, {}, None, None) == load_sweep("smoke")
+    assert requested_sweep(None, {}, "lean", None).name == "smoke"
+
+
+def test_unknown_kernels_and_configs_are_refused():
+    with pytest.raises(UserError, match="there is no kernel 'laen', did you mean 'lean'"):
+        requested_sweep(None, {}, "laen", None)
+    with pytest.raises(UserError, match="configs 'bset' is not supported, did you mean 'best'"):
+        requested_sweep(None, {}, None, "bset")
