@@ -18,8 +18,8 @@ SHARED_RESERVE_KB = 12
 def shared_kb(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu: GpuSpec) -> float:
     """Shared memory of the K and V tiles of one CTA.
 
-    Triton keeps `num_stages - 1` of each in flight; one more where Hopper's asynchronous matrix instructions (64 rows and
-    up) still read the oldest.
+    Triton keeps `num_stages - 1` of each in flight; one more where Hopper's asynchronous matrix instructions (64 rows
+    and up) still read the oldest.
     """
     asynchronous = gpu.compute_capability[0] == 9 and tile_rows(problem.group_size, problem.head_dim) >= 64
     in_flight = num_stages if asynchronous else num_stages - 1

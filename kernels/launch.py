@@ -71,7 +71,9 @@ def qk_scale(inputs: AttentionInputs) -> float:
 
 
 def constants(shape: LaunchShape, config: KernelConfig, ragged: bool) -> dict[str, Any]:
-    """The compile-time parameters that all kernels of this room take; shapes that change between calls are not among them."""
+    """The compile-time parameters that all kernels of this room take; shapes that change between calls are not
+    among them.
+    """
     return {
         "GROUP_SIZE": shape.group_size,
         "TILE_ROWS": shape.rows,
@@ -87,9 +89,9 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def merge_rows_at_once(row_count: int, head_dim: int) -> int:
-    """Rows that a merge accumulates together: a power of two, at most 512 numbers, 4 a thread of 128."""
-    return min(padded(row_count), max(1, 512 // padded(head_dim)))
+def merge_rows_at_once(row_count: int, head_dim: int, num_warps: int) -> int:
+    """Rows that a merge accumulates together: a power of two, at most 4 numbers a thread."""
+    return min(padded(row_count), max(1, 4 * 32 * num_warps // padded(head_dim)))
 
 
 def partials_at_once(rows: int, head_dim: int, limit: int = 64) -> int:

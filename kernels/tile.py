@@ -2,9 +2,10 @@
 
 Because all three call the same code, a comparison between them shows their decomposition and nothing else.
 
-Notation: R = `TILE_ROWS` rows of an output tile (query heads of one KV head), D = `HEAD_DIM`, DP = D rounded up to a power
-of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory traffic). A partial is
-(acc, m, l): the un-scaled output, the running maximum of the scores in units of log2, and the sum of exponentials.
+Notation: R = `TILE_ROWS` rows of an output tile (query heads of one KV head), D = `HEAD_DIM`, DP = D rounded up to a
+power of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory traffic). A
+partial is (acc, m, l): the un-scaled output, the running maximum of the scores in units of log2, and the sum of
+exponentials.
 """
 
 import os
@@ -110,11 +111,12 @@ def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_D
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
+    # l is 0 for an empty sequence only.
+    divisor = tl.where(l > 0.0, l, 1.0)
     # .cg: to the L2, where the CTA that merges reads it.
-    tl.store(
-        base + rows[:, None] * HEAD_DIM + columns[None, :], _bits(acc / l[:, None]), mask=mask, cache_modifier=".cg"
-    )
-    tl.store(base + row_count * HEAD_DIM + rows, _bits(m + tl.log2(l)), mask=valid_rows, cache_modifier=".cg")
+    rows_bits = _bits(acc / divisor[:, None])
+    tl.store(base + rows[:, None] * HEAD_DIM + columns[None, :], rows_bits, mask=mask, cache_modifier=".cg")
+    tl.store(base + row_count * HEAD_DIM + rows, _bits(m + tl.log2(divisor)), mask=valid_rows, cache_modifier=".cg")
 
 
 @triton.jit

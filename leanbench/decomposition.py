@@ -14,7 +14,8 @@ from itertools import accumulate
 
 from leanbench.problem import AttentionProblem
 
-#: Tensor cores want 16 rows; above 64 (32 at head_dim 256) the accumulator no longer fits the registers beside the tiles.
+#: Tensor cores want 16 rows; above 64 (32 at head_dim 256) the accumulator no longer fits the registers beside the
+#: tiles.
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 64
 
@@ -27,7 +28,9 @@ def tile_rows(group_size: int, head_dim: int, q_len: int = 1) -> int:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The LeanTiles of a problem: `lean_tiles[b]` for each output tile of sequence `b`, which has `per_sequence` of them."""
+    """The LeanTiles of a problem: `lean_tiles[b]` for each output tile of sequence `b`, which has `per_sequence` of
+    them.
+    """
 
     lean_tiles: tuple[int, ...]
     per_sequence: int
@@ -123,8 +126,8 @@ def stream_k_grid(total: int, max_grid: int, min_tiles_per_cta: int = 1, multipl
 def stream_k(tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned: bool = False) -> Schedule:
     """LeanAttention: all LeanTiles end to end, an equal run for each CTA (section IV, Algorithm 2).
 
-    Runs are dealt from the last to the first: the host block of an output tile waits for its other parts, and those then
-    belong to CTAs of lower index, which the hardware starts earlier.
+    Runs are dealt from the last to the first: the host block of an output tile waits for its other parts, and those
+    then belong to CTAs of lower index, which the hardware starts earlier.
     """
     grid = stream_k_grid(tiles.total, max_grid, min_tiles_per_cta, tiles.output_tiles if aligned else 1)
     # Where each sequence's LeanTiles start on the line of all LeanTiles.
@@ -178,8 +181,9 @@ def fixed_split(tiles: TileGrid, splits: int) -> Schedule:
 def fixed_split_heuristic(output_tiles: int, ctas_at_once: int, lean_tiles: int, max_splits: int = 128) -> int:
     """The usual wave heuristic: the fewest splits whose last wave is nearly as full as the best split count's.
 
-    `ctas_at_once` is how many CTAs the GPU holds (SMs x resident CTAs); with 80% of them busy already, nothing is split.
-    "Nearly" is 85%, as in FlashAttention's own heuristic; split counts that leave some splits empty are passed over.
+    `ctas_at_once` is how many CTAs the GPU holds (SMs x resident CTAs); with 80% of them busy already, nothing is
+    split. "Nearly" is 85%, as in FlashAttention's own heuristic; split counts that leave some splits empty are passed
+    over.
     """
     if output_tiles >= 0.8 * ctas_at_once:
         return 1

@@ -29,7 +29,8 @@ class AttentionProblem:
     context: int | tuple[int, ...]
     head_dim: int
     dtype: str = "fp16"
-    #: `HND`: (batch, kv_heads, tokens, head_dim), the paper's. `NHD`: (batch, tokens, kv_heads, head_dim), flash-attn's.
+    #: `HND`: (batch, kv_heads, tokens, head_dim), the paper's. `NHD`: (batch, tokens, kv_heads, head_dim),
+    #: flash-attn's.
     kv_layout: str = "HND"
     q_len: int = 1
 

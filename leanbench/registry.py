@@ -35,7 +35,8 @@ class KernelConfig:
     ctas_per_sm: int | None = None
     #: stream-K: a CTA with fewer LeanTiles than this is not worth waking.
     min_tiles_per_cta: int | None = None
-    #: stream-K: the grid is rounded down to a multiple of the output tiles, so that no CTA crosses from one to the next.
+    #: stream-K: the grid is rounded down to a multiple of the output tiles, so that no CTA crosses from one to the
+    #: next.
     align_grid: bool | None = None
     #: fixed_split: parts of every output tile.
     splits: int | None = None
@@ -55,6 +56,8 @@ class Kernel(ABC):
     decomposition: str
     #: Paper, or library and version.
     source: str
+    #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
+    is_timed: bool = True
 
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         """One sentence why this kernel cannot run the problem, or None."""
@@ -75,7 +78,9 @@ class Kernel(ABC):
 
     @abstractmethod
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        """A launch that writes `inputs.out` and `inputs.lse`, without host synchronisation; compiles before it returns."""
+        """A launch that writes `inputs.out` and `inputs.lse`, without host synchronisation; compiles before it
+        returns.
+        """
 
 
 @cache

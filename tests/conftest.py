@@ -11,7 +11,7 @@ settings.load_profile("leanbench")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if "gpu" in item.keywords]
+    marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := _why_no_gpu()) is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
 
 #: (tile_tokens, num_warps, num_stages) that `--configs best` tries with every split count.
-_TILES = ((64, 4, 3), (128, 4, 2), (128, 4, 3), (128, 8, 3), (256, 8, 2))
+_TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
 
 
 class FixedSplit(Kernel):
@@ -31,8 +31,9 @@ class FixedSplit(Kernel):
         return one_query_token(self.name, problem)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        tile_tokens = 128 if problem.head_dim <= 128 else 64
-        stages = stages_that_fit(problem, tile_tokens, 3, gpu, per_sm=2)
+        # The fastest on an H200 over 24 problems, each with its best split count.
+        tile_tokens, stages = (128, 3) if problem.head_dim <= 64 else (64, 4)
+        stages = stages_that_fit(problem, tile_tokens, stages, gpu)
         config = KernelConfig(tile_tokens, num_warps=4, num_stages=stages)
         return replace(config, splits=self._heuristic_splits(problem, config, gpu))
 

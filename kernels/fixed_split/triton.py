@@ -154,7 +154,9 @@ def merge_kernel(
 
 
 def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
-    """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of FlashAttention-2's kernel."""
+    """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of FlashAttention-2's
+    kernel.
+    """
     assert config.splits is not None
     if config.splits == 1:
         return prepare_fa2(inputs, config)

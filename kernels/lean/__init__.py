@@ -9,7 +9,7 @@ from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.fa2 import one_query_token
 from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
 
-from leanbench.decomposition import Schedule, TileGrid, stream_k, tile_rows
+from leanbench.decomposition import Schedule, TileGrid, stream_k, stream_k_grid, tile_rows
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
@@ -20,21 +20,27 @@ if TYPE_CHECKING:
 #: The workspace's size whatever the problem: the grid is capped so that its partials fit.
 WORKSPACE_BYTES = 16 * 1000 * 1000
 
-#: (tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta) that `--configs best` tries.
+#: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid):
+#: on an H200, each was the fastest for some of 24 problems, and one of them within 3% of the best of 128 for each.
 _CANDIDATES = (
-    (64, 4, 3, 2, 1),
-    (64, 4, 4, 2, 2),
-    (64, 4, 3, 3, 1),
-    (128, 4, 2, 3, 1),
-    (128, 4, 3, 2, 1),
-    (128, 4, 3, 2, 2),
-    (128, 4, 4, 1, 1),
-    (128, 4, 4, 1, 2),
-    (128, 8, 4, 1, 1),
-    (256, 8, 2, 1, 1),
-    (256, 8, 3, 1, 1),
-    (256, 8, 2, 2, 1),
+    (64, 4, 3, 2, 1, True),
+    (64, 4, 3, 3, 1, False),
+    (64, 4, 3, 3, 1, True),
+    (64, 4, 4, 1, 1, True),
+    (64, 4, 4, 1, 1, False),
+    (64, 4, 3, 1, 4, False),
+    (128, 4, 3, 2, 1, True),
+    (128, 4, 3, 2, 1, False),
+    (128, 4, 3, 3, 1, False),
+    (128, 4, 4, 2, 1, False),
+    (128, 4, 3, 1, 4, False),
+    (128, 8, 3, 1, 1, True),
+    (256, 8, 3, 1, 1, False),
+    (256, 8, 2, 1, 4, False),
 )
+#: Rounding the grid down to a multiple of the output tiles idles a share of the CTAs and saves the crossing of borders,
+#: about a microsecond. It pays while that share of the KV cache is below this (H200: between 32k and 64k at 56 heads).
+_ALIGN_BYTES = 80e6
 
 
 class Lean(Kernel):
@@ -47,15 +53,27 @@ class Lean(Kernel):
         return one_query_token(self.name, problem)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        tile_tokens = 128 if problem.head_dim <= 128 else 64
-        stages = stages_that_fit(problem, tile_tokens, 3, gpu, per_sm=2)
-        return KernelConfig(tile_tokens, num_warps=4, num_stages=stages, ctas_per_sm=2, min_tiles_per_cta=1)
+        # Chosen among the candidates on an H200, see docs/performance-log.md.
+        if problem.head_dim <= 64:
+            tile_tokens = 64 if TileGrid.of(problem, 128).total < 4 * gpu.sms else 128
+            warps, stages, per_sm = 4, 3, 2 if problem.kv_bytes < 600e6 else 3
+        elif problem.batch * problem.kv_heads >= gpu.sms or problem.head_dim > 128:
+            tile_tokens, warps, stages, per_sm = 64, 4, 3, 2
+        else:
+            tile_tokens, warps, stages, per_sm = 128, 8, 3, 1
+        stages = stages_that_fit(problem, tile_tokens, stages, gpu, per_sm)
+        tiles = TileGrid.of(problem, tile_tokens)
+        grid = stream_k_grid(tiles.total, per_sm * gpu.sms)
+        idle = 1 - stream_k_grid(tiles.total, per_sm * gpu.sms, multiple_of=tiles.output_tiles) / grid
+        return KernelConfig(tile_tokens, warps, stages, per_sm, 1, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        candidates = [KernelConfig(*values[:5], align_grid=values[5]) for values in _CANDIDATES]
         fitting = [
-            KernelConfig(tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta)
-            for tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta in _CANDIDATES
-            if stages_that_fit(problem, tile_tokens, num_stages, gpu, per_sm=ctas_per_sm) == num_stages
+            config
+            for config in candidates
+            if stages_that_fit(problem, config.tile_tokens, config.num_stages, gpu, config.ctas_per_sm or 1)
+            == config.num_stages
         ]
         return list(dict.fromkeys([self.default_config(problem, gpu), *fitting]))
 

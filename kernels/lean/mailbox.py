@@ -1,8 +1,8 @@
 """How a CTA hands a partial to another CTA of the same launch that is waiting for it.
 
-A partial's slot is full of `EMPTY` until its numbers arrive, each 4-byte number arrives whole, and no number has the bits of
-`EMPTY`: whoever reads anything else has the number. So no fence and no flag stand between the store and the read; a store
-that is read costs one trip to the L2 and back, where a fence, a flag and a read would cost three.
+A partial's slot is full of `EMPTY` until its numbers arrive, each 4-byte number arrives whole, and no number has the
+bits of `EMPTY`: whoever reads anything else has the number. So no fence and no flag stand between the store and the
+read; a partial costs one trip to the L2 and back, where a fence, a flag and a read would cost three.
 """
 
 import os
@@ -13,59 +13,131 @@ from leanbench.kernels.tile import EMPTY, SLOT_PADDING
 
 _INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-#: Partials that one wait collects.
-AT_ONCE = tl.constexpr(8)
 
+def _wait_ptx(pointers: int, count: int) -> str:
+    """PTX that reads, at each of `pointers`, up to `count` numbers a stride apart, until none of them is EMPTY.
 
-def _wait_ptx(count: int) -> str:
-    """PTX that reads up to `count` numbers, a stride apart, over and over until none of them is EMPTY.
-
-    A loop per thread: threads that hold the same element each wait for their own copy, which a reduction over the tensor
-    would not see.
+    Operands: `count` outputs for each pointer, the pointers, the stride in bytes, and how many of the `count` there
+    are. The loop is each thread's own: threads that hold the same element wait for their own copies of it, which a
+    reduction over the tensor would not see. All reads of a round are in flight together.
     """
-    lines = ["{", ".reg .pred has<%d>;" % count, ".reg .b64 at<%d>;" % count, ".reg .pred again;"]
-    pointer, stride, present = (f"${count + operand}" for operand in range(3))
+    outputs = pointers * count
+    stride, present = f"${outputs + pointers}", f"${outputs + pointers + 1}"
+    lines = ["{", f".reg .pred has<{count}>;", f".reg .b64 step<{count}>;", ".reg .b64 at;", ".reg .pred again;"]
     for i in range(count):
-        lines += [
-            f"setp.gt.s32 has{i}, {present}, {i};",
-            f"mad.wide.s32 at{i}, {stride}, {i}, {pointer};",
-            f"mov.b32 ${i}, 0;",
-        ]
+        lines += [f"setp.gt.s32 has{i}, {present}, {i};", f"mul.wide.s32 step{i}, {stride}, {i};"]
+    lines += [f"mov.b32 ${output}, 0;" for output in range(outputs)]
     lines.append("poll:")
-    lines += [f"@has{i} ld.relaxed.gpu.global.b32 ${i}, [at{i}];" for i in range(count)]
+    for output in range(outputs):
+        pointer, i = divmod(output, count)
+        lines += [
+            f"add.s64 at, ${outputs + pointer}, step{i};",
+            f"@has{i} ld.relaxed.gpu.global.b32 ${output}, [at];",
+        ]
     lines.append("setp.eq.s32 again, $0, -1;")
-    lines += [f"setp.eq.or.s32 again, ${i}, -1, again;" for i in range(1, count)]
+    lines += [f"setp.eq.or.s32 again, ${output}, -1, again;" for output in range(1, outputs)]
     lines += ["@again bra poll;", "}"]
     return "\n".join(lines)
 
 
-_WAIT_PTX = tl.constexpr(_wait_ptx(AT_ONCE.value))
-_WAIT_CONSTRAINTS = tl.constexpr(",".join(["=&r"] * AT_ONCE.value + ["l", "r", "r"]))
+def _constraints(pointers: int, count: int) -> str:
+    return ",".join(["=&r"] * pointers * count + ["l"] * pointers + ["r", "r"])
+
+
+_WAIT_ROWS = tl.constexpr(_wait_ptx(2, 8))
+_WAIT_ROWS_CONSTRAINTS = tl.constexpr(_constraints(2, 8))
+_WAIT_LOGS = tl.constexpr(_wait_ptx(1, 16))
+_WAIT_LOGS_CONSTRAINTS = tl.constexpr(_constraints(1, 16))
+_SIXTEEN = tl.constexpr((tl.int32,) * 16)
+#: Reads a number again that had not arrived yet.
+_SETTLE = tl.constexpr(
+    """{
+    .reg .pred again;
+    mov.b32 $0, $2;
+    setp.eq.s32 again, $0, -1;
+    @!again bra done;
+    poll:
+    ld.relaxed.gpu.global.b32 $0, [$1];
+    setp.eq.s32 again, $0, -1;
+    @again bra poll;
+    done:
+    }"""
+)
 
 
 @triton.jit
-def _wait(pointers, stride, present):
-    """Eight tensors: the numbers at `pointers`, `stride` and so on further; 0 past `present`."""
+def _wait_rows(acc_pointers, log_pointers, stride, present):
+    """16 tensors: the numbers of up to 8 partials, then their logarithms; 0 from partial `present` on."""
     if _INTERPRETED:
         # Programs run one after the other there: what is waited for has been written.
-        return (
-            tl.load(pointers, mask=present > 0, other=0),
-            tl.load(pointers + stride, mask=present > 1, other=0),
-            tl.load(pointers + 2 * stride, mask=present > 2, other=0),
-            tl.load(pointers + 3 * stride, mask=present > 3, other=0),
-            tl.load(pointers + 4 * stride, mask=present > 4, other=0),
-            tl.load(pointers + 5 * stride, mask=present > 5, other=0),
-            tl.load(pointers + 6 * stride, mask=present > 6, other=0),
-            tl.load(pointers + 7 * stride, mask=present > 7, other=0),
+        numbers = _load_8(acc_pointers, stride, present) + _load_8(log_pointers, stride, present)
+    else:
+        numbers = tl.inline_asm_elementwise(
+            _WAIT_ROWS,
+            _WAIT_ROWS_CONSTRAINTS,
+            [acc_pointers, log_pointers, stride * 4, present],
+            dtype=_SIXTEEN,
+            is_pure=False,
+            pack=1,
         )
-    return tl.inline_asm_elementwise(
-        _WAIT_PTX,
-        _WAIT_CONSTRAINTS,
-        [pointers, stride * 4, present],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=False,
-        pack=1,
+    return numbers
+
+
+@triton.jit
+def _wait_logs(log_pointers, stride, present):
+    """16 tensors: the logarithms of up to 16 partials; 0 from partial `present` on."""
+    if _INTERPRETED:
+        logs = _load_16(log_pointers, stride, present)
+    else:
+        logs = tl.inline_asm_elementwise(
+            _WAIT_LOGS,
+            _WAIT_LOGS_CONSTRAINTS,
+            [log_pointers, stride * 4, present],
+            dtype=_SIXTEEN,
+            is_pure=False,
+            pack=1,
+        )
+    return logs
+
+
+@triton.jit
+def _settle(numbers, pointers):
+    """`numbers`, those that were still EMPTY read again until they are there."""
+    if not _INTERPRETED:
+        numbers = tl.inline_asm_elementwise(
+            _SETTLE, "=&r,l,r", [pointers, numbers], dtype=tl.int32, is_pure=False, pack=1
+        )
+    return numbers
+
+
+@triton.jit
+def _load_8(pointers, stride, present):
+    # .cg reads the L2, which all SMs share; an L1 would answer with what it saw first.
+    return (
+        tl.load(pointers, mask=present > 0, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride, mask=present > 1, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride * 2, mask=present > 2, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride * 3, mask=present > 3, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride * 4, mask=present > 4, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride * 5, mask=present > 5, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride * 6, mask=present > 6, other=0, cache_modifier=".cg"),
+        tl.load(pointers + stride * 7, mask=present > 7, other=0, cache_modifier=".cg"),
     )
+
+
+@triton.jit
+def _load_16(pointers, stride, present):
+    return _load_8(pointers, stride, present) + _load_8(pointers + stride * 8, stride, present - 8)
+
+
+@triton.jit
+def _add_partial(acc, m, l, part_bits, log_bits, is_there):  # noqa: E741
+    """(acc, m, l) with one partial added; nothing changes where there is none."""
+    log = tl.where(is_there, log_bits.to(tl.float32, bitcast=True), float("-inf"))
+    m_new = tl.maximum(m, log)
+    rescale = tl.exp2(m - m_new)
+    weight = tl.exp2(log - m_new)
+    return acc * rescale + part_bits.to(tl.float32, bitcast=True) * weight, m_new, l * rescale + weight
 
 
 @triton.jit
@@ -77,34 +149,43 @@ def collect(
     row_count,
     rows,
     valid_rows,
+    ONE_EACH: tl.constexpr,  # a thread holds one number of these rows
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
 ):
     """Waits for the `count` other partials of an output tile and merges them to the host block's, always in this order.
 
-    Returns (acc, m, l), each (R, DP): m and l repeat along the columns, so that no thread depends on another.
+    Returns (acc, m, l), each (R, DP); m and l repeat along the columns. With one number a thread, each waits for its
+    own and its row's logarithm at once and no thread depends on another: in so small a merge a barrier costs more
+    than the arithmetic. With more, waits of one thread would queue up: it waits for the logarithms, which are stored
+    last, and then finds the numbers there.
     """
     columns = tl.arange(0, HEAD_DIM_PADDED)
     stride = row_count * (HEAD_DIM + SLOT_PADDING)
-    # Rows and columns that are padding wait for, and compute, what a valid neighbour does.
-    row = tl.where(valid_rows, rows, 0)[:, None]
-    acc_offsets = row * HEAD_DIM + tl.minimum(columns, HEAD_DIM - 1)[None, :]
-    log_offsets = row_count * HEAD_DIM + row + tl.zeros_like(columns)[None, :]
+    # Rows and columns that are padding read what a valid one does.
+    row = tl.where(valid_rows, rows, 0)
+    acc_offsets = row[:, None] * HEAD_DIM + (columns % HEAD_DIM)[None, :]
+    if HEAD_DIM == HEAD_DIM_PADDED:
+        acc_offsets = row[:, None] * HEAD_DIM + columns[None, :]
+    row_logs = row_count * HEAD_DIM + row
+    log_offsets = row_logs[:, None] + tl.zeros_like(columns)[None, :]
     acc = tl.load(own + acc_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
     m = tl.load(own + log_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
     l = tl.full((rows.shape[0], HEAD_DIM_PADDED), 1.0, tl.float32)  # noqa: E741
-    for first in range(0, count, AT_ONCE):
-        base = partials + (first_slot + first) * stride
-        logs = _wait(base + log_offsets, stride, count - first)
-        parts = _wait(base + acc_offsets, stride, count - first)
-        for i in tl.static_range(AT_ONCE):
-            log = tl.where(i < count - first, logs[i].to(tl.float32, bitcast=True), float("-inf"))
-            m_new = tl.maximum(m, log)
-            rescale = tl.exp2(m - m_new)
-            weight = tl.exp2(log - m_new)
-            l = l * rescale + weight  # noqa: E741
-            acc = acc * rescale + parts[i].to(tl.float32, bitcast=True) * weight
-            m = m_new
+    if ONE_EACH:
+        for first in range(0, count, 8):
+            base = partials + (first_slot + first) * stride
+            numbers = _wait_rows(base + acc_offsets, base + log_offsets, stride, count - first)
+            for i in tl.static_range(8):
+                acc, m, l = _add_partial(acc, m, l, numbers[i], numbers[8 + i], i < count - first)  # noqa: E741
+    else:
+        for first in range(0, count, 16):
+            base = partials + (first_slot + first) * stride
+            logs = _wait_logs(base + row_logs, stride, count - first)
+            parts = _load_16(base + acc_offsets, stride, count - first)
+            for i in tl.static_range(16):
+                part = _settle(parts[i], base + (acc_offsets + i * stride))
+                acc, m, l = _add_partial(acc, m, l, part, logs[i][:, None], i < count - first)  # noqa: E741
     return acc, m, l
 
 

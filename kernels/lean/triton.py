@@ -3,13 +3,14 @@
 The schedule is `leanbench.decomposition.stream_k`. With the lengths on the device every CTA computes it for itself.
 
 The reduction is the paper's (Algorithm 2): a CTA whose run starts in the middle of an output tile stores that part's
-partial and goes on; the host block, which holds the tile's first LeanTile at the end of its own run, waits for the other
-partials, merges them in the order of the context, whoever came first, and writes the output. So repeats agree bit for bit.
+partial and goes on; the host block, which holds the tile's first LeanTile at the end of its own run, waits for the
+other partials, merges them in the order of the context, whoever came first, and writes the output. So repeats agree
+bit for bit.
 
-No grid deadlocks, whether or not all CTAs fit the GPU at once: runs are dealt from the last to the first, a host block only
-waits for CTAs of lower index, the hardware starts CTAs in the order of their index (decoupled look-back scans rest on
-the same), and a CTA stores its first partial before it waits. The host block empties the slots it has read: a launch
-finds the workspace as the one before it did, and the host never clears it.
+No grid deadlocks, whether or not all CTAs fit the GPU at once: runs are dealt from the last to the first, a host
+block only waits for CTAs of lower index, the hardware starts CTAs in the order of their index (decoupled look-back
+scans rest on the same), and a CTA stores its first partial before it waits. The host block empties the slots it has
+read: a launch finds the workspace as the one before it did, and the host never clears it.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ def _reduce(
     GROUP_SIZE: tl.constexpr,
     ROW_COUNT: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
+    ONE_EACH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     SLOT_SIZE_PADDED: tl.constexpr,
@@ -125,6 +127,7 @@ def _reduce(
             ROW_COUNT,
             rows,
             valid_rows,
+            ONE_EACH,
             HEAD_DIM,
             HEAD_DIM_PADDED,
         )
@@ -171,6 +174,7 @@ def lean_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
+    ONE_EACH: tl.constexpr,
     SLOT_SIZE_PADDED: tl.constexpr,
     SEQUENCES_AT_ONCE: tl.constexpr,
     RAGGED: tl.constexpr,
@@ -265,6 +269,7 @@ def lean_kernel(
                 GROUP_SIZE,
                 ROW_COUNT,
                 MERGE_ROWS,
+                ONE_EACH,
                 HEAD_DIM,
                 HEAD_DIM_PADDED,
                 SLOT_SIZE_PADDED,
@@ -323,8 +328,10 @@ def prepare(
     min_tiles_per_cta = config.min_tiles_per_cta or 1
     max_grid = lean_grid_limit(shape.row_count, shape.head_dim, config.ctas_per_sm * (sms or sm_count(inputs.q.device)))
     total = shape.lean_tiles(inputs.context, config.tile_tokens)
-    grid = stream_k_grid(total, max_grid, min_tiles_per_cta, shape.output_tiles if config.align_grid else 1)
-    # With lengths on the device `total` is an upper bound: the kernel leaves CTAs idle where the real lengths need fewer.
+    aligned = config.align_grid and inputs.cache_seqlens is None
+    grid = stream_k_grid(total, max_grid, min_tiles_per_cta, shape.output_tiles if aligned else 1)
+    # With lengths on the device `total` is an upper bound: the kernel leaves CTAs idle where the real lengths need
+    # fewer.
     share, longer = divmod(total, grid)
     arguments = (
         inputs.q,
@@ -348,13 +355,14 @@ def prepare(
         inputs.out.stride(0),
         inputs.out.stride(2),
     )
-    merge_rows = merge_rows_at_once(shape.row_count, shape.head_dim)
+    merge_rows = merge_rows_at_once(shape.row_count, shape.head_dim, config.num_warps)
     options = {
         **constants(shape, config, inputs.cache_seqlens is not None),
         "ROW_TILES": shape.row_tiles,
         "ROW_COUNT": shape.row_count,
         "NUM_STAGES": config.num_stages,
         "MERGE_ROWS": merge_rows,
+        "ONE_EACH": merge_rows * padded(shape.head_dim) <= 32 * config.num_warps,
         "SLOT_SIZE_PADDED": padded(shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA)),
         "SEQUENCES_AT_ONCE": _SEQUENCES_AT_ONCE,
         "num_warps": config.num_warps,

@@ -18,6 +18,7 @@ class Reference(Kernel):
     title = "plain attention in fp64 (torch), for correctness, not for speed"
     decomposition = "other"
     source = "definition of softmax attention"
+    is_timed = False
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.decomposition import quantisation_efficiency
 from leanbench.gpu.spec import GpuSpec
@@ -15,6 +15,11 @@ from leanbench.measure.read_floor import measure_read_floor
 from leanbench.measure.timing import Effort, Timing, fastest, time_launches
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.gpu.nvml import Nvml
 
 #: Buffers rotate over at least this many bytes, and over this many times the L2.
 _COLD_BYTES = 400 * 1000 * 1000
@@ -40,6 +45,7 @@ class Bench:
         self.device = torch.device("cuda", device_index)
         torch.cuda.set_device(self.device)
         self.spec: GpuSpec = spec_of_device(device_index)
+        self._nvml = _open_nvml(self.device)
         self._problem: AttentionProblem | None = None
         self._buffers: list[AttentionInputs] = []
         self._floor: Timing | None = None
@@ -56,6 +62,8 @@ class Bench:
             "kv_bytes": problem.kv_bytes,
         }
         reason = kernel.unsupported_reason(problem)
+        if not kernel.is_timed:
+            reason = f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and timed"
         if reason:
             return {**fields, "status": "unsupported", "reason": reason}
         reason = self._load(problem)
@@ -86,6 +94,7 @@ class Bench:
         checked_out = first.out.clone()
         effort = self.options.effort
         timing = time_launches(launches, effort)
+        fields |= self._gpu_state()
         schedule = kernel.schedule(problem, config, self.spec)
         fields |= timing_fields(timing, problem.kv_bytes, self._floor.median_us)
         if schedule is not None:
@@ -102,6 +111,18 @@ class Bench:
             )
             return {**fields, "status": "noisy", "reason": reason}
         return {**fields, "status": "ok"}
+
+    def _gpu_state(self) -> dict[str, Any]:
+        """Clock, temperature, power and throttle reasons, read right after the last sample."""
+        if self._nvml is None:
+            return {}
+        state = self._nvml.state()
+        return {
+            "sm_clock_mhz": state.sm_clock_mhz,
+            "temperature_c": state.temperature_c,
+            "power_w": state.power_w,
+            "throttle_reasons": state.throttle_reasons,
+        }
 
     def _choose(
         self, problem: AttentionProblem, kernel: Kernel, configs: str
@@ -170,3 +191,15 @@ def timing_fields(timing: Timing, kv_bytes: int, floor_us: float) -> dict[str, A
         "read_floor_us": floor_us,
         "read_floor_share": floor_us / timing.median_us,
     }
+
+
+def _open_nvml(device: torch.device) -> Nvml | None:
+    """NVML for the GPU that torch means, or None where it cannot be had: latency needs no NVML."""
+    import torch
+
+    from leanbench.gpu.nvml import Nvml, NvmlError
+
+    try:
+        return Nvml(f"GPU-{torch.cuda.get_device_properties(device).uuid}").__enter__()
+    except NvmlError:
+        return None

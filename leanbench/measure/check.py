@@ -63,7 +63,7 @@ def check_against_reference(inputs: AttentionInputs, max_elements: int = CHECK_E
 def _errors(inputs: AttentionInputs, sequence: int, head: int) -> tuple[float, float]:
     import torch
 
-    from leanbench.kernels.reference.torch import attend
+    from leanbench.kernels.reference.torch import attend  # pyright: ignore[reportMissingImports]
 
     out, lse = attend(inputs, sequence, head)
     group = slice(head * inputs.group_size, (head + 1) * inputs.group_size)

@@ -10,7 +10,8 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, AttentionProblem
 from leanbench.registry import KernelConfig, kernel
 
-#: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA up to two row tiles.
+#: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA up to two row
+#: tiles.
 _HEADS = ((6, 6), (32, 8), (16, 2), (10, 2), (14, 2), (24, 1), (71, 1))
 #: Around a LeanTile's border, a prime-ish middle, and one past a power of two.
 _CONTEXTS = (1, 2, 127, 128, 129, 1000, 16384, 65537)
@@ -96,7 +97,9 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
 
 
 def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
-    """Two runs over fresh inputs with poisoned outputs, the first compared with the reference, the second with the first."""
+    """Two runs over fresh inputs with poisoned outputs, the first compared with the reference, the second with the
+    first.
+    """
     from leanbench.inputs import make_inputs
     from leanbench.measure.check import check_against_reference
 

@@ -51,7 +51,8 @@ def _launch(inputs: AttentionInputs, words: int, block: int, warps: int, grid: i
     grid = blocks if one_block else min(grid, blocks)
     sums = torch.empty(grid, dtype=torch.int32, device=inputs.q.device)
     arguments = (_words(inputs.k_cache), _words(inputs.v_cache), sums, words)
-    return lambda: read_kernel[(grid,)](*arguments, BLOCK=block, ONE_BLOCK=one_block, num_warps=warps)
+    options = {"BLOCK": block, "ONE_BLOCK": one_block, "num_warps": warps}
+    return lambda: read_kernel[(grid,)](*arguments, **options)
 
 
 def _words(cache: torch.Tensor) -> torch.Tensor:

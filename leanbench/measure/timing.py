@@ -78,8 +78,9 @@ def capture(launches: Sequence[Callable[[], object]], count: int) -> torch.cuda.
 def time_launches(launches: Sequence[Callable[[], object]], effort: Effort | None = None) -> Timing:
     """Times launches that do the same work on different buffers.
 
-    Graph replay, because a launch from Python costs more host time than a small kernel takes. Rotating buffers, because a
-    serving step finds K and V in memory, not in the L2: pass enough launches that their buffers exceed it several times.
+    Graph replay, because a launch from Python costs more host time than a small kernel takes. Rotating buffers,
+    because a serving step finds K and V in memory, not in the L2: pass enough launches that their buffers exceed it
+    several times.
     """
     import torch
 

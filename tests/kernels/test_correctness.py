@@ -1,0 +1,174 @@
+"""Every kernel against the fp64 reference, in the interpreter without a GPU and on the GPU with one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.measure.check import check_against_reference
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+CONFIGS = {
+    "lean": KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1),
+    "fa2": KernelConfig(32, 4, 2),
+    "fixed_split": KernelConfig(32, 4, 2, splits=3),
+}
+PROBLEMS = [
+    AttentionProblem(1, 2, 2, 1, 64),
+    AttentionProblem(1, 3, 3, 200, 64, "bf16", "NHD"),
+    AttentionProblem(2, 5, 1, 97, 80),
+    AttentionProblem(1, 14, 2, 130, 96, "fp16", "NHD"),
+    AttentionProblem(1, 8, 1, 64, 128, "bf16"),
+    AttentionProblem(1, 71, 1, 70, 64),
+    AttentionProblem(1, 4, 2, 65, 256),
+    AttentionProblem(4, 4, 2, (1, 190, 33, 64), 64, "fp16", "NHD"),
+]
+
+
+def passes(inputs: AttentionInputs, dtype: str) -> None:
+    assert check_against_reference(inputs).failure(dtype) is None
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_matches_the_reference_and_repeats(name, problem, device):
+    inputs = make_inputs(problem, device)
+    launch = kernel(name).prepare(inputs, CONFIGS[name])
+    launch()
+    passes(inputs, problem.dtype)
+    out, lse = inputs.out.clone(), inputs.lse.clone()
+    inputs.poison()
+    launch()
+    assert torch.equal(inputs.out, out)
+    assert torch.equal(inputs.lse, lse)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("score_scale", [0.0, 40.0])
+def test_extreme_scores(name, score_scale, device):
+    """Scores all equal, and so far apart that softmax picks one token."""
+    problem = AttentionProblem(1, 4, 2, 150, 64)
+    inputs = make_inputs(problem, device, score_scale=score_scale)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    passes(inputs, "fp16")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_large_negative_scores_do_not_underflow(name, device):
+    """exp(score) of every token is 0 in fp32; only the difference to the maximum may matter."""
+    problem = AttentionProblem(1, 2, 2, 100, 64)
+    inputs = make_inputs(problem, device)
+    inputs.q.copy_(torch.full_like(inputs.q, 30.0))
+    inputs.k_cache.copy_(-inputs.k_cache.abs() - 1)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    assert inputs.lse.max().item() < -200
+    passes(inputs, "fp16")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_empty_sequences_give_zero(name, device):
+    """A length of 0 reaches kernels only through lengths on the device."""
+    inputs = make_inputs(AttentionProblem(3, 4, 2, (70, 1, 40), 64), device)
+    lengths = torch.tensor([70, 0, 40], dtype=torch.int32, device=device)
+    inputs = replace(inputs, cache_seqlens=lengths)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    assert (inputs.out[1] == 0).all()
+    assert (inputs.lse[1] == float("-inf")).all()
+    passes(inputs, "fp16")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokens_past_the_length_are_not_read(name, device):
+    """A serving cache holds anything there, NaN included."""
+    inputs = make_inputs(AttentionProblem(2, 4, 2, (45, 100), 64), device)
+    inputs.k_cache[0, 45:] = float("nan")
+    inputs.v_cache[0, 45:] = float("nan")
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    passes(inputs, "fp16")
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4, 7, 50])
+def test_any_split_count(splits, device):
+    inputs = make_inputs(AttentionProblem(1, 3, 1, 210, 64), device)
+    kernel("fixed_split").prepare(inputs, replace(CONFIGS["fixed_split"], splits=splits))()
+    passes(inputs, "fp16")
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3, 7, 19, 50])
+@pytest.mark.parametrize("align_grid", [False, True])
+def test_any_grid(sms, align_grid, device):
+    """From one CTA to one LeanTile each, through merges of more partials than one wait collects."""
+    from leanbench.kernels.lean.triton import Workspace, prepare
+
+    problem = AttentionProblem(1, 2, 2, 390, 64)
+    workspace = Workspace.on(torch.device(device))
+    inputs = make_inputs(problem, device)
+    config = KernelConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=align_grid)
+    prepare(inputs, config, workspace, sms)()
+    passes(inputs, "fp16")
+    assert (workspace.partials == -1).all()
+
+
+@pytest.mark.parametrize("problem", [AttentionProblem(1, 6, 1, 390, 64), AttentionProblem(1, 40, 1, 200, 128)])
+def test_merges_of_many_rows_and_partials(problem, device):
+    from leanbench.kernels.lean.triton import prepare
+
+    inputs = make_inputs(problem, device)
+    prepare(inputs, KernelConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1), sms=24)()
+    passes(inputs, "fp16")
+
+
+def test_one_workspace_serves_different_problems(device):
+    """A launch leaves the workspace as it found it, whatever the next one is."""
+    from leanbench.kernels.lean.triton import Workspace, prepare
+
+    workspace = Workspace.on(torch.device(device))
+    for problem, sms in [
+        (AttentionProblem(1, 5, 1, 300, 80), 9),
+        (AttentionProblem(2, 4, 4, 100, 64, "bf16"), 14),
+        (AttentionProblem(3, 4, 2, (5, 170, 60), 128), 6),
+        (AttentionProblem(1, 5, 1, 300, 80), 9),
+    ]:
+        inputs = make_inputs(problem, device)
+        prepare(inputs, CONFIGS["lean"], workspace, sms)()
+        passes(inputs, problem.dtype)
+        assert (workspace.partials == -1).all()
+
+
+def test_workspace_is_bounded():
+    from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
+    from leanbench.kernels.lean import WORKSPACE_BYTES, lean_grid_limit
+
+    assert WORKSPACE_BYTES <= 16e6
+    for row_count, head_dim in [(1, 64), (16, 128), (64, 128), (32, 256)]:
+        grid = lean_grid_limit(row_count, head_dim, 10_000)
+        assert 2 * grid * row_count * (head_dim + PARTIAL_ROW_EXTRA) * 4 <= WORKSPACE_BYTES
+        assert grid >= 200
+
+
+def test_softmax_scale_and_negative_scale(device):
+    for scale in (0.3, -0.2):
+        inputs = replace(make_inputs(AttentionProblem(1, 2, 1, 80, 64), device), softmax_scale=scale)
+        for name, config in CONFIGS.items():
+            inputs.poison()
+            kernel(name).prepare(inputs, config)()
+            passes(inputs, "fp16")
+
+
+def test_a_wrong_kernel_is_caught(device):
+    """The check itself: a missing token, a wrong LSE and an unwritten element all fail."""
+    problem = AttentionProblem(1, 2, 2, 40, 64)
+    inputs = make_inputs(problem, device)
+    kernel("fa2").prepare(replace(inputs, context=39), CONFIGS["fa2"])()
+    assert "relative error" in (check_against_reference(inputs).failure("fp16") or "")
+    kernel("fa2").prepare(inputs, CONFIGS["fa2"])()
+    inputs.lse.add_(0.01)
+    assert "LSE error" in (check_against_reference(inputs).failure("fp16") or "")
+    kernel("fa2").prepare(inputs, CONFIGS["fa2"])()
+    passes(inputs, "fp16")
+    inputs.out[0, 0, 1, 5] = float("nan")
+    assert check_against_reference(inputs).failure("fp16") is not None

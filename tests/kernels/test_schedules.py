@@ -1,0 +1,104 @@
+"""The kernels' index arithmetic is leanbench.decomposition's: who walks which LeanTiles, seen from inside the
+kernels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import pytest
+
+from leanbench.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
+from leanbench.inputs import make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="looks inside kernels, which only the interpreter allows"
+)
+
+TILE_TOKENS = 16
+PROBLEMS = [
+    AttentionProblem(1, 3, 3, 100, 64),
+    AttentionProblem(2, 4, 2, 77, 64),
+    AttentionProblem(1, 40, 1, 90, 64),
+    AttentionProblem(1, 70, 1, 90, 64),
+    AttentionProblem(3, 4, 2, (1, 130, 48), 64),
+    AttentionProblem(5, 2, 1, (16, 1, 1, 75, 33), 64),
+]
+
+
+def walks(monkeypatch: pytest.MonkeyPatch, family: str, problem: AttentionProblem, **prepare_arguments) -> list:
+    """(CTA, sequence, KV head, first LeanTile, end) of every call of the LeanTile loop, in the order of the calls."""
+    import triton.language as tl
+
+    module = importlib.import_module(f"leanbench.kernels.{family}.triton")
+    fa2 = importlib.import_module("leanbench.kernels.fa2.triton")
+    loop = module.lean_tiles
+    inputs = make_inputs(problem, "cpu")
+    seen = []
+
+    def number(value) -> int:
+        return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
+
+    def spy(q, k, *arguments):
+        offset = (number(k) - inputs.k_cache.data_ptr()) // inputs.k_cache.element_size()
+        sequence, within = divmod(offset, inputs.k_cache.stride(0))
+        first, last = (number(argument) for argument in arguments[3:5])
+        seen.append((number(tl.program_id(0)), sequence, within // inputs.k_cache.stride(2), first, last))
+        return loop(q, k, *arguments)
+
+    monkeypatch.setattr(module, "lean_tiles", spy)
+    monkeypatch.setattr(fa2, "lean_tiles", spy)
+    module.prepare(inputs, **prepare_arguments)()
+    return seen
+
+
+def expected(schedule: Schedule, problem: AttentionProblem) -> list:
+    tiles = TileGrid.of(problem, TILE_TOKENS)
+    row_tiles = tiles.per_sequence // problem.kv_heads
+    return [
+        (s.cta, s.output_tile // tiles.per_sequence, s.output_tile % tiles.per_sequence // row_tiles, s.first, s.last)
+        for s in schedule.segments
+    ]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("sms", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize("min_tiles", [1, 3])
+def test_lean(monkeypatch, problem, sms, min_tiles):
+    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=min_tiles)
+    schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, min_tiles)
+    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(schedule, problem)
+
+
+@pytest.mark.parametrize("sms", [5, 9, 40])
+def test_lean_aligned(monkeypatch, sms):
+    problem = PROBLEMS[1]
+    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
+    schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, aligned=True)
+    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(schedule, problem)
+
+
+def test_lean_over_more_sequences_than_one_step_adds_up(monkeypatch):
+    contexts = tuple(1 + 7 * b % 40 for b in range(150))
+    problem = AttentionProblem(150, 1, 1, contexts, 64)
+    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+    schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), 11)
+    assert walks(monkeypatch, "lean", problem, config=config, sms=11) == expected(schedule, problem)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_fa2(monkeypatch, problem):
+    schedule = one_cta_per_tile(TileGrid.of(problem, TILE_TOKENS))
+    seen = walks(monkeypatch, "fa2", problem, config=KernelConfig(TILE_TOKENS, 4, 2))
+    assert seen == expected(schedule, problem)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("splits", [1, 2, 3, 8])
+def test_fixed_split(monkeypatch, problem, splits):
+    schedule = fixed_split(TileGrid.of(problem, TILE_TOKENS), splits)
+    seen = walks(monkeypatch, "fixed_split", problem, config=KernelConfig(TILE_TOKENS, 4, 2, splits=splits))
+    assert seen == expected(schedule, problem)
