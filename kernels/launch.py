@@ -90,8 +90,8 @@ def padded(size: int) -> int:
 
 
 def merge_rows_at_once(row_count: int, head_dim: int, num_warps: int) -> int:
-    """Rows that a merge accumulates together: a power of two, at most 4 numbers a thread."""
-    return min(padded(row_count), max(1, 4 * 32 * num_warps // padded(head_dim)))
+    """Rows that a merge accumulates together: a power of two, at most 8 numbers a thread."""
+    return min(padded(row_count), max(1, 8 * 32 * num_warps // padded(head_dim)))
 
 
 def partials_at_once(rows: int, head_dim: int, limit: int = 64) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WORKSPACE_BYTES = 16 * 1000 * 1000
 
 #: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid):
-#: on an H200, each was the fastest for some of 24 problems, and one of them within 3% of the best of 128 for each.
+#: on an H200, those that were among the fastest of 128 for some of 24 problems.
 _CANDIDATES = (
     (64, 4, 3, 2, 1, True),
     (64, 4, 3, 3, 1, False),
@@ -33,6 +33,7 @@ _CANDIDATES = (
     (128, 4, 3, 2, 1, False),
     (128, 4, 3, 3, 1, False),
     (128, 4, 4, 2, 1, False),
+    (128, 4, 3, 1, 1, True),
     (128, 4, 3, 1, 4, False),
     (128, 8, 3, 1, 1, True),
     (256, 8, 3, 1, 1, False),
@@ -54,18 +55,26 @@ class Lean(Kernel):
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         # Chosen among the candidates on an H200, see docs/performance-log.md.
-        if problem.head_dim <= 64:
-            tile_tokens = 64 if TileGrid.of(problem, 128).total < 4 * gpu.sms else 128
-            warps, stages, per_sm = 4, 3, 2 if problem.kv_bytes < 600e6 else 3
-        elif problem.batch * problem.kv_heads >= gpu.sms or problem.head_dim > 128:
-            tile_tokens, warps, stages, per_sm = 64, 4, 3, 2
+        min_tiles = 1
+        if problem.group_size >= 16:
+            # One CTA merges all rows of all parts: past some 32 parts that takes longer than reading the context.
+            tile_tokens, warps, stages, per_sm = (128, 8, 3, 1) if problem.head_dim <= 128 else (64, 4, 2, 1)
+            min_tiles = max(1, max(TileGrid.of(problem, tile_tokens).lean_tiles) // 32)
+        elif problem.head_dim <= 64:
+            tile_tokens, warps, stages, per_sm = 128, 4, 3, 2 if problem.kv_bytes < 600e6 else 3
+            if problem.group_size > 1:
+                per_sm = 1
+            elif TileGrid.of(problem, tile_tokens).total < 4 * gpu.sms:
+                tile_tokens = 64
         else:
-            tile_tokens, warps, stages, per_sm = 128, 8, 3, 1
+            full = problem.batch * problem.kv_heads >= gpu.sms
+            tile_tokens, warps, stages, per_sm = (64, 4, 3, 2) if full else (64, 4, 4, 1)
         stages = stages_that_fit(problem, tile_tokens, stages, gpu, per_sm)
         tiles = TileGrid.of(problem, tile_tokens)
-        grid = stream_k_grid(tiles.total, per_sm * gpu.sms)
-        idle = 1 - stream_k_grid(tiles.total, per_sm * gpu.sms, multiple_of=tiles.output_tiles) / grid
-        return KernelConfig(tile_tokens, warps, stages, per_sm, 1, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES)
+        grid = stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles)
+        idle = 1 - stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles, tiles.output_tiles) / grid
+        align_grid = idle * problem.kv_bytes < _ALIGN_BYTES
+        return KernelConfig(tile_tokens, warps, stages, per_sm, min_tiles, align_grid=align_grid)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         candidates = [KernelConfig(*values[:5], align_grid=values[5]) for values in _CANDIDATES]

@@ -131,13 +131,9 @@ def _load_16(pointers, stride, present):
 
 
 @triton.jit
-def _add_partial(acc, m, l, part_bits, log_bits, is_there):  # noqa: E741
-    """(acc, m, l) with one partial added; nothing changes where there is none."""
-    log = tl.where(is_there, log_bits.to(tl.float32, bitcast=True), float("-inf"))
-    m_new = tl.maximum(m, log)
-    rescale = tl.exp2(m - m_new)
-    weight = tl.exp2(log - m_new)
-    return acc * rescale + part_bits.to(tl.float32, bitcast=True) * weight, m_new, l * rescale + weight
+def _log(bits, is_there):
+    """A partial's logarithm, -inf where there is no partial."""
+    return tl.where(is_there, bits.to(tl.float32, bitcast=True), float("-inf"))
 
 
 @triton.jit
@@ -168,25 +164,47 @@ def collect(
     if HEAD_DIM == HEAD_DIM_PADDED:
         acc_offsets = row[:, None] * HEAD_DIM + columns[None, :]
     row_logs = row_count * HEAD_DIM + row
-    log_offsets = row_logs[:, None] + tl.zeros_like(columns)[None, :]
     acc = tl.load(own + acc_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
-    m = tl.load(own + log_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
-    l = tl.full((rows.shape[0], HEAD_DIM_PADDED), 1.0, tl.float32)  # noqa: E741
     if ONE_EACH:
+        log_offsets = row_logs[:, None] + tl.zeros_like(columns)[None, :]
+        m = tl.load(own + log_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
+        l = tl.full((rows.shape[0], HEAD_DIM_PADDED), 1.0, tl.float32)  # noqa: E741
         for first in range(0, count, 8):
+            present = count - first
             base = partials + (first_slot + first) * stride
-            numbers = _wait_rows(base + acc_offsets, base + log_offsets, stride, count - first)
+            numbers = _wait_rows(base + acc_offsets, base + log_offsets, stride, present)
+            m_new = m
             for i in tl.static_range(8):
-                acc, m, l = _add_partial(acc, m, l, numbers[i], numbers[8 + i], i < count - first)  # noqa: E741
-    else:
-        for first in range(0, count, 16):
-            base = partials + (first_slot + first) * stride
-            logs = _wait_logs(base + row_logs, stride, count - first)
-            parts = _load_16(base + acc_offsets, stride, count - first)
-            for i in tl.static_range(16):
-                part = _settle(parts[i], base + (acc_offsets + i * stride))
-                acc, m, l = _add_partial(acc, m, l, part, logs[i][:, None], i < count - first)  # noqa: E741
-    return acc, m, l
+                m_new = tl.maximum(m_new, _log(numbers[8 + i], i < present))
+            rescale = tl.exp2(m - m_new)
+            acc = acc * rescale
+            l = l * rescale  # noqa: E741
+            for i in tl.static_range(8):
+                weight = tl.exp2(_log(numbers[8 + i], i < present) - m_new)
+                acc += numbers[i].to(tl.float32, bitcast=True) * weight
+                l += weight  # noqa: E741
+            m = m_new
+        return acc, m, l
+    m_row = tl.load(own + row_logs, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    l_row = tl.full((rows.shape[0],), 1.0, tl.float32)
+    for first in range(0, count, 16):
+        present = count - first
+        base = partials + (first_slot + first) * stride
+        # A partial's logarithms are stored last: where they have arrived, the rest nearly always has.
+        logs = _wait_logs(base + row_logs, stride, present)
+        parts = _load_16(base + acc_offsets, stride, present)
+        m_new = m_row
+        for i in tl.static_range(16):
+            m_new = tl.maximum(m_new, _log(logs[i], i < present))
+        rescale = tl.exp2(m_row - m_new)
+        acc = acc * rescale[:, None]
+        l_row = l_row * rescale
+        for i in tl.static_range(16):
+            weight = tl.exp2(_log(logs[i], i < present) - m_new)
+            acc += _settle(parts[i], base + (acc_offsets + i * stride)).to(tl.float32, bitcast=True) * weight[:, None]
+            l_row += weight
+        m_row = m_new
+    return acc, tl.broadcast_to(m_row[:, None], acc.shape), tl.broadcast_to(l_row[:, None], acc.shape)
 
 
 @triton.jit
