@@ -99,10 +99,16 @@ def partials_at_once(rows: int, head_dim: int, limit: int = 64) -> int:
     return max(1, min(limit, 4096 // (rows * padded(head_dim))))
 
 
+#: Below this the kernels spill, and more CTAs than fit at once cost nothing but their start.
+_MIN_REGISTERS = 96
+
+
 def registers_per_thread(warps_per_sm: int) -> int | None:
-    """The cap that lets `warps_per_sm` warps share an SM's 64K registers, or None where the hardware's own is lower."""
+    """The cap that lets `warps_per_sm` warps share an SM's 64K registers; None where none is needed or it would be
+    too low.
+    """
     cap = 65536 // (32 * warps_per_sm) // 8 * 8
-    return cap if cap < 255 else None
+    return cap if _MIN_REGISTERS <= cap < 255 else None
 
 
 def sm_count(device: torch.device) -> int:

@@ -49,7 +49,8 @@ def lean_attn_with_kvcache(
     """Decode attention of one query token per sequence over its cached tokens, by LeanAttention (arXiv 2405.10480).
 
     The reduction runs in a fixed order: the same inputs give the same bits. Nothing is copied to or read from the host,
-    so calls can be captured in a CUDA graph; launches that run at the same time must be on different streams.
+    so calls can be captured in a CUDA graph. Partials travel through a workspace that belongs to the stream: calls that
+    run at the same time must be on different streams, and graphs that do must have been captured on different ones.
 
     Args:
         q: (batch, 1, q_heads, head_dim), fp16 or bf16.
@@ -69,13 +70,18 @@ def lean_attn_with_kvcache(
 
     Raises:
         NotImplementedError: an argument asks for what this version does not have.
+        TypeError: `flash_attn_with_kvcache` has no such argument either.
         ValueError: shapes, dtypes or devices do not fit together.
+        UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for.
     """
     for name, value in flash_attn_arguments.items():
         if name not in _UNSUPPORTED:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
         if not any(value is accepted or value == accepted for accepted in _UNSUPPORTED[name]):
-            raise NotImplementedError(f"lean_attn_with_kvcache does not support {name} yet: leave it at its default")
+            asked = f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
+            raise NotImplementedError(
+                f"lean_attn_with_kvcache does not support {asked} yet: leave it at its default, {_UNSUPPORTED[name][0]}"
+            )
     _check_tensors(q, k_cache, v_cache, cache_seqlens)
     batch, _, q_heads, head_dim = q.shape
     context = cache_seqlens if isinstance(cache_seqlens, int) else k_cache.shape[1]
@@ -99,10 +105,10 @@ def lean_attn_with_kvcache(
 def _check_tensors(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, cache_seqlens: int | torch.Tensor | None
 ) -> None:
-    if q.dim() != 4 or k_cache.dim() != 4 or v_cache.shape != k_cache.shape:
+    if q.dim() != 4 or k_cache.dim() != 4 or v_cache.shape != k_cache.shape or 0 in (*q.shape, *k_cache.shape):
         raise ValueError(
             f"q is {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}: expected "
-            "(batch, 1, q_heads, head_dim) and twice (batch, tokens, kv_heads, head_dim)"
+            "(batch, 1, q_heads, head_dim) and twice (batch, tokens, kv_heads, head_dim), no size 0"
         )
     if q.shape[1] != 1:
         raise NotImplementedError(f"q has {q.shape[1]} tokens per sequence, only 1 is supported yet: loop over them")
@@ -119,8 +125,16 @@ def _check_tensors(
         )
     if not q.device == k_cache.device == v_cache.device:
         raise ValueError(f"q is on {q.device}, the caches on {k_cache.device} and {v_cache.device}: use one device")
+    if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            f"the tensors are on {q.device}: move them to a GPU, or set TRITON_INTERPRET=1 before triton is imported "
+            "to try it there"
+        )
     if q.stride(3) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
-        raise ValueError("head_dim must be the contiguous dimension of q and of the caches: call .contiguous() on them")
+        raise ValueError(
+            f"the last strides of q and of the caches are {q.stride(3)}, {k_cache.stride(3)} and {v_cache.stride(3)}: "
+            "head_dim must be contiguous, its stride 1"
+        )
     if isinstance(cache_seqlens, torch.Tensor):
         if (
             cache_seqlens.shape != q.shape[:1]
@@ -153,8 +167,7 @@ def _spec(device: torch.device) -> GpuSpec:
         from leanbench.gpu.local import spec_of_device
 
         return spec_of_device(torch.cuda.current_device() if device.index is None else device.index)
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError(f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 to try it there")
+    # The interpreter plays any GPU.
     from leanbench.gpu.catalogue import find
 
     return find("h200")

@@ -1,9 +1,16 @@
-"""What all tests share: skips with a reason, and how hypothesis runs."""
+"""What all tests share: the interpreter where there is no GPU, skips with a reason, and how hypothesis runs."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 from hypothesis import settings
+
+# Triton decides when a kernel is defined: before any test module is imported, and alike in every pytest-xdist worker.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadline: the first example of a test pays for imports.
 settings.register_profile("leanbench", deadline=None)
@@ -11,13 +18,21 @@ settings.load_profile("leanbench")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and (reason := _why_no_gpu()) is not None:
-        for item in marked:
+    reason = _why_no_gpu()
+    for item in items:
+        if reason is not None and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _why_no_gpu() -> str | None:
-    import torch
+@pytest.fixture
+def device() -> str:
+    """Where kernels run in these tests."""
+    return "cuda" if _why_no_gpu() is None else "cpu"
 
-    return None if torch.cuda.is_available() else "needs an NVIDIA GPU that torch can use, there is none here"
+
+def _why_no_gpu() -> str | None:
+    if not torch.cuda.is_available():
+        return "needs an NVIDIA GPU that torch can use, there is none here"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "needs kernels on the GPU, TRITON_INTERPRET=1 keeps them in the interpreter"
+    return None

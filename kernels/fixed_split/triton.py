@@ -153,6 +153,22 @@ def merge_kernel(
     )
 
 
+_workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+
+def _partials(device: torch.device, count: int) -> torch.Tensor:
+    """Room for partials, shared by the launches of the current stream as in serving, where it stays in the L2."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # The graph owns what is allocated now.
+        return torch.empty(count, dtype=torch.int32, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    workspace = _workspaces.get((device, stream))
+    if workspace is None or workspace.numel() < count:
+        workspace = torch.empty(count, dtype=torch.int32, device=device)
+        _workspaces[device, stream] = workspace
+    return workspace
+
+
 def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
     """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of FlashAttention-2's
     kernel.
@@ -162,9 +178,7 @@ def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]
         return prepare_fa2(inputs, config)
     shape = LaunchShape.of(inputs)
     slots = shape.output_tiles * config.splits
-    partials = torch.empty(
-        slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA), dtype=torch.int32, device=inputs.q.device
-    )
+    partials = _partials(inputs.q.device, slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA))
     sizes = (inputs.cache_seqlens, inputs.context, shape.kv_heads, shape.row_tiles, config.splits)
     split_arguments = (
         inputs.q,

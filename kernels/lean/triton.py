@@ -302,14 +302,36 @@ class Workspace:
 
 
 _workspaces: dict[tuple[torch.device, int], Workspace] = {}
+#: One per device, for the next stream that captures a graph: none can be made during the capture.
+_spares: dict[torch.device, Workspace] = {}
 
 
 def workspace_of(device: torch.device) -> Workspace:
-    """The workspace of the device's current stream, made on first use."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (device, stream)
-    if key not in _workspaces:
-        _workspaces[key] = Workspace.on(device)
+    """The workspace of the device's current stream, made on first use.
+
+    Graphs captured on one stream share that stream's workspace, so they must not be replayed at the same time.
+
+    Raises:
+        RuntimeError: a graph is captured before any other call.
+    """
+    on_gpu = device.type == "cuda"
+    key = (device, torch.cuda.current_stream(device).cuda_stream if on_gpu else 0)
+    if not on_gpu:
+        if key not in _workspaces:
+            _workspaces[key] = Workspace.on(device)
+        return _workspaces[key]
+    if torch.cuda.is_current_stream_capturing():
+        if key not in _workspaces and device not in _spares:
+            raise RuntimeError(
+                f"LeanAttention has no workspace on {device} yet, and none can be made while a CUDA graph is captured: "
+                "call it once before the capture"
+            )
+        return _workspaces.get(key) or _workspaces.setdefault(key, _spares.pop(device))
+    if key not in _workspaces or device not in _spares:
+        _workspaces.setdefault(key, Workspace.on(device))
+        _spares.setdefault(device, Workspace.on(device))
+        # Other streams will use the spare, whichever comes first.
+        torch.cuda.current_stream(device).synchronize()
     return _workspaces[key]
 
 

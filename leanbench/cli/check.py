@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leanbench.errors import UserError
+
 if TYPE_CHECKING:
     from leanbench.gpu.spec import GpuSpec
     from leanbench.measure.check_grid import CaseResult, CheckCase
@@ -37,6 +39,9 @@ def check(
     names = tuple(name.strip() for name in kernels.split(","))
     for name in names:
         kernel(name)
+    for option, value, meaning in (("--limit", limit, "all problems"), ("--jobs", jobs, "as many as fit the CPU")):
+        if value < 0:
+            raise UserError(f"{option} {value} is negative: give 0 for {meaning}, or a number above")
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
     cases = gpu_cases() if on_gpu else interpreter_cases()
@@ -45,14 +50,32 @@ def check(
     if not on_gpu:
         # Before any worker imports triton: that is when it decides.
         os.environ["TRITON_INTERPRET"] = "1"
+        _refuse_broken_interpreter()
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     print(f"Checking {', '.join(names)} over {len(cases)} problems on {where}")
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))
+    for name in names:
+        if not any(result.kernel == name for result in results):
+            raise UserError(f"{name} supports none of these {len(cases)} problems: leave it out, or raise --limit")
     _print_summary(results, len(cases))
     if any(result.failure for result in results):
         raise typer.Exit(1)
+
+
+def _refuse_broken_interpreter() -> None:
+    """Triton 3.6's interpreter turns one-element arrays into numbers, which numpy 2.4 no longer does."""
+    from importlib.metadata import version
+
+    def first_two(distribution: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in version(distribution).split(".")[:2])
+
+    if first_two("triton") < (3, 7) and first_two("numpy") >= (2, 4):
+        raise UserError(
+            f"Triton {version('triton')}'s interpreter does not work with numpy {version('numpy')}: "
+            "install triton 3.7 or newer, or numpy below 2.4"
+        )
 
 
 def _run(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int) -> Iterator[CaseResult]:

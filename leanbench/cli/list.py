@@ -26,7 +26,9 @@ def _kernels() -> Table:
     from leanbench.registry import kernels
 
     table = output.table()
-    for column in ("name", "decomposition", "what it is", "source"):
+    for column in ("name", "decomposition"):
+        table.add_column(column, no_wrap=True)
+    for column in ("what it is", "source"):
         table.add_column(column)
     for kernel in kernels().values():
         table.add_row(kernel.name, kernel.decomposition, kernel.title, kernel.source)
@@ -38,7 +40,7 @@ def _sweeps() -> Table:
     from leanbench.run.sweep_file import load_sweep, shipped_sweeps
 
     table = output.table()
-    table.add_column("name")
+    table.add_column("name", no_wrap=True)
     table.add_column("cells", justify="right")
     table.add_column("what it asks")
     for name in shipped_sweeps():
@@ -51,19 +53,20 @@ def _gpus() -> Table:
     from leanbench.gpu.catalogue import CATALOGUE
 
     table = output.table()
-    table.add_column("name")
-    for column in ("SMs", "memory", "bandwidth", "L2", "power limit", "compute capability"):
-        table.add_column(column, justify="right")
-    table.add_column("also called")
+    # The name is what people type: never cut.
+    table.add_column("name", no_wrap=True)
+    for column in ("SMs", "memory (GB)", "bandwidth (TB/s)", "L2 (MB)", "power (W)", "compute cap."):
+        table.add_column(column, justify="right", min_width=max(map(len, column.split())))
+    table.add_column("also called", overflow="fold")
     for gpu in CATALOGUE:
         major, minor = gpu.compute_capability
         table.add_row(
             gpu.name,
             str(gpu.sms),
-            f"{gpu.memory_gb:g} GB",
-            f"{gpu.bandwidth_tb_s:g} TB/s",
-            f"{gpu.l2_mb:g} MB",
-            f"{gpu.power_limit_w} W",
+            f"{gpu.memory_gb:g}",
+            f"{gpu.bandwidth_tb_s:g}",
+            f"{gpu.l2_mb:g}",
+            str(gpu.power_limit_w),
             f"{major}.{minor}",
             ", ".join(gpu.aliases),
         )

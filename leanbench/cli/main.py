@@ -53,10 +53,11 @@ def _options(
     """Measure, tune and explain decode attention on GPUs."""
 
 
-app.command("sweep")(sweep)
-app.command("report")(report)
-app.command("check")(check)
-app.command("list")(list_)
+# The first sentences of their docstrings do not fit beside the names in a terminal of 80 columns.
+app.command("sweep", short_help="Measure (or predict) kernels over a grid of problems.")(sweep)
+app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
+app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
+app.command("list", short_help="List kernels, sweeps or GPUs.")(list_)
 
 
 def main() -> None:

@@ -76,6 +76,9 @@ def sweep(
     limits = Limits(parse_seconds("--timeout", timeout), None if budget is None else parse_seconds("--budget", budget))
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and underscores")
+    if gpu is not None and not gpu.strip():
+        # As from an unset shell variable.
+        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     if target.local_index is None:
         why = target.note or f"No {gpu or 'GPU'} here"
@@ -118,6 +121,8 @@ def _run(
     open_run = RunDirectory.resume if resume else RunDirectory.create
     with open_run(path, _manifest(cells, asked, target, command)) as run:
         total = sum(cell.key not in run.finished for cell in cells)
+        if resume and not quiet:
+            output.say(f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are left.")
         try:
             with SweepProgress(total, quiet=quiet) as progress:
                 left = run_cells(cells, run, WorkerTarget(target.spec, target.local_index), limits, progress)
@@ -158,8 +163,12 @@ def _manifest(cells: list[Cell], asked: Sweep, target: Target, command: list[str
 
 
 def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str]) -> None:
+    from leanbench.run.directory import read_rows
+
     again = shlex.join([*command, "--name", run.path.name, "--resume"])
-    output.say(f"{why}: {len(run.finished)} of {cells} cells are done, {cells - len(run.finished)} are left.")
+    # From the disk: a signal may come between the writing of a row and the note of it.
+    done = len(read_rows(run.path))
+    output.say(f"{why}: {done} of {cells} cells are done, {cells - done} are left.")
     output.say(f"Go on with: {again}")
 
 

@@ -27,9 +27,13 @@ def show_dry_run(cells: list[Cell], gpu: GpuSpec, *, predicted: bool) -> None:
         total += seconds
         fit = "yes" if fits(cell.problem, gpu) else "no"
         size = output.si_bytes(cell.problem.kv_bytes)
-        table.add_row(cell.kernel, cell.problem.label, cell.configs, size, f"{seconds:.1f} s", fit)
+        table.add_row(cell.kernel, cell.problem.label, cell.configs, size, _about(seconds), fit)
     output.show_table(table)
     output.show(f"{len(cells)} cells, about {output.duration(total)}; nothing was run.")
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.05 else "< 0.1 s"
 
 
 def show_summary(rows: list[dict[str, Any]]) -> None:
@@ -38,23 +42,40 @@ def show_summary(rows: list[dict[str, Any]]) -> None:
         return
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     others = [name for name in kernels if name != BASE] if BASE in kernels else []
-    table = output.table(f"{rows[0]['source']} latency in µs")
-    table.add_column("problem")
+    problems = _by_problem(rows)
+    shared, short = _shorten(list(problems))
+    table = output.table(f"{rows[0]['source']} latency in µs{f', all {shared}' if shared else ''}")
+    table.add_column("problem", no_wrap=True)
     columns = [*kernels, *(f"{BASE} vs {name}" for name in others)]
     columns += [f"{BASE} TB/s", "of read floor"] if BASE in kernels else []
     for column in columns:
-        table.add_column(column, justify="right")
-    for problem, by_kernel in _by_problem(rows).items():
+        table.add_column(_heading(column), justify="right")
+    for problem, by_kernel in problems.items():
         base = by_kernel.get(BASE, {})
         speedups = [_speedup(base, by_kernel.get(name, {})) for name in others]
         limits = [_figure(base.get("bandwidth_tb_s"), ".2f"), _figure(base.get("read_floor_share"), ".0%")]
         latencies = [_latency(by_kernel.get(name)) for name in kernels]
-        table.add_row(problem, *latencies, *speedups, *(limits if BASE in kernels else []))
+        table.add_row(short[problem], *latencies, *speedups, *(limits if BASE in kernels else []))
     output.show_table(table)
     for row in rows:
         if row["status"] != "ok":
             label = AttentionProblem.from_dict(row["problem"]).label
             output.show(f"{row['status']}: {row['kernel']} · {label}: {row['reason']}")
+
+
+def _shorten(labels: list[str]) -> tuple[str, dict[str, str]]:
+    """The words that all labels share, and each label without them; one label alone stays as it is."""
+    if len(labels) == 1:
+        return "", {labels[0]: labels[0]}
+    split = {label: label.split() for label in labels}
+    shared = [word for word in split[labels[0]] if all(word in words for words in split.values())]
+    rest = {label: " ".join(word for word in words if word not in shared) for label, words in split.items()}
+    return " ".join(shared), {label: short or label for label, short in rest.items()}
+
+
+def _heading(column: str) -> str:
+    """A heading that may break at its underscores where the terminal is too narrow for long kernel names."""
+    return column.replace("_", "_\n") if output.console().width < 100 else column
 
 
 def _by_problem(rows: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -1,11 +1,12 @@
 """Plays a schedule over a GPU, event by event.
 
 What is modelled: CTAs start in order as slots (SMs x resident CTAs) fall free. A CTA walks its segments: it fills its
-pipeline, streams the segment's K and V, drains the last LeanTile and writes an output or a partial; the last CTA to
-arrive at a split output tile merges its partials, or a second launch does. All CTAs that stream share the bandwidth of
-the DRAM equally, none faster than a CTA alone can be, no SM faster than its port to the L2. The rates, and what is left
-out of them, are in leanbench.model.rates; left out here: two CTAs of one SM slowing each other's arithmetic, CTAs of a
-grid that have no work, and DRAM traffic of partials that a stream-K merge finds in the L2.
+pipeline, streams the segment's K and V, drains the last LeanTile and writes an output or a partial. The partials of a
+split output tile are merged when the last has arrived (as by a host block that waited for it), or by a second launch.
+All CTAs that stream share the bandwidth of the DRAM equally, none faster than a CTA alone can be, all together no
+faster than the SMs' ports to the L2. The rates, and what is left out of them, are in leanbench.model.rates; left out
+here: two CTAs of one SM slowing each other's arithmetic, a host block that waits in its slot, CTAs of a grid that have
+no work, and DRAM traffic of partials that a stream-K merge finds in the L2.
 
 Since all streaming CTAs have the same rate, one number tells how far each has come: the bytes that a CTA which had
 streamed from the start would have read by now (`_Clock.streamed`). A CTA ends its segment when that number has grown by
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import groupby
 
-from leanbench.decomposition import Schedule, Segment, TileGrid
+from leanbench.decomposition import Schedule, Segment, TileGrid, tile_rows
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.model import rates
@@ -31,12 +32,13 @@ from leanbench.registry import KernelConfig
 FILL_US = 1.0
 #: After its last byte, beside the last LeanTile's arithmetic: the stores of an output or a partial.
 WRITE_US = 0.3
-#: stream-K: a partial must be visible to the whole GPU before its CTA says so in an atomic, whose answer it awaits.
+#: stream-K: a partial's way to the L2 and from there to the CTA that merges.
 ARRIVE_US = 0.7
 #: The merge of an output tile: a round of dependent loads from the L2, the stores.
 MERGE_US = 0.8
-#: And for each partial. From an output tile cut over all 132 SMs, some 9 us.
-MERGE_PARTIAL_US = 0.07
+#: And for each partial: once, and for each of its numbers that one CTA merges (rows x head_dim; fitted up to 512).
+MERGE_PARTIAL_US = 0.057
+MERGE_NUMBER_US = 0.0002
 #: fixed_split: the second kernel's node in the graph, waiting for the first to end.
 MERGE_LAUNCH_US = 1.5
 
@@ -84,6 +86,11 @@ def simulate(schedule: Schedule, problem: AttentionProblem, config: KernelConfig
     return Simulation(latency_us, problem.kv_bytes / latency_us / 1e6, slots, ctas)
 
 
+def merge_partial_us(numbers: int) -> float:
+    """What one more partial adds to a merge in which a CTA reads `numbers` of its numbers."""
+    return MERGE_PARTIAL_US + MERGE_NUMBER_US * numbers
+
+
 _Event = Callable[[int, int], None]
 
 
@@ -115,6 +122,9 @@ class _Player:
         self._work = [(cta, list(run)) for cta, run in groupby(segments, key=lambda segment: segment.cta)]
         self._parts = Counter(segment.output_tile for segment in segments if not segment.is_whole)
         self._missing = dict(self._parts)
+        # A stream-K output tile's rows are merged by one CTA.
+        rows = min(self.problem.group_size, tile_rows(self.problem.group_size, self.problem.head_dim))
+        self._merge_partial_us = merge_partial_us(rows * self.problem.head_dim)
         self._per_sequence = TileGrid.of(self.problem, self.config.tile_tokens).per_sequence
         self._drain_us = rates.tile_compute_us(self.problem, self.config, self.spec) + WRITE_US
         self._cta_rate = rates.cta_bytes_per_us(self.problem, self.config, self.spec)
@@ -181,7 +191,7 @@ class _Player:
         if self._missing[output_tile]:
             self._on_merged(index, segment)
         else:
-            merge_us = MERGE_US + MERGE_PARTIAL_US * self._parts[output_tile]
+            merge_us = MERGE_US + self._merge_partial_us * self._parts[output_tile]
             self._after(merge_us, self._on_merged, index, segment)
 
     def _on_merged(self, index: int, segment: int) -> None:
@@ -203,12 +213,12 @@ class _Player:
 
 
 def _merge_launch_us(schedule: Schedule, problem: AttentionProblem, spec: GpuSpec) -> float:
-    """fixed_split's second kernel: one CTA per output tile reads that tile's partials."""
+    """fixed_split's second kernel: one CTA per query head reads that head's partials."""
     parts = Counter(segment.output_tile for segment in schedule.segments)
     rows = problem.group_size * problem.q_len
     # fp32, with the two softmax statistics of each row; they come from the L2 mostly, DRAM's rate is a lower bound.
     partial_bytes = 4 * rows * (problem.head_dim + 2)
     waves = -(-len(parts) // (spec.sms * rates.MAX_CTAS_PER_SM))
-    merge_us = waves * MERGE_US + MERGE_PARTIAL_US * max(parts.values())
+    merge_us = waves * MERGE_US + merge_partial_us(problem.head_dim) * max(parts.values())
     traffic_us = sum(parts.values()) * partial_bytes / rates.achievable_bytes_per_us(spec)
     return MERGE_LAUNCH_US + merge_us + traffic_us

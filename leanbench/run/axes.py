@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from leanbench.errors import UserError, nearest
+from leanbench.errors import UserError
 from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS
 
 #: Longest axis; a typo such as ``1:1m:+1`` must not fill the memory.
@@ -19,8 +19,10 @@ MAX_VALUES = 10_000
 MAX_NUMBER = 2**31 - 1
 
 _SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
-_NUMBER = re.compile(r"(\d{1,10})([km]?)", re.ASCII | re.IGNORECASE)
-_NUMBER_SYNTAX = "a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)"
+_NUMBER = re.compile(r"(\d{1,40})([km]?)", re.ASCII | re.IGNORECASE)
+_COUNT_SYNTAX = "a whole number such as 8"
+#: Axes whose numbers are usually large.
+_SYNTAX = {"context": "a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)"}
 _AXIS_SYNTAX = "numbers such as 1k,4k,16k, or a range such as 1k:512k:x2 (times 2) or 4k:32k:+4k (plus 4k)"
 
 T = TypeVar("T")
@@ -41,8 +43,10 @@ def parse_heads(text: str) -> tuple[tuple[int, int], ...]:
     def pairs(item: str) -> list[tuple[int, int]]:
         if "/" not in item:
             return [(number, number) for number in (_range("heads", item) if ":" in item else [_number("heads", item)])]
-        query, _, kv = item.partition("/")
-        q_heads, kv_heads = _number("heads", query), _number("heads", kv)
+        numbers = item.split("/")
+        if len(numbers) != 2 or not all(map(str.strip, numbers)):
+            raise UserError(f"heads {item!r} is not understood, write query heads/KV heads such as 32/8")
+        q_heads, kv_heads = (_number("heads", number) for number in numbers)
         if q_heads % kv_heads:
             raise UserError(
                 f"heads {item!r}: {q_heads} query heads are not a multiple of {kv_heads} KV heads, "
@@ -104,10 +108,11 @@ def choose(axis: str, value: str, known: Sequence[str]) -> str:
     """`value` if it is known.
 
     Raises:
-        UserError: it is not; the nearest is suggested.
+        UserError: it is not; what there is is listed.
     """
     if value not in known:
-        raise UserError(f"{axis} {value!r} is not supported, {nearest(value, known)}")
+        # Not the nearest: fp16 is no answer to somebody who wants fp32.
+        raise UserError(f"{axis} {value!r} is not supported, choose from {', '.join(known)}")
     return value
 
 
@@ -123,15 +128,16 @@ def _parse_list(axis: str, text: str, parse: Callable[[str], Sequence[T]]) -> tu
     return tuple(values)
 
 
-def _number(axis: str, text: str, syntax: str = _NUMBER_SYNTAX) -> int:
+def _number(axis: str, text: str, syntax: str | None = None) -> int:
+    syntax = syntax or _SYNTAX.get(axis, _COUNT_SYNTAX)
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         if re.fullmatch(r"-\d+[kmKM]?", text.strip(), re.ASCII):
-            raise UserError(f"{axis} {text.strip()} is negative, it must be at least 1: write {syntax}")
+            raise UserError(f"{axis} {text.strip()} is negative, the least is 1: write {syntax}")
         raise UserError(f"{axis} {text!r} is not understood, write {syntax}")
     number = int(match[1]) * _SUFFIXES[match[2].lower()]
     if number < 1:
-        raise UserError(f"{axis} {text.strip()} is below 1, it must be at least 1: write {syntax}")
+        raise UserError(f"{axis} {text.strip()} is below 1, the least there is: write {syntax}")
     if number > MAX_NUMBER:
         raise UserError(f"{axis} {text.strip()} is above the limit of {MAX_NUMBER}: write a smaller number")
     return number
@@ -140,7 +146,8 @@ def _number(axis: str, text: str, syntax: str = _NUMBER_SYNTAX) -> int:
 def _range(axis: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(":")]
     if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
-        raise UserError(f"{axis} {text!r} is not a range, write {_AXIS_SYNTAX}")
+        hint = ", or query heads/KV heads such as 32/8" if axis == "heads" else ""
+        raise UserError(f"{axis} {text!r} is not a range, write {_AXIS_SYNTAX}{hint}")
     first, last = (_number(axis, part, _AXIS_SYNTAX) for part in parts[:2])
     step = _number(axis, parts[2][1:], _AXIS_SYNTAX)
     if first > last:

@@ -26,7 +26,7 @@ PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "dtype": axes.parse_dtypes,
     "kv_layout": axes.parse_kv_layouts,
     "ragged": axes.parse_ragged,
-    "kernels": lambda text: axes.parse_names("kernels", text),
+    "kernels": lambda text: tuple(kernel(name).name for name in axes.parse_names("kernels", text)),
 }
 
 
@@ -123,6 +123,11 @@ def _sentence(path: Path, text: str, error: ValidationError) -> str:
         return f"{where}: there is no key {key!r}, {nearest(key, known)}"
     if first["type"] == "missing":
         return f'{where}: the key {key!r} is missing, add for example {key} = "my-sweep"'
+    if first["type"] == "string_pattern_mismatch":
+        return (
+            f"{where}, key {key!r}: {first['input']!r} cannot name a folder: "
+            "use up to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
     if first["type"] == "value_error":
         return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
     return f"{where}, key {key!r}: {first['input']!r} is refused, {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -154,6 +159,4 @@ def requested_sweep(file: str | None, axis_flags: dict[str, str], kernels: str |
         sweep = replace(sweep, kernels=PARSERS["kernels"](kernels))
     if configs is not None:
         sweep = replace(sweep, configs=axes.choose("configs", configs, CONFIG_CHOICES))
-    for name in sweep.kernels:
-        kernel(name)
     return sweep

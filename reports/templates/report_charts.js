@@ -132,7 +132,8 @@
     const dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
     const layout = { ...figure.layout, autosize: true, dragmode };
     const values = data.flatMap((trace) => (trace.visible === false ? [] : trace.y)).filter(positive);
-    if (meta.line_at !== null && meta.y_scale === "auto") values.push(meta.line_at);
+    // At least 10% either way: a zoom into the last percent would draw noise as a slope.
+    if (meta.line_at !== null && meta.y_scale === "auto") values.push(0.9 * meta.line_at, 1.1 * meta.line_at);
     const spread = Math.max(...values) / Math.min(...values);
     const isLog = !asBars && (meta.y_scale === "log" || (meta.y_scale === "auto" && spread > 5));
     layout.yaxis = { ...layout.yaxis, type: isLog ? "log" : "linear" };

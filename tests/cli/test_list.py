@@ -17,12 +17,22 @@ def first_words(what: str) -> list[str]:
     return [line.split()[0] for line in result.stdout.splitlines()[2:] if re.match(r"\S", line)]
 
 
+def first_words_of_rows(what: str) -> set[str]:
+    """Also where the heading takes several lines."""
+    return {line.split()[0] for line in CliRunner().invoke(app, ["list", what]).stdout.splitlines() if line.strip()}
+
+
 @pytest.mark.parametrize(
     ("what", "names"),
     [("kernels", kernels), ("sweeps", shipped_sweeps), ("gpus", lambda: [gpu.name for gpu in CATALOGUE])],
 )
 def test_list_names_everything(what, names):
     assert first_words(what) == list(names())
+
+
+def test_gpu_names_are_whole_in_a_narrow_terminal(monkeypatch):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 80)
+    assert first_words_of_rows("gpus") >= {gpu.name for gpu in CATALOGUE}
 
 
 def test_sweeps_are_listed_with_their_cells():
@@ -35,7 +45,7 @@ def test_sweeps_are_listed_with_their_cells():
 def test_anything_else_is_one_sentence():
     result = CliRunner().invoke(app, ["list", "kernel"])
     assert result.exit_code == 2
-    assert result.stderr == "Error: list 'kernel' is not supported, did you mean 'kernels'?\n"
+    assert result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, gpus\n"
 
 
 def test_version():

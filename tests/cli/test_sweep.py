@@ -41,7 +41,7 @@ def assert_refused(result: Result, words: str) -> None:
     [
         (["--heads", "32/5"], "32 query heads are not a multiple of 5 KV heads"),
         (["--head-dim", "100"], "head_dim 100 is not supported, choose from 64, 80, 96, 128, 256"),
-        (["--dtype", "fp32"], "dtype 'fp32' is not supported, did you mean 'fp16'?"),
+        (["--dtype", "fp32"], "dtype 'fp32' is not supported, choose from fp16, bf16"),
         (["--kv-layout", "DHN"], "kv_layout 'DHN' is not supported"),
         (["--context", "0"], "context 0 is below 1"),
         (["--context", "-5"], "context -5 is negative"),
@@ -55,6 +55,7 @@ def assert_refused(result: Result, words: str) -> None:
         (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
         (["my/own.toml"], "there is no sweep file 'my/own.toml'"),
         (["--gpu", "a1000"], "'a1000'"),
+        (["--gpu", ""], "--gpu is empty: name a GPU from `leanbench list gpus`"),
         (["--require-gpu"], "--require-gpu"),
         (["--timeout", "soon"], "--timeout 'soon' is not a duration, write for example 90s, 10m or 2h"),
         (["--budget", "0"], "--budget '0' is not a duration"),
@@ -113,9 +114,8 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     assert "No GPU here: predicted by the performance model for NVIDIA A100" in result.stderr
     assert result.stderr.rstrip().endswith("nothing was measured.")
     small, large = (line.split() for line in result.stdout.splitlines() if line.startswith("lean"))
-    assert small[-5:-3] == ["4.19", "MB"]
-    assert small[-1] == "yes"
-    assert large[-5:-3] == ["34.4", "GB"]
+    assert small[-6:] == ["4.19", "MB", "<", "0.1", "s", "yes"]
+    assert large[-6:] == ["34.4", "GB", "<", "0.1", "s", "yes"]
     assert "2 cells, about " in result.stdout
     assert not (tmp_path / "runs").exists()
 
@@ -159,8 +159,21 @@ def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "measured latency in µs"
     line = next(line for line in lines if line.startswith("b1 h8 n1024"))
+    # One problem alone keeps its whole name.
     assert line.split()[6:] == ["10.0", "25.0", "9.0", "timeout", "2.50x", "0.90x", "-", "2.35", "88%"]
     assert lines[-1] == "timeout: reference · b1 h8 n1024 d64 fp16 HND: too slow"
+
+
+def test_the_summary_says_once_what_all_problems_share(capsys, monkeypatch):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 80)
+    long = AttentionProblem(1, 32, 8, 262144, 64).to_dict()
+    show_summary([row("lean", 10.0), row("fixed_split", 9.0), {**row("lean", 20.0), "problem": long}])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "measured latency in µs, all b1 d64 fp16 HND"
+    assert [line.split()[:3] for line in lines[-2:]] == [["h8", "n1024", "10.0"], ["h32/8", "n262144", "20.0"]]
+    # The heading breaks at its underscore, and no row wraps.
+    assert "fixed_split" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_wrong_result_gives_no_speedup(capsys):

@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"),
 ]
 
+TIED = {"lean": 10.0, "fa2": 9.9, "fixed_split": 10.1}
+
 #: Runs before anything else in the page, and keeps every failure.
 WATCH = """<script>
 window.failures = [];
@@ -80,6 +82,13 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
     assert seen["drawn"] == 4
     assert seen["bytes"] == "20 MB"
     assert seen["symbols"] == ["circle", "circle", "circle-open"]
+
+
+def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
+    rows = [row(problem(context), kernel, time) for context in (1024, 4096) for kernel, time in TIED.items()]
+    seen, _ = look(write_run(rows), "return chart('speedup').layout.yaxis.range;")
+    assert seen[0] < 0.9
+    assert seen[1] > 1.1
 
 
 def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:

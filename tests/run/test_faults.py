@@ -139,6 +139,7 @@ def test_kill_9_then_resume_runs_every_cell_once(tmp_path):
 
     done = sweep(tmp_path, *asked, "--resume")
     assert done.returncode == 0, done.stderr
+    assert f"Resuming {tmp_path / 'r'}: {len(before)} of 8 cells are done, {8 - len(before)} are left." in done.stderr
     after = rows(tmp_path / "r")
     assert after[: len(before)] == before
     assert Counter(row["problem"]["context"] for row in after) == {1024 * 2**n: 1 for n in range(8)}

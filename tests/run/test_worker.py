@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -80,8 +82,10 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
 def test_a_worker_that_is_late_is_a_timeout(tmp_path):
     worker = WorkerProcess(WorkerTarget(find("h200"), None), tmp_path / "log")
     try:
+        # Stopped, so that it is late however fast it would be.
+        os.kill(worker._process.pid, signal.SIGSTOP)
         with pytest.raises(WorkerTimeout):
-            worker.run(Cell(PROBLEM, "lean"), timeout_s=0)
+            worker.run(Cell(PROBLEM, "lean"), timeout_s=0.05)
     finally:
         worker.kill()
     assert worker._process.returncode == -9

@@ -1,0 +1,110 @@
+"""`leanbench check` in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from leanbench.cli.check import _refuse_broken_interpreter
+from leanbench.cli.main import app
+from leanbench.errors import UserError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "kernels"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
+    # The command sets it for its worker processes: here it must be as it was, afterwards.
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
+
+
+def test_an_interpreter_that_cannot_work_is_refused(monkeypatch):
+    installed = {"triton": "3.6.0", "numpy": "2.5.2"}
+    monkeypatch.setattr("importlib.metadata.version", lambda name: installed[name])
+    with pytest.raises(UserError, match=r"Triton 3\.6\.0's interpreter does not work with numpy 2\.5\.2: install"):
+        _refuse_broken_interpreter()
+    installed["numpy"] = "2.3.5"
+    _refuse_broken_interpreter()
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, ["check", *words])
+
+
+def check_fixtures(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, whose registry knows the fixture kernels."""
+    environment = {**os.environ, "LEANBENCH_KERNEL_PATH": str(FIXTURES), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "leanbench", "check", "--jobs", "1", "--interpreter", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def table_row(output: str, kernel: str, dtype: str) -> list[str]:
+    (line,) = [line for line in output.splitlines() if re.search(rf"\b{kernel}\b.*\b{dtype}\b.*\d", line)]
+    return [cell.strip() for cell in line.strip("│┃ ").split("│")]
+
+
+def test_this_projects_kernels_pass():
+    try:
+        _refuse_broken_interpreter()
+    except UserError as error:
+        pytest.skip(str(error))
+    result = invoke("--limit", "2", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert "Checking lean, fa2, fixed_split over 2 problems on Triton's interpreter on the CPU" in result.output
+    assert result.output.splitlines()[-1] == "all 6 passed"
+    assert "FAILED" not in result.output
+
+
+def test_wrong_kernels_fail_and_the_others_results_are_there():
+    done = check_fixtures("--kernels", "wrong,shaky,lazy,broken,picky", "--limit", "3")
+    assert done.returncode == 1, done.stderr
+    failures = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    for kernel, reason in [
+        ("wrong", "relative error [45].* against the fp64 reference is above"),
+        ("shaky", "a second run gave other bits"),
+        ("lazy", "relative error inf against the fp64 reference is above"),
+        ("broken", "raised RuntimeError: out of ideas$"),
+    ]:
+        matching = [line for line in failures if re.match(rf"FAILED {kernel} on b\d.*: {reason}", line)]
+        assert len(matching) == 3, done.stdout
+    # Of the three problems picky supports one.
+    assert done.stdout.splitlines()[-1] == "1 of 13 passed"
+    assert table_row(done.stdout, "picky", "fp16")[2] == "1"
+    assert table_row(done.stdout, "shaky", "fp16")[-1] == "0 of 3"
+    assert table_row(done.stdout, "broken", "fp16")[3] == "inf"
+
+
+def test_a_kernel_that_supports_nothing_does_not_pass():
+    done = check_fixtures("--kernels", "absent", "--limit", "2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "Error: absent supports none of these 2 problems: leave it out, or raise --limit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--kernels", "laen"], "Error: there is no kernel 'laen', did you mean 'lean'?"),
+        (["--kernels", "lean,"], "Error: there is no kernel ''"),
+        (["--limit", "-1"], "Error: --limit -1 is negative: give 0 for all problems, or a number above"),
+        (["--jobs", "-2"], "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, sentence):
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert sentence in result.stderr.splitlines()[-1]
+    assert result.stdout == ""

@@ -1,0 +1,222 @@
+"""What Triton's interpreter cannot show: graphs, streams, CTAs that run at the same time, compilation."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+from attention_calls import assert_right, attend
+
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
+
+MHA = AttentionProblem(1, 56, 56, 4096, 64)
+GQA = AttentionProblem(4, 32, 8, 3000, 128, "bf16", "NHD")
+RAGGED = AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128)
+CONFIG = KernelConfig(64, 4, 3, ctas_per_sm=2, min_tiles_per_cta=1)
+
+
+def lean() -> ModuleType:
+    return importlib.import_module("leanbench.kernels.lean.triton")
+
+
+@pytest.fixture
+def no_workspaces(monkeypatch):
+    """As in a process that has not called the kernel yet."""
+    monkeypatch.setattr(lean(), "_workspaces", {})
+
+
+def captured(inputs: AttentionInputs, stream: torch.cuda.Stream | None = None):
+    """(graph of one call, its output, its LSE); compiled before, on another stream, as torch's guide to graphs says."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        attend(inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out, lse = attend(inputs)
+    out.fill_(float("nan"))
+    lse.fill_(float("nan"))
+    return graph, out, lse
+
+
+def test_a_captured_call_follows_lengths_that_change_on_the_device():
+    inputs = make_inputs(RAGGED, "cuda")
+    assert inputs.cache_seqlens is not None
+    graph, out, lse = captured(inputs)
+    outputs = []
+    for lengths in [RAGGED.contexts, (1, 1, 1, 1), (5000, 5000, 5000, 5000), (0, 64, 65, 4999), RAGGED.contexts]:
+        inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(inputs, out, lse)
+        outputs.append(out.clone())
+    assert torch.equal(outputs[0], outputs[-1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.usefixtures("no_workspaces")
+def test_a_graph_does_not_need_an_earlier_graph_to_have_run():
+    """The workspace is nobody's in particular: whichever graph is replayed first finds it empty."""
+    problems = [MHA, replace(MHA, context=9000), replace(MHA, context=1000)]
+    calls = [make_inputs(problem, "cuda") for problem in problems]
+    graphs = [captured(inputs) for inputs in calls]
+    for inputs, (graph, out, lse) in reversed(list(zip(calls, graphs, strict=True))):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(inputs, out, lse)
+
+
+@pytest.mark.usefixtures("no_workspaces")
+def test_a_stream_that_captured_a_call_can_run_one():
+    inputs, stream = make_inputs(MHA, "cuda"), torch.cuda.Stream()
+    graph, out, lse = captured(inputs, stream)
+    with torch.cuda.stream(stream):
+        eager_out, eager_lse = attend(inputs)
+    torch.cuda.synchronize()
+    assert_right(inputs, eager_out, eager_lse)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, eager_out)
+    assert torch.equal(lse, eager_lse)
+
+
+def test_graphs_captured_on_two_streams_run_at_the_same_time():
+    calls = [make_inputs(MHA, "cuda"), make_inputs(replace(MHA, context=3000), "cuda")]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    graphs = [captured(inputs, stream) for inputs, stream in zip(calls, streams, strict=True)]
+    torch.cuda.synchronize()
+    for _ in range(100):
+        for stream, (graph, _, _) in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for inputs, (_, out, lse) in zip(calls, graphs, strict=True):
+        assert_right(inputs, out, lse)
+
+
+def test_two_streams_have_workspaces_of_their_own():
+    calls = [make_inputs(MHA, "cuda"), make_inputs(RAGGED, "cuda")]
+    alone = [attend(inputs) for inputs in calls]
+    for inputs, (out, lse) in zip(calls, alone, strict=True):
+        assert_right(inputs, out, lse)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    pointers = set()
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            pointers.add(lean().workspace_of(calls[0].q.device).partials.data_ptr())
+    assert len(pointers) == 2
+    torch.cuda.synchronize()
+    together: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[], []]
+    for _ in range(200):
+        for index, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                together[index].append(attend(calls[index]))
+    torch.cuda.synchronize()
+    for index, (out, lse) in enumerate(alone):
+        assert all(torch.equal(out, other) and torch.equal(lse, other_lse) for other, other_lse in together[index])
+
+
+@pytest.mark.parametrize(
+    ("ctas_per_sm", "times_the_sms"), [(24, 1), (1, 24)], ids=["by the config", "with registers to spare"]
+)
+@pytest.mark.parametrize("context", [8192, (8192, 1, 5000)], ids=["uniform", "ragged"])
+def test_a_grid_that_does_not_fit_at_once_ends(ctas_per_sm, times_the_sms, context):
+    """CTAs that wait hold their SMs while those they wait for have started already, whatever has not."""
+    batch = 1 if isinstance(context, int) else len(context)
+    problem = AttentionProblem(batch, 40, 40, context, 64)
+    inputs = make_inputs(problem, "cuda")
+    sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    # 64 KB of shared memory: not a quarter of these CTAs has room on any GPU.
+    config = KernelConfig(128, 4, 3, ctas_per_sm=ctas_per_sm, min_tiles_per_cta=1)
+    launch = lean().prepare(inputs, config, sms=sms * times_the_sms)
+    for _ in range(20):
+        launch()
+    torch.cuda.synchronize()
+    assert_right(inputs, inputs.out, inputs.lse)
+
+
+@pytest.mark.parametrize("problem", [MHA, GQA, RAGGED], ids=lambda problem: problem.label)
+def test_200_repeats_agree_bit_for_bit_and_leave_the_workspace_empty(problem):
+    inputs = make_inputs(problem, "cuda")
+    workspace = lean().Workspace.on(inputs.q.device)
+    launch = lean().prepare(inputs, CONFIG, workspace)
+    launch()
+    assert_right(inputs, inputs.out, inputs.lse)
+    out, lse = inputs.out.clone(), inputs.lse.clone()
+    for _ in range(200):
+        inputs.poison()
+        launch()
+        assert torch.equal(inputs.out, out)
+        assert torch.equal(inputs.lse, lse)
+    assert (workspace.partials == -1).all()
+
+
+def compiled_kernels() -> int:
+    # What triton.runtime.JITFunction keeps: per device, a dict of compiled kernels and what belongs to it.
+    return sum(len(caches[0]) for caches in lean().lean_kernel.device_caches.values())
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_other_shapes_need_no_compilation(ragged, head_dim):
+    """Serving changes batch and context at every step: a compilation there would stop it for a second."""
+
+    def run(batch: int, kv_heads: int, context: int, kv_layout: str) -> None:
+        lengths = (context,) * batch if ragged else context
+        problem = AttentionProblem(batch, 2 * kv_heads, kv_heads, lengths, head_dim, kv_layout=kv_layout)
+        inputs = make_inputs(problem, "cuda")
+        out, lse = attend(inputs, config=CONFIG)
+        assert_right(inputs, out, lse)
+
+    before = compiled_kernels()
+    run(3, 5, 777, "HND")
+    assert compiled_kernels() - before <= 1
+    first = compiled_kernels()
+    assert first > 0
+    for batch, kv_heads, context, kv_layout in [
+        (1, 5, 777, "HND"),
+        (1, 1, 1, "HND"),
+        (1, 1, 4096, "NHD"),
+        (16, 1, 4095, "HND"),
+        (2, 16, 16, "NHD"),
+        (64, 3, 100, "NHD"),
+        (1, 40, 20_000, "HND"),
+    ]:
+        run(batch, kv_heads, context, kv_layout)
+        assert compiled_kernels() == first, f"batch {batch}, kv_heads {kv_heads}, context {context}, {kv_layout}"
+
+
+@contextmanager
+def synchronisation_raises() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("problem", [MHA, GQA, RAGGED], ids=lambda problem: problem.label)
+def test_a_call_does_not_wait_for_the_gpu(problem):
+    inputs = make_inputs(problem, "cuda")
+    attend(inputs)
+    # The check can fail: reading a number from the GPU waits for it.
+    with pytest.raises(RuntimeError, match="synchron"), synchronisation_raises():
+        inputs.q[0, 0, 0, 0].item()
+    with synchronisation_raises():
+        out, lse = attend(inputs)
+        shorter = attend(inputs, cache_seqlens=1)
+    assert_right(inputs, out, lse)
+    assert_right(replace(inputs, cache_seqlens=None, context=1), *shorter)

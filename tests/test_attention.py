@@ -1,0 +1,227 @@
+"""`lean_attn_with_kvcache`: what it computes, and how it refuses what it cannot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_calls import assert_right, attend
+
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.errors import UserError
+from leanbench.inputs import make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(1, 3, 3, 200, 64),
+        AttentionProblem(2, 8, 2, 90, 128, "bf16", "NHD"),
+        AttentionProblem(3, 4, 2, (1, 150, 33), 80, "fp16", "NHD"),
+        AttentionProblem(2, 5, 1, (77, 140), 96, "bf16"),
+    ],
+    ids=lambda problem: problem.label,
+)
+@pytest.mark.parametrize("config", [None, CONFIG], ids=["default", "own"])
+def test_it_is_right(problem, config, device):
+    inputs = make_inputs(problem, device)
+    out, lse = attend(inputs, config=config)
+    assert (out.shape, out.dtype) == (inputs.q.shape, inputs.q.dtype)
+    assert (lse.shape, lse.dtype) == ((problem.batch, problem.q_heads, 1), torch.float32)
+    assert_right(inputs, out, lse)
+
+
+def test_a_number_a_tensor_and_none_are_the_same_lengths(device):
+    inputs = make_inputs(AttentionProblem(2, 4, 2, 100, 64), device)
+    whole = attend(inputs, config=CONFIG)
+    assert_right(inputs, *whole)
+    lengths = torch.full((2,), 100, dtype=torch.int32, device=device)
+    for same in (100, lengths):
+        out, lse = attend(inputs, cache_seqlens=same, config=CONFIG)
+        assert_right(inputs, out, lse)
+    for part in (37, lengths - 63):
+        out, lse = attend(inputs, cache_seqlens=part, config=CONFIG)
+        assert_right(replace(inputs, context=37), out, lse)
+        assert (lse < whole[1]).all()
+
+
+@pytest.mark.parametrize("length", [0, torch.tensor([0], dtype=torch.int32)], ids=["number", "tensor"])
+def test_an_empty_cache_gives_zero(length, device):
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 50, 64), device)
+    length = length.to(device) if isinstance(length, torch.Tensor) else length
+    out, lse = attend(inputs, cache_seqlens=length)
+    assert (out == 0).all()
+    assert (lse == float("-inf")).all()
+
+
+def test_a_transposed_hnd_cache_and_its_nhd_copy_agree(device):
+    inputs = make_inputs(AttentionProblem(2, 4, 2, 60, 64, kv_layout="HND"), device)
+    assert not inputs.k_cache.is_contiguous()
+    copied = replace(inputs, k_cache=inputs.k_cache.contiguous(), v_cache=inputs.v_cache.contiguous())
+    out, lse = attend(inputs)
+    assert_right(inputs, out, lse)
+    for one, other in zip((out, lse), attend(copied), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_query_cut_from_a_larger_tensor(device):
+    """As from a fused QKV projection: heads are contiguous, tokens are not."""
+    inputs = make_inputs(AttentionProblem(3, 4, 2, 45, 64), device)
+    fused = torch.randn(3, 1, 8, 64, device=device).to(inputs.q.dtype)
+    inputs = replace(inputs, q=fused[:, :, 2:6])
+    assert not inputs.q.is_contiguous()
+    assert_right(inputs, *attend(inputs))
+
+
+def test_softmax_scale(device):
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 70, 64), device)
+    default = attend(inputs)
+    for one, other in zip(default, attend(inputs, softmax_scale=0.125), strict=True):
+        assert torch.equal(one, other)
+    out, lse = attend(inputs, softmax_scale=0.4)
+    assert_right(replace(inputs, softmax_scale=0.4), out, lse)
+    _, lse = attend(inputs, softmax_scale=0.0)
+    assert lse.flatten().tolist() == pytest.approx([math.log(70)] * 4, rel=1e-6)
+
+
+def test_the_lse_comes_when_asked_for(device):
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
+    alone = lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache)
+    assert isinstance(alone, torch.Tensor)
+    out, lse = attend(inputs)
+    assert torch.equal(alone, out)
+    assert_right(inputs, out, lse)
+
+
+def test_arguments_that_ask_for_nothing_are_taken(device):
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
+    nothing = {
+        "k": None,
+        "v": None,
+        "rotary_cos": None,
+        "rotary_sin": None,
+        "cache_batch_idx": None,
+        "cache_leftpad": None,
+        "block_table": None,
+        "window_size": (-1, -1),
+        "softcap": 0.0,
+        "rotary_interleaved": False,
+        "alibi_slopes": None,
+        "num_splits": 0,
+        "causal": True,
+    }
+    for one, other in zip(attend(inputs, **nothing), attend(inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+TABLE = torch.zeros(1, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("k", TABLE, "a k tensor yet: leave it at its default, None"),
+        ("v", TABLE, "a v tensor yet"),
+        ("rotary_cos", TABLE, "a rotary_cos tensor yet"),
+        ("rotary_sin", TABLE, "a rotary_sin tensor yet"),
+        ("cache_batch_idx", TABLE, "a cache_batch_idx tensor yet"),
+        ("cache_leftpad", TABLE, "a cache_leftpad tensor yet"),
+        ("block_table", TABLE, "a block_table tensor yet"),
+        ("alibi_slopes", TABLE, "a alibi_slopes tensor yet"),
+        ("window_size", (128, 0), r"window_size=\(128, 0\) yet: leave it at its default, \(-1, -1\)"),
+        ("softcap", 30.0, "softcap=30.0 yet: leave it at its default, 0.0"),
+        ("num_splits", 4, "num_splits=4 yet: leave it at its default, 0"),
+    ],
+)
+def test_what_this_version_does_not_have(argument, value, words, device):
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
+    with pytest.raises(NotImplementedError, match=f"^lean_attn_with_kvcache does not support {words}"):
+        attend(inputs, **{argument: value})
+
+
+def test_an_argument_that_flash_attn_does_not_have_either(device):
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
+    with pytest.raises(TypeError, match=r"^lean_attn_with_kvcache has no argument 'dropout'$"):
+        attend(inputs, dropout=0.1)
+
+
+def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+Q, CACHE = half(2, 1, 8, 64), half(2, 30, 4, 64)
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "q without a token dimension": ({"q": half(2, 8, 64)}, ValueError, r"q is \(2, 8, 64\), .*expected \(batch, 1, "),
+    "k_cache of pages": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
+    "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),
+    "no tokens": ({"k_cache": half(2, 0, 4, 64), "v_cache": half(2, 0, 4, 64)}, ValueError, r"k_cache \(2, 0, 4, 64\)"),
+    "no KV heads": ({"k_cache": half(2, 30, 0, 64), "v_cache": half(2, 30, 0, 64)}, ValueError, "no size 0"),
+    "no sequences": ({"q": half(0, 1, 8, 64)}, ValueError, "no size 0"),
+    "three query tokens": ({"q": half(2, 3, 8, 64)}, NotImplementedError, "q has 3 tokens per sequence, only 1"),
+    "another batch": ({"q": half(3, 1, 8, 64)}, ValueError, r"q \(3, 1, 8, 64\) and k_cache \(2, 30, 4, 64\) must"),
+    "another head_dim": ({"q": half(2, 1, 8, 128)}, ValueError, r"q \(2, 1, 8, 128\) and k_cache .* must agree"),
+    "uneven heads": ({"q": half(2, 1, 6, 64)}, ValueError, r"q \(2, 1, 6, 64\) .*q_heads must be a multiple of"),
+    "head_dim 72": (
+        {"q": half(2, 1, 8, 72), "k_cache": half(2, 30, 4, 72), "v_cache": half(2, 30, 4, 72)},
+        ValueError,
+        "head_dim 72 is not supported, choose one of 64, 80, 96, 128, 256",
+    ),
+    "fp32": ({"q": Q.float()}, ValueError, "q is torch.float32, the caches torch.float16 and torch.float16: all"),
+    "mixed dtypes": ({"v_cache": CACHE.bfloat16()}, ValueError, "the caches torch.float16 and torch.bfloat16"),
+    "fp32 everywhere": (
+        {"q": Q.float(), "k_cache": CACHE.float(), "v_cache": CACHE.float()},
+        ValueError,
+        "q is torch.float32",
+    ),
+    "devices": ({"k_cache": CACHE.to("meta")}, ValueError, "q is on cpu, the caches on meta and cpu: use one device"),
+    "head_dim not contiguous": (
+        {"v_cache": half(2, 30, 64, 4).transpose(2, 3)},
+        ValueError,
+        "the last strides of q and of the caches are 1, 1 and 4: head_dim must be contiguous",
+    ),
+    "int64 lengths": (
+        {"cache_seqlens": torch.tensor([3, 4])},
+        ValueError,
+        r"cache_seqlens is \(2,\) torch.int64: expected \(2,\) contiguous torch.int32",
+    ),
+    "too few lengths": (
+        {"cache_seqlens": torch.tensor([3], dtype=torch.int32)},
+        ValueError,
+        r"cache_seqlens is \(1,\) torch.int32: expected \(2,\)",
+    ),
+    "lengths with gaps": (
+        {"cache_seqlens": torch.zeros(4, dtype=torch.int32)[::2]},
+        ValueError,
+        "contiguous torch.int32",
+    ),
+    "lengths elsewhere": (
+        {"cache_seqlens": torch.zeros(2, dtype=torch.int32, device="meta")},
+        ValueError,
+        "cache_seqlens is on meta, q on cpu: move it there",
+    ),
+    "a length past the cache": ({"cache_seqlens": 31}, ValueError, "cache_seqlens 31 is outside the cache's 0 to 30"),
+    "a negative length": ({"cache_seqlens": -1}, ValueError, "cache_seqlens -1 is outside the cache's 0 to 30 tokens"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_bad_tensors_are_one_sentence(arguments, error, words, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(error, match=words) as caught:
+        lean_attn_with_kvcache(**{"q": Q, "k_cache": CACHE, "v_cache": CACHE, **arguments})
+    assert type(caught.value) is error
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [None, CONFIG], ids=["default", "own"])
+def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UserError, match=r"^the tensors are on cpu: move them to a GPU, or set TRITON_INTERPRET=1"):
+        lean_attn_with_kvcache(Q, CACHE, CACHE, config=config)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanbench.kernels
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig, kernel, kernels
+
+FIXTURES = Path(__file__).parent / "fixtures" / "kernels"
+H200 = find("h200")
+PROBLEMS = [
+    AttentionProblem(1, 56, 56, 65_536, 64),
+    AttentionProblem(1, 32, 8, 4096, 128),
+    AttentionProblem(2, 71, 1, 1000, 256, "bf16", "NHD"),
+    AttentionProblem(4, 16, 4, (1, 5000, 128, 70), 80),
+]
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    """The folders that are searched for kernels, to add to."""
+    folders = list(leanbench.kernels.__path__)
+    monkeypatch.setattr(leanbench.kernels, "__path__", folders)
+    kernels.cache_clear()
+    yield folders
+    kernels.cache_clear()
+
+
+def test_this_projects_kernels_are_found_in_a_stable_order():
+    assert [name for name in kernels() if name in ("lean", "fa2", "fixed_split", "reference")] == [
+        "fa2",
+        "fixed_split",
+        "lean",
+        "reference",
+    ]
+    for name, found in kernels().items():
+        assert isinstance(found, Kernel)
+        assert found.name == name
+        assert found.title
+        assert found.source
+        assert found.decomposition in ("one_cta_per_tile", "fixed_split", "stream_k", "other")
+    assert kernel("lean").decomposition == "stream_k"
+    assert not kernel("reference").is_timed
+
+
+def test_an_unknown_name_is_one_sentence():
+    with pytest.raises(UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed_split'\?$"):
+        kernel("fixed-split")
+    with pytest.raises(UserError, match=r"^there is no kernel 'xyz', known: .*fa2, fixed_split.*lean, reference"):
+        kernel("xyz")
+
+
+def test_kernels_of_another_folder(rooms):
+    rooms.append(str(FIXTURES))
+    assert kernel("steady").title == "does nothing"
+    assert kernel("lean").decomposition == "stream_k"
+
+
+def test_two_kernels_of_one_name_are_refused(rooms, tmp_path):
+    (tmp_path / "copy_of_lean").mkdir()
+    (tmp_path / "copy_of_lean" / "__init__.py").write_text("from leanbench.kernels.lean import KERNELS\n")
+    rooms.append(str(tmp_path))
+    with pytest.raises(UserError, match=r"^two kernels are called 'lean': rename one of them$"):
+        kernels()
+
+
+def test_a_module_or_a_family_without_kernels_is_no_error(rooms, tmp_path):
+    (tmp_path / "shared_parts.py").write_text("raise AssertionError('a plain module is not imported')\n")
+    (tmp_path / "parts_only").mkdir()
+    (tmp_path / "parts_only" / "__init__.py").write_text("")
+    before = list(kernels())
+    rooms.append(str(tmp_path))
+    kernels.cache_clear()
+    assert list(kernels()) == before
+
+
+def test_a_config_as_a_dict_leaves_out_what_the_kernel_does_not_have():
+    assert KernelConfig(64, 4, 2).to_dict() == {"tile_tokens": 64, "num_warps": 4, "num_stages": 2}
+    config = KernelConfig(64, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+    assert config.to_dict()["align_grid"] is False
+    fields: dict[str, Any] = config.to_dict()
+    assert KernelConfig(**fields) == config
+
+
+@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, problem):
+    found = kernel(name)
+    default = found.default_config(problem, H200)
+    candidates = found.candidate_configs(problem, H200)
+    assert default in candidates
+    assert len(candidates) == len(set(candidates))
+    assert len(candidates) > 1
+    for config in candidates:
+        schedule = found.schedule(problem, config, H200)
+        assert schedule is not None
+        assert schedule.decomposition == found.decomposition
+
+
+@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
+def test_several_query_tokens_are_refused_with_a_sentence(name):
+    problem = AttentionProblem(1, 8, 8, 100, 64, q_len=3)
+    assert kernel(name).unsupported_reason(problem) == (
+        f"{name} decodes one query token per sequence, this problem has q_len 3"
+    )
+    assert kernel("reference").unsupported_reason(problem) is None

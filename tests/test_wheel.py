@@ -1,0 +1,189 @@
+"""The wheel: one top-level package with the rooms inside, which works beside another distribution's `kernels`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("kernels", "sweeps", "reports")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of this checkout, built from a copy so that nothing is written into it."""
+    copy = tmp_path_factory.mktemp("checkout") / "leanbench"
+    skipped = shutil.ignore_patterns(".*", "runs", "build", "dist", "__pycache__", "*.egg-info", "node_modules")
+    shutil.copytree(ROOT, copy, ignore=skipped)
+    out = copy.parent / "wheel"
+    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(copy)]
+    build = subprocess.run([*PIP, *words], capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr
+    (found,) = out.glob("leanbench-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(wheel: Path) -> list[str]:
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def test_the_wheel_has_one_top_level_package(files):
+    tops = {name.partition("/")[0] for name in files}
+    assert tops == {"leanbench", f"leanbench-{importlib.metadata.version('leanbench')}.dist-info"}
+
+
+def test_the_wheel_carries_the_rooms(files):
+    shipped = {name.removeprefix("leanbench/_shipped/") for name in files if name.startswith("leanbench/_shipped/")}
+    assert {name.partition("/")[0] for name in shipped} == set(ROOMS)
+    for pattern in ("kernels/**/*.py", "sweeps/*.toml", "reports/templates/*.html*"):
+        here = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
+        assert here, f"nothing matches {pattern} in the checkout"
+        assert here <= shipped
+    assert not [name for name in files if "__pycache__" in name or name.startswith("leanbench/_shipped/reports/runs")]
+
+
+def test_an_installed_wheel_finds_its_rooms(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    script = (
+        "import leanbench, leanbench.paths as p; from leanbench.registry import kernels;"
+        "from leanbench.run.sweep_file import shipped_sweeps;"
+        "print(p.KERNELS, *kernels(), *shipped_sweeps())"
+    )
+    # The extracted wheel comes before the checkout on the path.
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    folder, *names = done.stdout.split()
+    assert folder == str(tmp_path / "leanbench" / "_shipped" / "kernels")
+    assert {"lean", "fa2", "fixed_split", "reference", "smoke", "paper-fig7a"} <= set(names)
+
+
+def test_the_wheel_provides_no_room_by_its_own_name(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    (tmp_path / "empty").mkdir()
+    script = f"import importlib.util as u; print([u.find_spec(name) is None for name in ('leanbench', *{ROOMS!r})])"
+    # -S: nothing but the standard library and the wheel.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        cwd=tmp_path / "empty",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[False, True, True, True]"
+
+
+#: What a distribution that owns the name `kernels` looks like: Hugging Face's has this package and this function.
+OTHERS = "def get_kernel(name):\n    return f'kernel {name} of another distribution'\n"
+
+
+@pytest.fixture(scope="module")
+def others_wheel(tmp_path_factory) -> Path:
+    """A wheel whose top-level package is `kernels`."""
+    path = tmp_path_factory.mktemp("others") / "kernels-1.0-py3-none-any.whl"
+    files = {
+        "kernels/__init__.py": OTHERS,
+        "kernels-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n",
+        "kernels-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files["kernels-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in [*files, "kernels-1.0.dist-info/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+class Environment:
+    """A virtual environment that holds nothing but what is installed here, and finds dependencies next to pytest."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder / "venv", symlinks=True)
+        self.bin = folder / "venv" / "bin"
+        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
+        # A path file adds the folder after the environment's own, and reads no path file in it: the checkout, which
+        # an editable install names in one, stays out.
+        (self.site / "dependencies.pth").write_text(
+            "".join(f"{sysconfig.get_path(name)}\n" for name in ("purelib", "platlib"))
+        )
+        self.elsewhere = folder / "elsewhere"
+        self.elsewhere.mkdir()
+
+    def pip(self, *words: str) -> None:
+        # Named by its folder, so that pip sees this environment alone; --no-deps, so that it fetches nothing.
+        done = subprocess.run([*PIP, "--python", str(self.bin / "python"), *words], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def install(self, *wheels: Path) -> None:
+        for wheel in wheels:
+            self.pip("install", "--quiet", "--no-index", "--no-deps", str(wheel))
+
+    def run(self, program: str, *words: str, **variables: str) -> str:
+        """What an installed program prints, started outside the checkout."""
+        hidden = ("PYTHONPATH", "LEANBENCH_KERNEL_PATH")
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        command = [str(self.bin / program), *words]
+        done = subprocess.run(
+            command, cwd=self.elsewhere, env={**kept, **variables}, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+ASK_BOTH = """
+import kernels, leanbench, leanbench.kernels.lean as lean
+print(kernels.__file__, kernels.get_kernel("relu"), leanbench.__file__, lean.__file__, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("leanbench_first", [True, False])
+def test_both_own_their_names_in_either_order(wheel, others_wheel, tmp_path, leanbench_first):
+    environment = Environment(tmp_path)
+    environment.install(*((wheel, others_wheel) if leanbench_first else (others_wheel, wheel)))
+    theirs, answer, ours, room = environment.run("python", "-c", ASK_BOTH).splitlines()
+    assert theirs == str(environment.site / "kernels" / "__init__.py")
+    assert answer == "kernel relu of another distribution"
+    assert ours == str(environment.site / "leanbench" / "__init__.py")
+    assert room == str(environment.site / "leanbench" / "_shipped" / "kernels" / "lean" / "__init__.py")
+    # Neither wrote over the other's files: what one leaves behind is whole.
+    environment.pip("uninstall", "--quiet", "--yes", "leanbench")
+    assert (environment.site / "kernels" / "__init__.py").read_text() == OTHERS
+    assert not (environment.site / "leanbench").exists()
+
+
+ATTEND = """
+import torch, leanbench
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, tokens, 1, 64, dtype=torch.float16) for tokens in (1, 200, 200))
+got = leanbench.lean_attn_with_kvcache(q, k, v).double().flatten()
+weights = torch.softmax(k[0, :, 0].double() @ q.double().flatten() / 8, 0)
+print(leanbench.__file__, float((got - weights @ v[0, :, 0].double()).abs().max()))
+"""
+
+
+def test_the_installed_command_and_kernels_work_outside_the_checkout(wheel, others_wheel, tmp_path):
+    environment = Environment(tmp_path)
+    environment.install(others_wheel, wheel)
+    assert "stream_k" in environment.run("leanbench", "list", "kernels")
+    asked = ("smoke", "--gpu", "h100", "--name", "r", "--quiet")
+    # Predicted, also where there is an H100.
+    printed = environment.run("leanbench", "sweep", *asked, CUDA_VISIBLE_DEVICES="")
+    assert printed.split() == ["runs/r/report.html", "runs/r/report.csv"]
+    rows = (environment.elsewhere / "runs" / "r" / "results.jsonl").read_text().splitlines()
+    assert len(rows) == 36
+    assert all('"status":"ok"' in row for row in rows)
+    file, error = environment.run("python", "-c", ATTEND, TRITON_INTERPRET="1").split()
+    assert file == str(environment.site / "leanbench" / "__init__.py")
+    assert float(error) < 2e-3
