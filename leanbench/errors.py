@@ -14,4 +14,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A phrase that suggests the nearest known name, or lists what there is: ``did you mean 'lean'?``."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    # A folder of runs can hold hundreds.
+    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    return f"known: {', '.join(known[:20])}{more}"

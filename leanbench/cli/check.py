@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leanbench.cli import output
 from leanbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def check(
     from leanbench.registry import kernel
 
     names = tuple(name.strip() for name in kernels.split(","))
+    if "" in names:
+        raise UserError(f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in lean,fa2")
     for name in names:
         kernel(name)
     for option, value, meaning in (("--limit", limit, "all problems"), ("--jobs", jobs, "as many as fit the CPU")):
@@ -53,7 +56,7 @@ def check(
         _refuse_broken_interpreter()
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
-    print(f"Checking {', '.join(names)} over {len(cases)} problems on {where}")
+    output.show(f"Checking {', '.join(names)} over {len(cases)} problems on {where}")
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))
     for name in names:
@@ -103,14 +106,13 @@ def _run(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: s
 
 
 def _print_summary(results: list[CaseResult], problems: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from leanbench.measure.check import RELATIVE_ERROR_LIMIT
 
-    table = Table(title=f"{problems} problems against the fp64 reference")
-    for column in ("kernel", "dtype", "problems", "worst relative error", "limit", "worst LSE error", "bit-identical"):
-        table.add_column(column, justify="left" if column in ("kernel", "dtype") else "right")
+    table = output.table(f"{problems} problems against the fp64 reference")
+    for column in ("kernel", "dtype"):
+        table.add_column(column, no_wrap=True)
+    for column in ("problems", "worst relative error", "limit", "worst LSE error", "bit-identical"):
+        table.add_column(column, justify="right")
     groups = sorted({(result.kernel, result.case.problem.dtype) for result in results})
     for name, dtype in groups:
         group = [result for result in results if (result.kernel, result.case.problem.dtype) == (name, dtype)]
@@ -123,10 +125,9 @@ def _print_summary(results: list[CaseResult], problems: int) -> None:
             f"{max(result.lse_error for result in group):.2e}",
             f"{sum(result.repeats for result in group)} of {len(group)}",
         )
-    console = Console()
-    console.print(table)
+    output.show_table(table)
     failures = [result for result in results if result.failure]
     for result in failures[:20]:
-        console.print(f"FAILED {result.kernel} on {result.case.problem.label}: {result.failure}", markup=False)
+        output.show(f"FAILED {result.kernel} on {result.case.problem.label}: {result.failure}")
     passed = len(results) - len(failures)
-    console.print(f"{passed} of {len(results)} passed" if failures else f"all {passed} passed")
+    output.show(f"{passed} of {len(results)} passed" if failures else f"all {passed} passed")
