@@ -65,6 +65,7 @@ def sweep(
     Exit code 1 means that a cell crashed, timed out or was incorrect.
     """
     from leanbench.gpu.local import choose
+    from leanbench.model import KNOWN_ERROR
     from leanbench.run.axes import parse_seconds
     from leanbench.run.cells import AXES, expand
     from leanbench.run.runner import Limits
@@ -82,7 +83,8 @@ def sweep(
     target = choose(gpu, require_gpu)
     if target.local_index is None:
         why = target.note or f"No {gpu or 'GPU'} here"
-        output.say(f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured.")
+        said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
+        output.say(f"{said} {KNOWN_ERROR}")
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
 

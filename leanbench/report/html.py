@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from leanbench.model import KNOWN_ERROR
 from leanbench.paths import REPORT_TEMPLATES
 from leanbench.report.figures import MARKERS, charts_of, figure, kernel_styles, note
 from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, gpu_name, has_values, kernel_order, where
@@ -58,6 +59,7 @@ def page_context(run: Run, frame: DataFrame) -> dict[str, Any]:
         "run": run,
         "manifest": run.manifest,
         "subject": SUBJECT,
+        "model_error": KNOWN_ERROR,
         "sources": sources,
         "gpus": list(dict.fromkeys(frame["gpu"])) or [gpu_name(run.manifest)],
         "versions": _versions(environments),

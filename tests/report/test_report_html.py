@@ -9,6 +9,7 @@ import plotly.offline
 import pytest
 from example_runs import HOSTILE, WriteRun, measured_rows, problem, row
 
+from leanbench.model import KNOWN_ERROR
 from leanbench.problem import AttentionProblem
 from leanbench.report import write_report
 from leanbench.report.figures import CHARTS, PALETTE, figure, kernel_styles
@@ -83,6 +84,7 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
     html = without_plotly(html_of(write_run(rows, source="predicted", gpu=PREDICTED_GPU)))
     banner = "Predicted by the performance model for NVIDIA A100-SXM4-80GB; nothing was measured."
     assert banner in html
+    assert KNOWN_ERROR in html
     titles = re.findall(r"<figcaption>.*?</figcaption>|<h2>.*?</h2>", html)
     tagged = [title for title in titles if '<span class="tag">predicted</span>' in title]
     # Every title but that of the environment, which is what computed the prediction.
