@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5
-#: fp32 numbers of a partial's row beside its D columns, see `leanbench.kernels.tile.SLOT_PADDING`.
+#: Numbers of a partial's row beside its D columns: a logarithm, and three that keep the next slot's rows on 16-byte
+#: borders.
 PARTIAL_ROW_EXTRA = 4
 
 
@@ -92,11 +93,6 @@ def padded(size: int) -> int:
 def merge_rows_at_once(row_count: int, head_dim: int, num_warps: int) -> int:
     """Rows that a merge accumulates together: a power of two, at most 8 numbers a thread."""
     return min(padded(row_count), max(1, 8 * 32 * num_warps // padded(head_dim)))
-
-
-def partials_at_once(rows: int, head_dim: int, limit: int = 64) -> int:
-    """Partials that a merge of `rows` rows loads together: at most 4096 numbers, 32 a thread of 128."""
-    return max(1, min(limit, 4096 // (rows * padded(head_dim))))
 
 
 #: Below this the kernels spill, and more CTAs than fit at once cost nothing but their start.

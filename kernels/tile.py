@@ -12,12 +12,13 @@ import os
 
 import triton
 import triton.language as tl
+from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
 
 #: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened first.
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-#: A row of a partial takes D numbers, a logarithm, and three that keep the next slot's rows on 16-byte borders.
-SLOT_PADDING = tl.constexpr(4)
+#: `PARTIAL_ROW_EXTRA`, for use inside kernels.
+SLOT_PADDING = tl.constexpr(PARTIAL_ROW_EXTRA)
 
 #: What a slot holds until a number arrives: the bits of a NaN that no arithmetic produces.
 EMPTY = tl.constexpr(-1)
@@ -26,7 +27,7 @@ EMPTY = tl.constexpr(-1)
 @triton.jit
 def _dot(a, b, acc):
     """acc + a @ b with fp32 accumulation."""
-    if _INTERPRETED:
+    if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc)

@@ -51,8 +51,8 @@ class Row(BaseModel):
     #: read_floor_us over latency_us: 1.0 is the physical limit.
     read_floor_share: float | None = None
 
-    #: ||out - reference|| / ||reference||, the worst of the checked (sequence, KV head) pairs; LSE: worst absolute
-    #: error.
+    #: ||out - reference|| / ||reference||, the worst of the checked (sequence, KV head) pairs; LSE: the worst
+    #: |difference| over max(1, |reference|).
     relative_error: float | None = None
     lse_error: float | None = None
     #: (sequence, KV head) pairs compared with the fp64 reference, of how many.

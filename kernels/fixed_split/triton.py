@@ -15,7 +15,6 @@ from leanbench.kernels.launch import (
     cache_strides,
     constants,
     padded,
-    partials_at_once,
     qk_scale,
 )
 from leanbench.kernels.tile import lean_tiles, load_query, merge_partials, sequence_tiles, write_output, write_partial
@@ -153,6 +152,9 @@ def merge_kernel(
     )
 
 
+#: Numbers that a merge step holds in registers, 32 a thread of 128.
+_MERGED_NUMBERS = 4096
+
 _workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
@@ -195,7 +197,7 @@ def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]
     shared = {**constants(shape, config, inputs.cache_seqlens is not None), "ROW_COUNT": shape.row_count}
     split_options = {**shared, "NUM_STAGES": config.num_stages, "num_warps": config.num_warps}
     # A power of two that covers the splits, so that most merges take one step.
-    at_once = min(partials_at_once(1, shape.head_dim), padded(config.splits))
+    at_once = min(_MERGED_NUMBERS // padded(shape.head_dim), padded(config.splits))
     merge_options = {**shared, "PARTIALS_AT_ONCE": at_once, "num_warps": 4}
 
     def launch() -> None:

@@ -5,13 +5,9 @@ bits of `EMPTY`: whoever reads anything else has the number. So no fence and no 
 read; a partial costs one trip to the L2 and back, where a fence, a flag and a read would cost three.
 """
 
-import os
-
 import triton
 import triton.language as tl
-from leanbench.kernels.tile import EMPTY, SLOT_PADDING
-
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+from leanbench.kernels.tile import EMPTY, INTERPRETED, SLOT_PADDING
 
 
 def _wait_ptx(pointers: int, count: int) -> str:
@@ -68,7 +64,7 @@ _SETTLE = tl.constexpr(
 @triton.jit
 def _wait_rows(acc_pointers, log_pointers, stride, present):
     """16 tensors: the numbers of up to 8 partials, then their logarithms; 0 from partial `present` on."""
-    if _INTERPRETED:
+    if INTERPRETED:
         # Programs run one after the other there: what is waited for has been written.
         numbers = _load_8(acc_pointers, stride, present) + _load_8(log_pointers, stride, present)
     else:
@@ -86,7 +82,7 @@ def _wait_rows(acc_pointers, log_pointers, stride, present):
 @triton.jit
 def _wait_logs(log_pointers, stride, present):
     """16 tensors: the logarithms of up to 16 partials; 0 from partial `present` on."""
-    if _INTERPRETED:
+    if INTERPRETED:
         logs = _load_16(log_pointers, stride, present)
     else:
         logs = tl.inline_asm_elementwise(
@@ -103,7 +99,7 @@ def _wait_logs(log_pointers, stride, present):
 @triton.jit
 def _settle(numbers, pointers):
     """`numbers`, those that were still EMPTY read again until they are there."""
-    if not _INTERPRETED:
+    if not INTERPRETED:
         numbers = tl.inline_asm_elementwise(
             _SETTLE, "=&r,l,r", [pointers, numbers], dtype=tl.int32, is_pure=False, pack=1
         )

@@ -35,7 +35,15 @@ from leanbench.kernels.launch import (
 )
 from leanbench.kernels.lean import WORKSPACE_BYTES, lean_grid_limit
 from leanbench.kernels.lean.mailbox import clear, collect
-from leanbench.kernels.tile import EMPTY, SLOT_PADDING, lean_tiles, load_query, write_output, write_partial
+from leanbench.kernels.tile import (
+    EMPTY,
+    SLOT_PADDING,
+    lean_tiles,
+    load_query,
+    sequence_tiles,
+    write_output,
+    write_partial,
+)
 
 from leanbench.decomposition import stream_k_grid
 
@@ -194,7 +202,7 @@ def lean_kernel(
             cache_seqlens, batch, per_sequence, start, TILE_TOKENS, SEQUENCES_AT_ONCE
         )
     else:
-        tiles = tl.maximum(1, (context + TILE_TOKENS - 1) // TILE_TOKENS)
+        tokens, tiles = sequence_tiles(cache_seqlens, 0, context, TILE_TOKENS, RAGGED)
         run = tl.num_programs(0) - 1 - tl.program_id(0)
         start = _start_of(run, share, longer)
         end = _start_of(run + 1, share, longer)
@@ -202,12 +210,10 @@ def lean_kernel(
     at = start
     while at < end:
         if RAGGED:
-            tokens = tl.load(cache_seqlens + sequence)
-            tiles = tl.maximum(1, (tokens + TILE_TOKENS - 1) // TILE_TOKENS)
+            tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
             head_tile = (at - sequence_start) // tiles
             tile_start = sequence_start + head_tile * tiles
         else:
-            tokens = context
             output_tile = at // tiles
             tile_start = output_tile * tiles
             sequence = output_tile // per_sequence

@@ -28,7 +28,7 @@ _COLD_L2_MULTIPLE = 6
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """How hard to measure, and what to leave out."""
+    """How hard to measure."""
 
     effort: Effort = field(default_factory=Effort)
 
@@ -106,7 +106,7 @@ class Bench:
             return {**fields, "status": "incorrect", "reason": reason}
         if timing.relative_ci > effort.relative_ci:
             reason = (
-                f"the confidence interval of the median is {timing.relative_ci:.1%} wide after "
+                f"the confidence interval of the median reaches {timing.relative_ci:.1%} to one side after "
                 f"{len(timing.samples_us)} samples, above {effort.relative_ci:.1%}"
             )
             return {**fields, "status": "noisy", "reason": reason}
