@@ -21,6 +21,7 @@ from leanbench.problem import AttentionProblem
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
+    from leanbench.timeline import CtaTimeline
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,32 @@ class KernelConfig:
 
     def to_dict(self) -> dict[str, int | bool]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class LaunchResources:
+    """What one CTA of a compiled GPU kernel takes of its SM."""
+
+    #: The GPU kernel's name.
+    launch: str
+    #: CTAs of the grid.
+    ctas: int
+    num_warps: int
+    registers_per_thread: int
+    shared_bytes: int
+    spilled_registers: int
+
+
+class TracedCall(ABC):
+    """One call of a kernel whose GPU kernels were compiled with stamps."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Does what the plain launch does, and stamps."""
+
+    @abstractmethod
+    def read(self) -> tuple[CtaTimeline, ...]:
+        """Every CTA of the latest launch, after waiting for it; times in microseconds from the first start."""
 
 
 class Kernel(ABC):
@@ -81,6 +108,14 @@ class Kernel(ABC):
         """A launch that writes `inputs.out` and `inputs.lse`, without host synchronisation; compiles before it
         returns.
         """
+
+    def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
+        """What the compiled GPU kernels of a call take, in the order they are launched; empty where that is unknown."""
+        return ()
+
+    def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall | None:
+        """The same call in an instrumented build; None where the kernel has none."""
+        return None
 
 
 @cache

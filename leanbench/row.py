@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict
 #: Raised when a field changes its meaning or goes; a new optional field does not raise it.
 SCHEMA_VERSION = 1
 
-Status = Literal["ok", "unsupported", "incorrect", "out_of_memory", "timeout", "crashed", "noisy"]
+#: `noisy`: the figures are there, but the stopping rule was not met or something else used the GPU. `suspect`: the
+#: figures contradict a physical limit, or the launches did something that makes them meaningless. docs/measuring.md
+#: explains both.
+Status = Literal["ok", "unsupported", "incorrect", "out_of_memory", "timeout", "crashed", "noisy", "suspect"]
 
 
 class Row(BaseModel):
@@ -31,8 +34,13 @@ class Row(BaseModel):
     status: Status
     #: One sentence for every status but `ok`.
     reason: str | None = None
+    #: What a reader must know beside the figures, a sentence each; empty when there is nothing. Null: nothing measured.
+    warnings: list[str] | None = None
 
-    #: One launch: median over `samples`, quartiles, 95% confidence interval of the median.
+    #: The L2 when a launch starts: `cold` (buffers rotate, as K and V come in serving) or `warm` (one buffer again and
+    #: again). Figures of one never stand in a statistic with the other's.
+    cache: Literal["cold", "warm"] = "cold"
+    #: One launch, in bursts of milliseconds: median over `samples`, quartiles, 95% confidence interval of the median.
     latency_us: float | None = None
     latency_p25_us: float | None = None
     latency_p75_us: float | None = None
@@ -41,6 +49,11 @@ class Row(BaseModel):
     samples: int | None = None
     #: Launches behind one sample.
     launches_per_sample: int | None = None
+    #: Samples thrown away and repeated because the GPU had lowered its clocks.
+    throttled_samples: int | None = None
+    #: The same launch by another method: launched one by one from the host, queued behind a kernel that blocks the
+    #: stream.
+    crosscheck_us: float | None = None
 
     #: Bytes of K and V that must be read.
     kv_bytes: int
@@ -59,13 +72,45 @@ class Row(BaseModel):
     checked_heads: int | None = None
     total_heads: int | None = None
 
-    #: The schedule's own ceiling, see leanbench.decomposition.quantisation_efficiency.
-    quantisation_efficiency: float | None = None
+    #: One launch, back to back for `sustained_s` seconds after a second of the same: under power and heat.
+    sustained_us: float | None = None
+    sustained_s: float | None = None
+    sustained_clock_mhz: int | None = None
+    #: Energy of one launch over the sustained window, by NVML's energy counter: gross, and above the idle power.
+    energy_mj: float | None = None
+    energy_above_idle_mj: float | None = None
+    #: energy_mj by the second reading, the instantaneous power integrated over the same window.
+    energy_by_power_mj: float | None = None
+    #: Mean power over the sustained window, and of the idle GPU before the sweep.
+    sustained_power_w: float | None = None
+    idle_power_w: float | None = None
+    #: energy_mj x sustained_us.
+    energy_delay_mj_us: float | None = None
+    #: energy_mj of a kernel that only reads the same bytes.
+    energy_floor_mj: float | None = None
 
+    #: Four kinds of occupancy. The schedule's own ceiling, see leanbench.decomposition.quantisation_efficiency.
+    quantisation_efficiency: float | None = None
+    #: Share of SM time, from the first CTA's start to the last one's end, in which an SM had a CTA that was not
+    #: waiting; and what the stamps that it was read from cost: instrumented latency over plain latency.
+    sm_busy_share: float | None = None
+    instrumentation_cost: float | None = None
+    #: Warps that registers and shared memory let an SM hold, over the most it can hold; of the longest launch.
+    theoretical_warp_occupancy: float | None = None
+    registers_per_thread: int | None = None
+    shared_kb_per_cta: float | None = None
+    spilled_registers: int | None = None
+    #: Nsight Compute, of a separate pass: warps active over the most an SM can hold, while it was active; bytes read
+    #: and written in DRAM by one launch; and those over the launch's time in that pass.
+    counted_warp_occupancy: float | None = None
+    counted_dram_bytes: int | None = None
+    counted_dram_tb_s: float | None = None
+
+    #: Read after each sample: medians of clock and power, highest temperature.
     sm_clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None
-    #: Reasons NVML gave for lowered clocks during the cell, e.g. ["sw_power_cap"].
+    #: Reasons NVML gave for lowered clocks during the samples that were kept, e.g. ["sw_power_cap"].
     throttle_reasons: list[str] | None = None
 
     #: Seconds this cell took, everything included.

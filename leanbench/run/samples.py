@@ -1,0 +1,78 @@
+"""Raw samples beside the rows: `samples.jsonl.gz`, one gzip member with one JSON line for each measured cell.
+
+The file is written like results.jsonl: appended, one cell in one piece, waited for. gzip members in a row are one gzip
+file, so `zcat` and `gzip.open` read it. A cell's samples are written before its row; where a kill came between the two,
+the cell runs again and its later samples count.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+SAMPLES = "samples.jsonl.gz"
+
+
+class Samples(BaseModel):
+    """The raw measurements of one cell. The lists are as long as `samples_us`, in the order of time."""
+
+    #: The row's `cell`.
+    cell: str
+    #: Microseconds of one launch: a graph replay's time over its launches.
+    samples_us: list[float]
+    #: The round each sample was taken in; samples of other kernels with the same round were taken next to it.
+    rounds: list[int]
+    #: Right after each sample. Null where NVML does not say.
+    sm_clock_mhz: list[int | None]
+    #: Samples of the cross-check, one for each pass of launches from the host.
+    crosscheck_us: list[float] = []
+
+
+def pack(samples: Samples) -> bytes:
+    """One gzip member."""
+    text = samples.model_dump_json() + "\n"
+    # mtime: the same samples give the same bytes.
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def read_samples(run: Path) -> dict[str, Samples]:
+    """The samples of a run directory by cell, the latest of each; empty where there are none.
+
+    A member that was cut off while it was written ends the file.
+    """
+    path = run / SAMPLES
+    if not path.is_file():
+        return {}
+    found: dict[str, Samples] = {}
+    for text in _whole_members(path.read_bytes())[0]:
+        for line in text.splitlines():
+            samples = Samples.model_validate(json.loads(line))
+            found[samples.cell] = samples
+    return found
+
+
+def whole_length(content: bytes) -> int:
+    """How many bytes of a samples file hold whole members."""
+    return _whole_members(content)[1]
+
+
+def _whole_members(content: bytes) -> tuple[Iterable[str], int]:
+    texts: list[Any] = []
+    at = 0
+    while at < len(content):
+        member = zlib.decompressobj(wbits=31)
+        try:
+            data = member.decompress(content[at:])
+        except zlib.error:
+            break
+        if not member.eof:
+            break
+        texts.append(data.decode())
+        at = len(content) - len(member.unused_data)
+    return texts, at
