@@ -1,18 +1,21 @@
-"""What every Triton launch of this room passes, taken from the call's tensors."""
+"""The launches of this room's Triton kernels, and what they pass, taken from the call's tensors."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.decomposition import tile_rows
+from leanbench.registry import Kernel, LaunchResources
 
 if TYPE_CHECKING:
     import torch
 
     from leanbench.inputs import AttentionInputs
-    from leanbench.registry import KernelConfig
+    from leanbench.registry import KernelConfig, TracedCall
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5
@@ -55,6 +58,89 @@ class LaunchShape:
     def lean_tiles(self, context: int, tile_tokens: int) -> int:
         """All LeanTiles if every sequence had `context` tokens."""
         return self.output_tiles * max(1, -(-context // tile_tokens))
+
+
+@dataclass(frozen=True)
+class TritonLaunch:
+    """One launch of a Triton kernel."""
+
+    #: The function under `@triton.jit`.
+    function: Any
+    #: CTAs.
+    grid: int
+    arguments: tuple[Any, ...]
+    #: Compile-time parameters of the kernel and of Triton, by name.
+    options: dict[str, Any]
+
+    def resources(self) -> LaunchResources | None:
+        """What a CTA of the compiled kernel takes; None in the interpreter, which compiles nothing.
+
+        Raises:
+            triton.runtime.errors.OutOfResources: a CTA takes more than the GPU has.
+        """
+        compiled = self.function.warmup(*self.arguments, grid=(self.grid,), **self.options)
+        if compiled is None:
+            return None
+        # Registers are known once the kernel is on the GPU, which otherwise the first launch does.
+        compiled._init_handles()
+        return LaunchResources(
+            launch=self.function.__name__,
+            ctas=self.grid,
+            num_warps=compiled.metadata.num_warps,
+            registers_per_thread=compiled.n_regs,
+            shared_bytes=compiled.metadata.shared,
+            spilled_registers=compiled.n_spills,
+        )
+
+
+def run_all(launches: Sequence[TritonLaunch]) -> Callable[[], None]:
+    """A function that makes these launches in order, with as little work on the host as calls written out."""
+    runs = [_run_one(launch) for launch in launches]
+    if len(runs) == 1:
+        return runs[0]
+
+    def run() -> None:
+        for one in runs:
+            one()
+
+    return run
+
+
+def _run_one(launch: TritonLaunch) -> Callable[[], None]:
+    function, grid, arguments, options = launch.function, (launch.grid,), launch.arguments, launch.options
+
+    def run() -> None:
+        function[grid](*arguments, **options)
+
+    return run
+
+
+class TritonKernel(Kernel):
+    """A kernel of this room, told by its launches."""
+
+    @abstractmethod
+    def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+        """The launches of one call, in order."""
+
+    def most_marks(self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]) -> int:
+        """Marks that a CTA of the traced launches makes at most, see leanbench.kernels.stamps."""
+        return 2
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
+        assert config is not None
+        return run_all(self.launches(inputs, config))
+
+    def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
+        assert config is not None
+        found = [launch.resources() for launch in self.launches(inputs, config)]
+        return tuple(resources for resources in found if resources is not None)
+
+    def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall:
+        from leanbench.kernels.trace import StampedCall
+
+        assert config is not None
+        launches = self.launches(inputs, config)
+        return StampedCall(launches, self.most_marks(inputs, config, launches), inputs.q.device)
 
 
 def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:

@@ -117,7 +117,8 @@ def stream_k_grid(total: int, max_grid: int, min_tiles_per_cta: int = 1, multipl
 
     Args:
         multiple_of: rounds down to a multiple of this where that leaves any CTA; with the number of output tiles (of
-            equal length) every CTA stays within one of them, the paper's special case of FlashDecoding (section IV-C).
+            equal length) CTAs stay within one of them, the paper's special case of FlashDecoding (section IV-C), but
+            for the LeanTiles that are left over where the division has a remainder.
     """
     grid = max(1, min(max_grid, total // min_tiles_per_cta))
     return grid // multiple_of * multiple_of or grid

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import stages_that_fit, tile_candidates
+from leanbench.kernels.launch import TritonKernel, TritonLaunch
 
 from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.registry import KernelConfig
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
 
 
-class Fa2(Kernel):
+class Fa2(TritonKernel):
     name = "fa2"
     title = "FlashAttention-2's decomposition: one CTA per output tile, never split (Triton)"
     decomposition = "one_cta_per_tile"
@@ -39,11 +39,10 @@ class Fa2(Kernel):
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
-        from leanbench.kernels.fa2.triton import prepare
+    def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+        from leanbench.kernels.fa2.triton import launches
 
-        assert config is not None
-        return prepare(inputs, config)
+        return launches(inputs, config)
 
 
 def one_query_token(name: str, problem: AttentionProblem) -> str | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
-from leanbench.kernels.launch import LaunchShape, cache_strides, constants, qk_scale
+from leanbench.kernels.launch import LaunchShape, TritonLaunch, cache_strides, constants, qk_scale, run_all
+from leanbench.kernels.stamps import BEGIN, TILES, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import lean_tiles, load_query, sequence_tiles, write_output
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def fa2_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
+    MARKS: tl.constexpr = 0,
+    stamps=None,  # see leanbench.kernels.stamps
 ):
+    marks = stamp_start(stamps, MARKS)
     output_tile = tl.program_id(0)
     per_sequence = kv_heads * row_tiles
     sequence = (output_tile // per_sequence).to(tl.int64)
@@ -55,6 +59,7 @@ def fa2_kernel(
     q_heads = kv_heads * GROUP_SIZE
 
     tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
+    marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
     q_rows = load_query(
         q + sequence * stride_q_batch + q_head * stride_q_head,
         rows,
@@ -90,10 +95,12 @@ def fa2_kernel(
         stride_out_head,
         HEAD_DIM,
     )
+    marks = mark(stamps, marks, TILES, output_tile, MARKS)
+    stamp_end(stamps, marks, MARKS)
 
 
-def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
-    """A launch of `fa2_kernel` over these tensors."""
+def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+    """The launch of `fa2_kernel` over these tensors."""
     shape = LaunchShape.of(inputs)
     arguments = (
         inputs.q,
@@ -117,8 +124,9 @@ def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }
+    return (TritonLaunch(fa2_kernel, shape.output_tiles, arguments, options),)
 
-    def launch() -> None:
-        fa2_kernel[(shape.output_tiles,)](*arguments, **options)
 
-    return launch
+def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
+    """A function that makes the launches."""
+    return run_all(launches(inputs, config))

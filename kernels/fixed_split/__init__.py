@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import SHARED_RESERVE_KB, shared_kb, stages_that_fit
 from leanbench.kernels.fa2 import one_query_token
+from leanbench.kernels.launch import TritonKernel, TritonLaunch
 
 from leanbench.decomposition import Schedule, TileGrid, fixed_split, fixed_split_heuristic
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.registry import KernelConfig
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
 
 
-class FixedSplit(Kernel):
+class FixedSplit(TritonKernel):
     name = "fixed_split"
     title = "FlashDecoding's decomposition: equal splits and a second kernel that merges them (Triton)"
     decomposition = "fixed_split"
@@ -51,11 +51,10 @@ class FixedSplit(Kernel):
         assert config.splits is not None
         return fixed_split(TileGrid.of(problem, config.tile_tokens), config.splits)
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
-        from leanbench.kernels.fixed_split.triton import prepare
+    def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+        from leanbench.kernels.fixed_split.triton import launches
 
-        assert config is not None
-        return prepare(inputs, config)
+        return launches(inputs, config)
 
     @staticmethod
     def _heuristic_splits(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> int:

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
-from leanbench.kernels.fa2.triton import prepare as prepare_fa2
+from leanbench.kernels.fa2.triton import launches as fa2_launches
 from leanbench.kernels.launch import (
     PARTIAL_ROW_EXTRA,
     LaunchShape,
+    TritonLaunch,
     cache_strides,
     constants,
     padded,
     qk_scale,
+    run_all,
 )
+from leanbench.kernels.stamps import BEGIN, REDUCTION, TILES, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import lean_tiles, load_query, merge_partials, sequence_tiles, write_output, write_partial
 
 if TYPE_CHECKING:
@@ -52,7 +55,10 @@ def split_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
+    MARKS: tl.constexpr = 0,
+    stamps=None,  # see leanbench.kernels.stamps
 ):
+    marks = stamp_start(stamps, MARKS)
     slot = tl.program_id(0)
     output_tile = slot // splits
     split = slot % splits
@@ -68,6 +74,7 @@ def split_kernel(
     first = tl.minimum(split * share, tiles)
     last = tl.minimum(first + share, tiles)
     if first < last:
+        marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
         q_rows = load_query(
             q + sequence * stride_q_batch + kv_head * GROUP_SIZE * stride_q_head,
             rows,
@@ -93,6 +100,8 @@ def split_kernel(
             NUM_STAGES,
         )
         write_partial(acc, m, l, partials, slot, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
+        marks = mark(stamps, marks, TILES, output_tile, MARKS)
+    stamp_end(stamps, marks, MARKS)
 
 
 @triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
@@ -115,7 +124,10 @@ def merge_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     PARTIALS_AT_ONCE: tl.constexpr,
     RAGGED: tl.constexpr,
+    MARKS: tl.constexpr = 0,
+    stamps=None,  # see leanbench.kernels.stamps
 ):
+    marks = stamp_start(stamps, MARKS)
     # One CTA per query head.
     q_heads = kv_heads * GROUP_SIZE
     sequence = (tl.program_id(0) // q_heads).to(tl.int64)
@@ -128,6 +140,7 @@ def merge_kernel(
     _, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
     share = (tiles + splits - 1) // splits
     used = (tiles + share - 1) // share
+    marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
     acc, m, l = merge_partials(  # noqa: E741
         partials,
         output_tile * splits,
@@ -150,6 +163,8 @@ def merge_kernel(
         stride_out_head,
         HEAD_DIM,
     )
+    marks = mark(stamps, marks, REDUCTION, output_tile, MARKS)
+    stamp_end(stamps, marks, MARKS)
 
 
 #: Numbers that a merge step holds in registers, 32 a thread of 128.
@@ -171,13 +186,13 @@ def _partials(device: torch.device, count: int) -> torch.Tensor:
     return workspace
 
 
-def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
+def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
     """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of FlashAttention-2's
     kernel.
     """
     assert config.splits is not None
     if config.splits == 1:
-        return prepare_fa2(inputs, config)
+        return fa2_launches(inputs, config)
     shape = LaunchShape.of(inputs)
     slots = shape.output_tiles * config.splits
     partials = _partials(inputs.q.device, slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA))
@@ -199,9 +214,12 @@ def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]
     # A power of two that covers the splits, so that most merges take one step.
     at_once = min(_MERGED_NUMBERS // padded(shape.head_dim), padded(config.splits))
     merge_options = {**shared, "PARTIALS_AT_ONCE": at_once, "num_warps": 4}
+    return (
+        TritonLaunch(split_kernel, slots, split_arguments, split_options),
+        TritonLaunch(merge_kernel, shape.batch * shape.kv_heads * shape.group_size, merge_arguments, merge_options),
+    )
 
-    def launch() -> None:
-        split_kernel[(slots,)](*split_arguments, **split_options)
-        merge_kernel[(shape.batch * shape.kv_heads * shape.group_size,)](*merge_arguments, **merge_options)
 
-    return launch
+def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
+    """A function that makes the launches."""
+    return run_all(launches(inputs, config))

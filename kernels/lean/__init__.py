@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.fa2 import one_query_token
-from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
+from leanbench.kernels.launch import PARTIAL_ROW_EXTRA, LaunchShape, TritonKernel, TritonLaunch, padded
 
 from leanbench.decomposition import Schedule, TileGrid, stream_k, stream_k_grid, tile_rows
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.registry import KernelConfig
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
@@ -43,8 +45,11 @@ _CANDIDATES = (
 #: about a microsecond. It pays while that share of the KV cache is below this (H200: between 32k and 64k at 56 heads).
 _ALIGN_BYTES = 80e6
 
+#: 16 KB of stamps a CTA; more marks would need some 400k output tiles.
+_MAX_MARKS = 1024
 
-class Lean(Kernel):
+
+class Lean(TritonKernel):
     name = "lean"
     title = "LeanAttention: stream-K over LeanTiles, reduction in the same launch (Triton)"
     decomposition = "stream_k"
@@ -94,11 +99,27 @@ class Lean(Kernel):
         aligned = bool(config.align_grid) and not problem.is_ragged
         return stream_k(TileGrid.of(problem, config.tile_tokens), max_grid, config.min_tiles_per_cta or 1, aligned)
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
-        from leanbench.kernels.lean.triton import prepare
+    def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+        from leanbench.kernels.lean.triton import launches
 
-        assert config is not None
-        return prepare(inputs, config)
+        return launches(inputs, config)
+
+    def most_marks(self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]) -> int:
+        """From the lengths as they are now. A power of two: every number of marks is another build of the kernel."""
+        shape = LaunchShape.of(inputs)
+        tokens = [inputs.context] * shape.batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
+        lean_tiles = tuple(max(1, -(-count // config.tile_tokens)) for count in tokens)
+        tiles = TileGrid(lean_tiles, shape.kv_heads * shape.row_tiles)
+        segments = _most_segments(tiles, launches[0].grid, config.min_tiles_per_cta or 1)
+        # The beginning; each part; a wait and a reduction for the last one.
+        return min(_MAX_MARKS, padded(max(8, 1 + segments + 2)))
+
+
+@lru_cache(maxsize=8)
+def _most_segments(tiles: TileGrid, grid: int, min_tiles_per_cta: int) -> int:
+    """Output tiles that one CTA has a part of."""
+    segments = stream_k(tiles, grid, min_tiles_per_cta).segments
+    return max(Counter(segment.cta for segment in segments).values())
 
 
 def lean_grid_limit(row_count: int, head_dim: int, wanted: int) -> int:

@@ -204,6 +204,17 @@ def collect(
 
 
 @triton.jit
+def wait_for_all(partials, first_slot, count, row_count, HEAD_DIM: tl.constexpr):
+    """Waits for `count` partials at once and merges none: what shows a traced build's wait apart from its merge."""
+    if not INTERPRETED:
+        stride = row_count * (HEAD_DIM + SLOT_PADDING)
+        for first in range(0, count, 128):
+            slots = first_slot + tl.minimum(first + tl.arange(0, 128), count - 1)
+            # A partial's logarithms are stored last.
+            _settle(tl.full((128,), EMPTY, tl.int32), partials + (slots * stride + row_count * HEAD_DIM))
+
+
+@triton.jit
 def clear(partials, first_slot, count, SLOT_SIZE: tl.constexpr, SLOT_SIZE_PADDED: tl.constexpr):
     """Empties `count` slots for the next launch."""
     # Threads that hold the same element may still be waiting for it.

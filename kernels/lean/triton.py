@@ -25,16 +25,19 @@ import triton.language as tl
 from leanbench.kernels.launch import (
     PARTIAL_ROW_EXTRA,
     LaunchShape,
+    TritonLaunch,
     cache_strides,
     constants,
     merge_rows_at_once,
     padded,
     qk_scale,
     registers_per_thread,
+    run_all,
     sm_count,
 )
 from leanbench.kernels.lean import WORKSPACE_BYTES, lean_grid_limit
-from leanbench.kernels.lean.mailbox import clear, collect
+from leanbench.kernels.lean.mailbox import clear, collect, wait_for_all
+from leanbench.kernels.stamps import BEGIN, REDUCTION, TILES, WAIT, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import (
     EMPTY,
     SLOT_PADDING,
@@ -186,7 +189,10 @@ def lean_kernel(
     SLOT_SIZE_PADDED: tl.constexpr,
     SEQUENCES_AT_ONCE: tl.constexpr,
     RAGGED: tl.constexpr,
+    MARKS: tl.constexpr = 0,
+    stamps=None,  # see leanbench.kernels.stamps
 ):
+    marks = stamp_start(stamps, MARKS)
     per_sequence = kv_heads * ROW_TILES
     # Runs are dealt from the last to the first, so that a host block waits for CTAs that started before it.
     if RAGGED:
@@ -207,12 +213,14 @@ def lean_kernel(
         start = _start_of(run, share, longer)
         end = _start_of(run + 1, share, longer)
 
+    marks = mark(stamps, marks, BEGIN, 0, MARKS)
     at = start
     while at < end:
         if RAGGED:
             tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
             head_tile = (at - sequence_start) // tiles
             tile_start = sequence_start + head_tile * tiles
+            output_tile = sequence * per_sequence + head_tile
         else:
             output_tile = at // tiles
             tile_start = output_tile * tiles
@@ -257,12 +265,19 @@ def lean_kernel(
         )
         if last - first == tiles:
             write_output(acc, m, l, out_base, lse_base, rows, valid_rows, stride_out_head, HEAD_DIM)
+            marks = mark(stamps, marks, TILES, output_tile, MARKS)
         elif first > 0:
             # A run has one such part at most, where it starts: its number names the slot.
             write_partial(acc, m, l, partials, run, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
+            marks = mark(stamps, marks, TILES, output_tile, MARKS)
         else:
             # The host block. The other parts belong to the runs after this one, up to the output tile's last LeanTile.
             write_partial(acc, m, l, host_partials, run, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
+            if MARKS > 0:
+                marks = mark(stamps, marks, TILES, output_tile, MARKS)
+                others = _run_of(tile_start + tiles - 1, share, longer) - run
+                wait_for_all(partials, run + 1, others, ROW_COUNT, HEAD_DIM)
+                marks = mark(stamps, marks, WAIT, output_tile, MARKS)
             _reduce(
                 host_partials,
                 partials,
@@ -280,12 +295,14 @@ def lean_kernel(
                 HEAD_DIM_PADDED,
                 SLOT_SIZE_PADDED,
             )
+            marks = mark(stamps, marks, REDUCTION, output_tile, MARKS)
         at = tile_start + last
         if RAGGED:
             sequence_end = sequence_start + tiles * per_sequence
             if at >= sequence_end:
                 sequence += 1
                 sequence_start = sequence_end
+    stamp_end(stamps, marks, MARKS)
 
 
 #: Sequences whose lengths a CTA adds up in one step.
@@ -341,10 +358,10 @@ def workspace_of(device: torch.device) -> Workspace:
     return _workspaces[key]
 
 
-def prepare(
+def launches(
     inputs: AttentionInputs, config: KernelConfig, workspace: Workspace | None = None, sms: int | None = None
-) -> Callable[[], None]:
-    """A launch of `lean_kernel` over these tensors.
+) -> tuple[TritonLaunch, ...]:
+    """The launch of `lean_kernel` over these tensors.
 
     Args:
         workspace: defaults to that of the current stream.
@@ -396,8 +413,11 @@ def prepare(
         "num_warps": config.num_warps,
         "maxnreg": registers_per_thread(config.num_warps * config.ctas_per_sm),
     }
+    return (TritonLaunch(lean_kernel, grid, arguments, options),)
 
-    def launch() -> None:
-        lean_kernel[(grid,)](*arguments, **options)
 
-    return launch
+def prepare(
+    inputs: AttentionInputs, config: KernelConfig, workspace: Workspace | None = None, sms: int | None = None
+) -> Callable[[], None]:
+    """A function that makes the launch; arguments as in `launches`."""
+    return run_all(launches(inputs, config, workspace, sms))

@@ -10,9 +10,12 @@ from typer.core import TyperGroup
 import leanbench
 from leanbench.cli import output
 from leanbench.cli.check import check
+from leanbench.cli.compare import compare
+from leanbench.cli.doctor import doctor
 from leanbench.cli.list import list_
 from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
+from leanbench.cli.trace import trace
 from leanbench.errors import UserError
 
 
@@ -55,8 +58,11 @@ def _options(
 
 # The first sentences of their docstrings do not fit beside the names in a terminal of 80 columns.
 app.command("sweep", short_help="Measure (or predict) kernels over a grid of problems.")(sweep)
+app.command("compare", short_help="Say cell by cell whether two runs differ.")(compare)
+app.command("trace", short_help="Draw what every CTA did and when.")(trace)
 app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
+app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
 app.command("list", short_help="List kernels, sweeps or GPUs.")(list_)
 
 

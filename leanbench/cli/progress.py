@@ -47,7 +47,8 @@ class SweepProgress:
         self._bar.advance(self._task)
         latency = "" if row["latency_us"] is None else f" {row['latency_us']:.1f} µs"
         reason = "" if row["reason"] is None else f" ({row['reason']})"
-        line = f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}"
+        warnings = "".join(f" ! {text}" for text in row.get("warnings") or ())
+        line = f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}{warnings}"
         if self._lines:
             output.say(line)
         elif row["status"] != "ok":

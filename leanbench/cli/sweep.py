@@ -16,6 +16,7 @@ from leanbench.errors import UserError
 
 if TYPE_CHECKING:
     from leanbench.gpu.local import Target
+    from leanbench.measure.options import MeasureOptions
     from leanbench.run.cells import Cell, Sweep
     from leanbench.run.directory import RunDirectory
     from leanbench.run.runner import Limits
@@ -39,6 +40,21 @@ def sweep(
     ragged: Annotated[str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")] = None,
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
     configs: Annotated[str | None, _list("Each kernel's own choice, or its fastest candidate.", "default|best")] = None,
+    cache: Annotated[str | None, _list("The L2 at each launch: cold, as in serving, or warm.", "cold|warm")] = None,
+    sustained: Annotated[bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")] = False,
+    energy: Annotated[bool, typer.Option("--energy", help="Also energy, over seconds back to back.")] = False,
+    window: Annotated[str, typer.Option(metavar="TIME", help="Those seconds, for each kernel.")] = "3s",
+    occupancy: Annotated[
+        bool, typer.Option("--occupancy", help="Also warp occupancy, and SM busy share from an instrumented build.")
+    ] = False,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Also hardware counters, by Nsight Compute in a separate pass.")
+    ] = False,
+    ci: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Measure until the median is known to this, 95% interval.")
+    ] = "0.5%",
+    min_samples: Annotated[int, typer.Option(metavar="N", help="But at least this often.")] = 10,
+    max_samples: Annotated[int, typer.Option(metavar="N", help="And at most this often.")] = 200,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
     ] = None,
@@ -72,9 +88,11 @@ def sweep(
     from leanbench.run.sweep_file import requested_sweep
 
     flags = {axis: ctx.params[axis] for axis in AXES if ctx.params[axis] is not None}
-    asked = requested_sweep(file, flags, kernels, configs)
+    measure = _measure_flags(cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples)
+    asked = requested_sweep(file, flags, kernels, configs, measure)
     cells = expand(asked)
     limits = Limits(parse_seconds("--timeout", timeout), None if budget is None else parse_seconds("--budget", budget))
+    _check_windows(asked.measure, limits)
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and underscores")
     if gpu is not None and not gpu.strip():
@@ -85,10 +103,11 @@ def sweep(
         why = target.note or f"No {gpu or 'GPU'} here"
         said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
         output.say(f"{said} {KNOWN_ERROR}")
+        _say_what_is_not_predicted(asked.measure)
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
 
-        show_dry_run(cells, target.spec, predicted=target.local_index is None)
+        show_dry_run(cells, target.spec, asked.measure, predicted=target.local_index is None)
         return
     path = _run_path(out, name, asked, target, resume)
     command = _command(ctx)
@@ -127,7 +146,9 @@ def _run(
             output.say(f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are left.")
         try:
             with SweepProgress(total, quiet=quiet) as progress:
-                left = run_cells(cells, run, WorkerTarget(target.spec, target.local_index), limits, progress)
+                left = run_cells(
+                    cells, run, WorkerTarget(target.spec, target.local_index, asked.measure), limits, progress
+                )
         except Stopped as stopped:
             _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
             raise typer.Exit(stopped.exit_code) from None
@@ -138,6 +159,59 @@ def _run(
         show_summary(rows)
         output.say(f"Run directory: {path}")
     return any(row["status"] in ("crashed", "timeout", "incorrect") for row in rows)
+
+
+def _measure_flags(
+    cache: str | None,
+    sustained: bool,
+    energy: bool,
+    window: str,
+    occupancy: bool,
+    counters: bool,
+    ci: str,
+    min_samples: int,
+    max_samples: int,
+) -> dict[str, Any]:
+    """The fields of MeasureOptions that flags set."""
+    from leanbench.measure.timing import Effort
+    from leanbench.run.axes import choose, parse_percent, parse_seconds
+
+    relative_ci = parse_percent("--ci", ci, most=50)
+    if not 6 <= min_samples <= max_samples <= 10_000:
+        raise UserError(
+            f"--min-samples {min_samples} and --max-samples {max_samples} must be 6 (fewer give no 95% interval) to "
+            "10000, the first not above the second"
+        )
+    effort = Effort(relative_ci=relative_ci, min_samples=min_samples, max_samples=max_samples)
+    flags: dict[str, Any] = {"effort": effort, "window_s": parse_seconds("--window", window)}
+    asked = {"sustained": sustained, "energy": energy, "occupancy": occupancy, "counters": counters}
+    flags |= {name: True for name, value in asked.items() if value}
+    if cache is not None:
+        flags["cache"] = choose("cache", cache, ["cold", "warm"])
+    return flags
+
+
+def _check_windows(measure: MeasureOptions, limits: Limits) -> None:
+    """Refuses sustained windows that are too short for energy or too long for a cell."""
+    from leanbench.measure.energy import check_window
+
+    if not (measure.sustained or measure.energy):
+        return
+    check_window(measure.window_s)
+    # The read floor has a window too, and all else that a cell takes comes on top.
+    needed_s = 2 * measure.window_s + 30
+    if limits.timeout_s < needed_s:
+        raise UserError(
+            f"--timeout {limits.timeout_s:g}s is too short for --window {measure.window_s:g}s: give it {needed_s:g}s"
+        )
+
+
+def _say_what_is_not_predicted(measure: MeasureOptions) -> None:
+    if measure.cache == "warm":
+        raise UserError("--cache warm cannot be predicted: the model reads K and V from memory; leave it out")
+    asked = [name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)]
+    if asked:
+        output.say(f"Only a GPU can measure {', '.join(asked)}: left out.")
 
 
 def _run_path(out: Path, name: str | None, asked: Sweep, target: Target, resume: bool) -> Path:
@@ -158,6 +232,7 @@ def _manifest(cells: list[Cell], asked: Sweep, target: Target, command: list[str
         "command": shlex.join(command),
         "source": "predicted" if target.local_index is None else "measured",
         "sweep": asked.to_dict(),
+        "measure": asked.measure.to_dict(),
         "gpu": asdict(target.spec),
         "environments": {},
         "cells": [cell.key for cell in cells],

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from leanbench.errors import UserError
+from leanbench.gpu.nvml_library import GpuLostError as GpuLostError
+from leanbench.gpu.nvml_library import GpuNotFoundError, NvmlError, NvmlUnavailableError, ask, open_nvml
+from leanbench.gpu.processes import GpuProcess, other_processes
 
 # Bits of nvmlClocksEventReasons. Idle, and clocks that somebody set, are no throttling: bits 0x1, 0x2 and 0x100.
 _THROTTLE_REASONS = {
@@ -27,22 +27,6 @@ _THROTTLE_REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-
-
-class NvmlError(UserError):
-    """NVML could not answer; the sentence says the fix."""
-
-
-class NvmlUnavailableError(NvmlError):
-    """No NVIDIA driver, or no GPU that it can drive."""
-
-
-class GpuNotFoundError(NvmlError):
-    """The driver works, but has no such GPU."""
-
-
-class GpuLostError(NvmlError):
-    """The GPU fell off the bus or needs a reset."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +84,12 @@ class Nvml:
         self.device = device
 
     def __enter__(self) -> Nvml:
-        self._library = _library()
+        self._library = open_nvml()
         self._nvml = self._library.__enter__()
         try:
             handle = _handle_of(self._nvml, self.device)
             # Clocks and power belong to the whole GPU: a MIG instance has none of its own.
-            whole = _ask(self._nvml, self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
+            whole = ask(self._nvml, self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
             self._handle = handle if whole is None else whole
         except BaseException:
             self._library.__exit__(None, None, None)
@@ -125,21 +109,77 @@ class Nvml:
         """
         nvml, gpu = self._nvml, self._handle
         return GpuState(
-            sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
-            memory_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
-            temperature_c=_ask(nvml, nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=ask(nvml, nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=ask(nvml, nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
+            temperature_c=ask(nvml, nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
             power_w=_power_w(nvml, gpu),
             throttle_reasons=_throttle_reasons(nvml, gpu),
         )
 
+    def total_energy_mj(self) -> int | None:
+        """What the whole GPU, memory included, has used since the driver was loaded, in mJ; None before Volta.
+
+        The counter moves in ticks, every 100 ms on an H200.
+
+        Raises:
+            GpuLostError: the GPU no longer answers.
+        """
+        return ask(self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+
+    def power_instant_w(self) -> float | None:
+        """The latest power reading that is no average over a second; None where the driver has only that average.
+
+        Raises:
+            GpuLostError: the GPU no longer answers.
+        """
+        return _power_instant_w(self._nvml, self._handle)
+
+    def power_limit_w(self) -> float | None:
+        """The limit that is in force now, whoever set it.
+
+        Raises:
+            GpuLostError: the GPU no longer answers.
+        """
+        limit_mw = ask(self._nvml, self._nvml.nvmlDeviceGetEnforcedPowerLimit, self._handle)
+        return None if limit_mw is None else limit_mw / 1000
+
+    def throttle_reasons(self) -> list[str] | None:
+        """As in `state`, in one call to the driver.
+
+        Raises:
+            GpuLostError: the GPU no longer answers.
+        """
+        return _throttle_reasons(self._nvml, self._handle)
+
+    def sm_clock_mhz(self) -> int | None:
+        """As in `state`, in one call to the driver.
+
+        Raises:
+            GpuLostError: the GPU no longer answers.
+        """
+        return ask(self._nvml, self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM)
+
+    def other_processes(self, since_us: int = 0) -> list[GpuProcess] | None:
+        """The processes with a context on this GPU, this one left out, by pid; None where NVML cannot say.
+
+        One that only holds a context has an `sm_utilisation` of 0. A process that has ended is not listed.
+
+        Args:
+            since_us: microseconds of CPU time, as `time.time_ns() // 1000` counts; SM use before that is left out.
+
+        Raises:
+            GpuLostError: the GPU no longer answers.
+        """
+        return other_processes(self._nvml, self._handle, since_us)
+
     def limits(self) -> GpuLimits:
         """Highest clocks, default power limit, and the bandwidth that memory clock and bus width amount to."""
         nvml, gpu = self._nvml, self._handle
-        power_mw = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu)
-        memory_clock_mhz = _ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_MEM)
-        bus_bits = _ask(nvml, nvml.nvmlDeviceGetMemoryBusWidth, gpu)
+        power_mw = ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu)
+        memory_clock_mhz = ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_MEM)
+        bus_bits = ask(nvml, nvml.nvmlDeviceGetMemoryBusWidth, gpu)
         return GpuLimits(
-            sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
+            sm_clock_mhz=ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
             power_limit_w=power_mw / 1000 if power_mw else None,
             bandwidth_tb_s=2 * memory_clock_mhz * bus_bits / 8 / 1e6 if memory_clock_mhz and bus_bits else None,
         )
@@ -152,7 +192,7 @@ def local_gpus() -> list[LocalGpu]:
         NvmlError: there is a driver, but it is broken; the sentence says the fix.
     """
     try:
-        with _library() as nvml:
+        with open_nvml() as nvml:
             return [_local_gpu(nvml, index, handle) for index, handle in enumerate(_visible(nvml))]
     except NvmlUnavailableError:
         return []
@@ -161,7 +201,7 @@ def local_gpus() -> list[LocalGpu]:
 def why_no_gpu() -> str | None:
     """One sentence why `local_gpus` is empty, None when it is not."""
     try:
-        with _library() as nvml:
+        with open_nvml() as nvml:
             if _visible(nvml):
                 return None
             if nvml.nvmlDeviceGetCount():
@@ -169,38 +209,6 @@ def why_no_gpu() -> str | None:
             return "the NVIDIA driver finds no GPU"
     except NvmlError as error:
         return str(error)
-
-
-@contextmanager
-def _library() -> Iterator[Any]:
-    """NVML, initialised; it counts its users, so nesting is fine."""
-    try:
-        import pynvml
-    except ImportError:
-        raise NvmlUnavailableError("pynvml is not installed: pip install nvidia-ml-py") from None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if getattr(error, "value", None) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            raise NvmlError(
-                "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the module"
-            ) from None
-        # A container or a machine without a GPU fails here in many ways; none of them leaves a GPU to use.
-        raise NvmlUnavailableError(f"there is no working NVIDIA driver here (NVML: {error})") from None
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """The answer, or None where this GPU, driver or user has none."""
-    try:
-        return function(*args)
-    except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-            raise GpuLostError("the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot") from None
-        return None
 
 
 def _visible(nvml: Any) -> list[Any]:
@@ -218,7 +226,7 @@ def _visible(nvml: Any) -> list[Any]:
         if entry.isdigit():
             handle = handles[int(entry)] if int(entry) < len(handles) else None
         elif entry.startswith("MIG-"):
-            handle = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, entry)
+            handle = ask(nvml, nvml.nvmlDeviceGetHandleByUUID, entry)
         elif entry.startswith("GPU-"):
             # CUDA takes any beginning of a UUID that is unique.
             matches = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
@@ -239,7 +247,7 @@ def _handle_of(nvml: Any, device: int | str) -> Any:
             return visible[device]
         device = uuid
     for uuid in (device, f"GPU-{device}", f"MIG-{device}"):
-        handle = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
+        handle = ask(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
         if handle is not None:
             return handle
     raise GpuNotFoundError(f"there is no GPU with UUID {device}: `nvidia-smi -L` lists them")
@@ -255,9 +263,9 @@ def _torch_uuid(index: int) -> str | None:
 
 
 def _local_gpu(nvml: Any, index: int, handle: Any) -> LocalGpu:
-    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    mig = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    memory = ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    capability = ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    mig = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
     uuid = nvml.nvmlDeviceGetUUID(handle)
     return LocalGpu(
         index=index,
@@ -273,15 +281,22 @@ def _local_gpu(nvml: Any, index: int, handle: Any) -> LocalGpu:
 
 def _power_w(nvml: Any, handle: Any) -> float | None:
     # The older call averages over about a second on recent GPUs, so the instantaneous field comes first.
-    values = _ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
-    if values and values[0].nvmlReturn == nvml.NVML_SUCCESS:
-        return values[0].value.uiVal / 1000
-    power_mw = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
+    power_w = _power_instant_w(nvml, handle)
+    if power_w is not None:
+        return power_w
+    power_mw = ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     return None if power_mw is None else power_mw / 1000
 
 
+def _power_instant_w(nvml: Any, handle: Any) -> float | None:
+    values = ask(nvml, nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if values and values[0].nvmlReturn == nvml.NVML_SUCCESS:
+        return values[0].value.uiVal / 1000
+    return None
+
+
 def _throttle_reasons(nvml: Any, handle: Any) -> list[str] | None:
-    bits = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    bits = ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:  # drivers before 535 have the older name only
-        bits = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        bits = ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return None if bits is None else [name for bit, name in _THROTTLE_REASONS.items() if bits & bit]

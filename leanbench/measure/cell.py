@@ -1,18 +1,24 @@
-"""Measures one cell: memory, correctness, time, read floor."""
+"""Measures the kernels of one problem together: memory, correctness, time in turn, cross-check, what else is asked."""
 
 from __future__ import annotations
 
-import math
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from leanbench.decomposition import quantisation_efficiency
+from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.measure.check import check_against_reference
-from leanbench.measure.read_floor import measure_read_floor
-from leanbench.measure.timing import Effort, Timing, fastest, time_launches
+from leanbench.inputs import AttentionInputs
+from leanbench.measure import extras, fields
+from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
+from leanbench.measure.check import CELL_PAIRS, Reference
+from leanbench.measure.crosscheck import CrossCheck, cross_check, disagreement
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.read_floor import ReadFloor, fingerprint
+from leanbench.measure.timing import Launches, Replay, Timing, fastest, run_rounds
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 
@@ -20,23 +26,56 @@ if TYPE_CHECKING:
     import torch
 
     from leanbench.gpu.nvml import Nvml
+    from leanbench.measure.energy import SustainedReading
+    from leanbench.timeline import Timeline
 
-#: Buffers rotate over at least this many bytes, and over this many times the L2.
-_COLD_BYTES = 400 * 1000 * 1000
-_COLD_L2_MULTIPLE = 6
+#: The read floor among the candidates of a problem.
+FLOOR = None
+Outcome = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class MeasureOptions:
-    """How hard to measure."""
+class Alarm(Exception):
+    """A kernel did something that makes its figures meaningless; the message is the sentence for its row."""
 
-    effort: Effort = field(default_factory=Effort)
+
+@dataclass
+class Candidate:
+    """One kernel, ready to be timed on the loaded problem."""
+
+    kernel: Kernel
+    config: KernelConfig | None
+    launches: Launches
+    #: Fields of its row so far.
+    row: Outcome
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Loaded:
+    """A problem on the GPU, kept for the kernels that come to it later."""
+
+    problem: AttentionProblem
+    buffers: list[AttentionInputs]
+    reference: Reference
+    fingerprint: list[torch.Tensor]
+    #: Sustained reading of the read floor, once somebody asked.
+    floor_reading: SustainedReading | None = None
 
 
 class Bench:
-    """Measures cells on one GPU. Keeps the inputs and the read floor of the last problem for its other kernels."""
+    """Measures on one GPU.
 
-    def __init__(self, device_index: int, options: MeasureOptions | None = None) -> None:
+    Args:
+        announce: told which kernel's code runs next, None for nobody's: whoever watches this process knows whom to
+            blame if it dies.
+    """
+
+    def __init__(
+        self,
+        device_index: int,
+        options: MeasureOptions | None = None,
+        announce: Callable[[str | None], None] = lambda name: None,
+    ) -> None:
         import torch
 
         from leanbench.gpu.local import spec_of_device
@@ -45,41 +84,98 @@ class Bench:
         self.device = torch.device("cuda", device_index)
         torch.cuda.set_device(self.device)
         self.spec: GpuSpec = spec_of_device(device_index)
+        self._announce = announce
         self._nvml = _open_nvml(self.device)
-        self._problem: AttentionProblem | None = None
-        self._buffers: list[AttentionInputs] = []
-        self._floor: Timing | None = None
+        self._floor = ReadFloor()
+        self._loaded: Loaded | None = None
+        self._calibration = extras.calibrate(self._nvml) if self.options.energy else None
 
-    def run(self, problem: AttentionProblem, kernel: Kernel, configs: str) -> dict[str, Any]:
-        """The fields of a Row that a measurement fills.
+    def run(self, problem: AttentionProblem, kernels: Sequence[Kernel], configs: str) -> dict[str, Outcome]:
+        """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
 
         Args:
-            configs: `default`, or `best` to time all of the kernel's candidates and report the fastest.
+            configs: `default`, or `best` to time all of a kernel's candidates and report the fastest.
+
+        Raises:
+            Alarm: the kernel announced last did what makes its figures meaningless.
         """
-        fields: dict[str, Any] = {
+        rows: dict[str, Outcome] = {}
+        able: list[Kernel] = []
+        for kernel in kernels:
+            self._announce(kernel.name)
+            rows[kernel.name] = self._base(problem, kernel)
+            reason = _unable(kernel, problem)
+            if reason:
+                rows[kernel.name] |= {"status": "unsupported", "reason": reason}
+            else:
+                able.append(kernel)
+        if not able:
+            return rows
+        self._announce(None)
+        reason = self._load(problem)
+        if reason:
+            return rows | {
+                kernel.name: {**rows[kernel.name], "status": "out_of_memory", "reason": reason} for kernel in able
+            }
+        candidates: dict[str, Candidate] = {}
+        for kernel in able:
+            self._announce(kernel.name)
+            candidate = self._prepare(problem, kernel, configs, rows[kernel.name])
+            if candidate is not None:
+                candidates[kernel.name] = candidate
+        if candidates:
+            self._measure(problem, candidates)
+        return rows
+
+    def timeline(self, problem: AttentionProblem, kernel: Kernel, configs: str) -> Timeline | str:
+        """What every CTA of one call did; a sentence where that cannot be had."""
+        from leanbench.measure.timeline import record_timeline
+
+        reason = _unable(kernel, problem) or self._load(problem)
+        if reason:
+            return reason
+        assert self._loaded is not None
+        config, _ = self._choose(problem, kernel, configs)
+        buffers = self._loaded.buffers
+        replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], self.options.effort.sample_ms)
+        timing = run_rounds({kernel.name: replay}, self.options.effort, self._state)[kernel.name]
+        timeline = record_timeline(problem, kernel, config, buffers, self.spec, timing.median_us)
+        return timeline or f"{kernel.name} has no instrumented build"
+
+    def _base(self, problem: AttentionProblem, kernel: Kernel) -> Outcome:
+        return {
             "source": "measured",
             "decomposition": kernel.decomposition,
             "kv_bytes": problem.kv_bytes,
+            "cache": self.options.cache,
         }
-        reason = kernel.unsupported_reason(problem)
-        if not kernel.is_timed:
-            reason = f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and timed"
-        if reason:
-            return {**fields, "status": "unsupported", "reason": reason}
-        reason = self._load(problem)
-        if reason:
-            return {**fields, "status": "out_of_memory", "reason": reason}
-        config, choice = self._choose(problem, kernel, configs)
-        fields |= {"config": config.to_dict() if config else None, "config_choice": choice}
-        return fields | self._measure(problem, kernel, config)
 
-    def _measure(self, problem: AttentionProblem, kernel: Kernel, config: KernelConfig | None) -> dict[str, Any]:
-        launches = [kernel.prepare(inputs, config) for inputs in self._buffers]
-        first = self._buffers[0]
+    def _load(self, problem: AttentionProblem) -> str | None:
+        """Makes the rotating buffers and the reference; one sentence if they do not fit."""
+        if self._loaded is not None and self._loaded.problem == problem:
+            return None
+        self._loaded = None
+        free_memory(self.spec)
+        reason = memory_shortage(problem, self.device)
+        if reason:
+            return reason
+        buffers = rotating_inputs(problem, self.device, self.spec, self.options.cache)
+        reference = Reference(buffers[0], max_pairs=CELL_PAIRS)
+        self._loaded = Loaded(problem, buffers, reference, fingerprint(buffers[0]))
+        return None
+
+    def _prepare(self, problem: AttentionProblem, kernel: Kernel, configs: str, row: Outcome) -> Candidate | None:
+        """Chooses settings, runs once and checks; None if the output is wrong, `row` says so then."""
+        assert self._loaded is not None
+        config, choice = self._choose(problem, kernel, configs)
+        row |= {"config": config.to_dict() if config else None, "config_choice": choice}
+        launches = [kernel.prepare(inputs, config) for inputs in self._loaded.buffers]
+        first = self._loaded.buffers[0]
         first.poison()
         launches[0]()
-        check = check_against_reference(first)
-        fields: dict[str, Any] = {
+        check = self._loaded.reference.check(first)
+        self._refuse_changed_inputs(kernel.name)
+        row |= {
             "relative_error": check.relative_error,
             "lse_error": check.lse_error,
             "checked_heads": check.checked_heads,
@@ -87,42 +183,146 @@ class Bench:
         }
         failure = check.failure(problem.dtype)
         if failure:
-            return {**fields, "status": "incorrect", "reason": failure}
-
-        if self._floor is None:
-            self._floor = measure_read_floor(self._buffers, problem.kv_bytes)
-        checked_out = first.out.clone()
-        effort = self.options.effort
-        timing = time_launches(launches, effort)
-        fields |= self._gpu_state()
+            row |= {"status": "incorrect", "reason": failure}
+            return None
         schedule = kernel.schedule(problem, config, self.spec)
-        fields |= timing_fields(timing, problem.kv_bytes, self._floor.median_us)
         if schedule is not None:
             resident = config.ctas_per_sm if config and config.ctas_per_sm else 1
-            fields["quantisation_efficiency"] = quantisation_efficiency(schedule, self.spec.sms * resident)
-        drift = (first.out.double() - checked_out.double()).norm() / checked_out.double().norm()
-        if not drift.item() <= 1e-2:
-            reason = f"the output after timing differs from the checked one by a relative {drift.item():.1e}"
-            return {**fields, "status": "incorrect", "reason": reason}
-        if timing.relative_ci > effort.relative_ci:
-            reason = (
-                f"the confidence interval of the median reaches {timing.relative_ci:.1%} to one side after "
-                f"{len(timing.samples_us)} samples, above {effort.relative_ci:.1%}"
-            )
-            return {**fields, "status": "noisy", "reason": reason}
-        return {**fields, "status": "ok"}
+            row["quantisation_efficiency"] = quantisation_efficiency(schedule, self.spec.sms * resident)
+        return Candidate(kernel, config, launches, row)
 
-    def _gpu_state(self) -> dict[str, Any]:
-        """Clock, temperature, power and throttle reasons, read right after the last sample."""
-        if self._nvml is None:
-            return {}
-        state = self._nvml.state()
-        return {
-            "sm_clock_mhz": state.sm_clock_mhz,
-            "temperature_c": state.temperature_c,
-            "power_w": state.power_w,
-            "throttle_reasons": state.throttle_reasons,
-        }
+    def _measure(self, problem: AttentionProblem, candidates: dict[str, Candidate]) -> None:
+        """Times the candidates in turn, the read floor among them, and finishes their rows."""
+        started_us = int(time.time() * 1e6)
+        replays: dict[str | None, Replay] = {}
+        for name, candidate in candidates.items():
+            self._announce(name)
+            replays[name] = Replay(candidate.launches, self.options.effort.sample_ms)
+        timings = self._rounds(problem, replays)
+        others = None if self._nvml is None else self._nvml.other_processes(started_us)
+        processes = [process for process in others or () if process.pid != os.getppid()]
+        for name, candidate in candidates.items():
+            self._announce(name)
+            self._verify_replay(candidate, replays[name])
+            checked = cross_check(candidate.launches, timings[name].median_us)
+            self._finish(problem, candidate, timings[name], timings[FLOOR].median_us, checked, processes)
+        for name, candidate in candidates.items():
+            self._announce(name)
+            self._extras(problem, candidate, replays[name])
+        self._announce(None)
+        self._refuse_changed_inputs(", ".join(candidates))
+
+    def _rounds(self, problem: AttentionProblem, replays: dict[str | None, Replay]) -> dict[str | None, Timing]:
+        """Timings of the kernels and of the read floor.
+
+        A kernel faster than the floor may only show that the floor's variant, chosen for a problem of nearly this size,
+        is not the best one here: then it is chosen again and all are timed again.
+        """
+        assert self._loaded is not None
+        for again in (False, True):
+            self._announce(None)
+            launches = self._floor.launches(self._loaded.buffers, problem.kv_bytes, again)
+            floor = Replay(launches, self.options.effort.sample_ms)
+            timings = run_rounds({FLOOR: floor, **replays}, self.options.effort, self._state, self._announce)
+            fastest_us = min(timings[name].median_us for name in replays)
+            if fastest_us > 0.99 * timings[FLOOR].median_us:
+                break
+        return timings
+
+    def _verify_replay(self, candidate: Candidate, replay: Replay) -> None:
+        """Replays once over poisoned outputs: what was timed must be what computes."""
+        assert self._loaded is not None
+        for inputs in self._loaded.buffers:
+            inputs.poison()
+        replay.graph.replay()
+        unwritten = sum(bool(inputs.out.isnan().any()) for inputs in self._loaded.buffers)
+        if unwritten:
+            raise Alarm(
+                f"{unwritten} of {len(self._loaded.buffers)} outputs were not written when the CUDA graph was "
+                "replayed: part of the work ran on another stream and was not timed"
+            )
+        failure = self._loaded.reference.check(self._loaded.buffers[0]).failure(self._loaded.problem.dtype)
+        if failure:
+            candidate.row |= {"status": "incorrect", "reason": f"after timing, {failure}"}
+
+    def _finish(
+        self,
+        problem: AttentionProblem,
+        candidate: Candidate,
+        timing: Timing,
+        floor_us: float,
+        checked: CrossCheck | str,
+        processes: Sequence[Any],
+    ) -> None:
+        row, warnings = candidate.row, candidate.warnings
+        row |= fields.timing_fields(timing, problem.kv_bytes, floor_us)
+        if isinstance(checked, str):
+            warnings.append(checked)
+        else:
+            row["crosscheck_us"] = checked.median_us
+            differs = disagreement(checked.median_us, timing.median_us, timing.relative_ci)
+            warnings += [differs] if differs else []
+        row["raw_samples"] = fields.sample_fields(timing, () if isinstance(checked, str) else checked.samples_us)
+        cache = self.options.cache
+        found = (
+            fields.throttle_warning(timing),
+            fields.floor_warning(floor_us, problem.kv_bytes, self.spec, cache),
+            fields.warm_warning(problem.kv_bytes, self.spec, cache),
+        )
+        warnings += [warning for warning in found if warning]
+        row["warnings"] = warnings
+        if row.get("status") == "incorrect":
+            return
+        alarm = fields.impossible(timing.median_us, floor_us, problem.kv_bytes, self.spec, cache)
+        noise = fields.disturbance(processes) or fields.noise(timing, self.options.effort)
+        row["status"] = "suspect" if alarm else "noisy" if noise else "ok"
+        row["reason"] = alarm or noise
+
+    def _extras(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> None:
+        """Sustained latency, energy, occupancy, counters: what the options ask for. What cannot be had is a warning."""
+        loaded, options = self._loaded, self.options
+        assert loaded is not None
+        assert self.device.index is not None
+        index = self.device.index
+        asked: list[Callable[[], Outcome]] = []
+        if options.sustained or options.energy:
+            asked.append(lambda: self._sustained_fields(problem, candidate, replay))
+        if options.occupancy:
+            asked.append(lambda: extras.occupancy_fields(candidate, problem, loaded.buffers, self.spec))
+        if options.counters:
+            asked.append(lambda: extras.counter_fields(candidate, problem, index, options.cache))
+        for measure in asked:
+            try:
+                candidate.row |= measure()
+            except UserError as error:
+                candidate.warnings.append(str(error))
+
+    def _sustained_fields(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> Outcome:
+        assert self._loaded is not None
+        if self._loaded.floor_reading is None and self.options.energy:
+            launches = self._floor.launches(self._loaded.buffers, problem.kv_bytes)
+            self._loaded.floor_reading = self._sustained(Replay(launches, self.options.effort.sample_ms))
+        reading = self._sustained(replay)
+        candidate.warnings += reading.warnings
+        return extras.energy_fields(reading, self._calibration, self._loaded.floor_reading)
+
+    def _sustained(self, replay: Replay) -> SustainedReading:
+        from leanbench.measure.energy import measure_sustained
+
+        nvml = self._nvml if self.options.energy else None
+        return measure_sustained(replay.graph.replay, replay.launches, nvml, self._calibration, self.options.window_s)
+
+    def _refuse_changed_inputs(self, name: str) -> None:
+        """Raises Alarm if Q, K, V or the lengths of the first buffer are not what they were."""
+        assert self._loaded is not None
+        before, now = self._loaded.fingerprint, fingerprint(self._loaded.buffers[0])
+        if all(bool((one == other).all()) for one, other in zip(before, now, strict=True)):
+            return
+        self._loaded = None
+        raise Alarm(f"{name} changed its inputs: Q, K, V or the lengths are not what they were")
+
+    def _state(self) -> Any:
+        return None if self._nvml is None else self._nvml.state()
 
     def _choose(
         self, problem: AttentionProblem, kernel: Kernel, configs: str
@@ -132,65 +332,21 @@ class Bench:
             return None, None
         if configs == "default":
             return default, "default"
+        assert self._loaded is not None
+        buffers = self._loaded.buffers
 
-        def prepare(config: KernelConfig) -> Sequence[Callable[[], object]]:
-            return [kernel.prepare(inputs, config) for inputs in self._buffers]
+        def prepare(config: KernelConfig) -> Launches:
+            return [kernel.prepare(inputs, config) for inputs in buffers]
 
         candidates = kernel.candidate_configs(problem, self.spec)
         best, timed = fastest({config: lambda config=config: prepare(config) for config in candidates})
-        assert isinstance(best, KernelConfig)
         return best, f"best of {timed}"
 
-    def _load(self, problem: AttentionProblem) -> str | None:
-        """Makes the rotating buffers; one sentence if they do not fit."""
-        if problem == self._problem:
-            return None
-        import torch
 
-        self._problem, self._buffers, self._floor = None, [], None
-        torch.cuda.empty_cache()
-        reason = self._memory_shortage(problem)
-        if reason:
-            return reason
-        cold_bytes = max(_COLD_BYTES, _COLD_L2_MULTIPLE * self.spec.l2_mb * 1e6)
-        free, _ = torch.cuda.mem_get_info(self.device)
-        copies = max(1, math.ceil(cold_bytes / problem.kv_bytes))
-        copies = max(1, min(copies, int(0.8 * free / problem.kv_allocated_bytes)))
-        self._buffers = [make_inputs(problem, self.device, seed=None) for _ in range(copies)]
-        self._problem = problem
-        return None
-
-    def _memory_shortage(self, problem: AttentionProblem) -> str | None:
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(self.device)
-        # The fp64 reference holds one head's K, V and scores; 512 MB for the context, workspaces and graphs.
-        reference = problem.max_context * (2 * problem.head_dim + 3 * problem.group_size) * 8
-        needed = problem.kv_allocated_bytes + reference + 512e6
-        if needed <= free:
-            return None
-        return (
-            f"needs {needed / 1e9:.1f} GB (K and V {problem.kv_allocated_bytes / 1e9:.1f} GB, the rest for the check) "
-            f"and the GPU has {free / 1e9:.1f} GB free: choose a smaller context, batch or number of KV heads"
-        )
-
-
-def timing_fields(timing: Timing, kv_bytes: int, floor_us: float) -> dict[str, Any]:
-    """A timing as Row fields."""
-    low, high = timing.interval_us
-    p25, p75 = timing.quartiles_us
-    return {
-        "latency_us": timing.median_us,
-        "latency_p25_us": p25,
-        "latency_p75_us": p75,
-        "latency_ci_low_us": low,
-        "latency_ci_high_us": high,
-        "samples": len(timing.samples_us),
-        "launches_per_sample": timing.launches_per_sample,
-        "bandwidth_tb_s": kv_bytes / timing.median_us / 1e6,
-        "read_floor_us": floor_us,
-        "read_floor_share": floor_us / timing.median_us,
-    }
+def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:
+    if not kernel.is_timed:
+        return f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and timed"
+    return kernel.unsupported_reason(problem)
 
 
 def _open_nvml(device: torch.device) -> Nvml | None:

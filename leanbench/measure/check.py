@@ -18,6 +18,8 @@ RELATIVE_ERROR_LIMIT = {"fp16": 2e-3, "bf16": 1e-2}
 LSE_ERROR_LIMIT = 1e-3
 #: Cached K elements that one check converts to fp64; beyond it, KV heads are sampled.
 CHECK_ELEMENTS = 1 << 28
+#: (sequence, KV head) pairs that the check of a benchmark cell computes, a quarter of a millisecond each.
+CELL_PAIRS = 256
 
 
 @dataclass(frozen=True)
@@ -39,56 +41,76 @@ class CheckResult:
         return None
 
 
-def check_against_reference(inputs: AttentionInputs, max_elements: int = CHECK_ELEMENTS) -> CheckResult:
-    """Errors of `inputs.out` and `inputs.lse`.
+class Reference:
+    """The fp64 outputs of some (sequence, KV head) pairs of one call, to hold any number of kernels against.
 
-    Every element of the outputs is tested for NaN; the reference runs on as many (sequence, KV head) pairs as
-    `max_elements` allows: the first, the last, and others drawn afresh.
+    As many pairs as `max_elements` and `max_pairs` allow: the first, the last, and others drawn afresh.
     """
-    batch, _, kv_heads, head_dim = inputs.k_cache.shape
-    pairs = [(sequence, head) for sequence in range(batch) for head in range(kv_heads)]
-    affordable = max(2, max_elements // (inputs.context * head_dim))
-    chosen = pairs
-    if affordable < len(pairs):
-        chosen = [pairs[0], *random.sample(pairs[1:-1], affordable - 2), pairs[-1]]
-    worst_out = worst_lse = 0.0
-    if inputs.out.isnan().any() or inputs.lse.isnan().any():
-        worst_out = worst_lse = float("inf")
-    for sequence, head in chosen:
-        out_error, lse_error = _errors(inputs, sequence, head)
-        worst_out, worst_lse = max(worst_out, out_error), max(worst_lse, lse_error)
-    return CheckResult(worst_out, worst_lse, len(chosen), len(pairs))
+
+    def __init__(
+        self, inputs: AttentionInputs, max_elements: int = CHECK_ELEMENTS, max_pairs: int | None = None
+    ) -> None:
+        import torch
+
+        from leanbench.kernels.reference.torch import attend  # pyright: ignore[reportMissingImports]
+
+        batch, _, kv_heads, head_dim = inputs.k_cache.shape
+        pairs = [(sequence, head) for sequence in range(batch) for head in range(kv_heads)]
+        self.total_heads = len(pairs)
+        affordable = max(2, min(max_elements // (inputs.context * head_dim), max_pairs or len(pairs)))
+        if affordable < len(pairs):
+            pairs = [pairs[0], *random.sample(pairs[1:-1], affordable - 2), pairs[-1]]
+        results = [attend(inputs, sequence, head) for sequence, head in pairs]
+        device = inputs.q.device
+        self._sequences = torch.tensor([sequence for sequence, _ in pairs], device=device)
+        self._heads = torch.tensor([head for _, head in pairs], device=device)
+        #: (pairs, q_len, group_size, head_dim)
+        self._out = torch.stack([out for out, _ in results])
+        #: (pairs, group_size, q_len)
+        self._lse = torch.stack([lse for _, lse in results])
+
+    def check(self, inputs: AttentionInputs) -> CheckResult:
+        """Errors of `inputs.out` and `inputs.lse`; every element is tested for NaN, in the sampled heads and beside."""
+        import torch
+
+        group_size, head_dim = inputs.group_size, inputs.head_dim
+        batch, q_len, _, _ = inputs.out.shape
+        # One row for each pair, the pair's query heads next to each other.
+        out = inputs.out.view(batch, q_len, -1, group_size, head_dim)[self._sequences, :, self._heads].double()
+        lse = inputs.lse.view(batch, -1, group_size, q_len)[self._sequences, self._heads].double()
+        nan = inputs.out.isnan().any() | inputs.lse.isnan().any()
+        errors = torch.stack([_worst_relative(out, self._out), _worst_lse(lse, self._lse)])
+        worst_out, worst_lse = torch.where(nan | errors.isnan(), torch.inf, errors).tolist()
+        return CheckResult(worst_out, worst_lse, len(self._sequences), self.total_heads)
 
 
-def _errors(inputs: AttentionInputs, sequence: int, head: int) -> tuple[float, float]:
+def check_against_reference(inputs: AttentionInputs, max_elements: int = CHECK_ELEMENTS) -> CheckResult:
+    """Errors of `inputs.out` and `inputs.lse` against a fresh `Reference`."""
+    return Reference(inputs, max_elements).check(inputs)
+
+
+def _worst_relative(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The largest ||got - reference|| / ||reference|| of a pair; where the reference is 0, so must be the output."""
     import torch
 
-    from leanbench.kernels.reference.torch import attend  # pyright: ignore[reportMissingImports]
-
-    out, lse = attend(inputs, sequence, head)
-    group = slice(head * inputs.group_size, (head + 1) * inputs.group_size)
-    got_out = inputs.out[sequence, :, group].double()
-    got_lse = inputs.lse[sequence, group].double()
-    out_error = _relative(got_out, out)
-    empty = lse.isinf()
-    lse_difference = torch.where(
-        empty,
-        torch.where(got_lse == lse, 0.0, torch.inf),
-        (got_lse - lse).abs() / lse.abs().clamp(min=1.0),
-    )
-    return out_error, _worst(lse_difference)
+    norm = reference.flatten(1).norm(dim=1)
+    difference = (got - reference).flatten(1).norm(dim=1)
+    of_zero = torch.where(difference == 0, 0.0, torch.inf).to(difference.dtype)
+    # A NaN difference stays NaN, whatever the norm.
+    ratio = torch.where((norm == 0) & ~difference.isnan(), of_zero, difference / norm)
+    return _max_or_nan(ratio)
 
 
-def _relative(got: torch.Tensor, reference: torch.Tensor) -> float:
-    norm = reference.norm().item()
-    difference = (got - reference).norm().item()
-    if difference != difference:
-        return float("inf")
-    if norm == 0.0:
-        return 0.0 if difference == 0.0 else float("inf")
-    return difference / norm
+def _worst_lse(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The largest |got - reference| / max(1, |reference|); the LSE of an empty sequence is -inf on both sides."""
+    import torch
+
+    of_empty = torch.where(got == reference, 0.0, torch.inf).to(got.dtype)
+    difference = torch.where(reference.isinf(), of_empty, (got - reference).abs() / reference.abs().clamp(min=1.0))
+    return _max_or_nan(difference)
 
 
-def _worst(values: torch.Tensor) -> float:
-    worst = values.max().item()
-    return float("inf") if worst != worst else worst
+def _max_or_nan(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.where(values.isnan().any(), torch.nan, values.max())

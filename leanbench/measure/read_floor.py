@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.inputs import AttentionInputs
-from leanbench.measure.timing import Timing, fastest, time_launches
+from leanbench.measure.timing import Launches, Timing, fastest, time_launches
 
 if TYPE_CHECKING:
     import torch
 
 #: (32-bit words per CTA and step, warps, CTAs per SM; 0 for one CTA per block). Which wins depends on the bytes.
-_CANDIDATES = (
+Variant = tuple[int, int, int]
+_VARIANTS: tuple[Variant, ...] = (
     (2048, 4, 0),
     (4096, 8, 0),
     (8192, 8, 0),
@@ -24,24 +26,61 @@ _CANDIDATES = (
 )
 
 
+class ReadFloor:
+    """Knows which variant reads fastest, by size: the ranking for one size serves those within a factor of 1.2."""
+
+    def __init__(self) -> None:
+        self._variants: dict[tuple[int, bool], Variant] = {}
+
+    def launches(self, buffers: Sequence[AttentionInputs], kv_bytes: int, again: bool = False) -> Launches:
+        """Reads of `kv_bytes`, half from each K cache and half from each V cache, rotating as attention launches do.
+
+        Args:
+            again: rank the variants for this very size.
+        """
+        # One buffer stays in the L2 where it fits.
+        key = (round(2 * math.log2(kv_bytes)), len(buffers) == 1)
+        if again or key not in self._variants:
+            self._variants[key] = self._rank(buffers, kv_bytes)
+        return _launches(buffers, kv_bytes, self._variants[key])
+
+    @staticmethod
+    def _rank(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Variant:
+        best, _ = fastest(
+            {variant: lambda variant=variant: _launches(buffers, kv_bytes, variant) for variant in _VARIANTS}
+        )
+        return best
+
+
 def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Timing:
-    """Reads `kv_bytes`, half from each K cache and half from each V cache, rotating as the attention launches do."""
+    """Times the fastest read of `kv_bytes`."""
+    return time_launches(ReadFloor().launches(buffers, kv_bytes))
+
+
+def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
+    """What changes when Q, K, V or the lengths do: Q and the lengths themselves, and sums of blocks of K and V."""
     import torch
 
+    words = inputs.k_cache.numel() // 2
+    sms = torch.cuda.get_device_properties(inputs.q.device).multi_processor_count
+    sums, launch = _read(inputs, words, 8192, 8, 2 * sms)
+    launch()
+    lengths = [] if inputs.cache_seqlens is None else [inputs.cache_seqlens.clone()]
+    return [inputs.q.clone(), sums, *lengths]
+
+
+def _launches(buffers: Sequence[AttentionInputs], kv_bytes: int, variant: Variant) -> Launches:
+    import torch
+
+    block, warps, per_sm = variant
     sms = torch.cuda.get_device_properties(buffers[0].q.device).multi_processor_count
-    words = kv_bytes // 8
-    prepared: dict[object, Sequence[Callable[[], object]]] = {}
-
-    def prepare(block: int, warps: int, per_sm: int) -> Sequence[Callable[[], object]]:
-        launches = [_launch(inputs, words, block, warps, per_sm * sms) for inputs in buffers]
-        prepared[block, warps, per_sm] = launches
-        return launches
-
-    best, _ = fastest({key: lambda key=key: prepare(*key) for key in _CANDIDATES})
-    return time_launches(prepared[best])
+    return [_read(inputs, kv_bytes // 8, block, warps, per_sm * sms)[1] for inputs in buffers]
 
 
-def _launch(inputs: AttentionInputs, words: int, block: int, warps: int, grid: int) -> Callable[[], object]:
+def _read(
+    inputs: AttentionInputs, words: int, block: int, warps: int, grid: int
+) -> tuple[torch.Tensor, Callable[[], object]]:
+    """(one sum per CTA, the launch that reads `words` 32-bit words of K and as many of V)."""
     import torch
 
     from leanbench.measure.read_floor_kernel import read_kernel
@@ -52,7 +91,7 @@ def _launch(inputs: AttentionInputs, words: int, block: int, warps: int, grid: i
     sums = torch.empty(grid, dtype=torch.int32, device=inputs.q.device)
     arguments = (_words(inputs.k_cache), _words(inputs.v_cache), sums, words)
     options = {"BLOCK": block, "ONE_BLOCK": one_block, "num_warps": warps}
-    return lambda: read_kernel[(grid,)](*arguments, **options)
+    return sums, lambda: read_kernel[(grid,)](*arguments, **options)
 
 
 def _words(cache: torch.Tensor) -> torch.Tensor:

@@ -1,42 +1,60 @@
-"""Latency of a launch: CUDA-graph replay over rotating buffers, with events around each replay."""
+"""Latency of a launch: CUDA-graph replay over rotating buffers, candidates in turn, until the median is known."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from leanbench.measure.statistics import median_interval
 
 if TYPE_CHECKING:
     import torch
 
+    from leanbench.gpu.nvml import GpuState
+
+Launches = Sequence[Callable[[], object]]
+Key = TypeVar("Key")
+
 
 @dataclass(frozen=True)
 class Effort:
-    """When to stop measuring."""
+    """When to stop measuring a candidate."""
 
-    #: Stop once the 95% confidence interval of the median is at most this wide on either side.
+    #: Enough, once the 95% confidence interval of the median reaches at most this far to either side.
     relative_ci: float = 0.005
     min_samples: int = 10
-    max_samples: int = 60
+    max_samples: int = 200
+    #: Seconds in its own samples.
     max_seconds: float = 1.0
     #: Device time behind one sample: long against the microseconds that a graph takes to start.
     sample_ms: float = 4.0
+    #: Samples taken at lowered clocks that are thrown away and repeated; later ones are kept and said.
+    max_repeats: int = 10
+    #: Pause after such a sample, for power and heat to fall.
+    throttled_pause_s: float = 0.05
 
 
 #: Enough to rank candidates, not to report.
-QUICK = Effort(relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5)
+RANKING = Effort(relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5, max_repeats=0)
+FINALS = Effort(relative_ci=0.005, min_samples=5, max_samples=15, max_seconds=0.2, sample_ms=2.0, max_repeats=0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Timing:
-    """Microseconds of one launch, from `samples` replays of `launches_per_sample` launches."""
+    """Microseconds of one launch, from replays of `launches_per_sample` launches each."""
 
-    samples_us: tuple[float, ...]
     launches_per_sample: int
+    samples_us: list[float] = field(default_factory=list)
+    #: For each sample: the round it was taken in, and the GPU's state right after it.
+    rounds: list[int] = field(default_factory=list)
+    states: list[GpuState | None] = field(default_factory=list)
+    #: Thrown away because the clocks were lowered.
+    throttled_samples: int = 0
+    spent_s: float = 0.0
 
     @property
     def median_us(self) -> float:
@@ -51,30 +69,73 @@ class Timing:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """95% confidence interval of the median, from order statistics: no distribution is assumed.
-
-        How many samples lie below the true median is binomial, so the k-th from either end enclose it with a
-        probability that can be counted; with fewer than six samples even the extremes enclose it less often.
-        """
-        ordered = sorted(self.samples_us)
-        count = len(ordered)
-        outside, below = 0, 0
-        # Both tails together hold 2 x sum of C(count, 0..k) of the 2^count ways.
-        while below < (count - 1) // 2:
-            outside += 2 * math.comb(count, below)
-            if outside > 0.05 * 2**count:
-                break
-            below += 1
-        below = max(0, below - 1)
-        return ordered[below], ordered[count - 1 - below]
+        """95% confidence interval of the median."""
+        return median_interval(self.samples_us)
 
     @property
     def relative_ci(self) -> float:
         low, high = self.interval_us
         return max(high - self.median_us, self.median_us - low) / self.median_us
 
+    def meets(self, effort: Effort) -> bool:
+        return len(self.samples_us) >= effort.min_samples and self.relative_ci <= effort.relative_ci
 
-def capture(launches: Sequence[Callable[[], object]], count: int) -> torch.cuda.CUDAGraph:
+    def is_spent(self, effort: Effort) -> bool:
+        count = len(self.samples_us)
+        return count >= effort.max_samples or (count >= effort.min_samples and self.spent_s > effort.max_seconds)
+
+
+class Sampler(Protocol):
+    """Takes one sample of a candidate."""
+
+    launches: int
+
+    def sample_us(self) -> float: ...
+
+
+class Replay:
+    """A CUDA graph of launches that do the same work, on different buffers in turn.
+
+    Graph replay, because a launch from Python costs more host time than a small kernel takes. Rotating buffers,
+    because a serving step finds K and V in memory, not in the L2: pass enough launches that their buffers exceed it
+    several times.
+    """
+
+    def __init__(self, launches: Launches, sample_ms: float) -> None:
+        import torch
+
+        for launch in launches:
+            launch()
+        torch.cuda.synchronize()
+        self.launches = len(launches)
+        self.graph = capture(launches, self.launches)
+        self.graph.replay()
+        once_ms = self._replay_ms()
+        rotations = max(1, math.ceil(sample_ms / max(once_ms, 1e-3)))
+        # A graph node costs memory and capture time; 2048 keeps the smallest kernels above a millisecond.
+        rotations = min(rotations, max(1, 2048 // self.launches))
+        if rotations > 1:
+            self.launches *= rotations
+            self.graph = capture(launches, self.launches)
+            self.graph.replay()
+        torch.cuda.synchronize()
+
+    def sample_us(self) -> float:
+        """Microseconds of one launch in one replay."""
+        return self._replay_ms() * 1e3 / self.launches
+
+    def _replay_ms(self) -> float:
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+
+def capture(launches: Launches, count: int) -> torch.cuda.CUDAGraph:
     """A CUDA graph of `count` launches, the given ones in turn. Each must have run before."""
     import torch
 
@@ -85,63 +146,75 @@ def capture(launches: Sequence[Callable[[], object]], count: int) -> torch.cuda.
     return graph
 
 
-def time_launches(launches: Sequence[Callable[[], object]], effort: Effort | None = None) -> Timing:
-    """Times launches that do the same work on different buffers.
+def run_rounds(
+    samplers: Mapping[Key, Sampler],
+    effort: Effort,
+    state: Callable[[], GpuState | None] = lambda: None,
+    announce: Callable[[Key], None] = lambda key: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[Key, Timing]:
+    """One sample of every candidate in each round, so that drifting clocks and temperatures meet all alike.
 
-    Graph replay, because a launch from Python costs more host time than a small kernel takes. Rotating buffers,
-    because a serving step finds K and V in memory, not in the L2: pass enough launches that their buffers exceed it
-    several times.
+    All take part until the medians of all are known to `effort.relative_ci`; one whose effort is spent leaves earlier.
+    The order turns by one from round to round: who comes first finds a cooler GPU. A round before the first is not
+    counted: after an idle moment its samples are up to 2% high.
+
+    Args:
+        state: read after each sample. A sample at lowered clocks is thrown away, `effort.max_repeats` times a candidate
+            at most.
+        announce: told whose sample comes next.
     """
-    import torch
+    for key, sampler in samplers.items():
+        announce(key)
+        sampler.sample_us()
+    timings = {key: Timing(sampler.launches) for key, sampler in samplers.items()}
+    active = list(samplers)
+    number = 0
+    while active and not all(timings[key].meets(effort) for key in active):
+        turn = number % len(active)
+        for key in [*active[turn:], *active[:turn]]:
+            announce(key)
+            _take(samplers[key], timings[key], number, effort, state, sleep)
+        active = [key for key in active if not timings[key].is_spent(effort)]
+        number += 1
+    return timings
 
+
+def _take(
+    sampler: Sampler,
+    timing: Timing,
+    number: int,
+    effort: Effort,
+    state: Callable[[], GpuState | None],
+    sleep: Callable[[float], None],
+) -> None:
+    """One sample into `timing`, or one thrown away."""
+    begun = time.perf_counter()
+    sample_us = sampler.sample_us()
+    timing.spent_s += time.perf_counter() - begun
+    reading = state()
+    if reading is not None and reading.throttle_reasons and timing.throttled_samples < effort.max_repeats:
+        timing.throttled_samples += 1
+        sleep(effort.throttled_pause_s)
+        return
+    timing.samples_us.append(sample_us)
+    timing.rounds.append(number)
+    timing.states.append(reading)
+
+
+def measure_interleaved(candidates: Mapping[Key, Launches], effort: Effort | None = None) -> dict[Key, Timing]:
+    """Times each candidate's launches, one sample of each in turn."""
     effort = effort or Effort()
-    for launch in launches:
-        launch()
-    torch.cuda.synchronize()
-    count = len(launches)
-    graph = capture(launches, count)
-    graph.replay()
-    once_ms = _replay_ms(graph)
-    rounds = max(1, math.ceil(effort.sample_ms / max(once_ms, 1e-3)))
-    # A graph node costs memory and capture time; 2048 keeps the smallest kernels above a millisecond.
-    rounds = min(rounds, max(1, 2048 // count))
-    if rounds > 1:
-        count *= rounds
-        graph = capture(launches, count)
-        graph.replay()
-    return sample(lambda: _replay_ms(graph) * 1e3 / count, count, effort)
+    return run_rounds({key: Replay(launches, effort.sample_ms) for key, launches in candidates.items()}, effort)
 
 
-def sample(measure_us: Callable[[], float], launches_per_sample: int, effort: Effort) -> Timing:
-    """Samples until the confidence interval is narrow enough, or effort is spent."""
-    started = time.monotonic()
-    samples: list[float] = []
-    while True:
-        samples.append(measure_us())
-        timing = Timing(tuple(samples), launches_per_sample)
-        if len(samples) < effort.min_samples:
-            continue
-        enough = timing.relative_ci <= effort.relative_ci
-        spent = len(samples) >= effort.max_samples or time.monotonic() - started > effort.max_seconds
-        if enough or spent:
-            return timing
+def time_launches(launches: Launches, effort: Effort | None = None) -> Timing:
+    """Times launches that do the same work on different buffers."""
+    return measure_interleaved({None: launches}, effort)[None]
 
 
-def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
-    import torch
-
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
-def fastest(
-    candidates: dict[object, Callable[[], Sequence[Callable[[], object]]]], finalists: int = 3
-) -> tuple[object, int]:
-    """Ranks candidates quickly, times the best `finalists` again, and returns (the fastest, how many were timed).
+def fastest(candidates: Mapping[Key, Callable[[], Launches]], finalists: int = 3) -> tuple[Key, int]:
+    """Ranks candidates in quick rounds, the best `finalists` again in longer ones; returns (the fastest, how many ran).
 
     A candidate is a function that prepares launches; one that does not fit the GPU raises and is passed over.
 
@@ -150,16 +223,19 @@ def fastest(
     """
     from triton.runtime.errors import OutOfResources
 
-    quick: dict[object, float] = {}
-    prepared: dict[object, Sequence[Callable[[], object]]] = {}
+    launches: dict[Key, Launches] = {}
+    replays: dict[Key, Replay] = {}
     for key, prepare in candidates.items():
         try:
-            prepared[key] = prepare()
-            quick[key] = time_launches(prepared[key], QUICK).median_us
+            launches[key] = prepare()
+            replays[key] = Replay(launches[key], RANKING.sample_ms)
         except OutOfResources:
             continue
-    if not quick:
+    if not replays:
         raise RuntimeError("no candidate fits this GPU's shared memory and registers")
-    ranked = list(islice(sorted(quick, key=lambda key: quick[key]), finalists))
-    again = Effort(relative_ci=0.005, min_samples=5, max_samples=15, max_seconds=0.2, sample_ms=2.0)
-    return min(ranked, key=lambda key: time_launches(prepared[key], again).median_us), len(quick)
+    ranking = run_rounds(replays, RANKING)
+    ranked = sorted(ranking, key=lambda key: ranking[key].median_us)[:finalists]
+    if len(ranked) == 1:
+        return ranked[0], len(replays)
+    finals = measure_interleaved({key: launches[key] for key in ranked}, FINALS)
+    return min(finals, key=lambda key: finals[key].median_us), len(replays)

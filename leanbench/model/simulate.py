@@ -27,6 +27,7 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.model import rates
 from leanbench.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.registry import KernelConfig
+from leanbench.timeline import Span, SpanKind
 
 #: Before a segment's first byte counts: lengths, pointers and the query tile, read one after the other.
 FILL_US = 1.0
@@ -66,8 +67,18 @@ class Simulation:
     ctas: tuple[CtaSpan, ...]
 
 
-def simulate(schedule: Schedule, problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> Simulation:
+def simulate(
+    schedule: Schedule,
+    problem: AttentionProblem,
+    config: KernelConfig,
+    spec: GpuSpec,
+    spans: list[tuple[int, Span]] | None = None,
+) -> Simulation:
     """One launch of `schedule` with cold caches.
+
+    Args:
+        spans: what every CTA did, by number, is appended; microseconds from the launch. Wait and reduction of a split
+            output tile are its host block's, where the kernel has them, whichever CTA's partial came last.
 
     Raises:
         UserError: not even one CTA of this config fits an SM.
@@ -79,7 +90,7 @@ def simulate(schedule: Schedule, problem: AttentionProblem, config: KernelConfig
             f"{spec.shared_kb_per_cta} KB of shared memory of a CTA on {spec.name}: lower num_stages or tile_tokens"
         )
     slots = spec.sms * resident
-    player = _Player(schedule, problem, config, spec, slots)
+    player = _Player(schedule, problem, config, spec, slots, spans)
     player.run()
     latency_us = player.clock.now_us + (_merge_launch_us(schedule, problem, spec) if schedule.merge_launch else 0.0)
     ctas = tuple(CtaSpan(cta, player.sm[cta], player.start_us[cta], player.end_us[cta]) for cta in sorted(player.sm))
@@ -111,6 +122,8 @@ class _Player:
     config: KernelConfig
     spec: GpuSpec
     slots: int
+    #: Filled on the way, where somebody wants them.
+    spans: list[tuple[int, Span]] | None = None
     clock: _Clock = field(default_factory=_Clock)
     #: By CTA.
     sm: dict[int, int] = field(default_factory=dict)
@@ -122,6 +135,10 @@ class _Player:
         self._work = [(cta, list(run)) for cta, run in groupby(segments, key=lambda segment: segment.cta)]
         self._parts = Counter(segment.output_tile for segment in segments if not segment.is_whole)
         self._missing = dict(self._parts)
+        #: By index into _work: when the segment it is in began.
+        self._began_us: dict[int, float] = {}
+        #: By output tile: its host block, and when that had its own part done.
+        self._hosts: dict[int, tuple[int, float]] = {}
         # A stream-K output tile's rows are merged by one CTA.
         rows = min(self.problem.group_size, tile_rows(self.problem.group_size, self.problem.head_dim))
         self._merge_partial_us = merge_partial_us(rows * self.problem.head_dim)
@@ -171,6 +188,7 @@ class _Player:
     def _start(self, sm: int, at_us: float, fill_us: float) -> None:
         cta, _ = self._work[self._next]
         self.sm[cta], self.start_us[cta] = sm, at_us
+        self._began_us[self._next] = at_us
         self._after(at_us - self.clock.now_us + fill_us, self._on_filled, self._next, 0)
         self._next += 1
 
@@ -180,29 +198,43 @@ class _Player:
         heappush(self._streaming, (end, self._order, index, segment))
 
     def _on_written(self, index: int, segment: int) -> None:
-        if self._work[index][1][segment].is_whole or self.schedule.merge_launch:
+        part = self._work[index][1][segment]
+        if part.is_whole or self.schedule.merge_launch:
+            self._note("tiles", part.cta, part.output_tile, self._began_us[index], self.clock.now_us)
             self._on_merged(index, segment)
         else:
             self._after(ARRIVE_US, self._on_arrived, index, segment)
 
     def _on_arrived(self, index: int, segment: int) -> None:
-        output_tile = self._work[index][1][segment].output_tile
+        part, now_us = self._work[index][1][segment], self.clock.now_us
+        output_tile = part.output_tile
+        self._note("tiles", part.cta, output_tile, self._began_us[index], now_us)
+        if part.is_host:
+            self._hosts[output_tile] = part.cta, now_us
         self._missing[output_tile] -= 1
         if self._missing[output_tile]:
             self._on_merged(index, segment)
         else:
             merge_us = MERGE_US + self._merge_partial_us * self._parts[output_tile]
+            host, waits_since_us = self._hosts[output_tile]
+            self._note("wait", host, output_tile, waits_since_us, now_us)
+            self._note("reduction", host, output_tile, now_us, now_us + merge_us)
             self._after(merge_us, self._on_merged, index, segment)
 
     def _on_merged(self, index: int, segment: int) -> None:
         """The CTA is through with a segment: on to its next one, or its slot to the next CTA."""
         cta, segments = self._work[index]
         if segment + 1 < len(segments):
+            self._began_us[index] = self.clock.now_us
             self._after(FILL_US, self._on_filled, index, segment + 1)
             return
         self.end_us[cta] = self.clock.now_us
         if self._next < len(self._work):
             self._start(self.sm[cta], self.clock.now_us, FILL_US)
+
+    def _note(self, kind: SpanKind, cta: int, output_tile: int, start_us: float, end_us: float) -> None:
+        if self.spans is not None and end_us > start_us:
+            self.spans.append((cta, Span(kind, output_tile, start_us, end_us)))
 
     def _bytes(self, segment: Segment) -> int:
         """K and V of a segment; tokens past the end of the context are masked and not read."""

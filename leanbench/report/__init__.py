@@ -29,7 +29,7 @@ def write_report(run_dir: Path, out_dir: Path, formats: Sequence[str] = FORMATS)
         if format_ not in FORMATS:
             raise UserError(f"there is no report format {format_!r}, {nearest(format_, FORMATS)}")
     targets = {format_: out_dir / f"report.{format_}" for format_ in formats}
-    _check_writable(out_dir, targets.values())
+    check_writable(out_dir, targets.values())
 
     from leanbench.report.frame import results_frame
     from leanbench.report.run_files import read_run
@@ -39,7 +39,7 @@ def write_report(run_dir: Path, out_dir: Path, formats: Sequence[str] = FORMATS)
         logging.getLogger(__name__).warning(note)
     frame = results_frame(run)
     for format_, target in targets.items():
-        _write(target, _render(format_, run, frame))
+        write_whole(target, _render(format_, run, frame))
     return list(targets.values())
 
 
@@ -53,7 +53,7 @@ def _render(format_: str, run: Run, frame: DataFrame) -> str:
     return html_text(run, frame)
 
 
-def _check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
+def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         # A real file: permission bits say nothing about read-only mounts, full disks or the root user.
@@ -65,7 +65,7 @@ def _check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
             raise UserError(f"cannot write {target}: it is a folder, move it away or choose another folder with --out")
 
 
-def _write(target: Path, text: str) -> None:
+def write_whole(target: Path, text: str) -> None:
     """Whole or not at all: a report that is open in a browser is never seen half written."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,6 +1,7 @@
-"""Rows as a flat table, and the speedups read from it.
+"""Rows as a flat table, and what is compared in it.
 
-Only rows with status `ok` enter a statistic, and a statistic never spans two sources (`measured`, `predicted`) or GPUs.
+Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans two sources
+(`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ SUBJECT = "lean"
 PROBLEM_COLUMNS = tuple(field.name for field in fields(AttentionProblem))
 DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
 #: Rows compare only within the same of these.
-COMPARABLE = ("source", "gpu", *PROBLEM_COLUMNS)
+COMPARABLE = ("source", "gpu", "cache", *PROBLEM_COLUMNS)
 
 
 def results_frame(run: Run) -> DataFrame:
     """One row a result, in the run's order, with flat columns.
 
     Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, every field of `Row` (`config` and lists as text), and
-    `lean_speedup`: this row's latency over that of `lean` on the same problem, null for `lean` itself. Not measured is
-    null, never 0.
+
+    - `lean_speedup`, `lean_energy_ratio`: this row's latency and energy over those of `lean` on the same problem, null
+      for `lean` itself and for rows that are not `ok`;
+    - `crosscheck_difference`, `sustained_slowdown`: cross-check and sustained latency over latency, less 1;
+    - `energy_over_floor`: energy over the energy floor.
+
+    Not measured is null, never 0.
     """
     import pandas as pd
 
@@ -43,8 +49,11 @@ def results_frame(run: Run) -> DataFrame:
     for name in columns:
         if kind := _numeric_type(name):
             frame[name] = frame[name].astype(kind)
-    at = list(frame.columns).index("read_floor_share") + 1
-    frame.insert(at, "lean_speedup", _lean_speedup(frame))
+    _insert(frame, "read_floor_share", "lean_speedup", _over_lean(frame, "latency_us"))
+    _insert(frame, "crosscheck_us", "crosscheck_difference", frame["crosscheck_us"] / frame["latency_us"] - 1)
+    _insert(frame, "sustained_us", "sustained_slowdown", frame["sustained_us"] / frame["latency_us"] - 1)
+    _insert(frame, "energy_floor_mj", "energy_over_floor", frame["energy_mj"] / frame["energy_floor_mj"])
+    _insert(frame, "energy_over_floor", "lean_energy_ratio", _over_lean(frame, "energy_mj"))
     return frame
 
 
@@ -87,35 +96,50 @@ def best_ok_rows(frame: DataFrame) -> DataFrame:
     return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
 
 
-def speedups(frame: DataFrame) -> DataFrame:
-    """Speedup of `lean` over each baseline: one row a problem that `lean` ran, one column a baseline.
+def ratios_to_lean(frame: DataFrame, column: str) -> DataFrame:
+    """Each baseline's value over that of `lean`: one row a problem that `lean` ran, one column a baseline.
 
-    A value is the baseline's latency over lean's; null where the baseline has no `ok` row. The index is `COMPARABLE`
-    plus `problem`, the label for people.
+    A value is null where the baseline has no `ok` row with a value. The index is `COMPARABLE` plus `problem`, the
+    label for people.
+
+    Args:
+        column: `latency_us` for speedups, `energy_mj` for energy.
     """
     index = [*COMPARABLE, "problem"]
-    latencies = best_ok_rows(frame).pivot(index=index, columns="kernel", values="latency_us")
-    latencies = latencies.reindex(columns=kernel_order(frame))
-    if SUBJECT not in latencies:
-        return latencies.iloc[:0]
-    ran = where(latencies, latencies[SUBJECT].notna())
+    values = best_ok_rows(frame).pivot(index=index, columns="kernel", values=column)
+    values = values.reindex(columns=kernel_order(frame))
+    values = values.where(values > 0)
+    if SUBJECT not in values:
+        return values.iloc[:0]
+    ran = where(values, values[SUBJECT].notna())
     return ran.drop(columns=SUBJECT).div(ran[SUBJECT], axis=0)
 
 
-def _lean_speedup(frame: DataFrame) -> Series:
+def speedups(frame: DataFrame) -> DataFrame:
+    """Speedup of `lean` over each baseline, see `ratios_to_lean`."""
+    return ratios_to_lean(frame, "latency_us")
+
+
+def _over_lean(frame: DataFrame, column: str) -> Series:
+    """Each row's `column` over that of the fastest `lean` row of its problem."""
     import pandas as pd
 
     of_lean = best_ok_rows(where(frame, frame["kernel"] == SUBJECT))
+    of_lean = where(of_lean, of_lean[column] > 0)
     keys = list(COMPARABLE)
-    lean_us = dict(zip(of_lean[keys].itertuples(index=False, name=None), of_lean["latency_us"], strict=True))
+    lean = dict(zip(of_lean[keys].itertuples(index=False, name=None), of_lean[column], strict=True))
     compared = (frame["status"] == "ok") & (frame["kernel"] != SUBJECT)
     values = [
-        latency / lean_us[key] if compare and key in lean_us else None
-        for key, latency, compare in zip(
-            frame[keys].itertuples(index=False, name=None), frame["latency_us"], compared, strict=True
+        value / lean[key] if compare and key in lean else None
+        for key, value, compare in zip(
+            frame[keys].itertuples(index=False, name=None), frame[column], compared, strict=True
         )
     ]
     return pd.Series(values, index=frame.index, dtype="float64")
+
+
+def _insert(frame: DataFrame, after: str, name: str, values: Any) -> None:
+    frame.insert(list(frame.columns).index(after) + 1, name, values)
 
 
 def _record(row: Row, problem: AttentionProblem, gpu: str) -> dict[str, Any]:
@@ -133,10 +157,14 @@ def _record(row: Row, problem: AttentionProblem, gpu: str) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    """Containers as text: a mapping as ``tile_tokens=128 num_warps=4``, a list separated by spaces."""
+    """Containers as text: a mapping as ``tile_tokens=128 num_warps=4``, a list separated by spaces, or by semicolons
+    where it holds sentences; an empty one is nothing."""
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    texts = [str(item) for item in value]
+    return ("; " if any(" " in text for text in texts) else " ").join(texts) or None
 
 
 def _numeric_type(column: str) -> str | None:

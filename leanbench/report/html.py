@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.model import KNOWN_ERROR
 from leanbench.paths import REPORT_TEMPLATES
-from leanbench.report.figures import MARKERS, charts_of, figure, kernel_styles, note
+from leanbench.report.charts import Chart, charts_of, note
+from leanbench.report.figures import MARKERS, figure, kernel_styles
 from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, gpu_name, has_values, kernel_order, where
-from leanbench.report.series import add_series_columns, fixed_words, short_labels, varying_axes
+from leanbench.report.notices import flagged, warned
+from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
 from leanbench.report.summary import status_counts, summaries
-from leanbench.report.table import flagged_groups, page_columns, page_rows
+from leanbench.report.table import page_columns, page_rows
+from leanbench.report.trust import Fact, facts
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -52,15 +55,19 @@ def page_context(run: Run, frame: DataFrame) -> dict[str, Any]:
     kernels = kernel_order(frame)
     axes = varying_axes(frame)
     charts = charts_of(drawn, several_series=len(axes) > any(axis.is_x for axis in axes))
+    rows = [row.model_dump() for row, _ in run.results]
+    caches = sorted(set(frame["cache"]))
     sources = list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured"))]
+    floors = [chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)]
     environments = _table_of(run.manifest.get("environments"))
-    columns = page_columns(frame, axes)
     return {
         "run": run,
         "manifest": run.manifest,
         "subject": SUBJECT,
         "model_error": KNOWN_ERROR,
         "sources": sources,
+        # A run with a cold L2 alone, as in serving, says nothing of it.
+        "l2": f"{' and '.join(caches)} L2" if "warm" in caches else "",
         "gpus": list(dict.fromkeys(frame["gpu"])) or [gpu_name(run.manifest)],
         "versions": _versions(environments),
         "problem_count": len(problems),
@@ -75,22 +82,40 @@ def page_context(run: Run, frame: DataFrame) -> dict[str, Any]:
         "statuses": status_counts(frame),
         "charts": charts,
         "notes": {chart.key: note(chart, drawn) for chart in charts},
-        "has_floor": any(chart.floor and has_values(drawn, chart.floor) for chart in charts),
+        "floors": list(dict.fromkeys(floors)),
         "has_noisy": bool((drawn["status"] == "noisy").any()),
-        "flagged": flagged_groups(frame),
+        "has_warnings": has_values(drawn, "warnings"),
+        "trust": _trust(run, rows),
+        "warned": warned(rows),
+        "flagged": flagged(rows),
         "environments": environments,
         "environment_fields": list(dict.fromkeys(field for each in environments.values() for field in each)),
         "gpu_fields": {name: _text(value) for name, value in _mapping(run.manifest.get("gpu")).items()},
-        "page": {
-            "name": run.name,
-            "tag": " (predicted)" if "predicted" in sources else "",
-            "gpus": " and ".join(dict.fromkeys(frame["gpu"])),
-            "columns": columns,
-            "rows": page_rows(frame, columns),
-            "axes": [{"name": a.name, "label": a.label, "values": _plain(a.values), "is_x": a.is_x} for a in axes],
-            "charts": [{"title": chart.title, "figure": figure(chart, kernels).to_plotly_json()} for chart in charts],
-        },
+        "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(run, frame, axes, charts)},
     }
+
+
+def _page(run: Run, frame: DataFrame, axes: list[Axis], charts: list[Chart]) -> dict[str, Any]:
+    """What the page's scripts read."""
+    columns = page_columns(frame, axes)
+    kernels = kernel_order(frame)
+    return {
+        "name": run.name,
+        "gpus": " and ".join(dict.fromkeys(frame["gpu"])),
+        "l2": "warm" if set(frame["cache"]) == {"warm"} else "",
+        "columns": columns,
+        "rows": page_rows(frame, columns),
+        "axes": [{"name": a.name, "label": a.label, "values": _plain(a.values), "is_x": a.is_x} for a in axes],
+        "charts": [{"title": chart.title, "figure": figure(chart, kernels).to_plotly_json()} for chart in charts],
+    }
+
+
+def _trust(run: Run, rows: list[dict[str, Any]]) -> list[tuple[str, list[Fact]]]:
+    """What is known of each GPU's and L2 state's measurements, under a heading."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(f"{gpu_name(run.manifest, row['environment'])}, {row['cache']} L2", []).append(row)
+    return [(name, found) for name, group in groups.items() if (found := facts(group))]
 
 
 def _versions(environments: dict[str, dict[str, str]]) -> list[str]:

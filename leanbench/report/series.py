@@ -23,6 +23,7 @@ LABELS = {
     "kv_layout": "KV layout",
     "gpu": "GPU",
     "source": "source",
+    "cache": "L2",
 }
 #: Of the axis `ragged`: every sequence of the batch has the same context.
 EQUAL = "equal"
@@ -58,7 +59,7 @@ def varying_axes(frame: DataFrame) -> list[Axis]:
     `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with `group_size`.
     """
     # A field that AttentionProblem gains later becomes an axis by itself.
-    names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, "gpu", "source"])
+    names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, "gpu", "source", "cache"])
     axes = []
     for name in names:
         if name in ("context", "kv_heads"):
@@ -115,6 +116,8 @@ def fixed_words(frame: DataFrame) -> str:
     lengths = set(frame["is_ragged"].tolist())
     if True in lengths:
         words.append("equal and ragged batches" if False in lengths else "ragged batches")
+    if "warm" in (caches := set(frame["cache"])):
+        words.append("cold and warm L2" if "cold" in caches else "warm L2")
     return " · ".join(words)
 
 

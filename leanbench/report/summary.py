@@ -1,20 +1,20 @@
-"""What a busy person reads first: speedups of lean, the best bandwidth, and how the rows ended."""
+"""What a busy person reads first: speedups of lean, energy, the best bandwidth, and how the rows ended."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from leanbench.report.frame import baselines, best_ok_rows, speedups, where
+from leanbench.report.frame import SUBJECT, baselines, best_ok_rows, ratios_to_lean, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """How many times faster lean is than `baseline`, over the problems where both are `ok`."""
+class Ratios:
+    """How many times lean's latency or energy `baseline` needs, over the problems where both are `ok`."""
 
     baseline: str
     problems: int
@@ -23,7 +23,7 @@ class Speedup:
     lowest_at: str
     highest: float
     highest_at: str
-    #: Problems on which lean is the faster one.
+    #: Problems on which lean needs less.
     won: int
 
 
@@ -38,21 +38,46 @@ class BestBandwidth:
 
 
 @dataclass(frozen=True)
+class LeanEnergy:
+    """What lean's energy is beside that of only reading K and V, over its `ok` problems."""
+
+    problems: int
+    #: Geometric mean of energy over the energy floor; null where no floor was measured.
+    over_floor: float | None
+    #: Median and highest mean power; null where not measured.
+    power_w: float | None
+    highest_power_w: float | None
+    #: Median of sustained over burst latency, less 1.
+    slowdown: float | None
+
+
+@dataclass(frozen=True)
 class Summary:
-    """The figures of one source on one GPU."""
+    """The figures of one source on one GPU in one state of the L2."""
 
     source: str
     gpu: str
-    speedups: tuple[Speedup, ...]
+    cache: str
+    speedups: tuple[Ratios, ...]
+    #: By baseline.
+    energies: dict[str, Ratios]
+    lean_energy: LeanEnergy | None
     best: BestBandwidth | None
 
 
 def summaries(frame: DataFrame) -> list[Summary]:
-    """One summary for each source and GPU that has rows, in the order they first appear."""
+    """One summary for each source, GPU and state of the L2 that has rows, in the order they first appear."""
+    keys = ["source", "gpu", "cache"]
     return [
-        Summary(source, gpu, tuple(_speedups(rows)), _best(rows))
-        for source, gpu in dict.fromkeys(zip(frame["source"], frame["gpu"], strict=True))
-        for rows in [where(frame, (frame["source"] == source) & (frame["gpu"] == gpu))]
+        Summary(
+            *key,
+            speedups=tuple(_ratios(rows, "latency_us")),
+            energies={ratios.baseline: ratios for ratios in _ratios(rows, "energy_mj")},
+            lean_energy=_lean_energy(rows),
+            best=_best(rows),
+        )
+        for key in dict.fromkeys(frame[keys].itertuples(index=False, name=None))
+        for rows in [where(frame, (frame[keys] == list(key)).all(axis=1))]
     ]
 
 
@@ -67,19 +92,19 @@ def geomean(values: list[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-def _speedups(rows: DataFrame) -> list[Speedup]:
-    table = speedups(rows)
+def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
+    table = ratios_to_lean(rows, column)
     found = []
     for baseline in baselines(rows):
         if baseline not in table:
             continue
-        column = table[baseline].dropna()
-        if column.empty:
+        column_of = table[baseline].dropna()
+        if column_of.empty:
             continue
-        labels, values = list(column.index.get_level_values("problem")), [float(value) for value in column]
+        labels, values = list(column_of.index.get_level_values("problem")), [float(value) for value in column_of]
         lowest, highest = min(values), max(values)
         found.append(
-            Speedup(
+            Ratios(
                 baseline=baseline,
                 problems=len(values),
                 geomean=geomean(values),
@@ -93,13 +118,31 @@ def _speedups(rows: DataFrame) -> list[Speedup]:
     return found
 
 
+def _lean_energy(rows: DataFrame) -> LeanEnergy | None:
+    lean = best_ok_rows(where(rows, rows["kernel"] == SUBJECT))
+    lean = where(lean, lean["energy_mj"] > 0)
+    if lean.empty:
+        return None
+    over_floor = [float(value) for value in lean["energy_over_floor"].dropna()]
+    power, slowdown = lean["sustained_power_w"], lean["sustained_slowdown"]
+    return LeanEnergy(
+        problems=len(lean),
+        over_floor=geomean(over_floor) if over_floor else None,
+        power_w=_known(power.median()),
+        highest_power_w=_known(power.max()),
+        slowdown=_known(slowdown.median()),
+    )
+
+
 def _best(rows: DataFrame) -> BestBandwidth | None:
     ok = best_ok_rows(rows)
     ok = where(ok, ok["bandwidth_tb_s"].notna())
     if ok.empty:
         return None
     best = ok.sort_values(by=["bandwidth_tb_s"], ascending=False, kind="stable").iloc[0]
-    share = float(best["read_floor_share"])
-    return BestBandwidth(
-        str(best["kernel"]), float(best["bandwidth_tb_s"]), str(best["problem"]), None if math.isnan(share) else share
-    )
+    share = _known(best["read_floor_share"])
+    return BestBandwidth(str(best["kernel"]), float(best["bandwidth_tb_s"]), str(best["problem"]), share)
+
+
+def _known(value: Any) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -104,6 +104,20 @@ def parse_seconds(name: str, text: str) -> float:
     return seconds
 
 
+def parse_percent(name: str, text: str, *, most: int) -> float:
+    """A share from a percentage with its sign, which is optional nowhere: ``5`` and ``0.05`` could mean either.
+
+    Raises:
+        UserError: no number with a percent sign, or one above `most`.
+    """
+    match = re.fullmatch(r"(\d{1,7}(?:\.\d{1,6})?)\s*%", text.strip(), re.ASCII)
+    if match is None or float(match[1]) > most:
+        raise UserError(
+            f"{name} {text!r} is not a percentage, write a number from 0% to {most}% with its sign, as in 5%"
+        )
+    return float(match[1]) / 100
+
+
 def choose(axis: str, value: str, known: Sequence[str]) -> str:
     """`value` if it is known.
 

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Any
 
 from leanbench.errors import UserError
+from leanbench.measure.options import CacheState, MeasureOptions
 from leanbench.problem import AttentionProblem
 from leanbench.run.ragged import ragged_contexts
 
@@ -55,7 +56,7 @@ class Grid:
             yield AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout)
 
 
-AXES = tuple(field.name for field in fields(Grid))
+AXES = tuple(axis.name for axis in fields(Grid))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Sweep:
     #: `default`: each kernel's own choice; `best`: the fastest of its candidates, found in each cell.
     configs: str = "default"
     description: str = ""
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for the manifest."""
@@ -87,6 +89,7 @@ class Cell:
     problem: AttentionProblem
     kernel: str
     configs: str = "default"
+    cache: CacheState = "cold"
 
     @cached_property
     def key(self) -> str:
@@ -95,8 +98,12 @@ class Cell:
         For example ``lean-b1-h32-8-n4096-d128-fp16-HND-default-3f9a01c2``.
         """
         asked = {"problem": self.problem.to_dict(), "kernel": self.kernel, "configs": self.configs}
+        words = f"{self.kernel} {self.problem.label} {self.configs}"
+        if self.cache != "cold":
+            asked["cache"] = self.cache
+            words += f" {self.cache}"
         canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
-        readable = re.sub(r"[^A-Za-z0-9_]+", "-", f"{self.kernel} {self.problem.label} {self.configs}")
+        readable = re.sub(r"[^A-Za-z0-9_]+", "-", words)
         return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
 
     @property
@@ -118,7 +125,8 @@ def expand(sweep: Sweep) -> list[Cell]:
     problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())
     if not problems:
         raise UserError(f"sweep {sweep.name!r} has no cells: ragged below 1 needs a batch above 1, give --batch 8")
-    return [Cell(problem, kernel, sweep.configs) for problem in problems for kernel in dict.fromkeys(sweep.kernels)]
+    kernels = dict.fromkeys(sweep.kernels)
+    return [Cell(problem, kernel, sweep.configs, sweep.measure.cache) for problem in problems for kernel in kernels]
 
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:

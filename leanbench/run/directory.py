@@ -1,4 +1,6 @@
-"""The run directory: `manifest.json` says what was asked and where, `results.jsonl` holds one row a line."""
+"""The run directory: `manifest.json` says what was asked and where, `results.jsonl` holds one row a line,
+`samples.jsonl.gz` the raw samples behind them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.errors import UserError
+from leanbench.run.samples import SAMPLES, Samples, pack, whole_length
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
@@ -98,17 +101,15 @@ class RunDirectory:
         with _writable(path):
             created = datetime.now(UTC).isoformat(timespec="microseconds")
             head = {"schema_version": SCHEMA_VERSION, "name": path.name, "created": created}
-            run = cls(path, {**head, **manifest}, set(), _open_results(path))
-            try:
+            with _appended(path / RESULTS) as results:
+                run = cls(path, {**head, **manifest}, set(), results)
                 run._write_manifest()
                 yield run
-            finally:
-                os.close(run._results)
 
     @classmethod
     @contextlib.contextmanager
     def resume(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
-        """Opens a run to finish it. A last line that was cut off is dropped; nothing else changes.
+        """Opens a run to finish it. A last line, or last samples, that were cut off are dropped; nothing else changes.
 
         Raises:
             UserError: no such run, another version, another sweep or GPU than `manifest` says, a malformed row, or
@@ -119,24 +120,30 @@ class RunDirectory:
             before = read_manifest(path)
             _refuse_differences(path, before, manifest)
             rows, whole = _parse_rows(path / RESULTS)
-            results = _open_results(path)
-            try:
+            with _appended(path / RESULTS) as results:
                 os.ftruncate(results, whole)
+                if (path / SAMPLES).exists():
+                    os.truncate(path / SAMPLES, whole_length((path / SAMPLES).read_bytes()))
                 yield cls(path, before, {row["cell"] for row in rows}, results)
-            finally:
-                os.close(results)
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Writes one row in one piece and waits until it is on the disk."""
+    def append(self, row: dict[str, Any], samples: Samples | None = None) -> None:
+        """Writes the samples, then the row, each in one piece, and waits until it is on the disk."""
+        if samples is not None:
+            # Not kept open: a predicted run has none.
+            with _appended(self.path / SAMPLES) as file:
+                self._write(file, pack(samples), SAMPLES)
         line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        try:
-            if os.write(self._results, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._results)
-        except OSError as error:
-            where = self.path / RESULTS
-            raise UserError(f"cannot write {where} ({error.strerror}): mend that, then go on with --resume") from None
+        self._write(self._results, line, RESULTS)
         self.finished.add(row["cell"])
+
+    def _write(self, file: int, content: bytes, name: str) -> None:
+        try:
+            if os.write(file, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file)
+        except OSError as error:
+            where = self.path / name
+            raise UserError(f"cannot write {where} ({error.strerror}): mend that, then go on with --resume") from None
 
     def add_environment(self, key: str, environment: dict[str, Any]) -> None:
         """Stores the software and hardware that rows with this key were taken with."""
@@ -153,6 +160,10 @@ def _refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any])
     was, is_now = (f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}" for manifest in (before, now))
     if was != is_now:
         raise UserError(f"{path} has rows {was}, this command's would be {is_now}: {advice}")
+    measured, asks = (manifest.get("measure", {}) for manifest in (before, now))
+    if measured != asks:
+        names = ", ".join(name for name in {**measured, **asks} if measured.get(name) != asks.get(name))
+        raise UserError(f"{path} was measured with other settings ({names}): {advice}")
     run, asked = (dict.fromkeys(manifest.get("cells", ())) for manifest in (before, now))
     missing, added = ([key for key in one if key not in other] for one, other in ((run, asked), (asked, run)))
     differences = []
@@ -183,11 +194,16 @@ def _writable(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _open_results(path: Path) -> int:
+@contextlib.contextmanager
+def _appended(path: Path) -> Iterator[int]:
     try:
-        return os.open(path / RESULTS, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise _cannot_write(path / RESULTS, error) from None
+        raise _cannot_write(path, error) from None
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:

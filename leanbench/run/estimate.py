@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from leanbench.gpu.spec import GpuSpec
+from leanbench.measure.options import MeasureOptions
 from leanbench.problem import AttentionProblem
 from leanbench.registry import kernel
 from leanbench.run.cells import Cell
 
-#: Seconds of one measured cell beside its candidates: inputs, check, read floor, samples.
-MEASURED_CELL_S = 2.0
+#: Seconds of one measured cell beside its candidates: its part of inputs, check and read floor; samples, cross-check.
+MEASURED_CELL_S = 0.3
+#: Seconds until clocks and power have settled before a sustained window, and between its ends and the counter's ticks.
+AROUND_WINDOW_S = 1.2
+#: Seconds to compile and record an instrumented build, and for a pass of Nsight Compute.
+OCCUPANCY_S = 2.0
+COUNTERS_S = 15.0
 #: Seconds to compile one candidate and rank it.
 MEASURED_CANDIDATE_S = 0.2
 #: Seconds to predict one config.
@@ -17,14 +23,19 @@ PREDICTED_CONFIG_S = 0.01
 USABLE_MEMORY = 0.95
 
 
-def estimated_seconds(cell: Cell, gpu: GpuSpec, predicted: bool) -> float:
+def estimated_seconds(cell: Cell, gpu: GpuSpec, predicted: bool, options: MeasureOptions | None = None) -> float:
     """A rough figure: constants, and the traffic of a cell whose caches are large."""
+    options = options or MeasureOptions()
     candidates = len(kernel(cell.kernel).candidate_configs(cell.problem, gpu)) if cell.configs == "best" else 0
     if predicted:
         return max(1, candidates) * PREDICTED_CONFIG_S
     # Inputs are written, read by the reference and rewritten: some hundred passes over the caches.
     traffic = 100 * cell.problem.kv_allocated_bytes / (gpu.bandwidth_tb_s * 1e12)
-    return MEASURED_CELL_S + candidates * MEASURED_CANDIDATE_S + traffic
+    sustained = options.window_s + AROUND_WINDOW_S if options.sustained or options.energy else 0.0
+    # The read floor has a window of its own, shared by the kernels of a problem: three as a rule.
+    sustained *= 4 / 3 if options.energy else 1.0
+    extras = OCCUPANCY_S * options.occupancy + COUNTERS_S * options.counters
+    return MEASURED_CELL_S + candidates * MEASURED_CANDIDATE_S + traffic + sustained + extras
 
 
 def fits(problem: AttentionProblem, gpu: GpuSpec) -> bool:

@@ -1,4 +1,4 @@
-"""The loop: one cell after another through a worker, one row appended for each, whatever happens to the worker."""
+"""The loop: one problem after another through a worker, one row for each cell, whatever happens to the worker."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from types import FrameType
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from leanbench.registry import kernel
 from leanbench.run.cells import Cell
 from leanbench.run.directory import WORKER_LOG, RunDirectory
 from leanbench.run.environment import environment_key
+from leanbench.run.samples import Samples
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 
@@ -40,7 +42,7 @@ class Stopped(Exception):
 class Limits:
     """What a sweep may take."""
 
-    #: One cell, everything included.
+    #: One kernel on one problem, everything included.
     timeout_s: float = 120.0
     #: No cell starts after this many seconds; None is no limit.
     budget_s: float | None = None
@@ -56,16 +58,24 @@ def run_cells(
         UserError: a worker does not start, or a row cannot be written.
     """
     todo = [cell for cell in cells if cell.key not in run.finished]
+    left = len(todo)
     started = time.monotonic()
     with _stop_on_signals(), contextlib.closing(_Bench(run, target, limits.timeout_s)) as bench:
-        for done, cell in enumerate(todo):
+        for cells_together in _by_problem(todo):
             if limits.budget_s is not None and time.monotonic() - started >= limits.budget_s:
-                return len(todo) - done
-            observer.starts(cell)
-            row = bench.run(cell)
-            run.append(row)
-            observer.finished(cell, row)
-    return 0
+                break
+            observer.starts(cells_together[0])
+            for cell, row, samples in bench.run(cells_together):
+                run.append(row, samples)
+                left -= 1
+                observer.finished(cell, row)
+    return left
+
+
+def _by_problem(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+    """Cells that are measured together, kernel beside kernel."""
+    for _, together in groupby(cells, key=lambda cell: (cell.problem, cell.configs)):
+        yield list(together)
 
 
 class _Bench:
@@ -76,21 +86,31 @@ class _Bench:
         self._worker: WorkerProcess | None = None
         self._environment = ""
 
-    def run(self, cell: Cell) -> dict[str, Any]:
-        """One row for the cell, validated."""
-        worker = self._started()
-        begun = time.monotonic()
-        usable = False
-        try:
-            outcome, usable = worker.run(cell, self._timeout_s)
-        except WorkerTimeout:
-            reason = f"no result within {self._timeout_s:g} s, raise the limit with --timeout"
-            outcome = {"status": "timeout", "reason": reason}
-        except WorkerLost as lost:
-            outcome = {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"}
-        if not usable:
-            self.close()
-        return self._row(cell, outcome, time.monotonic() - begun)
+    def run(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any], Samples | None]]:
+        """One row for each cell of a problem, validated, and the raw samples behind it.
+
+        Whoever fails gets a row and leaves; the others are asked for again, of a new worker if need be.
+        """
+        left = {cell.kernel: cell for cell in cells}
+        while left:
+            worker = self._started()
+            begun = time.monotonic()
+            usable = False
+            try:
+                outcomes, usable = worker.run(list(left.values()), self._timeout_s)
+            except WorkerTimeout as late:
+                reason = f"no result within {self._timeout_s:g} s, raise the limit with --timeout"
+                outcomes = _blame(late.blamed, left, {"status": "timeout", "reason": reason})
+            except WorkerLost as lost:
+                outcomes = _blame(lost.blamed, left, {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"})
+            if not usable:
+                self.close()
+            wall_s = (time.monotonic() - begun) / len(left)
+            for name, outcome in outcomes.items():
+                cell = left.pop(name)
+                raw = outcome.pop("raw_samples", None)
+                samples = None if raw is None else Samples(cell=cell.key, **raw)
+                yield cell, self._row(cell, outcome, wall_s), samples
 
     def close(self) -> None:
         if self._worker is not None:
@@ -128,6 +148,11 @@ class _Bench:
             row = Row.model_validate({**asked, "status": "crashed", "reason": reason})
         # Through JSON text, because that writes NaN and infinity as null.
         return json.loads(row.model_dump_json())
+
+
+def _blame(name: str | None, left: Mapping[str, Cell], outcome: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The outcome for the kernel to blame; for all where that is nobody."""
+    return {kernel: dict(outcome) for kernel in left if name in (None, kernel)}
 
 
 @contextlib.contextmanager

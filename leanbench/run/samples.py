@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 
 SAMPLES = "samples.jsonl.gz"
+#: What follows a member is copied with it: in pieces, reading takes time in proportion to the file.
+_PIECE_BYTES = 4096
 
 
 class Samples(BaseModel):
@@ -67,12 +69,15 @@ def _whole_members(content: bytes) -> tuple[Iterable[str], int]:
     at = 0
     while at < len(content):
         member = zlib.decompressobj(wbits=31)
+        data, end = b"", at
         try:
-            data = member.decompress(content[at:])
+            while not member.eof and end < len(content):
+                data += member.decompress(content[end : end + _PIECE_BYTES])
+                end += _PIECE_BYTES
         except zlib.error:
             break
         if not member.eof:
             break
         texts.append(data.decode())
-        at = len(content) - len(member.unused_data)
+        at = min(end, len(content)) - len(member.unused_data)
     return texts, at

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from leanbench.errors import UserError, nearest
+from leanbench.measure.options import MeasureOptions
 from leanbench.paths import SWEEPS
 from leanbench.registry import kernel
 from leanbench.run import axes
@@ -70,11 +71,24 @@ class SweepFile(_Axes):
     description: str = ""
     kernels: Annotated[tuple[str, ...], _reads("kernels")] = DEFAULT_KERNELS
     configs: Literal["default", "best"] = "default"
+    #: What is measured beside latency, as the flags of the same names.
+    cache: Literal["cold", "warm"] = "cold"
+    sustained: bool = False
+    energy: bool = False
+    occupancy: bool = False
+    counters: bool = False
     grid: list[_Axes] = []
 
     def to_sweep(self) -> Sweep:
         grids = tuple(Grid(**{**self.axes(), **own.axes()}) for own in self.grid or [_Axes()])
-        return Sweep(self.name, grids, self.kernels, self.configs, self.description)
+        measure = MeasureOptions(
+            cache=self.cache,
+            sustained=self.sustained,
+            energy=self.energy,
+            occupancy=self.occupancy,
+            counters=self.counters,
+        )
+        return Sweep(self.name, grids, self.kernels, self.configs, self.description, measure)
 
 
 def shipped_sweeps() -> dict[str, Path]:
@@ -145,8 +159,17 @@ def _line(text: str, key: str, grid: int | None) -> int:
     return found
 
 
-def requested_sweep(file: str | None, axis_flags: dict[str, str], kernels: str | None, configs: str | None) -> Sweep:
+def requested_sweep(
+    file: str | None,
+    axis_flags: dict[str, str],
+    kernels: str | None,
+    configs: str | None,
+    measure: dict[str, Any] | None = None,
+) -> Sweep:
     """The sweep of a command line: a file's, or the default grid's where only axes are given, or smoke; flags win.
+
+    Args:
+        measure: fields of MeasureOptions that flags set.
 
     Raises:
         UserError: anything in it is wrong, an unknown kernel included.
@@ -157,6 +180,8 @@ def requested_sweep(file: str | None, axis_flags: dict[str, str], kernels: str |
     sweep = replace(sweep, grids=tuple(replace(grid, **given) for grid in sweep.grids))
     if kernels is not None:
         sweep = replace(sweep, kernels=PARSERS["kernels"](kernels))
+    if measure:
+        sweep = replace(sweep, measure=replace(sweep.measure, **measure))
     if configs is not None:
         sweep = replace(sweep, configs=axes.choose("configs", configs, CONFIG_CHOICES))
     return sweep

@@ -1,8 +1,9 @@
-"""The worker process: runs one cell after another on one GPU (or for one predicted GPU), so that a crash costs a cell.
+"""The worker process: one problem after another on one GPU (or for one predicted GPU), so that a crash costs a cell.
 
 Started as ``python -m leanbench.run.worker FD``. It speaks JSON lines over the socket FD: the first line names the
-target and is answered with the environment, each further line is a cell and is answered with fields of its row.
-Its own stdout and stderr belong to the kernels; the parent sends them to a log.
+target and is answered with the environment, each further line is a problem with its kernels and is answered with row
+fields for each kernel. Before a kernel's code runs, a line names it: if this process dies or hangs, the parent knows
+whom to blame. Its own stdout and stderr belong to the kernels; the parent sends them to a log.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +23,10 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, kernel
 
 Outcome = dict[str, Any]
-RunCell = Callable[[AttentionProblem, Kernel, str], Outcome]
+#: Row fields by kernel, for a problem, its kernels and how their configs are chosen.
+RunProblem = Callable[[AttentionProblem, Sequence[Kernel], str], dict[str, Outcome]]
+#: Told whose code runs next, None for nobody's.
+Announce = Callable[[str | None], None]
 
 #: prctl's option "signal me when my parent dies".
 _PR_SET_PDEATHSIG = 1
@@ -37,23 +41,30 @@ def main() -> None:
             lines.write(json.dumps(message) + "\n")
             lines.flush()
 
+        at: list[str | None] = [None]
+
+        def announce(name: str | None) -> None:
+            if at[0] != name:
+                at[0] = name
+                answer({"at": name})
+
         try:
-            run_cell, environment = _start(json.loads(lines.readline()))
+            run_problem, environment = _start(json.loads(lines.readline()), announce)
         except Exception as error:
             answer({"failed": _first_line(error)})
             return
         answer({"environment": environment})
         # Ends when the parent closes its side.
         for line in lines:
-            cell = json.loads(line)
-            outcome, usable = _attempt(run_cell, cell)
-            answer({"row": outcome, "usable": usable})
+            announce(None)
+            rows, usable = _attempt(run_problem, json.loads(line), lambda: at[0])
+            answer({"rows": rows, "usable": usable})
             if not usable:
                 return
 
 
-def _start(init: dict[str, Any]) -> tuple[RunCell, dict[str, Any]]:
-    """What runs a cell on the target, and the environment its rows are taken in."""
+def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[str, Any]]:
+    """What runs a problem on the target, and the environment its rows are taken in."""
     from leanbench.run.environment import measured_environment, predicted_environment
 
     index = init["local_index"]
@@ -61,25 +72,53 @@ def _start(init: dict[str, Any]) -> tuple[RunCell, dict[str, Any]]:
         from leanbench.model.cell import predict_cell
 
         spec = spec_from_dict(init["gpu"])
-        return lambda problem, kernel, configs: predict_cell(problem, kernel, configs, spec), predicted_environment()
+
+        def predict(problem: AttentionProblem, kernels: Sequence[Kernel], configs: str) -> dict[str, Outcome]:
+            rows = {}
+            for each in kernels:
+                announce(each.name)
+                rows[each.name] = predict_cell(problem, each, configs, spec)
+            return rows
+
+        return predict, predicted_environment()
     from leanbench.measure.cell import Bench
+    from leanbench.measure.options import MeasureOptions
 
-    return Bench(index).run, measured_environment(index)
+    bench = Bench(index, MeasureOptions.from_dict(init["options"]), announce)
+    return bench.run, measured_environment(index)
 
 
-def _attempt(run_cell: RunCell, cell: dict[str, Any]) -> tuple[Outcome, bool]:
-    """Fields of the cell's row, and whether this process can go on afterwards."""
+def _attempt(
+    run_problem: RunProblem, request: dict[str, Any], at: Callable[[], str | None]
+) -> tuple[dict[str, Outcome], bool]:
+    """Row fields by kernel, and whether this process can go on afterwards.
+
+    When a kernel fails, only its fields are returned: the parent asks again for the others. What fails where no
+    kernel's code ran is everybody's.
+    """
+    names = request["kernels"]
     try:
-        return run_cell(AttentionProblem.from_dict(cell["problem"]), kernel(cell["kernel"]), cell["configs"]), True
+        kernels = [kernel(name) for name in names]
+        return run_problem(AttentionProblem.from_dict(request["problem"]), kernels, request["configs"]), True
     except Exception as error:
-        import traceback
+        outcome, usable = _failure(error)
+        blamed = at()
+        return {name: outcome for name in names if blamed in (None, name)}, usable
 
-        traceback.print_exc()
-        reason = _first_line(error)
-        if type(error).__name__ == "OutOfMemoryError":
-            _free_gpu_memory()
-            return {"status": "out_of_memory", "reason": reason}, True
-        return {"status": "crashed", "reason": reason}, not _is_cuda_error(error)
+
+def _failure(error: Exception) -> tuple[Outcome, bool]:
+    """The row fields of an error, and whether this process can go on afterwards."""
+    import traceback
+
+    name = type(error).__name__
+    if name == "Alarm":
+        return {"status": "suspect", "reason": str(error)}, True
+    traceback.print_exception(error)
+    reason = _first_line(error)
+    if name == "OutOfMemoryError":
+        _free_gpu_memory()
+        return {"status": "out_of_memory", "reason": reason}, True
+    return {"status": "crashed", "reason": reason}, not _is_cuda_error(error)
 
 
 def _is_cuda_error(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""The parent's side of the worker: start it, give it a cell, wait no longer than allowed, kill it."""
+"""The parent's side of the worker: start it, give it a problem, wait no longer than allowed, kill it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,34 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
+from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
 
 #: Importing torch from a cold disk and opening a GPU takes tens of seconds at worst.
 START_TIMEOUT_S = 180.0
 
 
-class WorkerLost(Exception):
-    """The worker is gone in mid-cell; the message says how, as a sentence."""
+class WorkerFailure(Exception):
+    """The worker did not answer. `blamed` is the kernel whose code ran, None for nobody's."""
+
+    def __init__(self, message: str = "", blamed: str | None = None) -> None:
+        super().__init__(message)
+        self.blamed = blamed
 
 
-class WorkerTimeout(Exception):
-    """The worker did not answer in time."""
+class WorkerLost(WorkerFailure):
+    """The worker is gone; the message says how, as a sentence."""
+
+
+class WorkerTimeout(WorkerFailure):
+    """A kernel took longer than allowed."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class WorkerTarget:
 
     gpu: GpuSpec
     local_index: int | None
+    options: MeasureOptions = field(default_factory=MeasureOptions)
 
 
 class WorkerProcess:
@@ -79,16 +90,20 @@ class WorkerProcess:
             raise UserError(f"the worker did not start: {answer['failed']}, see {self._log}")
         return answer["environment"]
 
-    def run(self, cell: Cell, timeout_s: float) -> tuple[dict[str, Any], bool]:
-        """Fields of the cell's row, and whether the worker can take another cell.
+    def run(self, cells: Sequence[Cell], timeout_s: float) -> tuple[dict[str, dict[str, Any]], bool]:
+        """Row fields by kernel for cells of one problem, and whether the worker can go on.
+
+        Kernels may be missing: one of them failed, and the others were not finished.
 
         Raises:
-            WorkerTimeout: no answer within `timeout_s`.
+            WorkerTimeout: a kernel had `timeout_s` for itself and did not finish.
             WorkerLost: the process ended.
         """
-        request = {"problem": cell.problem.to_dict(), "kernel": cell.kernel, "configs": cell.configs}
+        first = cells[0]
+        kernels = [cell.kernel for cell in cells]
+        request = {"problem": first.problem.to_dict(), "kernels": kernels, "configs": first.configs}
         answer = self._ask(request, timeout_s)
-        return answer["row"], answer["usable"]
+        return answer["rows"], answer["usable"]
 
     def kill(self) -> None:
         """Ends the worker and everything it started, at once."""
@@ -98,29 +113,41 @@ class WorkerProcess:
         self._channel.close()
 
     def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
+        """The answer. Each kernel that the worker says it is at has `timeout_s` for itself, all its turns together."""
+        spent_s: dict[str | None, float] = {}
+        at: str | None = None
         try:
             self._channel.sendall(json.dumps(message).encode() + b"\n")
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._channel, selectors.EVENT_READ)
-                while b"\n" not in self._pending:
-                    if not selector.select(max(0.0, deadline - time.monotonic())):
-                        raise WorkerTimeout
-                    received = self._channel.recv(1 << 16)
-                    if not received:
-                        raise self._lost()
-                    self._pending += received
+            while True:
+                begun = time.monotonic()
+                answer = self._line(timeout_s - spent_s.get(at, 0.0), at)
+                spent_s[at] = spent_s.get(at, 0.0) + time.monotonic() - begun
+                if "at" not in answer:
+                    return answer
+                at = answer["at"]
         except (BrokenPipeError, ConnectionResetError):
-            raise self._lost() from None
+            raise self._lost(at) from None
+
+    def _line(self, timeout_s: float, at: str | None) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise WorkerTimeout(blamed=at)
+                received = self._channel.recv(1 << 16)
+                if not received:
+                    raise self._lost(at)
+                self._pending += received
         line, _, self._pending = self._pending.partition(b"\n")
         return json.loads(line)
 
-    def _lost(self) -> WorkerLost:
+    def _lost(self, at: str | None) -> WorkerLost:
         try:
             code = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            return WorkerLost("the worker closed its channel")
+            return WorkerLost("the worker closed its channel", at)
         if code < 0:
             with contextlib.suppress(ValueError):
-                return WorkerLost(f"the worker was ended by {signal.Signals(-code).name}")
-        return WorkerLost(f"the worker ended with exit code {abs(code)}")
+                return WorkerLost(f"the worker was ended by {signal.Signals(-code).name}", at)
+        return WorkerLost(f"the worker ended with exit code {abs(code)}", at)

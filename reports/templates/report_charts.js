@@ -18,8 +18,8 @@
   /** Axes a reader chooses a value of: all that vary but the one on the x axis. */
   const choosable = () => page.axes.filter((axis) => axis.name !== state.x.name);
   const matches = (row) => choosable().every((axis) => row[axis.name] === state.chosen[axis.name]);
-  /** Measured and predicted rows, or two GPUs, never share a picture. */
-  const comparable = (row) => ["source", "gpu"].every((name) => !(name in state.chosen) || row[name] === state.chosen[name]);
+  /** Measured and predicted rows, two GPUs, or a cold and a warm L2 never share a picture. */
+  const comparable = (row) => ["source", "gpu", "cache"].every((name) => !(name in state.chosen) || row[name] === state.chosen[name]);
 
   /** Selects a series that exists: `fixed` holds, and as much as possible of what was chosen before. */
   function choose(fixed, before) {
@@ -55,22 +55,25 @@
     const reach = [meta.low, meta.high].map((column) => (column ? row[column] : null));
     if (!reach.includes(null)) parts.push(` (${reach.map((value) => +value.toPrecision(4)).join(" to ")})`);
     if (row.status === "noisy") parts.push(" noisy");
+    if (row.warnings) parts.push(" !");
     if (meta.all_problems) parts.push(`<br>${plain(row.problem)}`);
     return parts.join("");
   }
 
   function kernelTrace(trace, meta, series, x, asBars) {
-    let points = series.filter((row) => row.kernel === trace.meta.kernel && row[meta.y] !== null);
+    const column = trace.meta.column ?? meta.y;
+    let points = series.filter((row) => row.kernel === trace.meta.kernel && row[column] !== null);
     if (!meta.all_problems) points = fastestByX(points, x);
     const symbol = trace.marker.symbol;
     const filled = {
       ...trace,
       x: points.map((row) => (asBars ? trace.name : row[x])),
-      y: points.map((row) => row[meta.y]),
+      y: points.map((row) => row[column]),
       text: points.map((row) => hover(row, meta)),
       mode: meta.all_problems && severalSeries ? "markers" : "lines+markers",
       visible: !hiddenKernels.has(trace.meta.kernel),
     };
+    if (trace.meta.column) return ceilingTrace(filled, asBars);
     if (asBars) {
       const unused = { mode: undefined, cliponaxis: undefined, line: undefined };
       Object.assign(filled, { ...unused, type: "bar", textposition: "none", marker: { color: trace.marker.color } });
@@ -79,6 +82,8 @@
       const crowded = meta.all_problems && points.length > 60;
       filled.marker = { ...trace.marker, symbol: symbols, ...(crowded && { opacity: 0.65, size: 5 }) };
     }
+    const ringed = points.map((row) => (row.warnings ? 2 : 0));
+    if (ringed.some(Boolean)) filled.marker = { ...filled.marker, line: { color: "#D99A1C", width: ringed } };
     if (meta.low) {
       const above = points.map((row) => Math.max(0, (row[meta.high] ?? row[meta.y]) - row[meta.y]));
       const below = points.map((row) => Math.max(0, row[meta.y] - (row[meta.low] ?? row[meta.y])));
@@ -87,6 +92,13 @@
       if (asBars) filled.error_y.color = "#808690";
     }
     return filled;
+  }
+
+  /** Dotted; on bars, a line across each. */
+  function ceilingTrace(filled, asBars) {
+    if (!asBars) return { ...filled, text: filled.text.map(() => ""), mode: filled.mode === "markers" ? "markers" : "lines" };
+    const { color } = filled.marker;
+    return { ...filled, text: [], mode: "markers", marker: { symbol: "line-ew", size: 30, line: { color: "#808690", width: 2 }, color } };
   }
 
   function floorTrace(trace, meta, series, x) {
@@ -184,8 +196,9 @@
 
   /** `paper`: the size of a chart where the page cannot stretch it. */
   function draw(paper) {
-    const source = state.chosen.source;
+    const { source, cache } = state.chosen;
     if (source) document.querySelectorAll("figcaption .tag").forEach((tag) => { tag.textContent = source; });
+    if (cache) document.querySelectorAll("figcaption .l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
     for (const chart of page.charts) {
       const { data, layout } = build(chart, paper?.width ?? element(chart).clientWidth);
       if (paper) Object.assign(layout, { autosize: false, ...paper, font: { ...layout.font, size: 9 } });
@@ -225,7 +238,8 @@
     const { data, layout } = build(chart, 800);
     const series = chart.figure.layout.meta.all_problems ? "" : seriesText();
     const tag = state.chosen.source ? ` (${state.chosen.source})` : page.tag;
-    const title = `${chart.title}${tag}, ${page.gpus}${series && `<br><sub>${plain(series)}</sub>`}`;
+    const l2 = state.chosen.cache ?? page.l2;
+    const title = `${chart.title}${tag}, ${page.gpus}${l2 && `, ${l2} L2`}${series && `<br><sub>${plain(series)}</sub>`}`;
     const alone = {
       ...layout, paper_bgcolor: "#fff", showlegend: true, legend: { ...layout.legend, orientation: "h", y: -0.18 },
       title: { text: title, font: { size: 15 }, x: 0.02, xanchor: "left" }, margin: { ...layout.margin, t: 56 },

@@ -10,11 +10,14 @@
 
   const formats = {
     text: String,
+    sentence: String,
     int: String,
     tokens,
     figures: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value && value.toPrecision(4)),
     fixed: (value) => value.toFixed(value >= 100 ? 1 : 2),
+    fixed3: (value) => value.toFixed(3),
     percent: (value) => (100 * value).toFixed(1),
+    signed: (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`,
     mega: (value) => formats.figures(value / 1e6),
     exponent: (value) => value.toExponential(1),
   };
@@ -36,9 +39,16 @@
     return [...measured.sort((a, b) => sign * compare(a[index], b[index])), ...missing];
   }
 
+  const isText = (column) => column.kind === "text" || column.kind === "sentence";
+  const warningsAt = page.columns.findIndex((column) => column.name === "warnings");
+
   function cell(row, column) {
     const td = document.createElement("td");
-    if (column.kind !== "text") td.className = "number";
+    td.className = isText(column) ? column.kind : "number";
+    if (column.name === "latency_us" && row[warningsAt]) {
+      td.classList.add("warned");
+      td.title = row[warningsAt];
+    }
     td.textContent = textOf(row, column);
     if (column.name === "status") td.classList.add("status", row[column.index]);
     return td;
@@ -64,7 +74,8 @@
     const unit = document.createElement("small");
     th.scope = "col";
     th.dataset.column = column.name;
-    if (column.kind !== "text") th.className = "number";
+    if (!isText(column)) th.className = "number";
+    button.title = column.meaning;
     button.type = "button";
     button.textContent = column.heading;
     unit.textContent = column.unit;

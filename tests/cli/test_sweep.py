@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from leanbench.cli import sweep as module
 from leanbench.cli.main import app
 from leanbench.cli.sweep_tables import show_summary
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.timing import Effort
 from leanbench.model import KNOWN_ERROR
 from leanbench.problem import AttentionProblem
-from leanbench.run.cells import Sweep, expand
+from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds, fits
 
 
@@ -60,6 +65,21 @@ def assert_refused(result: Result, words: str) -> None:
         (["--require-gpu"], "--require-gpu"),
         (["--timeout", "soon"], "--timeout 'soon' is not a duration, write for example 90s, 10m or 2h"),
         (["--budget", "0"], "--budget '0' is not a duration"),
+        (["--cache", "hot"], "cache 'hot' is not supported, choose from cold, warm"),
+        (["--ci", "0.5"], "--ci '0.5' is not a percentage, write a number from 0% to 50% with its sign, as in 5%"),
+        (["--ci", "60%"], "--ci '60%' is not a percentage, write a number from 0% to 50%"),
+        (
+            ["--min-samples", "5"],
+            "--min-samples 5 and --max-samples 200 must be 6 (fewer give no 95% interval) to 10000",
+        ),
+        (
+            ["--max-samples", "9"],
+            "--min-samples 10 and --max-samples 9 must be 6 (fewer give no 95% interval) to 10000",
+        ),
+        (["--max-samples", "10001"], "--max-samples 10001 must be 6 "),
+        (["--window", "long"], "--window 'long' is not a duration, write for example 90s, 10m or 2h"),
+        (["--energy", "--window", "1s"], "a window of 1 s measures no energy, the energy counter moves in steps: give"),
+        (["--sustained", "--window", "2h"], "a window of 7200 s measures no energy, the energy counter moves in steps"),
         (["--name", "../up"], "--name '../up' is not a folder name"),
         (["--resume"], "there is no run of sweep 'smoke' in "),
         (["--name", "never", "--resume"], "is not a run directory, it has no manifest.json"),
@@ -68,6 +88,77 @@ def assert_refused(result: Result, words: str) -> None:
 def test_bad_input_is_one_sentence(tmp_path, words, sentence):
     assert_refused(invoke("sweep", "--out", str(tmp_path / "runs"), *words), sentence)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[str]]]:
+    """Sweeps that would have been started: the sweep, its cells, its manifest, its command."""
+    sweeps = []
+
+    def run(path, cells, asked, target, limits, command, **options):
+        sweeps.append((asked, cells, module._manifest(cells, asked, target, command), command))
+        return False
+
+    monkeypatch.setattr(module, "_run", run)
+    return sweeps
+
+
+def test_without_flags_latency_alone_is_measured(started):
+    assert invoke("sweep", "--no-report").exit_code == 0
+    ((asked, _, manifest, command),) = started
+    assert asked.measure == MeasureOptions()
+    assert manifest["measure"] == MeasureOptions().to_dict()
+    assert command == ["leanbench", "sweep", "--no-report"]
+
+
+@pytest.fixture
+def h200_here(monkeypatch) -> None:
+    """As far as the command line looks; nothing runs."""
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 0))
+
+
+@pytest.mark.usefixtures("h200_here")
+def test_flags_say_what_is_measured_and_how_hard(started):
+    flags = (
+        "--cache warm --sustained --energy --window 5s --occupancy --counters --ci 2% --min-samples 6 --max-samples 20"
+    )
+    assert invoke("sweep", "--no-report", "--kernels", "lean", *flags.split()).exit_code == 0
+    ((asked, cells, manifest, command),) = started
+    effort = Effort(relative_ci=0.02, min_samples=6, max_samples=20)
+    assert asked.measure == MeasureOptions(effort, "warm", True, True, 5.0, True, True)
+    assert {cell.cache for cell in cells} == {"warm"}
+    assert manifest["measure"] == json.loads(json.dumps(asked.measure.to_dict()))
+    # What --resume is told to repeat.
+    assert shlex.join(command) == f"leanbench sweep --kernels lean {flags} --no-report"
+
+
+@pytest.mark.usefixtures("h200_here")
+def test_a_file_says_what_is_measured_and_flags_add_to_it(tmp_path, started):
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\nkernels = ["lean"]\nenergy = true\ncache = "warm"\n')
+    assert invoke("sweep", str(file), "--no-report", "--occupancy").exit_code == 0
+    assert invoke("sweep", str(file), "--no-report", "--cache", "cold").exit_code == 0
+    assert [asked.measure for asked, *_ in started] == [
+        MeasureOptions(energy=True, cache="warm", occupancy=True),
+        MeasureOptions(energy=True),
+    ]
+
+
+def test_what_cannot_be_predicted_is_refused_or_said():
+    assert_refused(invoke("sweep", "--cache", "warm", "--dry-run"), "--cache warm cannot be predicted")
+    result = invoke("sweep", "--energy", "--occupancy", "--dry-run")
+    assert result.exit_code == 0
+    assert "Only a GPU can measure energy, occupancy: left out." in result.stderr
+
+
+def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\nenergy = true\n')
+    refused = invoke("sweep", str(file), "--window", "0.1s", "--dry-run")
+    assert_refused(refused, "a window of 0.1 s measures no energy")
+    refused = invoke("sweep", str(file), "--window", "60s", "--dry-run")
+    assert_refused(refused, "--timeout 120s is too short for --window 60s: give it 150s")
+    assert invoke("sweep", str(file), "--window", "60s", "--timeout", "150s", "--dry-run").exit_code == 0
 
 
 def test_a_toml_error_names_file_line_and_key(tmp_path):
@@ -93,7 +184,14 @@ def test_a_run_of_another_version_is_refused(tmp_path):
     assert_refused(result, "was written with schema version 99, this leanbench reads 1")
 
 
-@pytest.mark.parametrize(("words", "say"), [(["frob"], "No such command 'frob'"), (["sweep", "--frob"], "--frob")])
+@pytest.mark.parametrize(
+    ("words", "say"),
+    [
+        (["frob"], "No such command 'frob'"),
+        (["sweep", "--frob"], "--frob"),
+        (["sweep", "--max-samples", "many"], "Invalid value for '--max-samples'"),
+    ],
+)
 def test_unknown_commands_and_flags_are_usage_errors(words, say):
     result = invoke(*words)
     assert result.exit_code == 2
@@ -143,7 +241,26 @@ def test_best_configs_take_longer_than_default_ones():
     gpu = find("h200")
     best = expand(Sweep("s", kernels=("lean",), configs="best"))[0]
     default = expand(Sweep("s", kernels=("lean",)))[0]
-    assert estimated_seconds(best, gpu, predicted=False) > estimated_seconds(default, gpu, predicted=False) > 1
+    assert estimated_seconds(best, gpu, predicted=False) > 2 * estimated_seconds(default, gpu, predicted=False) > 0
+
+
+def test_what_is_measured_beside_latency_takes_its_time():
+    gpu = find("h200")
+    cell = expand(Sweep("s", kernels=("lean",)))[0]
+
+    def added_s(**asked: Any) -> float:
+        plain_s = estimated_seconds(cell, gpu, predicted=False)
+        return estimated_seconds(cell, gpu, predicted=False, options=MeasureOptions(**asked)) - plain_s
+
+    # The windows, and seconds around them; that of the read floor is shared by three kernels.
+    assert 10 < added_s(sustained=True, window_s=10.0) < 12
+    assert added_s(energy=True, window_s=10.0) == pytest.approx(4 / 3 * added_s(sustained=True, window_s=10.0))
+    assert added_s(occupancy=True, counters=True) == pytest.approx(added_s(occupancy=True) + added_s(counters=True))
+    assert added_s(counters=True) > added_s(occupancy=True) > 0
+    assert added_s(window_s=10.0, cache="warm") == 0
+    assert estimated_seconds(cell, gpu, predicted=True, options=MeasureOptions(energy=True)) == estimated_seconds(
+        cell, gpu, predicted=True
+    )
 
 
 def row(kernel: str, latency_us: float | None, status: str = "ok", **fields: object) -> dict[str, object]:
@@ -192,8 +309,6 @@ def test_a_run_without_lean_has_no_speedups(capsys):
 
 
 def test_default_names_never_collide(tmp_path, monkeypatch):
-    from leanbench.cli import sweep as module
-
     class Clock(module.datetime):
         @classmethod
         def now(cls, tz=None):

@@ -27,6 +27,14 @@ class FakeGpu:
     power_usage_mw: int = 310_000
     event_reasons: int = 0
     mig: bool = False
+    total_energy_mj: int = 5_000_000_000
+    power_limit_mw: int = 600_000
+    #: Process ids by the kind of their context.
+    compute_pids: list[int] = field(default_factory=list)
+    mps_pids: list[int] = field(default_factory=list)
+    graphics_pids: list[int] = field(default_factory=list)
+    #: (pid, time stamp in us, percent of SM time)
+    utilisation: list[tuple[int, int, int]] = field(default_factory=list)
     #: NVML function names that answer with an error, and which.
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -37,6 +45,8 @@ class FakeNvml:
     #: nvmlInit calls without their nvmlShutdown.
     open: int = 0
     init_error: int | None = None
+    #: What nvmlSystemGetProcessName says of a pid; it does not find the others.
+    process_names: dict[int, str] = field(default_factory=dict)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +87,24 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         error = gpu.errors.get("field 186", pynvml.NVML_SUCCESS)
         return [SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=gpu.power_instant_mw))]
 
+    def processes(pids: list[int]) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]
+
+    def process_utilisation(gpu: FakeGpu, since_us: int) -> list[Any]:
+        samples = [
+            SimpleNamespace(pid=pid, timeStamp=stamp_us, smUtil=percent)
+            for pid, stamp_us, percent in gpu.utilisation
+            if stamp_us > since_us or stamp_us == 0  # entries that were never filled come along
+        ]
+        if not samples:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return samples
+
+    def process_name(pid: int) -> str:
+        if pid not in fake.process_names:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return fake.process_names[pid]
+
     clocks = {pynvml.NVML_CLOCK_SM: "sm_clock_mhz", pynvml.NVML_CLOCK_MEM: "memory_clock_mhz"}
     per_gpu: dict[str, Callable[..., Any]] = {
         "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
@@ -96,11 +124,18 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
         "nvmlDeviceGetCurrentClocksEventReasons": lambda gpu: gpu.event_reasons,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.event_reasons,
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": _no_mig_instance,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.total_energy_mj,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda gpu: gpu.power_limit_mw,
+        "nvmlDeviceGetComputeRunningProcesses": lambda gpu: processes(gpu.compute_pids),
+        "nvmlDeviceGetMPSComputeRunningProcesses": lambda gpu: processes(gpu.mps_pids),
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda gpu: processes(gpu.graphics_pids),
+        "nvmlDeviceGetProcessUtilization": process_utilisation,
     }
     return {
         "nvmlInit": init,
         "nvmlShutdown": shutdown,
         "nvmlSystemGetDriverVersion": lambda: "580.65.06",
+        "nvmlSystemGetProcessName": process_name,
         "nvmlDeviceGetCount": lambda: len(fake.gpus),
         "nvmlDeviceGetHandleByIndex": lambda index: fake.gpus[index],
         "nvmlDeviceGetHandleByUUID": by_uuid,

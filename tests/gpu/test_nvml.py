@@ -162,6 +162,57 @@ def test_limits(fake_nvml: Install) -> None:
         assert nvml.limits().bandwidth_tb_s is None
 
 
+#: Calls that ask one thing, the NVML function behind each, and what the pretended GPU answers.
+SINGLE_CALLS = [
+    ("total_energy_mj", "nvmlDeviceGetTotalEnergyConsumption", 5_000_000_000),
+    ("power_instant_w", "field 186", 476.0),
+    ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", 600.0),
+    ("sm_clock_mhz", "nvmlDeviceGetClockInfo", 1755),
+]
+
+
+@pytest.mark.parametrize(("method", "function", "value"), SINGLE_CALLS)
+def test_single_calls(fake_nvml: Install, method: str, function: str, value: float) -> None:
+    gpu = fake_nvml({}).gpus[0]
+    with Nvml(0) as nvml:
+        assert getattr(nvml, method)() == value
+        for error in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
+            gpu.errors[function] = error
+            # No other call steps in: nvmlDeviceGetPowerUsage, for one, is an average over a second.
+            assert getattr(nvml, method)() is None
+
+
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [
+        ("total_energy_mj", "nvmlDeviceGetTotalEnergyConsumption"),
+        ("power_instant_w", "nvmlDeviceGetFieldValues"),
+        ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit"),
+        ("sm_clock_mhz", "nvmlDeviceGetClockInfo"),
+        ("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons"),
+        ("other_processes", "nvmlDeviceGetComputeRunningProcesses"),
+        ("other_processes", "nvmlDeviceGetProcessUtilization"),
+    ],
+)
+def test_lost_gpu_in_single_calls(fake_nvml: Install, method: str, function: str) -> None:
+    gpu = fake_nvml({}).gpus[0]
+    with Nvml(0) as nvml:
+        gpu.errors[function] = pynvml.NVML_ERROR_GPU_IS_LOST
+        with pytest.raises(GpuLostError, match="reboot"):
+            getattr(nvml, method)()
+
+
+def test_throttle_reasons(fake_nvml: Install) -> None:
+    gpu = fake_nvml({"event_reasons": 0x4 | 0x2}).gpus[0]
+    with Nvml(0) as nvml:
+        assert nvml.throttle_reasons() == ["sw_power_cap"]
+        gpu.event_reasons = 0
+        assert nvml.throttle_reasons() == []
+        gpu.errors["nvmlDeviceGetCurrentClocksEventReasons"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        gpu.errors["nvmlDeviceGetCurrentClocksThrottleReasons"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert nvml.throttle_reasons() is None
+
+
 @pytest.mark.parametrize("device", [1, B["uuid"], B["uuid"].removeprefix("GPU-")])
 def test_device_by_index_or_uuid(fake_nvml: Install, device: int | str) -> None:
     fake_nvml(A, WARM_B)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +14,11 @@ import torch
 from attention_calls import assert_right, attend
 
 from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.measure.cell import Bench
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.read_floor import fingerprint
 from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.registry import KernelConfig, kernel
 
 # The thread method ends the process: a kernel that waits for ever cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
@@ -220,3 +224,48 @@ def test_a_call_does_not_wait_for_the_gpu(problem):
         shorter = attend(inputs, cache_seqlens=1)
     assert_right(inputs, out, lse)
     assert_right(replace(inputs, cache_seqlens=None, context=1), *shorter)
+
+
+def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
+    """12.6 MB of K and V fit the L2 of any GPU that is supported; rotating buffers do not."""
+    problem = AttentionProblem(1, 32, 8, 3072, 128)
+    found = {}
+    for cache in ("cold", "warm"):
+        rows = Bench(0, MeasureOptions(cache=cache)).run(problem, [kernel("fa2"), kernel("lean")], "default")
+        assert {row["cache"] for row in rows.values()} == {cache}
+        assert {row["status"] for row in rows.values()} <= {"ok", "noisy"}, rows
+        found[cache] = rows
+    for name in ("fa2", "lean"):
+        assert found["warm"][name]["latency_us"] < found["cold"][name]["latency_us"]
+
+
+def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
+    problem = AttentionProblem(1, 56, 56, 16384, 64)
+    rows = Bench(0).run(problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")], "default")
+    for row in rows.values():
+        assert row["crosscheck_us"] == pytest.approx(row["latency_us"], rel=0.03, abs=1.0)
+        assert row["read_floor_us"] < 1.03 * row["latency_us"]
+        raw = row["raw_samples"]
+        assert statistics.median(raw["samples_us"]) == pytest.approx(row["latency_us"], abs=1e-3)
+        assert len(raw["rounds"]) == len(raw["sm_clock_mhz"]) == row["samples"]
+
+
+@pytest.mark.parametrize("problem", [MHA, GQA, RAGGED], ids=lambda problem: problem.label)
+def test_a_fingerprint_follows_every_element_of_the_inputs(problem):
+    inputs = make_inputs(problem, "cuda")
+    before = fingerprint(inputs)
+
+    def is_same() -> bool:
+        return all(torch.equal(one, other) for one, other in zip(before, fingerprint(inputs), strict=True))
+
+    assert is_same()
+    tensors = [inputs.q, inputs.k_cache, inputs.v_cache]
+    tensors += [] if inputs.cache_seqlens is None else [inputs.cache_seqlens]
+    for tensor in tensors:
+        places = [(0,) * tensor.dim(), tuple(size - 1 for size in tensor.shape), tuple(n // 2 for n in tensor.shape)]
+        for place in places:
+            value = tensor[place].clone()
+            tensor[place] += 1
+            assert not is_same(), (tensor.shape, place)
+            tensor[place] = value
+            assert is_same()

@@ -1,109 +1,35 @@
-"""How a cell is measured, on a pretended GPU: memory, inputs and clock are made up, the check is the real one."""
+"""How the kernels of a problem are measured, on a pretended GPU: times are made up, inputs and the check are real."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
+import os
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from pretended_gpu import CONFIG, FASTER, PROBLEM, PretendedGpu, Right, measure, pretend
 
-from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile
-from leanbench.gpu.catalogue import find
+from leanbench.gpu.nvml import GpuState
+from leanbench.gpu.processes import GpuProcess
 from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.inputs import AttentionInputs
 from leanbench.measure import cell as module
-from leanbench.measure.cell import Bench, timing_fields
-from leanbench.measure.timing import Timing
+from leanbench.measure.cell import Bench
+from leanbench.measure.fields import timing_fields
+from leanbench.measure.timing import Effort, Timing
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernel
+from leanbench.registry import KernelConfig, kernel
 from leanbench.row import Row
-
-H200 = find("h200")
-PROBLEM = AttentionProblem(2, 4, 2, 1000, 64)
-CONFIG = KernelConfig(64, 4, 2)
-FASTER = KernelConfig(128, 4, 2)
-STEADY = Timing((10.0,) * 12, 64)
-FLOOR = Timing((8.0,) * 12, 64)
-
-
-class Right(Kernel):
-    """The reference behind launch settings."""
-
-    name = "right"
-    title = "the reference"
-    decomposition = "one_cta_per_tile"
-    source = "test"
-
-    def __init__(self) -> None:
-        self.prepared: list[KernelConfig | None] = []
-        self.launches = 0
-
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        return "right knows no head_dim 256" if problem.head_dim == 256 else None
-
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
-        return CONFIG
-
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-        return [CONFIG, FASTER]
-
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
-        assert config is not None
-        return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
-
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        self.prepared.append(config)
-        attend_all = kernel("reference").prepare(inputs, None)
-
-        def launch() -> None:
-            self.launches += 1
-            attend_all()
-            self.spoil(inputs)
-
-        return launch
-
-    def spoil(self, inputs: AttentionInputs) -> None:
-        """What a wrong kernel overrides."""
+from leanbench.run.samples import Samples
 
 
 @pytest.fixture
-def gpu(monkeypatch) -> SimpleNamespace:
-    """What the pretended GPU answers; tests change it."""
-    gpu = SimpleNamespace(free=140e9, timing=STEADY, floors=0, made=[])
-
-    def made(problem: AttentionProblem, device: torch.device, seed: int | None) -> AttentionInputs:
-        assert device == torch.device("cuda", 0)
-        assert seed is None, "a check wants fresh inputs"
-        gpu.made.append(problem)
-        return make_inputs(problem, "cpu", seed)
-
-    def time_launches(launches: list[Callable[[], object]], effort: object) -> Timing:
-        for launch in launches:
-            launch()
-        return gpu.timing
-
-    def floor(buffers: list[AttentionInputs], kv_bytes: int) -> Timing:
-        assert (len(buffers), kv_bytes) == (len(gpu.made), PROBLEM.kv_bytes)
-        gpu.floors += 1
-        return FLOOR
-
-    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(gpu.free), int(141e9)))
-    monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: H200)
-    monkeypatch.setattr(module, "_open_nvml", lambda device: None)
-    monkeypatch.setattr(module, "make_inputs", made)
-    monkeypatch.setattr(module, "time_launches", time_launches)
-    monkeypatch.setattr(module, "measure_read_floor", floor)
-    # 3 MB of cold buffers, not 400: as many copies of small problems.
-    monkeypatch.setattr(module, "_COLD_BYTES", 3_000_000)
-    monkeypatch.setattr(module, "_COLD_L2_MULTIPLE", 0)
-    return gpu
+def gpu(monkeypatch) -> PretendedGpu:
+    return pretend(monkeypatch)
 
 
 def row(fields: dict[str, Any]) -> Row:
@@ -112,53 +38,91 @@ def row(fields: dict[str, Any]) -> Row:
 
 
 def test_a_cell(gpu):
-    # K and V are 1,024,000 bytes: three buffers make 3 MB.
-    fields = Bench(0).run(PROBLEM, Right(), "default")
+    fields = measure(gpu, Right())["right"]
     assert gpu.made == [PROBLEM] * 3
-    assert fields["status"] == "ok"
     assert 0 < fields.pop("relative_error") < 1e-3
     assert fields.pop("lse_error") < 1e-6
+    raw = fields.pop("raw_samples")
+    steady = Timing(64, [10.0] * 10, list(range(10)), [None] * 10)
     assert fields == {
         "source": "measured",
         "decomposition": "one_cta_per_tile",
-        "kv_bytes": 1_024_000,
+        "kv_bytes": 102_400,
+        "cache": "cold",
         "config": CONFIG.to_dict(),
         "config_choice": "default",
         "checked_heads": 4,
         "total_heads": 4,
-        **timing_fields(STEADY, 1_024_000, 8.0),
+        **timing_fields(steady, 102_400, 8.0),
+        "crosscheck_us": 10.1,
         "quantisation_efficiency": pytest.approx(4 / 132),
+        "warnings": [],
         "status": "ok",
+        "reason": None,
     }
     assert row(fields).latency_us == 10.0
-
-
-def test_timing_fields():
-    timing = Timing((9.0, 10.0, 11.0, 14.0), 32)
-    assert timing_fields(timing, 21_000_000, 7.0) == {
-        "latency_us": 10.5,
-        "latency_p25_us": 9.75,
-        "latency_p75_us": 11.75,
-        "latency_ci_low_us": 9.0,
-        "latency_ci_high_us": 14.0,
-        "samples": 4,
-        "launches_per_sample": 32,
-        "bandwidth_tb_s": pytest.approx(2.0),
-        "read_floor_us": 7.0,
-        "read_floor_share": pytest.approx(7.0 / 10.5),
+    assert Samples(cell="c", **raw).model_dump() == {
+        "cell": "c",
+        "samples_us": [10.0] * 10,
+        "rounds": list(range(10)),
+        "sm_clock_mhz": [None] * 10,
+        "crosscheck_us": [10.0, 10.2, 10.1],
     }
 
 
-def test_the_next_kernel_of_a_problem_finds_its_inputs_and_its_floor(gpu):
+def test_kernels_of_a_problem_are_measured_side_by_side(gpu):
+    effort = Effort(min_samples=6, max_samples=6)
+    rows = measure(gpu, Right("a", [10.0]), Right("b", [20.0]), effort=effort)
+    assert list(rows) == ["a", "b"]
+    assert {name: fields["latency_us"] for name, fields in rows.items()} == {"a": 10.0, "b": 20.0}
+    # The floor is one of them, and measured once for all. A first round is not counted.
+    assert gpu.sampled == [None, "a", "b", *[None, "a", "b", "a", "b", None, "b", None, "a"] * 2]
+    assert gpu.floors == [False]
+    assert len(gpu.made) == 3
+    assert [fields["read_floor_us"] for fields in rows.values()] == [8.0, 8.0]
+    assert rows["a"]["raw_samples"]["rounds"] == rows["b"]["raw_samples"]["rounds"] == list(range(6))
+
+
+def test_whose_code_runs_is_announced_before_it_runs(gpu):
+    class Watched(Right):
+        def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+            assert gpu.announced[-1] == self.name
+            return super().prepare(inputs, config)
+
+        def spoil(self, inputs: AttentionInputs) -> None:
+            assert gpu.announced[-1] == self.name
+
+    rows = measure(gpu, Watched("a"), Watched("b"), effort=Effort(min_samples=6, max_samples=6))
+    assert {fields["status"] for fields in rows.values()} == {"ok"}
+    # What it can run, its check and its graph are each one's own; the inputs are nobody's.
+    assert gpu.announced[:7] == ["a", "b", None, "a", "b", "a", "b"]
+    assert gpu.announced[-1] is None
+
+
+def test_the_next_kernel_of_a_problem_finds_its_inputs(gpu):
     bench = Bench(0)
-    bench.run(PROBLEM, Right(), "default")
-    bench.run(PROBLEM, Right(), "default")
-    assert (len(gpu.made), gpu.floors) == (3, 1)
+    bench.run(PROBLEM, [Right()], "default")
+    bench.run(PROBLEM, [Right()], "default")
+    assert gpu.made == [PROBLEM] * 3
     gpu.made.clear()
     other = replace(PROBLEM, dtype="bf16")
-    bench.run(other, Right(), "default")
+    bench.run(other, [Right()], "default")
     assert gpu.made == [other] * 3
-    assert gpu.floors == 2
+
+
+def test_a_floor_that_a_kernel_beats_is_looked_for_again(gpu):
+    gpu.floor_us, gpu.best_floor_us = 12.0, 9.5
+    rows = measure(gpu, Right())
+    assert gpu.floors == [False, True]
+    assert (rows["right"]["status"], rows["right"]["read_floor_us"]) == ("ok", 9.5)
+    # Once: what is then still too fast is suspect.
+    gpu.floors.clear()
+    gpu.best_floor_us = 12.0
+    rows = measure(gpu, Right("a"), Right("b", [13.0]))
+    assert gpu.floors == [False, True]
+    assert rows["a"]["status"] == "suspect"
+    assert rows["a"]["reason"].startswith("10.00 µs beats a kernel that only reads the same bytes (12.00 µs)")
+    assert rows["b"]["status"] == "ok"
 
 
 def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
@@ -170,148 +134,163 @@ def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
 
     monkeypatch.setattr(module, "fastest", fastest)
     kernel = Right()
-    fields = Bench(0).run(PROBLEM, kernel, "best")
+    fields = measure(gpu, kernel, configs="best")["right"]
     assert (fields["config"], fields["config_choice"]) == (FASTER.to_dict(), "best of 2")
     # Each candidate over all three buffers, then the best once more.
     assert kernel.prepared == [CONFIG] * 3 + [FASTER] * 6
 
 
-@pytest.mark.usefixtures("gpu")
-def test_resident_ctas_count_as_slots():
+def test_resident_ctas_count_as_slots(gpu):
     class Resident(Right):
         def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
             return replace(CONFIG, ctas_per_sm=2)
 
-    assert Bench(0).run(PROBLEM, Resident(), "default")["quantisation_efficiency"] == pytest.approx(4 / 264)
+    assert measure(gpu, Resident())["right"]["quantisation_efficiency"] == pytest.approx(4 / 264)
+
+
+def test_a_warm_cache_is_one_buffer_and_says_so(gpu):
+    fields = measure(gpu, Right(), cache="warm")["right"]
+    assert len(gpu.made) == 1
+    assert (fields["cache"], row(fields).cache, fields["status"]) == ("warm", "warm", "ok")
 
 
 def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
-    fields = Bench(0).run(replace(PROBLEM, head_dim=256), Right(), "default")
-    assert (fields["status"], fields["reason"]) == ("unsupported", "right knows no head_dim 256")
+    rows = Bench(0).run(replace(PROBLEM, head_dim=256), [Right(), kernel("reference")], "default")
+    assert (rows["right"]["status"], rows["right"]["reason"]) == ("unsupported", "right knows no head_dim 256")
+    assert rows["reference"]["status"] == "unsupported"
+    assert rows["reference"]["reason"].startswith("reference is there to check others, it cannot be captured in a CUDA")
     assert gpu.made == []
-    assert "latency_us" not in fields
-    fields = Bench(0).run(PROBLEM, kernel("reference"), "default")
-    assert fields["status"] == "unsupported"
-    assert fields["reason"].startswith("reference is there to check others, it cannot be captured in a CUDA graph")
-    assert gpu.made == []
+    assert "latency_us" not in rows["right"]
 
 
-def test_out_of_memory_says_both_numbers(gpu):
-    gpu.free = 20e9
-    problem = AttentionProblem(4, 32, 32, 1_000_000, 64)
+def test_what_is_unsupported_leaves_the_others_alone(gpu):
+    rows = Bench(0).run(PROBLEM, [kernel("reference"), Right()], "default")
+    assert {name: fields["status"] for name, fields in rows.items()} == {"reference": "unsupported", "right": "ok"}
+    assert list(rows) == ["reference", "right"]
+
+
+def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
+    gpu.free_bytes = 20e9
     bench = Bench(0)
-    fields = bench.run(problem, Right(), "default")
-    # K and V: 2 x 4 x 10^6 x 32 x 64 x 2 bytes. The check: a head in fp64, 10^6 x (2 x 64 + 3) x 8, and 512 MB.
-    assert (fields["status"], fields["reason"]) == (
-        "out_of_memory",
-        "needs 34.3 GB (K and V 32.8 GB, the rest for the check) and the GPU has 20.0 GB free: "
-        "choose a smaller context, batch or number of KV heads",
-    )
-    assert row(fields).status == "out_of_memory"
+    large = AttentionProblem(4, 32, 32, 1_000_000, 64)
+    rows = bench.run(large, [Right("a"), kernel("reference"), Right("b")], "default")
+    for name in ("a", "b"):
+        assert rows[name]["status"] == "out_of_memory"
+        assert rows[name]["reason"].startswith("needs 34.3 GB (K and V 32.8 GB, the rest for the check) and the GPU")
+        assert row(rows[name]).kv_bytes == large.kv_bytes
+    assert rows["reference"]["status"] == "unsupported"
     assert gpu.made == []
     # What does not fit leaves the bench usable.
-    assert bench.run(PROBLEM, Right(), "default")["status"] == "ok"
+    assert bench.run(PROBLEM, [Right()], "default")["right"]["status"] == "ok"
 
 
-@pytest.mark.parametrize(("free", "fits"), [(34_327_999_999, False), (34_328_000_000, True)])
-def test_memory_shortage_to_the_byte(gpu, free, fits):
-    gpu.free = free
-    assert (Bench(0)._memory_shortage(AttentionProblem(4, 32, 32, 1_000_000, 64)) is None) == fits
+class PretendedNvml:
+    """Answers with one state, and with other processes."""
+
+    def __init__(self, reasons: list[str], processes: list[GpuProcess] | None = None) -> None:
+        self.reading = GpuState(1755, 2619, 44, 412.5, reasons)
+        self.processes = processes
+
+    def state(self) -> GpuState:
+        return self.reading
+
+    def other_processes(self, since_us: int) -> list[GpuProcess] | None:
+        assert since_us > 1e15, "microseconds since 1970"
+        return self.processes
 
 
-def test_a_ragged_batch_needs_room_for_its_longest_sequence_in_every_row(gpu):
-    gpu.free = 20e9
-    ragged = AttentionProblem(4, 32, 32, (1, 1, 1, 1_000_000), 64)
-    assert "K and V 32.8 GB" in (Bench(0)._memory_shortage(ragged) or "")
+def test_the_state_of_the_gpu_is_in_the_row(gpu):
+    gpu.nvml = PretendedNvml(["sync_boost"])
+    effort = Effort(max_repeats=2, throttled_pause_s=0.0)
+    fields = measure(gpu, Right(), effort=effort)["right"]
+    assert {name: fields[name] for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")} == {
+        "sm_clock_mhz": 1755,
+        "temperature_c": 44,
+        "power_w": 412.5,
+        "throttle_reasons": ["sync_boost"],
+    }
+    assert fields["throttled_samples"] == 2
+    assert fields["raw_samples"]["sm_clock_mhz"] == [1755] * 10
+    assert fields["raw_samples"]["rounds"] == list(range(2, 12))
+    assert fields["warnings"] == ["clocks were lowered (sync_boost) in samples that count, after 2 were thrown away"]
+    assert fields["status"] == "ok"
 
 
-def test_copies_leave_a_fifth_of_the_memory_free(gpu, monkeypatch):
-    monkeypatch.setattr(module, "_COLD_BYTES", 400e6)
-    # 1.6 MB of 2 MB hold one copy of 1,024,000 bytes.
-    monkeypatch.setattr(Bench, "_memory_shortage", lambda self, problem: None)
-    gpu.free = 2e6
-    Bench(0).run(PROBLEM, Right(), "default")
-    assert len(gpu.made) == 1
+@pytest.mark.parametrize(("pid", "status"), [(1, "noisy"), (os.getppid(), "ok")])
+def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does_not(gpu, pid, status):
+    gpu.nvml = PretendedNvml([], [GpuProcess(pid, "train", 30)])
+    rows = measure(gpu, Right("a"), Right("b"))
+    assert {fields["status"] for fields in rows.values()} == {status}
+    if status == "noisy":
+        assert rows["a"]["reason"].startswith("other programs used the GPU meanwhile: train (pid 1)")
 
 
-def test_the_buffers_exceed_the_l2_several_times(gpu, monkeypatch):
-    monkeypatch.setattr(module, "_COLD_L2_MULTIPLE", 6)
-    monkeypatch.setattr(module, "make_inputs", lambda *_, **__: gpu.made.append(1))
+@pytest.fixture
+def sustained(monkeypatch) -> list[tuple[int, object, float]]:
+    """`measure_sustained` answers at once; its calls are noted: launches of a replay, NVML, window."""
+    calls: list[tuple[int, object, float]] = []
+
+    def fake(replay: object, launches: int, nvml: object, calibration: object, window_s: float) -> SimpleNamespace:
+        calls.append((launches, nvml, window_s))
+        return SimpleNamespace(warnings=[f"reading {len(calls)}"], number=len(calls))
+
+    def energy_fields(reading: Any, calibration: object, floor: Any) -> dict[str, Any]:
+        return {"energy_mj": float(reading.number), "energy_floor_mj": None if floor is None else float(floor.number)}
+
+    monkeypatch.setattr("leanbench.measure.energy.measure_sustained", fake)
+    monkeypatch.setattr(module.extras, "energy_fields", energy_fields)
+    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: "calibrated")
+    return calls
+
+
+def test_energy_of_each_kernel_and_of_the_floor_once(gpu, sustained):
+    gpu.nvml = PretendedNvml([])
+    rows = measure(gpu, Right("a"), Right("b"), energy=True, window_s=5.0)
+    assert sustained == [(64, gpu.nvml, 5.0)] * 3
+    assert {name: (fields["energy_mj"], fields["energy_floor_mj"]) for name, fields in rows.items()} == {
+        "a": (2.0, 1.0),
+        "b": (3.0, 1.0),
+    }
+    assert [fields["warnings"] for fields in rows.values()] == [["reading 2"], ["reading 3"]]
+
+
+def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
+    gpu.nvml = PretendedNvml([])
+    assert measure(gpu, Right(), sustained=True)["right"]["energy_floor_mj"] is None
+    assert sustained == [(64, None, 3.0)]
+
+
+def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
+    def occupancy_fields(candidate: Any, problem: object, buffers: Sequence[object], spec: object) -> dict[str, Any]:
+        assert gpu.announced[-1] == candidate.kernel.name
+        assert (problem, len(buffers)) == (PROBLEM, 3)
+        return {"sm_busy_share": candidate.row["latency_us"] / 100}
+
+    def counter_fields(candidate: Any, problem: object, device_index: int, cache: str) -> dict[str, Any]:
+        assert (problem, device_index, cache) == (PROBLEM, 0, "cold")
+        candidate.warnings.append("counters want rights")
+        return {"counted_dram_bytes": 7}
+
+    monkeypatch.setattr(module.extras, "occupancy_fields", occupancy_fields)
+    monkeypatch.setattr(module.extras, "counter_fields", counter_fields)
+    plain = measure(gpu, Right())["right"]
+    assert not {"sm_busy_share", "counted_dram_bytes"} & set(plain)
+    assert plain["warnings"] == []
+    rows = measure(gpu, Right("a"), Right("b", [20.0]), occupancy=True, counters=True)
+    assert [fields["sm_busy_share"] for fields in rows.values()] == [0.1, 0.2]
+    assert [fields["counted_dram_bytes"] for fields in rows.values()] == [7, 7]
+    assert rows["a"]["warnings"] == ["counters want rights"]
+
+
+def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
+    def record_timeline(*asked: Any) -> Any:
+        problem, kernel, config, buffers, _, latency_us = asked
+        return None if kernel.name == "untraced" else (problem, kernel.name, config, len(buffers), latency_us)
+
+    monkeypatch.setattr("leanbench.measure.timeline.record_timeline", record_timeline)
     bench = Bench(0)
-    bench.spec = replace(H200, l2_mb=100)
-    assert bench._load(PROBLEM) is None
-    assert len(gpu.made) == 586  # 600 MB over 1,024,000 bytes
-
-
-class Wrong(Right):
-    def spoil(self, inputs: AttentionInputs) -> None:
-        inputs.out[1, 0, 3] *= 1.1
-
-
-class Lazy(Right):
-    def spoil(self, inputs: AttentionInputs) -> None:
-        inputs.out[0, 0, 0, 0] = float("nan")
-
-
-class Drifting(Right):
-    """Right the first time only."""
-
-    def spoil(self, inputs: AttentionInputs) -> None:
-        if self.launches > 1:
-            inputs.out.mul_(1.05)
-
-
-class Failing(Right):
-    def spoil(self, inputs: AttentionInputs) -> None:
-        if self.launches > 1:
-            inputs.out[0, 0, 0, 0] = float("nan")
-
-
-def test_a_wrong_kernel_is_not_timed(gpu):
-    # A tenth of one of two query heads that share a KV head.
-    for wrong, error in [(Wrong(), pytest.approx(0.07, rel=0.2)), (Lazy(), math.inf)]:
-        fields = Bench(0).run(PROBLEM, wrong, "default")
-        assert fields["status"] == "incorrect"
-        assert fields["relative_error"] == error
-        assert fields["reason"].endswith("against the fp64 reference is above 2e-03")
-        assert "latency_us" not in fields
-        assert wrong.launches == 1
-    assert gpu.floors == 0
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_kernel_that_writes_nothing_does_not_pass_on_the_last_one_s_output():
-    class Idle(Right):
-        def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-            return lambda: None
-
-    bench = Bench(0)
-    assert bench.run(PROBLEM, Right(), "default")["status"] == "ok"
-    assert bench.run(PROBLEM, Idle(), "default")["status"] == "incorrect"
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("wrong", "number"), [(Drifting(), "5.0e-02"), (Failing(), "nan")])
-def test_an_output_that_changes_while_it_is_timed_is_wrong(wrong, number):
-    fields = Bench(0).run(PROBLEM, wrong, "default")
-    assert fields["status"] == "incorrect"
-    assert fields["reason"] == f"the output after timing differs from the checked one by a relative {number}"
-
-
-def test_a_wide_interval_is_noisy(gpu):
-    gpu.timing = Timing((10.0, 12.0) * 10, 64)
-    fields = Bench(0).run(PROBLEM, Right(), "default")
-    assert fields["status"] == "noisy"
-    assert (
-        fields["reason"]
-        == "the confidence interval of the median reaches 9.1% to one side after 20 samples, above 0.5%"
-    )
-    assert fields["latency_us"] == 11.0
-
-
-def test_the_state_of_the_gpu_is_in_the_row(gpu, monkeypatch):
-    state = SimpleNamespace(sm_clock_mhz=1755, temperature_c=44, power_w=412.5, throttle_reasons=["power cap"])
-    monkeypatch.setattr(module, "_open_nvml", lambda device: SimpleNamespace(state=lambda: state))
-    fields = Bench(0).run(PROBLEM, Right(), "default")
-    assert {name: fields[name] for name in vars(state)} == vars(state)
-    assert row(fields).sm_clock_mhz == 1755
+    samples_us = [10.0, 11.0, 12.0] * 20
+    found: Any = bench.timeline(PROBLEM, Right("a", samples_us), "default")
+    assert found == (PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))
+    assert bench.timeline(PROBLEM, Right("untraced"), "default") == "untraced has no instrumented build"
+    assert bench.timeline(replace(PROBLEM, head_dim=256), Right("a"), "default") == "a knows no head_dim 256"

@@ -1,24 +1,30 @@
-"""Statistics, the stopping rule and the choice among candidates, with pretended launches and clocks."""
+"""Figures of a timing, when it is enough, graphs and the choice among candidates, with pretended launches."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from triton.runtime.errors import OutOfResources
 
 from leanbench.measure import timing as module
-from leanbench.measure.timing import QUICK, Effort, Timing, fastest, sample, time_launches
+from leanbench.measure.timing import (
+    FINALS,
+    RANKING,
+    Effort,
+    Timing,
+    fastest,
+    measure_interleaved,
+    time_launches,
+)
 
 
 def timing_of(*samples_us: float) -> Timing:
-    return Timing(samples_us, 1)
+    return Timing(1, list(samples_us))
 
 
 def test_median_and_quartiles():
@@ -36,9 +42,8 @@ def test_one_sample_has_no_spread_to_show():
 
 
 def test_the_interval_is_two_of_the_samples():
-    # 20 / 2 -+ 0.98 sqrt(20): the 6th and the 15th of 20.
+    # The 6th and the 15th of 20, see test_statistics.py.
     assert timing_of(*range(20, 0, -1)).interval_us == (6, 15)
-    assert timing_of(*range(1, 4)).interval_us == (1, 3)
 
 
 def test_relative_ci_is_the_wider_side_over_the_median():
@@ -47,110 +52,54 @@ def test_relative_ci_is_the_wider_side_over_the_median():
     assert timing.relative_ci == pytest.approx(0.1)
 
 
-def coverage(count: int) -> float:
-    """How probable it is that the true median lies in the interval: from 1 + low to high samples are below it."""
-    low, high = timing_of(*range(count)).interval_us
-    return sum(math.comb(count, below) for below in range(int(low) + 1, int(high) + 1)) / 2**count
+EFFORT = Effort(relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.0, max_repeats=4)
 
 
-@pytest.mark.parametrize("count", range(10, 61))
-def test_coverage_of_the_interval(count):
-    """At least 95%, and no wider than whole samples allow: 97.9% at 10."""
-    assert 0.95 <= coverage(count) < 0.99
+def test_enough_is_the_fewest_samples_and_a_narrow_interval():
+    assert timing_of(*[100.0] * 10).meets(EFFORT)
+    assert not timing_of(*[100.0] * 9).meets(EFFORT)
+    # 10 samples: the 2nd and the 9th, 1% beside the median and then a little more.
+    assert timing_of(*[100.0] * 8, 101.0, 101.0).meets(EFFORT)
+    assert not timing_of(*[100.0] * 8, 101.1, 101.1).meets(EFFORT)
 
 
-@pytest.mark.parametrize("count", [10, 11, 21, 30, 45, 60])
-def test_coverage_of_the_interval_by_simulation(count):
-    """Latencies have a long tail to one side; the interval assumes no distribution."""
-    generator = random.Random(count)
-    true_median = math.log(2)
-    inside = 0
-    for _ in range(2000):
-        low, high = timing_of(*(generator.expovariate(1.0) for _ in range(count))).interval_us
-        inside += low <= true_median <= high
-    assert inside / 2000 == pytest.approx(coverage(count), abs=0.015)
-
-
-EFFORT = Effort(relative_ci=0.01, min_samples=10, max_samples=40, max_seconds=1.0)
-
-
-@pytest.fixture
-def clock(monkeypatch) -> SimpleNamespace:
-    """A clock that only moves when told."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
-
-
-def endless(*values_us: float) -> Callable[[], float]:
-    values: Iterator[float] = itertools.cycle(values_us)
-    return lambda: next(values)
-
-
-@pytest.mark.usefixtures("clock")
-def test_sample_stops_at_the_fewest_when_they_agree():
-    timing = sample(endless(100.0, 100.5), 32, EFFORT)
-    assert len(timing.samples_us) == 10
-    assert timing.launches_per_sample == 32
-    assert timing.median_us == pytest.approx(100.25)
-
-
-@pytest.mark.usefixtures("clock")
-def test_sample_stops_at_the_most_when_they_do_not():
-    timing = sample(endless(100.0, 150.0), 1, EFFORT)
-    assert len(timing.samples_us) == 40
-    assert timing.relative_ci > EFFORT.relative_ci
-
-
-@pytest.mark.usefixtures("clock")
-def test_sample_goes_on_until_the_interval_is_narrow():
-    wild = itertools.chain([100.0, 150.0] * 5, itertools.repeat(100.0))
-    timing = sample(lambda: next(wild), 1, EFFORT)
-    assert 10 < len(timing.samples_us) < 40
-    assert timing.relative_ci <= EFFORT.relative_ci
-    assert Timing(timing.samples_us[:-1], 1).relative_ci > EFFORT.relative_ci
-
-
-def slowly(clock: SimpleNamespace, seconds: float, *values_us: float) -> Callable[[], float]:
-    next_value = endless(*values_us)
-
-    def measure() -> float:
-        clock.now += seconds
-        return next_value()
-
-    return measure
-
-
-def test_sample_stops_when_time_is_up(clock):
-    # After 20 samples 1 s is reached, after 21 exceeded.
-    timing = sample(slowly(clock, 0.05, 100.0, 150.0), 1, EFFORT)
-    assert len(timing.samples_us) == pytest.approx(21, abs=1)
-
-
-def test_sample_takes_the_fewest_even_when_time_is_up(clock):
-    assert len(sample(slowly(clock, 5.0, 100.0, 150.0), 1, EFFORT).samples_us) == 10
+@pytest.mark.parametrize(
+    ("samples", "spent_s", "spent"),
+    [(39, 0.0, False), (40, 0.0, True), (10, 1.0, False), (10, 1.01, True), (9, 1.01, False), (0, 99.0, False)],
+)
+def test_effort_is_spent_by_samples_or_by_seconds_but_not_below_the_fewest(samples, spent_s, spent):
+    timing = Timing(1, [100.0] * samples, spent_s=spent_s)
+    assert timing.is_spent(EFFORT) is spent
 
 
 Launches = Sequence[Callable[[], object]]
 
 
+class FakeReplay:
+    """Stands for `Replay`: launches answer with the time that replays of them take."""
+
+    made: list[tuple[str, float]]
+
+    def __init__(self, launches: Launches, sample_ms: float) -> None:
+        answer: Any = launches[0]()
+        self.launches = len(launches)
+        self._us = answer["quick" if sample_ms == RANKING.sample_ms else "again"]
+        FakeReplay.made.append((answer["name"], sample_ms))
+
+    def sample_us(self) -> float:
+        return self._us
+
+
 @pytest.fixture
-def timed(monkeypatch) -> list[tuple[object, Effort | None]]:
-    """`time_launches` answers with what the launches return; the calls are noted."""
-    calls = []
-
-    def fake(launches: Launches, effort: Effort | None = None) -> Timing:
-        calls.append((launches[0], effort))
-        answer = launches[0]()
-        assert isinstance(answer, dict)
-        return timing_of(answer["quick" if effort is QUICK else "again"])
-
-    monkeypatch.setattr(module, "time_launches", fake)
-    return calls
+def made(monkeypatch) -> list[tuple[str, float]]:
+    """The replays made, by name and sample length."""
+    monkeypatch.setattr(module, "Replay", FakeReplay)
+    monkeypatch.setattr(FakeReplay, "made", [], raising=False)
+    return FakeReplay.made
 
 
-def candidate(quick: float, again: float) -> Callable[[], Launches]:
-    launches: Launches = [lambda: {"quick": quick, "again": again}]
+def candidate(name: str, quick: float, again: float) -> Callable[[], Launches]:
+    launches: Launches = [lambda: {"name": name, "quick": quick, "again": again}]
     return lambda: launches
 
 
@@ -162,71 +111,112 @@ def too_large_when_launched() -> Launches:
     return [too_large]
 
 
-def test_fastest_times_the_best_three_again(timed):
-    candidates: dict[object, Callable[[], Launches]] = {
-        "fourth": candidate(13.0, 1.0),
-        "first": candidate(10.0, 10.5),
-        "third": candidate(12.0, 9.0),
-        "second": candidate(11.0, 11.0),
+def test_fastest_times_the_best_three_again(made):
+    candidates = {
+        "fourth": candidate("fourth", 13.0, 1.0),
+        "first": candidate("first", 10.0, 10.5),
+        "third": candidate("third", 12.0, 9.0),
+        "second": candidate("second", 11.0, 11.0),
     }
     assert fastest(candidates) == ("third", 4)
-    efforts = Counter(effort is QUICK for _, effort in timed)
-    assert efforts == {True: 4, False: 3}
-    # Times that are reported get more samples than times that only rank.
-    again = next(effort for _, effort in timed if effort is not QUICK)
-    assert again is not None
-    assert again.relative_ci < QUICK.relative_ci
+    assert made == [
+        *[(name, RANKING.sample_ms) for name in ("fourth", "first", "third", "second")],
+        *[(name, FINALS.sample_ms) for name in ("first", "second", "third")],
+    ]
+    # Times that decide get more samples than times that only rank.
+    assert FINALS.relative_ci < RANKING.relative_ci
+    assert FINALS.min_samples > RANKING.min_samples
 
 
-@pytest.mark.usefixtures("timed")
+def test_the_only_one_that_fits_needs_no_final(made):
+    assert fastest({"a": too_large, "b": candidate("b", 5.0, 5.0)}) == ("b", 1)
+    assert made == [("b", RANKING.sample_ms)]
+
+
+@pytest.mark.usefixtures("made")
 def test_fastest_passes_over_what_does_not_fit():
-    candidates = {"a": too_large, "b": candidate(5.0, 5.0), "c": too_large_when_launched, "d": candidate(4.0, 4.0)}
-    assert fastest({**candidates}) == ("d", 2)
+    candidates = {
+        "a": too_large,
+        "b": candidate("b", 5.0, 5.0),
+        "c": too_large_when_launched,
+        "d": candidate("d", 4.0, 4.0),
+    }
+    assert fastest(candidates) == ("d", 2)
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("made")
 def test_fastest_says_when_nothing_fits():
     with pytest.raises(RuntimeError, match="no candidate fits this GPU's shared memory and registers"):
         fastest({"a": too_large, "b": too_large_when_launched})
 
 
-@pytest.mark.usefixtures("timed")
+@pytest.mark.usefixtures("made")
 def test_fastest_lets_other_errors_through():
     def wrong() -> Launches:
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        fastest({"a": candidate(1.0, 1.0), "b": wrong})
+        fastest({"a": candidate("a", 1.0, 1.0), "b": wrong})
+
+
+@pytest.fixture
+def pretended_graphs(monkeypatch) -> SimpleNamespace:
+    """Graphs whose replay takes `launch_us` a launch; counts the launches captured in each."""
+    pretended = SimpleNamespace(launch_us=20.0, captured=[], replays=0)
+
+    class Graph:
+        def __init__(self, launches: Launches, count: int) -> None:
+            self.count = count
+            pretended.captured.append(Counter(index % len(launches) for index in range(count)))
+            for index in range(count):
+                launches[index % len(launches)]()
+
+        def replay(self) -> None:
+            pretended.replays += 1
+
+    monkeypatch.setattr(module, "capture", Graph)
+    monkeypatch.setattr(
+        module.Replay, "_replay_ms", lambda replay: replay.graph.count * pretended.launch_us / 1e3, raising=True
+    )
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    return pretended
+
+
+def counted(count: int) -> tuple[Counter[int], Launches]:
+    launched: Counter[int] = Counter()
+    return launched, [lambda index=index: launched.update([index]) for index in range(count)]
 
 
 @pytest.mark.parametrize(
     ("launch_us", "buffers", "expected"),
     [
-        (20.0, 5, 200),  # 40 rounds of 100 us make 4 ms
-        (3000.0, 2, 2),  # one round is longer already
-        (30.0, 7, 7 * 20),  # 210 us: 19.05 rounds, rounded up
-        (1.0, 3, 682 * 3),  # the most nodes of a graph, in whole rounds
+        (20.0, 5, 200),  # 40 rotations of 100 us make 4 ms
+        (3000.0, 2, 2),  # one rotation is longer already
+        (30.0, 7, 7 * 20),  # 210 us: 19.05 rotations, rounded up
+        (1.0, 3, 682 * 3),  # the most nodes of a graph, in whole rotations
+        (1.0, 3000, 3000),  # more buffers than that
     ],
 )
-def test_a_sample_is_whole_rounds_of_about_4_ms(monkeypatch, launch_us, buffers, expected):
-    """The graph is pretended: its replay takes `launch_us` a launch."""
-    launched: Counter[int] = Counter()
-
-    class Graph:
-        def __init__(self, launches: Launches, count: int) -> None:
-            self.count = count
-            for index in range(count):
-                launches[index % len(launches)]()
-
-        def replay(self) -> None:
-            pass
-
-    monkeypatch.setattr(module, "capture", Graph)
-    monkeypatch.setattr(module, "_replay_ms", lambda graph: graph.count * launch_us / 1e3)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    timing = time_launches([lambda index=index: launched.update([index]) for index in range(buffers)])
+def test_a_sample_is_whole_rotations_of_about_4_ms(pretended_graphs, launch_us, buffers, expected):
+    pretended_graphs.launch_us = launch_us
+    launched, launches = counted(buffers)
+    timing = time_launches(launches)
     assert timing.launches_per_sample == expected
     assert timing.median_us == pytest.approx(launch_us)
     assert len(timing.samples_us) == Effort().min_samples
     assert statistics.pstdev(launched.values()) == 0
     assert set(launched) == set(range(buffers))
+    # The graph that is timed; an earlier one had each launch once.
+    assert pretended_graphs.captured[-1] == Counter(list(range(buffers)) * (expected // buffers))
+
+
+def test_a_graph_is_replayed_before_it_is_timed(pretended_graphs):
+    module.Replay(counted(2)[1], sample_ms=4.0)
+    # The first, to know how long it takes, and the one that will be sampled.
+    assert pretended_graphs.replays == 2
+
+
+@pytest.mark.usefixtures("pretended_graphs")
+def test_candidates_are_timed_under_their_own_names():
+    timings = measure_interleaved({"a": counted(5)[1], "b": counted(7)[1]}, Effort(sample_ms=1.0))
+    assert {name: timing.launches_per_sample for name, timing in timings.items()} == {"a": 50, "b": 56}

@@ -1,7 +1,9 @@
 // Put at the end of a report by test_report_browser.py: helpers, then the test's own lines in place of PROBE.
 const all = (selector) => [...document.querySelectorAll(selector)];
 const chart = (key) => document.getElementById(`chart-${key}`);
-const trace = (key, kernel) => chart(key).data.find((each) => each.meta.kernel === kernel);
+// A kernel's ceiling has the kernel's name and a column of its own.
+const trace = (key, kernel, column) =>
+  chart(key).data.find((each) => each.meta.kernel === kernel && each.meta.column === column);
 const points = (key, kernel) => trace(key, kernel).x.map((x, i) => [x, trace(key, kernel).y[i]]);
 const text = (key, selector) => chart(key).querySelector(selector).textContent;
 const nameOf = (label) => label.firstChild.textContent.trim();

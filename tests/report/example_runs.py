@@ -91,5 +91,57 @@ def measured_rows() -> list[dict[str, Any]]:
     ]
 
 
+def row_with_all_fields(problem: AttentionProblem, kernel: str, latency_us: float, **fields: Any) -> dict[str, Any]:
+    """A measured row with every optional measurement, each in a fixed proportion to the latency or the bytes."""
+    sustained_us, power_w, floor_mj = latency_us * 1.25, 500.0, problem.kv_bytes * 1e-7
+    energy_mj = power_w * sustained_us * 1e-3
+    taken = {
+        "warnings": [],
+        "throttled_samples": 0,
+        "crosscheck_us": latency_us * 1.01,
+        "sustained_us": sustained_us,
+        "sustained_s": 3.0,
+        "sustained_clock_mhz": 1700,
+        "energy_mj": energy_mj,
+        "energy_above_idle_mj": energy_mj * 0.8,
+        "energy_by_power_mj": energy_mj * 0.98,
+        "sustained_power_w": power_w,
+        "idle_power_w": 100.0,
+        "energy_delay_mj_us": energy_mj * sustained_us,
+        "energy_floor_mj": floor_mj,
+        "quantisation_efficiency": 0.97,
+        "sm_busy_share": 0.85,
+        "instrumentation_cost": 1.02,
+        "theoretical_warp_occupancy": 0.25,
+        "registers_per_thread": 168,
+        "shared_kb_per_cta": 96.0,
+        "spilled_registers": 0,
+        "counted_warp_occupancy": 0.21,
+        "counted_dram_bytes": problem.kv_bytes + 4096,
+        "counted_dram_tb_s": 3.2,
+        "temperature_c": 55,
+        "power_w": 450.0,
+        "throttle_reasons": [],
+    }
+    return row(problem, kernel, latency_us, **{**taken, **fields})
+
+
+def rows_with_all_fields() -> list[dict[str, Any]]:
+    """Latencies as in `measured_rows`; warnings, a noisy and a suspect row. Energy goes with the latency."""
+    short, long = problem(1024), problem(65536)
+    wide = "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
+    apart = "the cross-check ({} µs) differs by {}% from the latency"
+    return [
+        row_with_all_fields(short, "lean", 10.0, crosscheck_us=10.5, throttled_samples=3),
+        row_with_all_fields(short, "fa2", 20.0, warnings=[apart.format("22.0", "10.0")], crosscheck_us=22.0),
+        row_with_all_fields(short, "fixed_split", 10.0, status="noisy", reason=wide.format("1.4")),
+        row_with_all_fields(long, "lean", 200.0, throttle_reasons=["sw_power_cap"], instrumentation_cost=1.1),
+        row_with_all_fields(long, "fa2", 1600.0, warnings=[apart.format("1552.0", "3.0")], crosscheck_us=1552.0),
+        row_with_all_fields(
+            long, "fixed_split", 2.0, status="suspect", reason="2.00 µs beats a kernel that only reads the same bytes"
+        ),
+    ]
+
+
 #: Writes a run directory: rows, then `tail` as it is, and fields over those of `manifest`.
 WriteRun = Callable[..., Path]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import HOSTILE, WriteRun, measured_rows, problem, row
+from example_runs import HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
 
 from leanbench.report import write_report
 
@@ -149,6 +149,59 @@ def test_measured_and_predicted_never_share_a_chart(write_run: WriteRun) -> None
     assert seen["before"] == [["measured"], [[short, 2.0], [long, 8.0]]]
     # One predicted problem is left, and it is shown as a bar.
     assert seen["after"] == [["predicted"], [["fa2", 3.0]]]
+
+
+def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
+    probe = """return {
+      energy: points("energy", "fa2"), floor: points("energy", null), idle: points("power", null),
+      power: points("power", "lean"), sustained: points("sustained", "lean"), busy: points("sm_busy", "lean"),
+      ceiling: trace("sm_busy", "lean", "quantisation_efficiency").y,
+      dash: trace("sm_busy", "lean", "quantisation_efficiency").line.dash,
+      suspect: points("latency", "fixed_split"), rings: trace("latency", "fa2").marker.line.width,
+      none: trace("latency", "lean").marker.line,
+      marked: all("#results td.warned").map((cell) => [cell.textContent, cell.title]),
+      differs: column("crosscheck_difference"),
+      hover: document.querySelector('#results th[data-column="energy_mj"] button').title,
+      ticks: [...chart("sustained").querySelectorAll(".ytick text")].map((each) => each.textContent),
+    };"""
+    seen, charts = look(write_run(rows_with_all_fields()), probe)
+    assert charts == ["latency", "bandwidth", "speedup", "share", "energy", "power", "sustained", "sm_busy"]
+    assert seen["energy"] == [[1024, 12.5], [65536, 1000.0]]
+    assert seen["floor"] == [[1024, problem(1024).kv_bytes * 1e-7], [65536, problem(65536).kv_bytes * 1e-7]]
+    assert (seen["power"], seen["idle"]) == ([[1024, 500.0], [65536, 500.0]], [[1024, 100.0], [65536, 100.0]])
+    assert seen["sustained"] == [[1024, 0.25], [65536, 0.25]]
+    assert (seen["busy"], seen["ceiling"], seen["dash"]) == ([[1024, 0.85], [65536, 0.85]], [0.97, 0.97], "dot")
+    # The noisy row is drawn, the suspect one is not.
+    assert seen["suspect"] == [[1024, 10.0]]
+    assert (seen["rings"], seen.get("none")) == ([2, 2], None)
+    assert seen["marked"] == [
+        ["20.00", "the cross-check (22.0 µs) differs by 10.0% from the latency"],
+        ["1,600", "the cross-check (1552.0 µs) differs by 3.0% from the latency"],
+    ]
+    assert seen["differs"] == ["+5.0", "+10.0", "+1.0", "+1.0", "-3.0", "+1.0"]
+    assert seen["hover"].startswith("of one launch over the sustained window")
+    assert seen["ticks"][0] == "0%"
+    assert "25%" in seen["ticks"]
+
+
+def test_one_problem_has_its_ceiling_as_a_dash_over_the_bar(write_run: WriteRun) -> None:
+    probe = """const ceiling = trace("sm_busy", "lean", "quantisation_efficiency");
+      return [ceiling.mode, ceiling.marker.symbol, ceiling.x, ceiling.y, points("sm_busy", "lean"),
+        chart("power").layout.shapes.map((shape) => shape.y0)];"""
+    seen, _ = look(write_run([row_with_all_fields(problem(), "lean", 10.0)]), probe)
+    assert seen == ["markers", "line-ew", ["lean"], [0.97], [["lean", 0.85]], [100.0]]
+
+
+def test_cold_and_warm_never_share_a_chart(write_run: WriteRun) -> None:
+    rows = [row_with_all_fields(problem(n), "lean", n / 1024) for n in (1024, 4096)]
+    rows += [row_with_all_fields(problem(n), "lean", n / 4096, cache="warm") for n in (1024, 4096)]
+    probe = """const state = () => [points("latency", "lean"), points("share", "lean").length,
+        [...new Set(all("figcaption .l2").map((tag) => tag.textContent))]];
+      const before = [selected(), state()];
+      choose("L2", "warm"); return { before, after: state() };"""
+    seen, _ = look(write_run(rows), probe)
+    assert seen["before"] == [{"L2": "cold"}, [[[1024, 1], [4096, 4]], 2, ["cold L2"]]]
+    assert seen["after"] == [[[1024, 0.25], [4096, 1]], 2, ["warm L2"]]
 
 
 def test_hostile_names_are_only_text(write_run: WriteRun) -> None:

@@ -4,9 +4,10 @@ import csv
 import math
 
 import pytest
-from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row
+from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
 
 from leanbench.report import write_report
+from leanbench.report.csv import csv_text
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
 from leanbench.report.run_files import read_run
 from leanbench.report.summary import geomean, status_counts, summaries
@@ -101,6 +102,63 @@ def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
         ("predicted", pytest.approx(5.0)),
     ]
     assert frame["lean_speedup"].dropna().tolist() == [2.0, 5.0]
+
+
+def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
+    rows = [
+        row_with_all_fields(problem(), "lean", 10.0),
+        row_with_all_fields(problem(), "fa2", 20.0),
+        row_with_all_fields(problem(), "lean", 1.0, cache="warm"),
+        row_with_all_fields(problem(), "fa2", 5.0, cache="warm"),
+        row_with_all_fields(problem(4096), "lean", 3.0, cache="warm"),
+        row_with_all_fields(problem(4096), "fa2", 30.0),
+    ]
+    frame = frame_of(write_run(rows))
+    found = [
+        (s.cache, [(r.geomean, r.problems) for r in s.speedups], s.energies["fa2"].geomean) for s in summaries(frame)
+    ]
+    assert found == [
+        ("cold", [(pytest.approx(2.0), 1)], pytest.approx(2.0)),
+        ("warm", [(pytest.approx(5.0), 1)], pytest.approx(5.0)),
+    ]
+    assert frame["lean_speedup"].dropna().tolist() == [2.0, 5.0]
+
+
+def test_derived_columns(write_run: WriteRun) -> None:
+    frame = frame_of(write_run([*rows_with_all_fields(), row(problem(4096), "lean", 3.0)]))
+    assert frame["crosscheck_difference"].tolist()[:2] == pytest.approx([0.05, 0.1])
+    assert frame["sustained_slowdown"].tolist()[:6] == pytest.approx([0.25] * 6)
+    assert frame["energy_over_floor"].tolist()[0] == pytest.approx(6.25 / (problem(1024).kv_bytes * 1e-7))
+    # fa2 alone: the rows of fixed_split are noisy and suspect.
+    assert frame["lean_energy_ratio"].dropna().to_dict() == {1: 2.0, 4: 8.0}
+    # A row without the new fields has none of the figures.
+    derived = ["crosscheck_difference", "sustained_slowdown", "energy_over_floor", "lean_energy_ratio", "warnings"]
+    assert frame[derived].iloc[6].isna().all()
+    assert frame["cache"].tolist()[6] == "cold"
+
+
+def test_noisy_and_suspect_rows_stay_out_and_warned_ones_in(write_run: WriteRun) -> None:
+    [summary] = summaries(frame_of(write_run(rows_with_all_fields())))
+    assert [(r.baseline, r.problems) for r in summary.speedups] == [("fa2", 2)]
+    assert summary.energies["fa2"].geomean == pytest.approx(4.0)
+    assert list(summary.energies) == ["fa2"]
+    assert summary.lean_energy is not None
+    assert (summary.lean_energy.problems, summary.lean_energy.power_w) == (2, 500.0)
+    assert summary.lean_energy.slowdown == pytest.approx(0.25)
+
+
+def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
+    # A window shorter than a tick of the counter.
+    rows = [row_with_all_fields(problem(), "lean", 1.0, energy_mj=0.0), row_with_all_fields(problem(), "fa2", 2.0)]
+    [summary] = summaries(frame_of(write_run(rows)))
+    assert (summary.energies, summary.lean_energy) == ({}, None)
+
+
+def test_sentences_and_empty_lists_in_the_csv(write_run: WriteRun) -> None:
+    rows = [row(problem(), "lean", 1.0, warnings=["one thing", "another"]), row(problem(), "fa2", 1.0, warnings=[])]
+    frame = frame_of(write_run(rows))
+    assert csv_text(frame).count("one thing; another") == 1
+    assert frame["warnings"].isna().tolist() == [False, True]
 
 
 def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:

@@ -7,15 +7,26 @@ from typing import Any
 
 import plotly.offline
 import pytest
-from example_runs import HOSTILE, WriteRun, measured_rows, problem, row
+from example_runs import (
+    HOSTILE,
+    WriteRun,
+    measured_rows,
+    problem,
+    row,
+    row_with_all_fields,
+    rows_with_all_fields,
+)
 
 from leanbench.model import KNOWN_ERROR
 from leanbench.problem import AttentionProblem
 from leanbench.report import write_report
-from leanbench.report.figures import CHARTS, PALETTE, figure, kernel_styles
+from leanbench.report.charts import CHARTS
+from leanbench.report.columns import DATA, LEFT_OUT, SHOWN
+from leanbench.report.figures import PALETTE, figure, kernel_styles
 from leanbench.report.frame import results_frame
 from leanbench.report.html import page_context
 from leanbench.report.run_files import read_run
+from leanbench.row import Row
 
 PREDICTED_GPU = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
 
@@ -64,7 +75,8 @@ def test_page_loads_nothing(write_run: WriteRun) -> None:
     assert "default-src 'none'" in html
 
 
-def test_500_problems_and_5_kernels_stay_under_8_mb(write_run: WriteRun) -> None:
+@pytest.mark.parametrize("all_fields", [False, True], ids=["latency", "all fields"])
+def test_500_problems_and_5_kernels_stay_under_8_mb(write_run: WriteRun, all_fields: bool) -> None:
     problems = [
         AttentionProblem(batch, heads, kv_heads, 1024 << power, head_dim)
         for batch in (1, 2, 4, 8, 16)
@@ -73,7 +85,8 @@ def test_500_problems_and_5_kernels_stay_under_8_mb(write_run: WriteRun) -> None
         for power in range(10)
     ]
     kernels = ("lean", "fa2", "fixed_split", "cudnn", "flashinfer")
-    directory = write_run(row(p, kernel, 10.0 / 3.0) for p in problems for kernel in kernels)
+    make = row_with_all_fields if all_fields else row
+    directory = write_run(make(p, kernel, 10.0 / 3.0) for p in problems for kernel in kernels)
     [path] = write_report(directory, directory, ["html"])
     assert len(problems) == 500
     assert path.stat().st_size < 8_000_000
@@ -89,7 +102,9 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
     tagged = [title for title in titles if '<span class="tag">predicted</span>' in title]
     # Every title but that of the environment, which is what computed the prediction.
     assert [title for title in titles if title not in tagged] == ["<h2>Environment</h2>"]
-    assert len(re.findall("<figcaption>", html)) == len(CHARTS)
+    assert len(re.findall("<figcaption>", html)) == 5
+    # There is nothing to trust or not in a prediction but the model.
+    assert 'id="trust"' not in html
     assert "<title>example (predicted): leanbench report</title>" in html
     assert "Measured on" not in html
 
@@ -115,7 +130,7 @@ def test_summary_shows_the_figures(write_run: WriteRun) -> None:
 def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
     rows = [row(problem(1024 << i), "fa2", status="timeout", reason="no answer within 60 s") for i in range(30)]
     [group] = page_of(write_run(rows))["flagged"]
-    assert (group.kernel, group.status, group.reason, group.count) == ("fa2", "timeout", "no answer within 60 s", 30)
+    assert (group.kernel, group.kind, group.sentence, group.count) == ("fa2", "timeout", "no answer within 60 s", 30)
     assert len(group.problems) == 20
 
 
@@ -180,7 +195,80 @@ def test_every_axis_has_its_unit() -> None:
         "speedup": "speedup of lean (×)",
         "share": "share of the read floor (%)",
         "speedup_all": "speedup of lean (×)",
+        "energy": "energy of one launch (mJ)",
+        "power": "mean power (W)",
+        "sustained": "slower when sustained (%)",
+        "sm_busy": "SM busy share (%)",
     }
+
+
+def text_of(html: str, start: str, end: str) -> str:
+    part = html[html.index(start) : html.index(end)]
+    return " ".join(re.sub("<[^>]+>", " ", part[part.index(">") + 1 :]).split())
+
+
+def test_energy_is_in_the_summary(write_run: WriteRun) -> None:
+    html = html_of(write_run(rows_with_all_fields()))
+    text = text_of(html, '<section id="summary"', '<section id="charts"')
+    # Energy goes with latency: 2x and 8x of lean's.
+    assert "lowest 2.00× context 1k energy 4.00× fa2's over lean's; lean needs less on 2 of 2" in text.replace(
+        "&#39;", "'"
+    )
+    assert "mean power 500 W median; highest 500 W sustained +25.0% over burst latency, median" in text
+    floors = [500.0 * 1.25 * us * 1e-3 / (problem(n).kv_bytes * 1e-7) for us, n in ((10.0, 1024), (200.0, 65536))]
+    assert f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× the energy floor, geometric mean" in text
+    assert "rows 6 4 ok 1 noisy 1 suspect" in text
+
+
+def test_without_energy_nothing_speaks_of_it(write_run: WriteRun) -> None:
+    html = without_plotly(html_of(write_run(measured_rows())))
+    page = html[html.index("<body>") : html.index('<script type="application/json"')]
+    assert "nergy" not in page
+    assert "ringed" not in page
+    assert "L2" not in page
+
+
+def test_the_page_says_how_far_to_trust_it(write_run: WriteRun) -> None:
+    html = html_of(write_run(rows_with_all_fields())).replace("&#39;", "'")
+    text = text_of(html, '<section id="trust"', '<section id="flagged"')
+    assert text.startswith("How far to trust these numbers stopping rule 4 of 5 timed rows met the stopping rule")
+    assert "cross-check The cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs" in text
+    assert "launched one by one from the host, queued behind a kernel that blocks the stream." in text
+    assert "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows." in text
+    # Two rows, one line, the worse numbers and their problem.
+    assert "fa2 warning the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1 h56 n1024" in text
+    assert "differs by 3.0%" not in text
+    flagged = text_of(html, '<section id="flagged"', '<section id="rows"')
+    assert "fixed_split suspect 2.00 µs beats a kernel that only reads the same bytes 1 b1 h56 n65536" in flagged
+
+
+def test_columns_without_values_are_hidden_and_the_others_explained(write_run: WriteRun) -> None:
+    rows = [row_with_all_fields(problem(n), "lean", 10.0, counted_dram_bytes=None) for n in (1024, 2048)]
+    page = page_of(write_run(rows))["page"]
+    shown = {column["name"]: column for column in page["columns"] if column["shown"]}
+    assert {"energy_mj", "sm_busy_share", "crosscheck_difference", "throttled_samples", "sustained_slowdown"} <= set(
+        shown
+    )
+    assert not {"counted_dram_bytes", "warnings", "throttle_reasons", "cache", "lean_energy_ratio"} & set(shown)
+    assert shown["energy_mj"]["unit"] == "mJ"
+    assert "waiting" in shown["sm_busy_share"]["meaning"]
+    measured = {name for name in Row.model_fields if name not in LEFT_OUT}
+    # A field without a heading of its own would be shown under its Python name.
+    assert measured - {column.name for column in SHOWN} - set(DATA) - {"problem"} == set()
+
+
+@pytest.mark.parametrize(
+    ("caches", "words"), [(["cold"], ""), (["warm"], "warm L2"), (["cold", "warm"], "cold and warm L2")]
+)
+def test_a_warm_l2_is_said_at_every_picture(write_run: WriteRun, caches: list[str], words: str) -> None:
+    rows = [row_with_all_fields(problem(n), "lean", 10.0, cache=cache) for n in (1024, 2048) for cache in caches]
+    html = without_plotly(html_of(write_run(rows)))
+    captions = re.findall("<figcaption>.*?</figcaption>", html)
+    assert len(captions) >= 7
+    assert [f'<span class="l2">{words}</span>' in caption for caption in captions] == [bool(words)] * len(captions)
+    header = text_of(html, "<header>", "</header>")
+    assert header.count("L2") == bool(words)
+    assert words in header
 
 
 def test_known_kernels_keep_their_colour() -> None:

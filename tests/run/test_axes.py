@@ -14,6 +14,7 @@ from leanbench.run.axes import (
     parse_kv_layouts,
     parse_names,
     parse_numbers,
+    parse_percent,
     parse_ragged,
     parse_seconds,
 )
@@ -148,6 +149,29 @@ def test_seconds(text, seconds):
 def test_wrong_seconds(text):
     with pytest.raises(UserError, match="is not a duration, write for example 90s, 10m or 2h"):
         parse_seconds("--budget", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("5%", 0.05), ("5 %", 0.05), ("0.5%", 0.005), (" 0% ", 0.0), ("50%", 0.5), ("12.345678%", 0.12345678)],
+)
+def test_percent(text, share):
+    assert parse_percent("--ci", text, most=50) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "5", "0.05", "50.1%", "-1%", "%", "5%%", "1e1%", "nan%", "٣%", "999999999%"])
+def test_wrong_percent(text):
+    with pytest.raises(UserError) as error:
+        parse_percent("--ci", text, most=50)
+    assert str(error.value) == (
+        f"--ci {text!r} is not a percentage, write a number from 0% to 50% with its sign, as in 5%"
+    )
+
+
+def test_the_most_of_a_percentage_is_the_callers():
+    assert parse_percent("--tolerance", "100%", most=100) == 1.0
+    with pytest.raises(UserError, match=r"--tolerance '101%' is not a percentage, write a number from 0% to 100%"):
+        parse_percent("--tolerance", "101%", most=100)
 
 
 PARSERS = [

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from leanbench.errors import UserError
+from leanbench.measure.options import MeasureOptions
 from leanbench.problem import AttentionProblem
 from leanbench.run.cells import Cell, Grid, Sweep, expand
 
@@ -28,6 +29,15 @@ def test_all_axes_are_combined():
 def test_keys_are_readable_and_stable():
     cell = Cell(AttentionProblem(1, 32, 8, 4096, 128), "lean", "best")
     assert cell.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-f77681c3"
+
+
+def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
+    problem = AttentionProblem(1, 32, 8, 4096, 128)
+    cold, warm = Cell(problem, "lean", "best", "cold"), Cell(problem, "lean", "best", "warm")
+    assert cold.key == Cell(problem, "lean", "best").key
+    assert warm.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-warm-474d0385"
+    sweep = Sweep("s", (Grid(context=(4096,)),), ("lean",), "best", measure=MeasureOptions(cache="warm"))
+    assert expand(sweep) == [warm]
 
 
 def test_keys_tell_ragged_batches_of_equal_sum_apart():

@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from leanbench.errors import UserError
+from leanbench.measure.options import MeasureOptions
 from leanbench.run.directory import RunDirectory, newest_run, read_manifest, read_rows
+from leanbench.run.samples import Samples
 
 ASKED = {
     "source": "predicted",
@@ -120,6 +122,33 @@ def test_resume_refuses_another_question(run, change, words):
         pass
 
 
+MEASURE = MeasureOptions().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"cache": "warm"}, "cache"),
+        ({"energy": True, "window_s": 5.0}, "energy, window_s"),
+        ({"effort": {**MEASURE["effort"], "relative_ci": 0.01}}, "effort"),
+    ],
+)
+def test_resume_refuses_other_settings(tmp_path, changes, names):
+    with RunDirectory.create(tmp_path / "r", {**ASKED, "measure": MEASURE}):
+        pass
+    with (
+        pytest.raises(UserError) as error,
+        RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": {**MEASURE, **changes}}),
+    ):
+        pass
+    assert str(error.value) == (
+        f"{tmp_path / 'r'} was measured with other settings ({names}): repeat the command it was started with, or "
+        "start a new run without --resume"
+    )
+    with RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": MEASURE}) as directory:
+        assert directory.finished == set()
+
+
 def test_the_order_of_cells_is_no_difference(run):
     with RunDirectory.resume(run, {**ASKED, "cells": ["two", "one"]}) as directory:
         assert directory.finished == {"one"}
@@ -159,6 +188,16 @@ def test_a_full_disk_is_a_sentence(run, monkeypatch):
         with pytest.raises(UserError, match=r"No space left on device\): mend that, then go on with --resume"):
             directory.append({"cell": "two"})
         assert directory.finished == {"one"}
+
+
+def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatch):
+    raw = Samples(cell="two", samples_us=[1.0], rounds=[0], sm_clock_mhz=[None])
+    with RunDirectory.resume(run, ASKED) as directory:
+        monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
+        with pytest.raises(UserError, match=r"cannot write .*samples.jsonl.gz \(No space left on device\): mend that"):
+            directory.append({"cell": "two"}, raw)
+        assert directory.finished == {"one"}
+    assert [row["cell"] for row in read_rows(run)] == ["one"]
 
 
 def test_the_newest_run_of_a_sweep_is_found(tmp_path):

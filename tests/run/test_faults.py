@@ -14,6 +14,11 @@ from typing import Any
 
 import pytest
 
+from leanbench import registry
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell
+from leanbench.problem import AttentionProblem
+
 KERNELS = Path(__file__).parents[1] / "fixtures" / "kernels"
 
 
@@ -86,17 +91,50 @@ def assert_gone(pid: int) -> None:
     ],
 )
 def test_a_faulty_kernel_costs_one_row(tmp_path, kernel, status, reason):
-    done = sweep(tmp_path, "--kernels", f"{kernel},steady", "--context", "1k:4k:x2", "--name", "r", "--timeout", "2s")
+    """In the middle of those that are measured together, at one of three contexts."""
+    begun = time.monotonic()
+    words = ("--kernels", f"lean,{kernel},fa2", "--context", "1k:4k:x2", "--name", "r", "--timeout", "2s")
+    done = sweep(tmp_path, *words)
+    # The timeout, and the start of two workers on a busy machine.
+    assert time.monotonic() - begun < 20
     assert done.returncode == (0 if status == "out_of_memory" else 1), done.stderr
-    found = {(row["kernel"], row["problem"]["context"]): row["status"] for row in rows(tmp_path / "r")}
-    expected = {(name, context): "ok" for name in (kernel, "steady") for context in (1024, 2048, 4096)}
-    assert found == {**expected, (kernel, 2048): status}
-    assert len(rows(tmp_path / "r")) == 6
-    faulty = next(row for row in rows(tmp_path / "r") if row["status"] != "ok")
+    found = rows(tmp_path / "r")
+    statuses = {(row["kernel"], row["problem"]["context"]): row["status"] for row in found}
+    expected = {(name, context): "ok" for name in ("lean", kernel, "fa2") for context in (1024, 2048, 4096)}
+    assert statuses == {**expected, (kernel, 2048): status}
+    assert len(found) == 9
+    (faulty,) = [row for row in found if row["status"] != "ok"]
     assert faulty["reason"] == reason
     assert faulty["latency_us"] is None
     # Also said in the table.
     assert f"{status}: {kernel} · b1 h32/8 n2048 d128 fp16 HND: {reason}" in done.stdout
+    others = {(row["problem"]["context"], row["kernel"]): row["latency_us"] for row in found if row["kernel"] != kernel}
+    assert list(others) == [(context, name) for context in (1024, 2048, 4096) for name in ("lean", "fa2")]
+    assert others == {(context, name): predicted_us(context, name) for context, name in others}
+
+
+def predicted_us(context: int, name: str) -> float:
+    """What this process predicts."""
+    problem = AttentionProblem(1, 32, 8, context, 128)
+    return predict_cell(problem, registry.kernel(name), "default", find("a100"))["latency_us"]
+
+
+def test_a_worker_that_is_killed_from_outside_costs_one_row(tmp_path):
+    """As the system does that runs out of memory."""
+    asked = ("--kernels", "slow,steady", "--context", "1k:8k:x2", "--name", "r")
+    with start(tmp_path, *asked) as process:
+        wait_for_rows(tmp_path / "r", 2)
+        # Into the 0.3 s of the slow kernel.
+        time.sleep(0.1)
+        (worker,) = child_pids(process.pid)
+        os.kill(worker, signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert process.returncode == 1
+    found = rows(tmp_path / "r")
+    assert Counter(row["kernel"] for row in found) == {"slow": 4, "steady": 4}
+    (faulty,) = [row for row in found if row["status"] != "ok"]
+    assert (faulty["kernel"], faulty["status"]) == ("slow", "crashed")
+    assert faulty["reason"] == "the worker was ended by SIGKILL, see worker.log"
 
 
 def test_rows_are_valid_and_point_to_their_environment(tmp_path):
@@ -153,8 +191,8 @@ def test_kill_9_then_resume_runs_every_cell_once(tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_within_seconds_and_says_how_to_go_on(tmp_path, number, code):
     with start(tmp_path, "--kernels", "slow,hanging", "--context", "1k,2k,4k", "--name", "r") as process:
-        # slow at 1k, hanging at 1k, slow at 2k; then hanging at 2k never returns.
-        wait_for_rows(tmp_path / "r", 3)
+        # Both at 1k; at 2k hanging never returns, and slow waits for it.
+        wait_for_rows(tmp_path / "r", 2)
         (worker,) = child_pids(process.pid)
         begun = time.monotonic()
         process.send_signal(number)
@@ -163,12 +201,15 @@ def test_a_signal_stops_within_seconds_and_says_how_to_go_on(tmp_path, number, c
     assert process.returncode == code
     assert_gone(worker)
     assert "Traceback" not in stderr
-    assert f"Stopped by {signal.Signals(number).name}: 3 of 6 cells are done, 3 are left." in stderr
+    assert f"Stopped by {signal.Signals(number).name}: 2 of 6 cells are done, 4 are left." in stderr
     assert stderr.rstrip().endswith(
         f"Go on with: leanbench sweep --context 1k,2k,4k --kernels slow,hanging --out {tmp_path} --no-report"
         " --name r --resume"
     )
-    assert len(rows(tmp_path / "r")) == 3
+    assert [(row["kernel"], row["problem"]["context"]) for row in rows(tmp_path / "r")] == [
+        ("slow", 1024),
+        ("hanging", 1024),
+    ]
 
 
 def test_a_spent_budget_says_how_to_go_on_and_resume_finds_the_run(tmp_path):
@@ -186,7 +227,7 @@ def test_a_spent_budget_says_how_to_go_on_and_resume_finds_the_run(tmp_path):
     assert len(rows(run)) == 4
 
 
-def test_resume_with_other_cells_or_another_gpu_is_refused(tmp_path):
+def test_resume_with_other_cells_settings_or_another_gpu_is_refused(tmp_path):
     sweep(tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r")
     other = sweep(tmp_path, "--kernels", "steady", "--context", "2k", "--name", "r", "--resume")
     assert other.returncode == 2
@@ -194,4 +235,7 @@ def test_resume_with_other_cells_or_another_gpu_is_refused(tmp_path):
     other = sweep(tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r", "--resume", "--gpu", "h200")
     assert other.returncode == 2
     assert "has rows predicted for a100-80gb, this command's would be predicted for h200" in other.stderr
+    other = sweep(tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r", "--resume", "--ci", "1%")
+    assert other.returncode == 2
+    assert "was measured with other settings (effort): repeat the command it was started with" in other.stderr
     assert len(rows(tmp_path / "r")) == 1

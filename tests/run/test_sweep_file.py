@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 
 from leanbench.errors import UserError
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.timing import Effort
 from leanbench.paths import SWEEPS
 from leanbench.registry import kernels
 from leanbench.run.cells import Grid, Sweep, expand
@@ -70,6 +72,42 @@ def test_grids_inherit_the_axes_at_the_top(tmp_path):
 )
 def test_errors_name_file_line_and_key(tmp_path, text, words):
     assert refusal(tmp_path, text).startswith(words)
+
+
+def test_a_file_may_ask_for_more_than_latency(tmp_path):
+    sweep = load_sweep(write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\noccupancy = true\n'))
+    assert sweep.measure == MeasureOptions(cache="warm", energy=True, occupancy=True)
+    assert {cell.cache for cell in expand(sweep)} == {"warm"}
+    sweep = load_sweep(write(tmp_path, 'name = "a"\nsustained = true\ncounters = true\nenergy = false\n'))
+    assert sweep.measure == MeasureOptions(sustained=True, counters=True)
+    assert load_sweep(write(tmp_path, 'name = "a"\n')).measure == MeasureOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('cache = "hot"', ", line 2, key 'cache': 'hot' is refused, input should be 'cold' or 'warm'"),
+        ("energy = 3", ", line 2, key 'energy': 3 is refused, input should be a valid boolean"),
+        ('occupancy = "all"', ", line 2, key 'occupancy': 'all' is refused, input should be a valid boolean"),
+        ("enregy = true", ", line 2: there is no key 'enregy', did you mean 'energy'?"),
+        ("[[grid]]\nenergy = true", ", line 3: there is no key 'energy', "),
+    ],
+)
+def test_what_to_measure_is_checked_like_the_rest(tmp_path, text, words):
+    assert refusal(tmp_path, f'name = "a"\n{text}\n').startswith(words)
+
+
+def test_flags_say_what_to_measure_over_the_file(tmp_path):
+    file = write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\n')
+    effort = Effort(relative_ci=0.02)
+    sweep = requested_sweep(file, {}, None, None, {"effort": effort, "window_s": 5.0, "counters": True})
+    assert sweep.measure == MeasureOptions(effort, "warm", energy=True, window_s=5.0, counters=True)
+    assert requested_sweep(file, {}, None, None, {"cache": "cold"}).measure == MeasureOptions(energy=True)
+    assert requested_sweep(file, {}, None, None, {}).measure == load_sweep(file).measure
+    # Axes alone make a sweep that measures what flags say.
+    assert requested_sweep(None, {"batch": "2"}, None, None, {"occupancy": True}) == Sweep(
+        "custom", (Grid(batch=(2,)),), measure=MeasureOptions(occupancy=True)
+    )
 
 
 def test_files_that_are_not_there_or_not_text(tmp_path):

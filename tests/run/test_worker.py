@@ -4,18 +4,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from leanbench.errors import UserError
 from leanbench.gpu.catalogue import CATALOGUE, find
+from leanbench.measure.cell import Alarm
 from leanbench.problem import AttentionProblem
 from leanbench.registry import kernel
+from leanbench.run import worker_process
 from leanbench.run.cells import Cell
 from leanbench.run.environment import environment_key, predicted_environment
 from leanbench.run.worker import _attempt, spec_from_dict
-from leanbench.run.worker_process import WorkerProcess, WorkerTarget, WorkerTimeout
+from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
 
@@ -33,6 +41,11 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's is."""
 
 
+def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
+    """As it arrives in the worker."""
+    return json.loads(json.dumps({"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs}))
+
+
 @pytest.mark.parametrize(
     ("error", "status", "reason", "usable"),
     [
@@ -45,50 +58,157 @@ class OutOfMemoryError(RuntimeError):
     ],
 )
 def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason, usable, capsys):
-    def run_cell(problem, kernel, configs):
+    def run_problem(problem, kernels, configs):
         raise error
 
-    asked = {"problem": PROBLEM.to_dict(), "kernel": "lean", "configs": "default"}
-    row, can_go_on = _attempt(run_cell, asked)
-    assert row["status"] == status
-    assert reason in row["reason"]
-    assert "\n" not in row["reason"]
+    rows, can_go_on = _attempt(run_problem, request("lean", "fa2", "fixed_split"), lambda: "fa2")
+    # The others are asked for again.
+    assert list(rows) == ["fa2"]
+    assert rows["fa2"]["status"] == status
+    assert reason in rows["fa2"]["reason"]
+    assert "\n" not in rows["fa2"]["reason"]
     assert can_go_on is usable
     assert type(error).__name__ in capsys.readouterr().err
 
 
-def test_a_cell_reaches_its_kernel_unchanged():
-    def run_cell(problem, kernel, configs):
-        return {"seen": (problem, kernel.name, configs)}
+def test_what_fails_where_no_kernels_code_runs_is_everybodys():
+    def run_problem(problem, kernels, configs):
+        raise OutOfMemoryError("no room for the inputs")
 
-    asked = json.loads(json.dumps({"problem": PROBLEM.to_dict(), "kernel": "lean", "configs": "best"}))
-    assert _attempt(run_cell, asked) == ({"seen": (PROBLEM, "lean", "best")}, True)
+    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: None)
+    for name in ("lean", "fa2"):
+        assert rows.pop(name) == {"status": "out_of_memory", "reason": "OutOfMemoryError: no room for the inputs"}
+    assert rows == {}
+    assert can_go_on
+
+
+def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
+    def run_problem(problem, kernels, configs):
+        raise Alarm("lean changed its inputs")
+
+    assert _attempt(run_problem, request("lean", "fa2"), lambda: "lean") == (
+        {"lean": {"status": "suspect", "reason": "lean changed its inputs"}},
+        True,
+    )
+    assert capsys.readouterr().err == ""
+
+
+def test_a_request_reaches_its_kernels_unchanged():
+    def run_problem(problem, kernels, configs):
+        return {each.name: {"seen": (problem, configs)} for each in kernels}
+
+    rows, can_go_on = _attempt(run_problem, request("fa2", "lean", configs="best"), lambda: None)
+    assert rows == {"fa2": {"seen": (PROBLEM, "best")}, "lean": {"seen": (PROBLEM, "best")}}
+    assert list(rows) == ["fa2", "lean"]
+    assert can_go_on
+
+
+@contextmanager
+def started(log: Path) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(WorkerTarget(find("h200"), None), log)
+    try:
+        yield worker
+    finally:
+        worker.kill()
 
 
 def test_a_worker_answers_with_the_models_figures(tmp_path):
     from leanbench.model.cell import predict_cell
 
-    worker = WorkerProcess(WorkerTarget(find("h200"), None), tmp_path / "log")
-    try:
+    with started(tmp_path / "log") as worker:
         assert worker.environment == predicted_environment()
-        outcome, usable = worker.run(Cell(PROBLEM, "lean"), timeout_s=60)
-    finally:
-        worker.kill()
-    expected = predict_cell(PROBLEM, kernel("lean"), "default", find("h200"))
+        rows, usable = worker.run([Cell(PROBLEM, "lean"), Cell(PROBLEM, "fa2")], timeout_s=60)
+        again, _ = worker.run([Cell(PROBLEM, "fixed_split", "best")], timeout_s=60)
+    expected = {name: predict_cell(PROBLEM, kernel(name), "default", find("h200")) for name in ("lean", "fa2")}
     assert usable
-    assert outcome == json.loads(json.dumps(expected))
+    assert rows == json.loads(json.dumps(expected))
+    assert again == {
+        "fixed_split": json.loads(json.dumps(predict_cell(PROBLEM, kernel("fixed_split"), "best", find("h200"))))
+    }
 
 
 def test_a_worker_that_is_late_is_a_timeout(tmp_path):
-    worker = WorkerProcess(WorkerTarget(find("h200"), None), tmp_path / "log")
-    try:
+    with started(tmp_path / "log") as worker:
         # Stopped, so that it is late however fast it would be.
         os.kill(worker._process.pid, signal.SIGSTOP)
-        with pytest.raises(WorkerTimeout):
-            worker.run(Cell(PROBLEM, "lean"), timeout_s=0.05)
-    finally:
-        worker.kill()
+        with pytest.raises(WorkerTimeout) as late:
+            worker.run([Cell(PROBLEM, "lean")], timeout_s=0.05)
+        assert late.value.blamed is None
     assert worker._process.returncode == -9
+
+
+def test_a_worker_that_dies_before_any_kernel_ran_blames_nobody(tmp_path):
+    with started(tmp_path / "log") as worker:
+        os.kill(worker._process.pid, signal.SIGSTOP)
+        killed = threading.Timer(0.1, os.kill, (worker._process.pid, signal.SIGKILL))
+        killed.start()
+        with pytest.raises(WorkerLost, match=r"^the worker was ended by SIGKILL$") as lost:
+            worker.run([Cell(PROBLEM, "lean")], timeout_s=60)
+        killed.join()
+        assert lost.value.blamed is None
+
+
+class Scripted(WorkerProcess):
+    """A worker of which only the waiting for lines is left: each takes its time, on a clock that moves only then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, dict[str, Any]]) -> None:
+        self._channel: Any = SimpleNamespace(sendall=lambda data: None)
+        self._script = list(lines)
+        self._now_s = 0.0
+        #: (seconds allowed, whose code ran) of each wait.
+        self.waits: list[tuple[float, str | None]] = []
+        monkeypatch.setattr(worker_process, "time", SimpleNamespace(monotonic=lambda: self._now_s))
+
+    def _line(self, timeout_s: float, at: str | None) -> dict[str, Any]:
+        self.waits.append((round(timeout_s, 9), at))
+        seconds, line = self._script.pop(0)
+        if seconds > timeout_s:
+            raise WorkerTimeout(blamed=at)
+        self._now_s += seconds
+        return line
+
+
+ANSWER = {"rows": {"a": {"status": "ok"}, "b": {"status": "ok"}}, "usable": True}
+
+
+def test_each_kernel_has_the_timeout_for_itself(monkeypatch):
+    turns = [(5.0, {"at": "a"}), (8.0, {"at": "b"}), (8.0, {"at": None}), (4.0, ANSWER)]
+    worker = Scripted(monkeypatch, *turns)
+    assert worker.run([Cell(PROBLEM, "a"), Cell(PROBLEM, "b")], timeout_s=10.0) == (ANSWER["rows"], True)
+    # 25 s together, and nobody had more than 10.
+    assert worker.waits == [(10.0, None), (10.0, "a"), (10.0, "b"), (5.0, None)]
+
+
+def test_the_turns_of_a_kernel_count_together(monkeypatch):
+    turns = [(0.0, {"at": "a"}), *[(4.0, {"at": "b"}), (1.0, {"at": "a"})] * 2, (3.0, ANSWER)]
+    worker = Scripted(monkeypatch, *turns)
+    with pytest.raises(WorkerTimeout) as late:
+        worker.run([Cell(PROBLEM, "a"), Cell(PROBLEM, "b")], timeout_s=10.0)
+    assert late.value.blamed == "a"
+    assert worker.waits == [(10.0, None), (10.0, "a"), (10.0, "b"), (6.0, "a"), (9.0, "b"), (2.0, "a")]
+
+
+def test_a_worker_says_whose_code_runs():
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+    with ours, ours.makefile("rw", encoding="utf-8") as lines:
+
+        def ask(message: dict[str, Any]) -> list[dict[str, Any]]:
+            lines.write(json.dumps(message) + "\n")
+            lines.flush()
+            answers = [json.loads(lines.readline())]
+            while "at" in answers[-1]:
+                answers.append(json.loads(lines.readline()))
+            return answers
+
+        ask(asdict(WorkerTarget(find("a100"), None)))
+        assert [answer.get("at", "rows") for answer in ask(request("lean", "fa2"))] == ["lean", "fa2", "rows"]
+        # Between problems nobody's does.
+        assert [answer.get("at", "rows") for answer in ask(request("fa2"))] == [None, "fa2", "rows"]
+    assert process.wait(timeout=20) == 0
 
 
 def test_a_worker_ends_when_its_parent_closes_the_channel():

@@ -1,0 +1,80 @@
+"""`leanbench doctor`: what can this machine measure, and how well?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leanbench.cli import output
+
+if TYPE_CHECKING:
+    from leanbench.doctor.finding import Finding
+    from leanbench.doctor.machine import Machine
+
+_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings and their figures as JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes seconds.")] = False,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Read hardware counters for a try; takes half a minute.")
+    ] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that shall hold run directories.")] = Path("runs"),
+) -> None:
+    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels. Changes no settings.
+
+    Each finding is ok, a note (worth knowing) or a problem (nothing can be measured, or figures would mislead), with
+    what to do about it. A machine without a GPU is no problem: sweeps predict there.
+
+    Exit code 1 means that there is a problem.
+    """
+    from leanbench.doctor.checks import examine
+    from leanbench.doctor.machine import Machine
+    from leanbench.errors import UserError
+
+    if quick and counters:
+        raise UserError("--counters takes half a minute and --quick leaves such things out: give one of them")
+    machine = Machine(out, counters)
+    findings = list(examine(machine, quick, lambda what: output.say(f"{what}...")))
+    if as_json:
+        _show_json(findings, machine)
+    else:
+        _show_table(findings, machine)
+    if any(finding.status == "problem" for _, finding in findings):
+        raise typer.Exit(1)
+
+
+def _show_json(findings: list[tuple[str, Finding]], machine: Machine) -> None:
+    import json
+    from dataclasses import asdict
+
+    listed = [{"check": name, **asdict(finding)} for name, finding in findings]
+    output.show(json.dumps({"can_measure": machine.can_launch, "findings": listed}, indent=2))
+
+
+def _show_table(findings: list[tuple[str, Finding]], machine: Machine) -> None:
+    from rich.text import Text
+
+    table = output.table()
+    table.add_column("check", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("finding", overflow="fold")
+    for name, finding in findings:
+        text = finding.text if finding.fix is None else f"{finding.text}\n-> {finding.fix}"
+        table.add_row(name, Text(finding.status, _STYLES[finding.status]), Text(text))
+    output.show_table(table)
+    output.show(_verdict(findings, machine))
+
+
+def _verdict(findings: list[tuple[str, Finding]], machine: Machine) -> str:
+    counted = Counter(finding.status for _, finding in findings)
+    problems, notes = (f"{counted[kind] or 'no'} {kind}{'s' * (counted[kind] != 1)}" for kind in ("problem", "note"))
+    if counted["problem"]:
+        return f"{problems}, {notes}: solve the problems before you trust a figure of this machine."
+    if machine.can_launch:
+        return f"{problems}, {notes}: this machine can measure."
+    return f"{problems}, {notes}: nothing can be measured here, sweeps predict."

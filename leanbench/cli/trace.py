@@ -1,0 +1,143 @@
+"""`leanbench trace`: what every CTA did and when, as a picture."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leanbench.cli import output
+from leanbench.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.gpu.local import Target
+    from leanbench.problem import AttentionProblem
+    from leanbench.registry import Kernel
+    from leanbench.report.trace.picture import Panel
+    from leanbench.timeline import Timeline
+
+
+def trace(
+    problem: Annotated[list[str], typer.Argument(metavar="PROBLEM", help="h56 n64k d64, or a label from a table.")],
+    kernels: Annotated[
+        str, typer.Option(metavar="LIST", help="Names from `leanbench list kernels`.")
+    ] = "lean,fixed_split,fa2",
+    configs: Annotated[
+        str, typer.Option(metavar="default|best", help="Each kernel's own choice, or its fastest candidate.")
+    ] = "default",
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
+    ] = None,
+    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the files; a new one under runs/ if not given.")
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="LIST", help="html,svg,json; json is for https://ui.perfetto.dev.")
+    ] = "html,svg,json",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")] = False,
+) -> None:
+    """Show what every CTA of a kernel did and when: in the terminal, as HTML, as SVG and as a Perfetto trace.
+
+    PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch, bf16 and NHD where
+    they are not 1, fp16 and HND. k is 1024. A ragged batch is a length per sequence: n1k+300+64k. Without a GPU, the
+    performance model predicts for --gpu (a100 unless given).
+
+    Exit code 1 means that no kernel has a timeline.
+    """
+    from leanbench.gpu.local import choose
+    from leanbench.registry import kernel
+    from leanbench.report.trace import trace_files, write_trace
+    from leanbench.run.axes import choose as choose_word
+    from leanbench.run.axes import parse_names
+    from leanbench.run.cells import CONFIG_CHOICES
+    from leanbench.run.problem_words import parse_problem
+
+    asked = parse_problem(problem)
+    traced = [kernel(name) for name in parse_names("kernels", kernels)]
+    choose_word("configs", configs, CONFIG_CHOICES)
+    formats = parse_names("format", format_)
+    if gpu is not None and not gpu.strip():
+        # As from an unset shell variable.
+        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
+    target = choose(gpu, require_gpu)
+    folder = out or _new_folder(asked, target.spec.name)
+    trace_files(folder, formats)
+    try:
+        panels = _panels(asked, traced, configs, target, gpu)
+        if not panels:
+            raise typer.Exit(1)
+        if not quiet:
+            _show_picture(panels)
+        for path in write_trace(panels, folder, formats):
+            output.show(str(path))
+    finally:
+        _remove_empty(folder)
+
+
+def _panels(
+    problem: AttentionProblem, kernels: list[Kernel], configs: str, target: Target, asked_gpu: str | None
+) -> list[Panel]:
+    """A panel for each kernel that has a timeline; why another has none is said."""
+    from leanbench.model.timeline import schedule_efficiency
+    from leanbench.report.trace.picture import Panel
+
+    if target.local_index is None:
+        timelines = _predict(problem, kernels, configs, target, asked_gpu)
+    else:
+        timelines = _measure(problem, kernels, configs, target.local_index)
+    panels = []
+    for kernel, timeline in zip(kernels, timelines, strict=True):
+        if isinstance(timeline, str):
+            output.say(f"No timeline of {kernel.name}: {timeline}.")
+        else:
+            panels.append(Panel(timeline, schedule_efficiency(timeline, target.spec)))
+    return panels
+
+
+def _predict(
+    problem: AttentionProblem, kernels: list[Kernel], configs: str, target: Target, asked_gpu: str | None
+) -> list[Timeline | str]:
+    from leanbench.model import KNOWN_ERROR
+    from leanbench.model.timeline import predict_timeline
+
+    why = target.note or f"No {asked_gpu or 'GPU'} here"
+    said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
+    output.say(f"{said} {KNOWN_ERROR}")
+    return [predict_timeline(problem, kernel, configs, target.spec) for kernel in kernels]
+
+
+def _measure(problem: AttentionProblem, kernels: list[Kernel], configs: str, index: int) -> list[Timeline | str]:
+    from leanbench.measure.cell import Bench
+
+    bench = Bench(index)
+    timelines = []
+    for kernel in kernels:
+        output.say(f"Tracing {kernel.name} on {bench.spec.product}.")
+        timelines.append(bench.timeline(problem, kernel, configs))
+    return timelines
+
+
+def _show_picture(panels: list[Panel]) -> None:
+    from leanbench.report.trace.terminal import terminal_text
+
+    console = output.console()
+    columns = console.width if console.is_terminal else min(console.width, 120)
+    console.print(terminal_text(panels, columns, ascii_only=console.options.ascii_only))
+
+
+def _new_folder(problem: AttentionProblem, gpu: str) -> Path:
+    words = re.sub(r"[^A-Za-z0-9_]+", "-", problem.label)
+    path = Path("runs") / f"trace-{words}-{gpu}-{datetime.now():%Y%m%d-%H%M%S}"
+    # Two traces in one second.
+    attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
+    return path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
+
+
+def _remove_empty(folder: Path) -> None:
+    """A folder that was made for files which did not come."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,139 @@
+"""The GPU and its state, as the driver tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leanbench.doctor.finding import Finding, note, ok, problem
+from leanbench.doctor.machine import Machine
+from leanbench.gpu.catalogue import match_product
+from leanbench.gpu.nvml import why_no_gpu
+
+#: The kernels are built on what compute capability 8.0 brought.
+_MIN_COMPUTE_CAPABILITY = (8, 0)
+#: Less free memory than this share of the whole: somebody else is there.
+_MIN_FREE_SHARE = 0.9
+#: Lowered clocks by these are a fault or heat, not the GPU's ordinary limits.
+_SERIOUS = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+
+
+def product(machine: Machine) -> Finding:
+    if not machine.gpus:
+        return note(f"{why_no_gpu()}; sweeps predict with the performance model, nothing is measured", gpus=0)
+    gpu, listed = machine.gpu, match_product(machine.gpu.product)
+    spec = listed if machine.device_index is None else machine.spec
+    capability = gpu.compute_capability
+    values = {
+        "gpus": len(machine.gpus),
+        "product": gpu.product,
+        "sms": None if spec is None else spec.sms,
+        "compute_capability": None if capability is None else ".".join(map(str, capability)),
+        "catalogue_name": None if listed is None else listed.name,
+    }
+    text = f"{gpu.product}, {values['sms'] or '?'} SMs, compute capability {values['compute_capability'] or '?'}"
+    if len(machine.gpus) > 1:
+        text += f"; GPU {gpu.index} of {len(machine.gpus)}, CUDA_VISIBLE_DEVICES picks another"
+    if capability is not None and capability < _MIN_COMPUTE_CAPABILITY:
+        return problem(text, "the kernels need compute capability 8.0 or newer: use another GPU", **values)
+    if listed is None:
+        return note(f"{text}; not in the catalogue, its figures are the driver's", **values)
+    return ok(f"{text}; `{listed.name}` in the catalogue", **values)
+
+
+def driver(machine: Machine) -> Finding:
+    return ok(f"NVIDIA driver {machine.gpu.driver_version}", driver=machine.gpu.driver_version)
+
+
+def memory(machine: Machine) -> Finding:
+    """As it was before this process took any."""
+    free, total = machine.gpu.memory_free_bytes, machine.gpu.memory_total_bytes
+    if free is None or total is None:
+        return note("the driver does not say how much memory is free", memory_free_bytes=None)
+    values = {"memory_free_bytes": free, "memory_total_bytes": total}
+    text = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+    if free < _MIN_FREE_SHARE * total:
+        return note(f"{text}: something else holds the rest", "`nvidia-smi` lists who", **values)
+    return ok(text, **values)
+
+
+def mig(machine: Machine) -> Finding:
+    if machine.gpu.mig:
+        return note(
+            "MIG: kernels get a part of the GPU, while clocks, power and energy are of the whole",
+            "for energy, use a GPU that is not partitioned",
+            mig=True,
+        )
+    return ok("not partitioned (MIG is off)", mig=False)
+
+
+def other_processes(machine: Machine) -> Finding:
+    with machine.nvml() as nvml:
+        processes = nvml.other_processes()
+    if processes is None:
+        return note("the driver does not say who else uses the GPU", processes=None)
+    values: dict[str, Any] = {
+        "processes": [
+            {"pid": process.pid, "name": process.name, "sm_utilisation": process.sm_utilisation}
+            for process in processes
+        ]
+    }
+    if not processes:
+        return ok("no other process on the GPU", **values)
+    said = ", ".join(
+        f"{process.name or 'a process'} ({process.pid})"
+        + (f" at {process.sm_utilisation}%" if process.sm_utilisation else "")
+        for process in processes
+    )
+    fix = "wait for them or stop them; a figure that was measured beside them is not the GPU's"
+    if any(process.sm_utilisation for process in processes):
+        return problem(f"others use the SMs: {said}", fix, **values)
+    if any(process.sm_utilisation is None for process in processes):
+        return note(f"others are on the GPU, how busy is not known: {said}", fix, **values)
+    return note(f"others are on the GPU and idle: {said}", **values)
+
+
+def clocks_and_power(machine: Machine) -> Finding:
+    with machine.nvml() as nvml:
+        state, limits, limit_w = nvml.state(), nvml.limits(), nvml.power_limit_w()
+    values = {
+        "sm_clock_mhz": state.sm_clock_mhz,
+        "sm_clock_max_mhz": limits.sm_clock_mhz,
+        "memory_clock_mhz": state.memory_clock_mhz,
+        "temperature_c": state.temperature_c,
+        "power_w": state.power_w,
+        "power_limit_w": limit_w,
+        "power_limit_default_w": limits.power_limit_w,
+    }
+
+    def shown(name: str) -> str:
+        value = values[name]
+        return "?" if value is None else f"{value:.0f}"
+
+    text = (
+        f"SM clock {shown('sm_clock_mhz')} of {shown('sm_clock_max_mhz')} MHz now, "
+        f"memory {shown('memory_clock_mhz')} MHz, {shown('temperature_c')} °C, "
+        f"{shown('power_w')} of {shown('power_limit_w')} W"
+    )
+    if limit_w is not None and limits.power_limit_w is not None and limit_w < limits.power_limit_w:
+        fix = "say so beside sustained figures, or set the default again with `nvidia-smi --power-limit`"
+        return note(
+            f"{text}; the power limit is lowered, by default it is {shown('power_limit_default_w')} W", fix, **values
+        )
+    return ok(text, **values)
+
+
+def throttling(machine: Machine) -> Finding:
+    with machine.nvml() as nvml:
+        reasons = nvml.throttle_reasons()
+    if reasons is None:
+        return note("the driver does not say whether clocks are lowered", throttle_reasons=None)
+    if not reasons:
+        return ok("no reason for lowered clocks", throttle_reasons=[])
+    text = f"clocks are lowered now: {', '.join(reasons)}"
+    if any(reason in _SERIOUS for reason in reasons):
+        return problem(
+            text,
+            "let the GPU cool down; if that does not help, look at its cooling and power supply",
+            throttle_reasons=reasons,
+        )
+    return note(text, "wait until other work on the GPU is done", throttle_reasons=reasons)

@@ -1,0 +1,90 @@
+"""What the checks look at."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leanbench.gpu.local import Target, choose
+from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus
+from leanbench.gpu.spec import GpuSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Machine:
+    """This machine, and the GPU of it that a sweep would use."""
+
+    #: Where run directories will be.
+    runs: Path = Path("runs")
+    #: Whether to read hardware counters for a try; that takes half a minute.
+    try_counters: bool = False
+
+    @cached_property
+    def gpus(self) -> list[LocalGpu]:
+        """The GPUs that CUDA would see.
+
+        Raises:
+            NvmlError: the driver is broken.
+        """
+        return local_gpus()
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the driver works and has one."""
+        try:
+            return bool(self.gpus)
+        except NvmlError:
+            return False
+
+    @cached_property
+    def target(self) -> Target | None:
+        """What a sweep would run on; None without a GPU. Starts torch's CUDA."""
+        return choose(None, require_gpu=False) if self.has_gpu else None
+
+    @cached_property
+    def device_index(self) -> int | None:
+        """torch's index of the GPU; None: there is none, or torch cannot use it."""
+        try:
+            return None if self.target is None else self.target.local_index
+        except Exception:  # the check of torch asks for `target`, too, and says why
+            return None
+
+    @property
+    def spec(self) -> GpuSpec:
+        """Of the GPU; there must be one."""
+        assert self.target is not None
+        return self.target.spec
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU for torch, which must be able to use it."""
+        import torch
+
+        assert self.device_index is not None
+        return torch.device("cuda", self.device_index)
+
+    @property
+    def can_launch(self) -> bool:
+        """Whether kernels run on the GPU: there is one, and Triton is not told to interpret."""
+        return self.device_index is not None and os.environ.get("TRITON_INTERPRET") != "1"
+
+    @cached_property
+    def gpu(self) -> LocalGpu:
+        """NVML's word on the GPU; there must be one."""
+        if self.device_index is not None:
+            import torch
+
+            uuid = str(torch.cuda.get_device_properties(self.device_index).uuid)
+            # NVML counts by bus, torch may put the fastest first.
+            return next((gpu for gpu in self.gpus if gpu.uuid.endswith(uuid)), self.gpus[self.device_index])
+        return self.gpus[0]
+
+    def nvml(self) -> Nvml:
+        """NVML of that GPU, for a `with`."""
+        return Nvml(self.gpu.uuid)

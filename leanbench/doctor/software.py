@@ -1,0 +1,120 @@
+"""Versions, environment variables, folders and optional libraries."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from leanbench.doctor.finding import Finding, note, ok, problem
+from leanbench.doctor.machine import Machine
+
+#: Variables that change what is timed: (the value that is harmless, what any other does).
+_FALSIFYING = {
+    "CUDA_LAUNCH_BLOCKING": ("0", "makes every launch wait, and CUDA graphs cannot be captured"),
+    "TRITON_INTERPRET": ("0", "runs the kernels in Triton's interpreter on the CPU"),
+    "TRITON_DEBUG": ("0", "compiles assertions into the kernels"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("0", "makes torch allocate memory on every call"),
+    "CUDA_INJECTION64_PATH": ("", "loads a profiler or sanitizer into every CUDA program"),
+    "NSYS_PROFILING_SESSION_ID": ("", "says that Nsight Systems is profiling this process"),
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("100", "leaves a part of the SMs unused"),
+}
+#: Module and distribution of what people compare with.
+LIBRARIES = {"flash_attn": "flash-attn", "flashinfer": "flashinfer-python"}
+#: A run directory of a thousand cells takes a few MB, Triton's cache some hundred.
+_MIN_FREE_BYTES = 1_000_000_000
+
+
+def leanbench_version(machine: Machine) -> Finding:
+    from leanbench.run.environment import predicted_environment
+
+    environment = predicted_environment()
+    commit = environment["commit"]
+    # 12 characters, and whether files differ from the commit.
+    shown = "" if commit is None else f", commit {commit[:12]}{'+changes' if commit.endswith('+changes') else ''}"
+    return ok(f"leanbench {environment['leanbench']}{shown}", leanbench=environment["leanbench"], commit=commit)
+
+
+def python_version(machine: Machine) -> Finding:
+    found = platform.python_version()
+    return ok(f"Python {found} on {platform.system()} {platform.machine()}", python=found)
+
+
+def torch_version(machine: Machine) -> Finding:
+    import torch
+
+    built_for = torch.version.cuda
+    text = f"torch {torch.__version__}, " + (f"built for CUDA {built_for}" if built_for else "built without CUDA")
+    values = {"torch": str(torch.__version__), "torch_cuda": built_for}
+    if machine.target is not None and machine.target.local_index is None:
+        why, _, fix = (machine.target.note or text).partition(": ")
+        return problem(why, fix or "install a torch that was built for this GPU", **values)
+    return ok(text, **values)
+
+
+def triton_version(machine: Machine) -> Finding:
+    try:
+        return ok(f"Triton {version('triton')}", triton=version("triton"))
+    except PackageNotFoundError:
+        return problem("Triton is not installed, no kernel can run", "pip install triton", triton=None)
+
+
+def environment_variables(machine: Machine) -> Finding:
+    found = {
+        name: os.environ[name]
+        for name, (harmless, _) in _FALSIFYING.items()
+        if os.environ.get(name, "") not in ("", harmless)
+    }
+    if not found:
+        return ok("no environment variable that changes what is timed")
+    said = "; ".join(f"{name}={value} {_FALSIFYING[name][1]}" for name, value in found.items())
+    if not machine.has_gpu:
+        return note(f"{said}; here nothing is timed", variables=found)
+    return problem(said, f"unset {' '.join(found)}", variables=found)
+
+
+def triton_cache(machine: Machine) -> Finding:
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    return _folder("compiled kernels", folder, "set TRITON_CACHE_DIR to a folder that can be written")
+
+
+def runs_folder(machine: Machine) -> Finding:
+    return _folder("run directories", machine.runs, "give `leanbench sweep` another folder with --out")
+
+
+def _folder(purpose: str, folder: Path, fix: str) -> Finding:
+    """Can files be made there, or in the nearest folder above that exists?"""
+    path = folder.expanduser().absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free_bytes = shutil.disk_usage(existing).free
+    except OSError as error:
+        return problem(f"{purpose} cannot be written to {path}: {error.strerror}", fix, folder=str(path))
+    values = {"folder": str(path), "free_bytes": free_bytes}
+    text = f"{purpose} go to {path}, {free_bytes / 1e9:.3g} GB free"
+    if free_bytes < _MIN_FREE_BYTES:
+        return problem(text, f"delete something there, or {fix}", **values)
+    return ok(text, **values)
+
+
+def library(module: str, distribution: str, machine: Machine) -> Finding:
+    """Imported, not only looked for: a library built for another torch is found and does not load."""
+    if find_spec(module) is None:
+        return note(f"{distribution} is not installed; no kernel of this project needs it")
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken library raises anything
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return note(f"{distribution} is installed and cannot be imported: {said}", f"reinstall {distribution}")
+    try:
+        found = version(distribution)
+    except PackageNotFoundError:
+        found = "of unknown version"
+    return ok(f"{distribution} {found} can be imported", version=found)

@@ -1,0 +1,89 @@
+"""Theoretical warp occupancy: the warps that an SM can hold of a compiled kernel, over the most it can hold of any.
+
+It says how many loads can be in flight, not how busy an SM is. The rules of allocation are those of NVIDIA's occupancy
+calculator; the limits are the CUDA C++ Programming Guide's, table "Technical Specifications per Compute Capability".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.registry import LaunchResources
+
+OccupancyLimit = Literal["warps", "ctas", "registers", "shared_memory"]
+
+#: (warps, CTAs) that an SM holds at most, by compute capability.
+_MOST_PER_SM = {
+    (8, 0): (64, 32),
+    (8, 6): (48, 16),
+    (8, 9): (48, 24),
+    (9, 0): (64, 32),
+    (10, 0): (64, 32),
+    (12, 0): (48, 24),
+}
+_WARP_THREADS = 32
+#: Registers are given to a warp in pieces of this size, from the quarter of the SM that it runs on.
+_REGISTERS_AT_ONCE = 256
+_SM_PARTITIONS = 4
+#: Shared memory is given to a CTA in pieces of this size; the system takes 1 KB for each.
+_SHARED_BYTES_AT_ONCE = 128
+_SYSTEM_SHARED_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """CTAs of one kernel that fit an SM at once, whether or not its grid has as many."""
+
+    ctas_per_sm: int
+    warps_per_sm: int
+    #: warps_per_sm over the most that the SM holds: 0 to 1.
+    share: float
+    #: What runs out first.
+    limited_by: OccupancyLimit
+
+
+def theoretical_occupancy(resources: LaunchResources, spec: GpuSpec) -> Occupancy:
+    """How much of an SM of `spec` the kernel's CTAs can fill.
+
+    Raises:
+        UserError: the limits of this compute capability are not known here.
+    """
+    most_warps, most_ctas = _most_per_sm(spec)
+    fitting: dict[OccupancyLimit, int] = {
+        "warps": most_warps // resources.num_warps,
+        "ctas": most_ctas,
+        "registers": _warps_by_registers(resources, spec) // resources.num_warps,
+        "shared_memory": spec.shared_kb_per_sm * 1024 // _shared_bytes(resources),
+    }
+    limit = min(fitting, key=lambda name: fitting[name])
+    warps = fitting[limit] * resources.num_warps
+    return Occupancy(fitting[limit], warps, warps / most_warps, limit)
+
+
+def _warps_by_registers(resources: LaunchResources, spec: GpuSpec) -> int:
+    of_warp = _rounded_up(max(1, resources.registers_per_thread) * _WARP_THREADS, _REGISTERS_AT_ONCE)
+    return spec.registers_per_sm // _SM_PARTITIONS // of_warp * _SM_PARTITIONS
+
+
+def _shared_bytes(resources: LaunchResources) -> int:
+    return _rounded_up(resources.shared_bytes + _SYSTEM_SHARED_BYTES, _SHARED_BYTES_AT_ONCE)
+
+
+def _rounded_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _most_per_sm(spec: GpuSpec) -> tuple[int, int]:
+    """The limits of the compute capability, or of the nearest lower one of the same generation."""
+    major, _ = spec.compute_capability
+    known = [key for key in _MOST_PER_SM if key[0] == major and key <= spec.compute_capability]
+    if not known:
+        name = ".".join(map(str, spec.compute_capability))
+        raise UserError(
+            f"how many warps an SM of compute capability {name} ({spec.product}) holds is not known here: "
+            "add it to leanbench/gpu/occupancy.py"
+        )
+    return _MOST_PER_SM[max(known)]

@@ -1,0 +1,90 @@
+"""The program that runs under Nsight Compute: one call of a kernel between cudaProfilerStart and cudaProfilerStop.
+
+Started by leanbench.measure.counters as ``ncu ... python -m leanbench.measure.counters_target JSON``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from leanbench.measure.counters import TARGET_FAILED
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+#: For the kernels' workspaces and the CUDA context.
+_RESERVE_BYTES = 512 * 1000 * 1000
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    _end_with(request["caller_pid"])
+    try:
+        _run(request)
+    except Exception as error:
+        said = str(error).strip().partition("\n")[0]
+        print(f"{TARGET_FAILED}{said or type(error).__name__}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def _run(request: dict[str, Any]) -> None:
+    import torch
+
+    from leanbench.gpu.local import spec_of_device
+    from leanbench.measure.buffers import rotating_inputs
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU that it can use")
+    index = request["device_index"]
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    problem = AttentionProblem.from_dict(request["problem"])
+    config = None if request["config"] is None else KernelConfig(**request["config"])
+    chosen = kernel(request["kernel"])
+    _refuse_shortage(problem, torch.cuda.mem_get_info(device)[0])
+    inputs = rotating_inputs(problem, device, spec_of_device(index), request["cache"])
+    launches = [chosen.prepare(one, config) for one in inputs]
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    # Its inputs are the ones that were read longest ago.
+    _profile(launches[0])
+
+
+def _refuse_shortage(problem: AttentionProblem, free_bytes: int) -> None:
+    if problem.kv_allocated_bytes + _RESERVE_BYTES > free_bytes:
+        raise MemoryError(
+            f"K and V take {problem.kv_allocated_bytes / 1e9:.1f} GB and the GPU has {free_bytes / 1e9:.1f} GB free"
+        )
+
+
+def _profile(launch: Callable[[], object]) -> None:
+    import torch
+
+    torch.cuda.profiler.start()
+    launch()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def _end_with(caller_pid: int) -> None:
+    """Ncu stands between this process and the one that waits for it, so a death of the latter must be looked for."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(1.0)
+            try:
+                os.kill(caller_pid, 0)
+            except ProcessLookupError:
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

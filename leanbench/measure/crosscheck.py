@@ -1,0 +1,125 @@
+"""A second opinion on a latency: the GPU's own time stamps of every kernel, by CUPTI through torch's profiler.
+
+It shares nothing with the events around a graph replay but the launches: another clock, each kernel stamped by itself,
+and launches counted instead of assumed. What it gives is the time from one launch's first kernel to the next one's, so
+the gap between launches is in it as it is in the events' figure.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.measure.timing import Launches
+
+#: The two methods may differ by this share of the latency, or by this many microseconds: stamping each kernel keeps it
+#: from overlapping its neighbours' start and end.
+TOLERANCE_SHARE = 0.02
+TOLERANCE_US = 1.0
+#: Device time behind one figure, and the launches in it: the profiler spends host time on each.
+_FIGURE_US = 2000.0
+_LAUNCHES = (3, 64)
+_FIGURES = 5
+
+
+@dataclass(frozen=True)
+class KernelSpan:
+    """One GPU kernel (or copy) as CUPTI saw it."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class CrossCheck:
+    """Microseconds of one launch, a figure a replay."""
+
+    samples_us: tuple[float, ...]
+    #: Names of the GPU kernels of one launch, in order.
+    kernels: tuple[str, ...]
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+
+def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
+    """Replays a graph of the launches under the profiler; a sentence where that gives no figure.
+
+    Args:
+        latency_us: what one launch takes, roughly.
+    """
+    import torch
+
+    from leanbench.measure.timing import capture
+
+    fewest, most = _LAUNCHES
+    count = max(fewest, min(most, math.ceil(_FIGURE_US / latency_us)))
+    graph = capture(launches, count)
+    graph.replay()
+    torch.cuda.synchronize()
+    try:
+        replays = [_profiled(graph) for _ in range(_FIGURES)]
+    except RuntimeError as error:
+        return f"the profiler gave no kernel times to cross-check with ({str(error).partition(chr(10))[0]})"
+    return from_spans(replays, count)
+
+
+def from_spans(replays: Sequence[Sequence[KernelSpan]], launches: int) -> CrossCheck | str:
+    """The figure of each replay from its kernels' spans."""
+    if not all(replays):
+        return "the profiler saw no kernel, so there is no cross-check"
+    samples = []
+    for spans in replays:
+        per_launch, rest = divmod(len(spans), launches)
+        if rest:
+            seen = ", ".join(f"{count} x {name}" for name, count in Counter(span.name for span in spans).items())
+            return f"the profiler saw {len(spans)} kernels in {launches} launches ({seen}), no whole number each"
+        starts = sorted(span.start_us for span in spans)[::per_launch]
+        samples.append((starts[-1] - starts[0]) / (launches - 1))
+    first = sorted(replays[0], key=lambda span: span.start_us)[: len(replays[0]) // launches]
+    return CrossCheck(tuple(samples), tuple(span.name for span in first))
+
+
+def disagreement(crosscheck_us: float, latency_us: float, relative_ci: float) -> str | None:
+    """A sentence where the two figures differ by more than their noise and what stamping costs."""
+    difference_us = crosscheck_us - latency_us
+    allowed_us = max(TOLERANCE_US, (TOLERANCE_SHARE + relative_ci) * latency_us)
+    if abs(difference_us) <= allowed_us:
+        return None
+    return (
+        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {difference_us / latency_us:+.1%} from the "
+        f"graph replay's {latency_us:.2f} µs: neither figure is safe"
+    )
+
+
+def _profiled(graph: torch.cuda.CUDAGraph) -> list[KernelSpan]:
+    """The kernels of one replay, in order of time, without one before it: after an idle moment the first is off."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with warnings.catch_warnings():
+        # It warns that a second session does not keep the first one's events; each is read before the next.
+        warnings.simplefilter("ignore")
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            graph.replay()
+            graph.replay()
+            torch.cuda.synchronize()
+        events = profiler.events()
+    on_gpu = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
+    spans = [
+        KernelSpan(event.name, event.time_range.start, event.time_range.end)
+        for event in events or ()
+        if event.device_type == on_gpu
+    ]
+    spans.sort(key=lambda span: span.start_us)
+    return spans[len(spans) // 2 :]

@@ -1,0 +1,36 @@
+"""What a sweep measures beside latency, and how hard."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from leanbench.measure.timing import Effort
+
+CacheState = Literal["cold", "warm"]
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """The same for every cell of a sweep."""
+
+    effort: Effort = field(default_factory=Effort)
+    #: The L2 when a launch starts: `cold`, as K and V come in serving, or `warm`.
+    cache: CacheState = "cold"
+    #: Latency over seconds of back-to-back launches.
+    sustained: bool = False
+    #: Energy over the same seconds.
+    energy: bool = False
+    window_s: float = 3.0
+    #: Theoretical warp occupancy, and the SM busy share from an instrumented build.
+    occupancy: bool = False
+    #: Hardware counters from Nsight Compute, in a pass of their own.
+    counters: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; `from_dict` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> MeasureOptions:
+        return cls(**{**fields, "effort": Effort(**fields["effort"])})

@@ -1,0 +1,120 @@
+"""Records what every CTA of a call did and when, with an instrumented build of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from leanbench.decomposition import TileGrid
+from leanbench.gpu.spec import GpuSpec
+from leanbench.inputs import AttentionInputs
+from leanbench.measure.timing import capture, time_launches
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig, TracedCall
+from leanbench.timeline import CtaTimeline, Timeline
+
+if TYPE_CHECKING:
+    import torch
+
+#: Launches recorded; the one of median duration is kept.
+_RECORDED = 9
+#: A replay has at least this many launches, of which the last ones are recorded: they start like launches in the middle
+#: of a sequence, with the GPU awake and, where buffers rotate, their own buffer not in the L2.
+_LAUNCHES_PER_REPLAY = 8
+_RECORDED_PER_REPLAY = 3
+#: ||traced - plain|| / ||plain||: both round the same numbers, in code that may round some of them elsewhere.
+_SAME_OUTPUT = 1e-3
+_SAME_LSE = 1e-5
+#: Reads of the timer that its step is taken from: many microseconds, where GPUs step every microsecond or faster.
+_TIMER_READS = 16384
+
+
+def record_timeline(
+    problem: AttentionProblem,
+    kernel: Kernel,
+    config: KernelConfig | None,
+    buffers: Sequence[AttentionInputs],
+    spec: GpuSpec,
+    latency_us: float | None = None,
+) -> Timeline | None:
+    """A launch of median duration out of several, in the middle of a sequence of launches; None where the kernel has no
+    instrumented build.
+
+    Args:
+        buffers: of the problem, rotated over; enough of them for a cold L2.
+        latency_us: of the plain kernel, noted in the timeline.
+
+    Raises:
+        RuntimeError: the instrumented build computes something else than the plain one.
+    """
+    calls: list[TracedCall] = []
+    for inputs in buffers:
+        call = kernel.prepare_traced(inputs, config)
+        if call is None:
+            return None
+        calls.append(call)
+    _check_same_output(kernel, config, buffers[0], calls[0])
+    return Timeline(
+        kernel=kernel.name,
+        problem=problem,
+        config=config.to_dict() if config else None,
+        source="measured",
+        gpu=spec.product,
+        sms=spec.sms,
+        output_tiles=TileGrid.of(problem, problem.max_context).output_tiles,
+        traced_latency_us=time_launches([call.launch for call in calls]).median_us,
+        ctas=_median_launch(calls),
+        latency_us=latency_us,
+        tick_ns=timer_tick_ns(buffers[0].q.device),
+    )
+
+
+def timer_tick_ns(device: torch.device) -> int:
+    """The smallest step of the timer that stamps are taken from, in nanoseconds.
+
+    Raises:
+        RuntimeError: the timer stands still.
+    """
+    import torch
+
+    from leanbench.kernels.stamps import timer_kernel  # pyright: ignore[reportMissingImports]
+
+    times = torch.zeros(_TIMER_READS, dtype=torch.int64, device=device)
+    with torch.cuda.device_of(times):
+        timer_kernel[(1,)](times, _TIMER_READS, num_warps=1)
+    steps = times.diff()
+    steps = steps[steps > 0]
+    if not len(steps):
+        raise RuntimeError(f"the GPU's timer did not step during {_TIMER_READS} reads of it")
+    return int(steps.min())
+
+
+def _median_launch(calls: Sequence[TracedCall]) -> tuple[CtaTimeline, ...]:
+    """The CTAs of the launch whose duration is the median of those recorded."""
+    graph = capture([call.launch for call in calls], len(calls) * -(-_LAUNCHES_PER_REPLAY // len(calls)))
+    recorded: list[tuple[CtaTimeline, ...]] = []
+    while len(recorded) < _RECORDED:
+        graph.replay()
+        recorded += [call.read() for call in calls[-_RECORDED_PER_REPLAY:]]
+    recorded.sort(key=lambda ctas: max(cta.end_us for cta in ctas))
+    return recorded[len(recorded) // 2]
+
+
+def _check_same_output(
+    kernel: Kernel, config: KernelConfig | None, inputs: AttentionInputs, traced: TracedCall
+) -> None:
+    import torch
+
+    launch = kernel.prepare(inputs, config)
+    inputs.poison()
+    launch()
+    out, lse = inputs.out.double(), inputs.lse.clone()
+    inputs.poison()
+    traced.launch()
+    difference = (inputs.out.double() - out).norm() / out.norm()
+    # Not `>`: a NaN, where the traced call left something unwritten, must fail.
+    if not difference.item() <= _SAME_OUTPUT or not torch.allclose(inputs.lse, lse, rtol=_SAME_LSE, atol=_SAME_LSE):
+        raise RuntimeError(
+            f"the instrumented build of {kernel.name} differs from the plain one by a relative {difference.item():.1e} "
+            "in the output, or in the LSE: its timeline would not be that kernel's"
+        )

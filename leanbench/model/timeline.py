@@ -1,0 +1,127 @@
+"""Predicts a kernel's timeline: the simulation behind a predicted latency, told CTA by CTA."""
+
+from __future__ import annotations
+
+from leanbench.decomposition import Schedule, quantisation_efficiency, tile_rows
+from leanbench.gpu.spec import GpuSpec
+from leanbench.model import rates
+from leanbench.model.cell import predict_cell
+from leanbench.model.simulate import MERGE_LAUNCH_US, MERGE_US, Simulation, merge_partial_us, simulate
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig, kernels
+from leanbench.timeline import CtaTimeline, Span, Timeline
+
+#: A timeline of more CTAs than this shows nothing, and takes minutes to play.
+MAX_CTAS = 500_000
+#: GPU kernels are called as in this project's Triton code; where a second launch merges, the first one splits.
+_LAUNCHES = {"stream_k": "lean_kernel", "one_cta_per_tile": "fa2_kernel", "fixed_split": "fa2_kernel"}
+_SPLIT_LAUNCH, _MERGE_LAUNCH = "split_kernel", "merge_kernel"
+
+
+def predict_timeline(problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec) -> Timeline | str:
+    """What the model says every CTA does, or one sentence why it says nothing.
+
+    The latency is that of `predict_cell`. It has parts outside the timeline: the launch before the first CTA starts.
+    fixed_split's second launch is drawn roughly: its CTAs all as long as their partials ask, dealt to the SMs in turn.
+
+    Args:
+        configs: `default`, or `best`: the kernel's candidate with the lowest predicted latency.
+    """
+    work = problem.batch * problem.kv_heads
+    if work > MAX_CTAS:
+        return f"the problem has {work} output tiles, more than the {MAX_CTAS} CTAs that a timeline can show"
+    fields = predict_cell(problem, kernel, configs, spec)
+    if fields["status"] != "ok":
+        return str(fields["reason"])
+    config = KernelConfig(**fields["config"])
+    schedule = kernel.schedule(problem, config, spec)
+    assert schedule is not None
+    played: list[tuple[int, Span]] = []
+    simulation = simulate(schedule, problem, config, spec, played)
+    ctas = _ctas(_launch_name(schedule), simulation, played)
+    if schedule.merge_launch:
+        ctas += _merge_ctas(schedule, problem, simulation, spec)
+    return Timeline(
+        kernel=kernel.name,
+        problem=problem,
+        config=fields["config"],
+        source="predicted",
+        gpu=spec.product,
+        sms=spec.sms,
+        output_tiles=_output_tiles(schedule),
+        ctas=_from_first_start(ctas),
+        latency_us=fields["latency_us"],
+    )
+
+
+def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
+    """The quantisation efficiency of what ran, counted as in rows; None where the kernel's inside is unknown."""
+    config = None if timeline.config is None else KernelConfig(**timeline.config)
+    kernel = kernels().get(timeline.kernel)
+    schedule = kernel.schedule(timeline.problem, config, spec) if kernel else None
+    if schedule is None:
+        return None
+    return quantisation_efficiency(schedule, spec.sms * (config.ctas_per_sm or 1 if config else 1))
+
+
+def _launch_name(schedule: Schedule) -> str:
+    return _SPLIT_LAUNCH if schedule.merge_launch else _LAUNCHES.get(schedule.decomposition, schedule.decomposition)
+
+
+def _output_tiles(schedule: Schedule) -> int:
+    return 1 + max(segment.output_tile for segment in schedule.segments)
+
+
+def _ctas(launch: str, simulation: Simulation, played: list[tuple[int, Span]]) -> list[CtaTimeline]:
+    """A CTA lives until its last span ends: a host block until it has merged, though the model times that merge in the
+    slot of whichever CTA's partial came last.
+    """
+    spans: dict[int, list[Span]] = {}
+    for cta, span in played:
+        spans.setdefault(cta, []).append(span)
+    found = []
+    for cta in simulation.ctas:
+        own = sorted(spans[cta.cta], key=lambda span: span.start_us)
+        found.append(CtaTimeline(launch, cta.cta, cta.sm, cta.start_us, own[-1].end_us, tuple(own)))
+    return found
+
+
+def _merge_ctas(
+    schedule: Schedule, problem: AttentionProblem, simulation: Simulation, spec: GpuSpec
+) -> list[CtaTimeline]:
+    """One CTA per query head, the last wave's longest ending with the call."""
+    parts: dict[int, int] = {}
+    for segment in schedule.segments:
+        parts[segment.output_tile] = parts.get(segment.output_tile, 0) + 1
+    rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
+    row_tiles = -(-problem.group_size * problem.q_len // rows)
+    at_once = spec.sms * rates.MAX_CTAS_PER_SM
+    begin_us = max(cta.end_us for cta in simulation.ctas) + MERGE_LAUNCH_US
+    waves = -(-len(parts) // at_once)
+    # What follows the waves: the most partials that one CTA reads, and their traffic.
+    reading_us = simulation.latency_us - begin_us - waves * MERGE_US
+    most = max(parts.values())
+    found = []
+    for cta in range(problem.batch * problem.q_heads):
+        kv_head, row = divmod(cta, problem.group_size)
+        output_tile = kv_head * row_tiles + row // rows
+        # The model counts waves of output tiles; heads of one tile share its place.
+        start_us = begin_us + output_tile // at_once * MERGE_US
+        fewer_us = merge_partial_us(problem.head_dim) * (most - parts[output_tile])
+        end_us = start_us + MERGE_US + reading_us - fewer_us
+        span = Span("reduction", output_tile, start_us, end_us)
+        found.append(CtaTimeline(_MERGE_LAUNCH, cta, cta % spec.sms, start_us, end_us, (span,)))
+    return found
+
+
+def _from_first_start(ctas: list[CtaTimeline]) -> tuple[CtaTimeline, ...]:
+    """Time 0 is the first CTA's start."""
+    begin_us = min(cta.start_us for cta in ctas)
+
+    def moved(cta: CtaTimeline) -> CtaTimeline:
+        spans = tuple(
+            Span(span.kind, span.output_tile, span.start_us - begin_us, span.end_us - begin_us) for span in cta.spans
+        )
+        return CtaTimeline(cta.launch, cta.cta, cta.sm, cta.start_us - begin_us, cta.end_us - begin_us, spans)
+
+    return tuple(moved(cta) for cta in ctas)

@@ -1,0 +1,162 @@
+"""Which charts the page can hold: what each draws, and the words around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leanbench.report.frame import SUBJECT, has_values
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart. Columns are those of the frame."""
+
+    key: str
+    title: str
+    #: What the marks mean, one line under the title.
+    note: str
+    y: str
+    y_title: str
+    #: `log`, `linear` (from zero) or `auto`: log when the values span more than a factor of 5.
+    y_scale: str
+    y_format: str
+    #: Error bars, from and to.
+    low: str | None = None
+    high: str | None = None
+    #: Drawn dashed: the same for every kernel.
+    floor: str | None = None
+    floor_name: str = "read floor"
+    #: Drawn dotted in each kernel's colour.
+    ceiling: str | None = None
+    ceiling_name: str = ""
+    #: A horizontal line.
+    line_at: float | None = None
+    #: Every problem of the run against `kv_bytes`, whatever is selected.
+    all_problems: bool = False
+
+
+CHARTS = (
+    Chart(
+        key="latency",
+        title="Latency",
+        note="time of one launch",
+        y="latency_us",
+        y_title="latency (µs)",
+        y_scale="log",
+        y_format=",.4~r",
+        low="latency_p25_us",
+        high="latency_p75_us",
+        floor="read_floor_us",
+    ),
+    Chart(
+        key="bandwidth",
+        title="Bandwidth",
+        note="bytes of K and V over latency",
+        y="bandwidth_tb_s",
+        y_title="bandwidth (TB/s)",
+        y_scale="linear",
+        y_format=".3~f",
+        floor="read_floor_tb_s",
+    ),
+    Chart(
+        key="speedup",
+        title=f"Speedup of {SUBJECT}",
+        note=f"latency of each other kernel over that of {SUBJECT}; above 1, {SUBJECT} is faster",
+        y="lean_speedup",
+        y_title=f"speedup of {SUBJECT} (×)",
+        y_scale="auto",
+        y_format=".3~f",
+        line_at=1.0,
+    ),
+    Chart(
+        key="share",
+        title="Share of the read floor, all problems",
+        note="time of a kernel that only reads K and V, over latency; 100% is the physical limit",
+        y="read_floor_share",
+        y_title="share of the read floor (%)",
+        y_scale="linear",
+        y_format=".1%",
+        line_at=1.0,
+        all_problems=True,
+    ),
+    Chart(
+        key="speedup_all",
+        title=f"Speedup of {SUBJECT}, all problems",
+        note=f"one mark a problem and kernel; above 1, {SUBJECT} is faster",
+        y="lean_speedup",
+        y_title=f"speedup of {SUBJECT} (×)",
+        y_scale="auto",
+        y_format=".3~f",
+        line_at=1.0,
+        all_problems=True,
+    ),
+    Chart(
+        key="energy",
+        title="Energy",
+        note="of one launch, back to back for seconds, by NVML's energy counter",
+        y="energy_mj",
+        y_title="energy of one launch (mJ)",
+        y_scale="log",
+        y_format=",.4~r",
+        floor="energy_floor_mj",
+        floor_name="energy floor",
+    ),
+    Chart(
+        key="power",
+        title="Mean power",
+        note="over the sustained window",
+        y="sustained_power_w",
+        y_title="mean power (W)",
+        y_scale="linear",
+        y_format=",.0f",
+        floor="idle_power_w",
+        floor_name="idle GPU",
+    ),
+    Chart(
+        key="sustained",
+        title="Sustained against burst latency",
+        note="latency under power and heat over that in bursts of milliseconds, less 1",
+        y="sustained_slowdown",
+        y_title="slower when sustained (%)",
+        y_scale="linear",
+        y_format="+.2~%",
+        line_at=0.0,
+    ),
+    Chart(
+        key="sm_busy",
+        title="SM busy share",
+        note="share of SM time in which an SM had a CTA that was not waiting",
+        y="sm_busy_share",
+        y_title="SM busy share (%)",
+        y_scale="linear",
+        y_format=".1%",
+        ceiling="quantisation_efficiency",
+        ceiling_name="the schedule's ceiling",
+        line_at=1.0,
+    ),
+)
+
+
+def charts_of(drawn: DataFrame, several_series: bool) -> list[Chart]:
+    """The charts that these rows have values for.
+
+    With one series, the speedups of all problems are those that the speedup chart shows already.
+    """
+    candidates = [chart for chart in CHARTS if several_series or chart.key != "speedup_all"]
+    return [chart for chart in candidates if has_values(drawn, chart.y)]
+
+
+def note(chart: Chart, drawn: DataFrame) -> str:
+    """The chart's note, with what its marks mean where these rows have them."""
+    marks = [chart.note]
+    if chart.low and has_values(drawn, chart.low):
+        marks.append("median, bars: quartiles")
+    if chart.floor and has_values(drawn, chart.floor):
+        marks.append(f"dashed: the {chart.floor_name}")
+    if chart.ceiling and has_values(drawn, chart.ceiling):
+        marks.append(f"dotted, or a dash over bars: {chart.ceiling_name}")
+    return "; ".join(marks)

@@ -1,0 +1,277 @@
+"""Compares two runs, or two kernels, cell by cell. leanbench.report.compare_pair says how a verdict is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.errors import UserError, nearest
+from leanbench.problem import AttentionProblem
+from leanbench.report.frame import gpu_name
+from leanbench.report.run_files import RUNS, Run, find_run, read_run
+
+if TYPE_CHECKING:
+    from leanbench.report.compare_pair import Pair
+    from leanbench.row import Row
+
+#: What two rows share to be a pair: problem, kernel ("" where two kernels are compared), configs request, cache state.
+Key = tuple[AttentionProblem, str, str, str]
+
+#: In this order in tables: what needs a look first, what needs none last.
+_ORDER = ("broken", "slower", "ambiguous", "faster", "mended", "same", "no verdict")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One side of the comparison: the rows that take part in it, of one run."""
+
+    run: Run
+    #: The one kernel that was named, or None for all.
+    kernel: str | None
+    rows: Mapping[Key, Row]
+
+    @property
+    def name(self) -> str:
+        """As people would name it: ``runs/before`` or ``runs/before:lean``."""
+        return str(self.run.directory) + (f":{self.kernel}" if self.kernel else "")
+
+    @property
+    def gpu(self) -> str:
+        return gpu_name(self.run.manifest, next(iter(self.rows.values())).environment)
+
+    def environment(self, key: str) -> dict[str, Any]:
+        """What the manifest says of the environment that rows name by `key`, with the GPU a prediction is for."""
+        found = _mapping(_mapping(self.run.manifest.get("environments")).get(key))
+        return {**found, "gpu_product": gpu_name(self.run.manifest, key)} if found else {}
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """What the manifest says of how the run was measured, the fields of `effort` among the others."""
+        measure = _mapping(self.run.manifest.get("measure"))
+        return {**_mapping(measure.get("effort")), **{name: measure[name] for name in measure if name != "effort"}}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field of the environments, or of how was measured, that is not the same; several values in a resumed run."""
+
+    field: str
+    base: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every cell of both sides."""
+
+    base: Selection
+    new: Selection
+    #: Relative difference that counts as none.
+    margin: float
+    #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size, then in base's order.
+    pairs: tuple[Pair, ...]
+    differences: tuple[Difference, ...]
+    #: Labels of the cells without a partner.
+    only_in_base: tuple[str, ...]
+    only_in_new: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """`measured` or `predicted`, the same for all pairs."""
+        return self.pairs[0].base.source
+
+    @property
+    def without_samples(self) -> int:
+        """Pairs whose interval comes from a row's own."""
+        return sum(pair.ratio_low is not None and not pair.from_samples for pair in self.pairs)
+
+    @property
+    def other_settings(self) -> int:
+        """Pairs whose launch settings differ; two kernels have settings of their own, so none are counted there."""
+        if self.base.kernel != self.new.kernel:
+            return 0
+        configs = [(pair.base.config, pair.new.config) for pair in self.pairs]
+        return sum(None not in pair and pair[0] != pair[1] for pair in configs)
+
+    def failures(self, above: float) -> list[Pair]:
+        """Cells that worked and do so no longer, or are significantly slower and by more than `above` (0.05 is 5%)."""
+        return [
+            pair
+            for pair in self.pairs
+            if pair.broken or (pair.verdict == "slower" and pair.ratio is not None and pair.ratio > 1 + above)
+        ]
+
+
+def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) -> Comparison:
+    """Compare `RUN` with `RUN`, or `RUN:KERNEL` with `RUN:KERNEL`; a run is a path or a name under runs/.
+
+    Args:
+        margin: relative difference that counts as none, 0.01 for 1%.
+        kernels: the kernels to compare, where the two sides name none; empty for all.
+
+    Raises:
+        UserError: no such run or kernel, a kernel on one side only, measured against predicted, or nothing to pair.
+    """
+    names = [_split(text) for text in (base, new)]
+    _refuse_names(names, base, new, kernels)
+    runs = [read_run(find_run(name)) for name, _ in names]
+    for kernel in kernels:
+        _refuse_unknown(kernel, runs)
+    sides = [_select(run, kernel, kernels) for run, (_, kernel) in zip(runs, names, strict=True)]
+    sources = [{row.source for row in side.rows.values()} for side in sides]
+    if len(sources[0] | sources[1]) > 1:
+        told = " and ".join(f"{side.name} is {', '.join(sorted(of))}" for side, of in zip(sides, sources, strict=True))
+        raise UserError(f"{told}: a prediction and a measurement are never compared, name two runs of one kind")
+    return _pair(sides[0], sides[1], margin)
+
+
+def group(pair: Pair) -> str:
+    """The verdict, or what became of the cell: `broken`, `mended` or `no verdict`."""
+    if pair.broken or pair.mended:
+        return "broken" if pair.broken else "mended"
+    return pair.verdict or "no verdict"
+
+
+def counts(pairs: Sequence[Pair]) -> dict[str, int]:
+    """Pairs by `group`, in the order of tables."""
+    groups = [group(pair) for pair in pairs]
+    return {name: groups.count(name) for name in _ORDER if name in groups}
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """The run and the kernel of ``RUN`` or ``RUN:KERNEL``; a folder whose name has a colon is a run."""
+    if ":" not in text or Path(text).is_dir() or (RUNS / text).is_dir():
+        return text, None
+    run, _, kernel = text.rpartition(":")
+    if not run or not kernel:
+        raise UserError(f"{text!r} is not RUN or RUN:KERNEL, write for example before or before:lean")
+    return run, kernel
+
+
+def _refuse_names(names: list[tuple[str, str | None]], base: str, new: str, kernels: Sequence[str]) -> None:
+    (base_run, base_kernel), (new_run, new_kernel) = names
+    if (base_kernel is None) != (new_kernel is None):
+        with_kernel, without = (base, new) if base_kernel else (new, base)
+        raise UserError(f"{with_kernel} names a kernel and {without} does not: name one on both sides, or on neither")
+    if kernels and base_kernel:
+        raise UserError(f"--kernels {','.join(kernels)} and {base} both choose a kernel: leave one of them out")
+    if base_kernel == new_kernel and find_run(base_run).resolve() == find_run(new_run).resolve():
+        raise UserError(f"BASE and NEW are both {base}: name another run, or two kernels as in RUN:lean RUN:fa2")
+
+
+def _refuse_unknown(kernel: str, runs: Sequence[Run]) -> None:
+    known = {row.kernel for run in runs for row, _ in run.results}
+    if known and kernel not in known:
+        where = " and ".join(dict.fromkeys(str(run.directory) for run in runs))
+        raise UserError(f"{where} ran no kernel {kernel!r}, {nearest(kernel, known)}")
+
+
+def _select(run: Run, kernel: str | None, kernels: Sequence[str]) -> Selection:
+    if kernel is not None:
+        _refuse_unknown(kernel, [run])
+    chosen = [kernel] if kernel is not None else kernels
+    rows: dict[Key, Row] = {}
+    for row, problem in run.results:
+        if not chosen or row.kernel in chosen:
+            # A cell that has two rows was measured twice; as with samples, the later counts.
+            rows[problem, "" if kernel else row.kernel, _request(run, row), row.cache] = row
+    if not run.results:
+        raise UserError(f"{run.directory} has no rows to compare: finish it with `leanbench sweep --resume`")
+    if not rows:
+        known = ", ".join(dict.fromkeys(row.kernel for row, _ in run.results))
+        raise UserError(f"{run.directory} ran no {' or '.join(chosen)}: choose kernels that both ran, it has {known}")
+    return Selection(run, kernel, rows)
+
+
+def _request(run: Run, row: Row) -> str:
+    """What was asked of the launch settings: `default` or `best`. Rows that failed early do not say, the run does."""
+    asked = _mapping(run.manifest.get("sweep")).get("configs")
+    return asked if isinstance(asked, str) else (row.config_choice or "default").split()[0]
+
+
+def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
+    from leanbench.report.compare_pair import make_pair
+
+    shared = [key for key in base.rows if key in new.rows]
+    if not shared:
+        raise UserError(_why_no_pairs(base, new))
+    samples = [_samples_us(side.run.directory) for side in (base, new)]
+    pairs = []
+    for key in shared:
+        rows = base.rows[key], new.rows[key]
+        of_rows = samples[0].get(rows[0].cell, ()), samples[1].get(rows[1].cell, ())
+        pairs.append(make_pair(key[0], rows, of_rows, margin))
+    return Comparison(
+        base,
+        new,
+        margin,
+        tuple(sorted(pairs, key=_urgency)),
+        tuple(_differences(base, new, shared)),
+        tuple(_cell_label(key, row) for key, row in base.rows.items() if key not in new.rows),
+        tuple(_cell_label(key, row) for key, row in new.rows.items() if key not in base.rows),
+    )
+
+
+def _urgency(pair: Pair) -> tuple[int, float]:
+    ratio = pair.ratio or 1.0
+    # The largest gain is the first of the gains.
+    return _ORDER.index(group(pair)), ratio if pair.verdict == "faster" else -ratio
+
+
+def _cell_label(key: Key, row: Row) -> str:
+    warm = " warm" if row.cache == "warm" else ""
+    return f"{row.kernel} · {key[0].label}{warm}"
+
+
+def _why_no_pairs(base: Selection, new: Selection) -> str:
+    """One sentence; a difference in request or cache state alone is named."""
+    common = {key[:2] for key in base.rows} & {key[:2] for key in new.rows}
+    if not common:
+        ran = [f"{side.name} ran {_cell_label(*next(iter(side.rows.items())))}" for side in (base, new)]
+        return f"there is nothing to pair, for example {ran[0]} and {ran[1]}: choose runs that share problems"
+    asked = [
+        " and ".join(dict.fromkeys(f"configs {key[2]}, {key[3]} cache" for key in side.rows if key[:2] in common))
+        for side in (base, new)
+    ]
+    return (
+        f"there is nothing to pair, {base.name} ran the shared problems with {asked[0]} and {new.name} with "
+        f"{asked[1]}: sweep one of them again as the other was"
+    )
+
+
+def _samples_us(directory: Path) -> dict[str, list[float]]:
+    from leanbench.run.samples import SAMPLES, read_samples
+
+    try:
+        return {cell: samples.samples_us for cell, samples in read_samples(directory).items()}
+    except OSError as error:
+        raise UserError(f"cannot read {directory / SAMPLES} ({(error.strerror or str(error)).lower()})") from error
+    except ValueError as error:
+        where = directory / SAMPLES
+        raise UserError(f"{where} is damaged: remove it, then the rows' own intervals are compared") from error
+
+
+def _differences(base: Selection, new: Selection, shared: Sequence[Key]) -> list[Difference]:
+    """Fields that both sides recorded, with other values, for the rows that are compared."""
+    recorded = [_recorded(side, [side.rows[key] for key in shared]) for side in (base, new)]
+    return [
+        Difference(field, tuple(values), tuple(recorded[1][field]))
+        for field, values in recorded[0].items()
+        if field in recorded[1] and set(values) != set(recorded[1][field])
+    ]
+
+
+def _recorded(side: Selection, rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The values of each field, in the order they first appear."""
+    found: dict[str, dict[str, None]] = {}
+    environments = [side.environment(key) for key in dict.fromkeys(row.environment for row in rows)]
+    for field, value in (item for recorded in (*environments, side.measure) for item in recorded.items()):
+        found.setdefault(field, {})["none" if value is None else str(value)] = None
+    return {field: list(values) for field, values in found.items()}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A manifest is read as it was written: any part may be missing, or something else."""
+    return value if isinstance(value, dict) else {}

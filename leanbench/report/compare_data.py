@@ -1,0 +1,89 @@
+"""A comparison for programs: JSON and CSV. Ratios are new over base, not measured is null or an empty field."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from leanbench.report.compare import counts, group
+from leanbench.report.compare_summary import METHOD, best_gain, summarise, worst_regression
+from leanbench.report.frame import PROBLEM_COLUMNS
+
+if TYPE_CHECKING:
+    from leanbench.report.compare import Comparison, Selection
+    from leanbench.report.compare_pair import Pair
+
+#: Fields of the rows that both formats show for each side.
+_OF_ROWS = ("kernel", "status", "samples", "energy_mj", "config")
+
+
+def json_text(comparison: Comparison) -> str:
+    """One object: both sides, how the runs differ, summary, and every pair."""
+    pairs = comparison.pairs
+    extremes = {"worst_regression": worst_regression(pairs), "best_gain": best_gain(pairs)}
+    content = {
+        "base": _side(comparison.base),
+        "new": _side(comparison.new),
+        "source": comparison.source,
+        "margin": comparison.margin,
+        "method": METHOD if comparison.source == "measured" else "medians alone, predicted",
+        "pairs_without_samples": comparison.without_samples,
+        "differences": [asdict(each) for each in comparison.differences],
+        "counts": counts(pairs),
+        "statistics": [asdict(each) for each in summarise(pairs)],
+        **{name: pair and {"cell": pair.label, "ratio": pair.ratio} for name, pair in extremes.items()},
+        "only_in_base": list(comparison.only_in_base),
+        "only_in_new": list(comparison.only_in_new),
+        "pairs": [{**_record(pair), "problem": pair.problem.to_dict()} for pair in pairs],
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def csv_text(comparison: Comparison) -> str:
+    """One line a pair, with the problem's fields as columns and a header line."""
+    lines = [_flat(pair) for pair in comparison.pairs]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _side(side: Selection) -> dict[str, Any]:
+    manifest = side.run.manifest
+    told = {name: manifest.get(name) for name in ("name", "command", "created")}
+    return {"run": str(side.run.directory), "kernel": side.kernel, "gpu": side.gpu, **told}
+
+
+def _record(pair: Pair) -> dict[str, Any]:
+    sides = (("base", pair.base), ("new", pair.new))
+    base_us, new_us = pair.latencies_us
+    return {
+        "cell": pair.label,
+        "cache": pair.base.cache,
+        "outcome": group(pair),
+        "verdict": pair.verdict,
+        "base_latency_us": base_us,
+        "new_latency_us": new_us,
+        "ratio": pair.ratio,
+        "ratio_low": pair.ratio_low,
+        "ratio_high": pair.ratio_high,
+        "from_samples": pair.from_samples,
+        "energy_ratio": pair.energy_ratio,
+        "reason": pair.reason,
+        **{f"{side}_{name}": getattr(row, name) for name in _OF_ROWS for side, row in sides},
+    }
+
+
+def _flat(pair: Pair) -> dict[str, Any]:
+    fields = {name: getattr(pair.problem, name) for name in PROBLEM_COLUMNS}
+    if pair.problem.is_ragged:
+        fields["context"] = " ".join(map(str, pair.problem.contexts))
+    settings = {
+        f"{side}_config": " ".join(f"{name}={value}" for name, value in (row.config or {}).items())
+        for side, row in (("base", pair.base), ("new", pair.new))
+    }
+    return {"problem": pair.problem.label, **fields, **_record(pair), **settings}

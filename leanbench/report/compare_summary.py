@@ -1,0 +1,158 @@
+"""What a comparison comes to: statistics over its pairs, and the sentences that every format shares."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from leanbench.report.compare import counts
+from leanbench.report.summary import geomean
+
+if TYPE_CHECKING:
+    from leanbench.report.compare import Comparison
+    from leanbench.report.compare_pair import Pair
+
+METHOD = (
+    "Hodges and Lehmann's 95% interval of new over base from the raw samples, the one that belongs to the rank-sum "
+    "test; no distribution is assumed"
+)
+#: Labels of cells without a partner that are named.
+NAMED = 3
+
+_COUNTED = {"broken": "no longer ok", "mended": "ok again", "no verdict": "without a verdict"}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Over the pairs of one cache state in which both rows are `ok`. Ratios are new over base."""
+
+    cache: Literal["cold", "warm"]
+    pairs: int
+    geomean: float
+    #: Pairs whose verdict is not `same`; the mean is null without any.
+    changed: int
+    changed_geomean: float | None
+    #: Median of |ratio - 1|.
+    median_difference: float
+
+
+def summarise(pairs: Sequence[Pair]) -> list[Statistics]:
+    """Statistics for each cache state that has pairs: a warm cache's figures are never mixed with a cold one's."""
+    found = []
+    for cache in ("cold", "warm"):
+        ok = [pair for pair in pairs if pair.both_ok and pair.base.cache == cache]
+        ratios = _ratios(ok)
+        if not ratios:
+            continue
+        changed = _ratios([pair for pair in ok if pair.verdict != "same"])
+        difference = statistics.median(abs(ratio - 1) for ratio in ratios)
+        mean = geomean(changed) if changed else None
+        found.append(Statistics(cache, len(ratios), geomean(ratios), len(changed), mean, difference))
+    return found
+
+
+def worst_regression(pairs: Sequence[Pair]) -> Pair | None:
+    """The pair with verdict `slower` and the highest ratio."""
+    return max((pair for pair in pairs if pair.verdict == "slower"), key=lambda pair: pair.ratio or 0.0, default=None)
+
+
+def best_gain(pairs: Sequence[Pair]) -> Pair | None:
+    """The pair with verdict `faster` and the lowest ratio."""
+    return min((pair for pair in pairs if pair.verdict == "faster"), key=lambda pair: pair.ratio or 0.0, default=None)
+
+
+def counted(pairs: Sequence[Pair]) -> str:
+    """``12 cells: 2 slower, 10 same``."""
+    parts = ", ".join(f"{count} {_COUNTED.get(name, name)}" for name, count in counts(pairs).items())
+    return f"{_many(len(pairs), 'cell')}: {parts}"
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Statistics, the worst and the best cell, cells without a partner, and what the verdicts rest on."""
+    pairs = comparison.pairs
+    found = summarise(pairs)
+    lines = [_statistics_line(each, several=len(found) > 1) for each in found]
+    for heading, pair in (("Worst regression", worst_regression(pairs)), ("Best gain", best_gain(pairs))):
+        if pair is not None:
+            lines.append(f"{heading}: {pair.label}, {change(pair)}.")
+    for side, labels in ((comparison.base, comparison.only_in_base), (comparison.new, comparison.only_in_new)):
+        if labels:
+            more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
+            lines.append(f"Only in {side.name}: {_many(len(labels), 'cell')}, {'; '.join(labels[:NAMED])}{more}.")
+    if comparison.other_settings:
+        lines.append(f"Launch settings differ in {comparison.other_settings} of {_many(len(pairs), 'cell')}.")
+    return [*lines, *_basis(comparison)]
+
+
+def change(pair: Pair) -> str:
+    """``10.00 → 12.00 µs, +20.00% (95% interval +19.10% to +20.80%)``."""
+    confidence = "95%" if pair.from_samples else "90%"
+    within = f" ({confidence} interval {interval(pair)})" if pair.ratio_low is not None else ""
+    base_us, new_us = map(microseconds, pair.latencies_us)
+    return f"{base_us} → {new_us} µs, {difference(pair)}{within}"
+
+
+def outcome(pair: Pair) -> str:
+    """The verdict, or ``ok → crashed``; with the statuses where they limit the verdict."""
+    if pair.verdict is None:
+        return pair.statuses
+    return pair.verdict if pair.statuses == "ok" else f"{pair.verdict} ({pair.statuses})"
+
+
+def microseconds(value: float | None) -> str:
+    """Four digits, more for what is long: an exponent says nothing in a table."""
+    if value is None:
+        return "-"
+    return f"{value:.{max(0, 4 - len(str(int(value))))}f}"
+
+
+def difference(pair: Pair) -> str:
+    """New over base as a signed percentage."""
+    return "-" if pair.ratio is None else _percent(pair.ratio)
+
+
+def interval(pair: Pair) -> str:
+    """``+0.10% to +0.35%``."""
+    if pair.ratio_low is None or pair.ratio_high is None:
+        return "-"
+    return f"{_percent(pair.ratio_low)} to {_percent(pair.ratio_high)}"
+
+
+def _percent(ratio: float) -> str:
+    # z: no minus before what rounds to zero.
+    return f"{ratio - 1:+z.2%}"
+
+
+def _statistics_line(found: Statistics, *, several: bool) -> str:
+    cache = f" with a {found.cache} cache" if several else ""
+    changed = f", {found.changed_geomean:.4f}x over the {found.changed} that are not the same" if found.changed else ""
+    if found.changed == found.pairs:
+        changed = ""
+    return (
+        f"New over base: geometric mean {found.geomean:.4f}x over {_many(found.pairs, 'cell')}{cache} ok on both "
+        f"sides{changed}; median difference {found.median_difference:.2%}."
+    )
+
+
+def _basis(comparison: Comparison) -> list[str]:
+    margin = f"{comparison.margin * 100:g}%"
+    if comparison.source == "predicted":
+        return [f"Predicted: medians alone are compared, within {margin} is the same; nothing was measured."]
+    lines = [f"Same: the interval of new over base lies within ±{margin}; slower, faster: wholly beyond it."]
+    lines.append(f"Method: {METHOD}.")
+    if comparison.without_samples:
+        lines.append(
+            f"No raw samples for {comparison.without_samples} of {_many(len(comparison.pairs), 'cell')}: the rows' own "
+            "95% intervals stand in, so that the ratio's holds with 90%."
+        )
+    return lines
+
+
+def _ratios(pairs: Sequence[Pair]) -> list[float]:
+    return [pair.ratio for pair in pairs if pair.ratio is not None]
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

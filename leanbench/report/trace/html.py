@@ -1,0 +1,112 @@
+"""The timelines as one page that loads nothing: zoom in time, hover for what a CTA did, a table of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from leanbench.model import KNOWN_ERROR
+from leanbench.paths import REPORT_TEMPLATES
+from leanbench.report.trace.picture import TILE_COLORS, Mark, Panel, merge_to
+from leanbench.report.trace.words import config_words, instrumentation_cost, microseconds, percent, source_words
+
+#: With more than this a browser takes a noticeable time for each redraw.
+MOST_MARKS = 200_000
+#: Of the whole time, the part that a merged mark lasts at first.
+_FINEST = 1e-5
+#: The page's numbers for kinds, in the order they are drawn.
+KINDS = ("cta", "tiles", "wait", "reduction")
+
+
+def html_text(panels: Sequence[Panel]) -> str:
+    """The whole page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    templates = Environment(loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    templates.trim_blocks = templates.lstrip_blocks = True
+
+    def raw(name: str) -> Markup:
+        return Markup((REPORT_TEMPLATES / name).read_text(encoding="utf-8"))
+
+    return templates.get_template("trace.html.j2").render(
+        style=raw("report.css") + raw("trace.css"), script=raw("trace.js"), **page_context(panels)
+    )
+
+
+def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
+    """Everything the template shows, apart from style and script."""
+    first = panels[0].timeline
+    end_us = max(panel.timeline.duration_us for panel in panels)
+    drawn = [_drawn(panel, end_us, MOST_MARKS // len(panels)) for panel in panels]
+    return {
+        "label": first.problem.label,
+        "source": first.source,
+        "source_words": source_words(first),
+        "gpu": first.gpu,
+        "model_error": KNOWN_ERROR,
+        "colors": TILE_COLORS,
+        "has_bands": any(panel.lanes > 1 for panel in panels),
+        "rows": [_row(panel) for panel in panels],
+        "notes": [note for panel, marks in zip(panels, drawn, strict=True) if (note := _note(panel, marks))],
+        "page": {
+            "end_us": round(end_us, 4),
+            "colors": TILE_COLORS,
+            "panels": [_panel(panel, marks) for panel, marks in zip(panels, drawn, strict=True)],
+        },
+    }
+
+
+def _drawn(panel: Panel, end_us: float, most: int) -> Sequence[Mark]:
+    return panel.marks if len(panel.marks) <= most else merge_to(panel.marks, _FINEST * end_us, most)
+
+
+def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
+    if len(marks) == len(panel.marks):
+        return None
+    longest = max(mark.end_us - mark.start_us for mark in marks if mark.merged > 1)
+    return (
+        f"{panel.timeline.kernel}: {len(panel.marks):,} CTAs and spans are drawn as {len(marks):,}, neighbours that "
+        f"together last up to {microseconds(longest)} µs as one; the trace file for Perfetto has them all"
+    )
+
+
+def _panel(panel: Panel, marks: Sequence[Mark]) -> dict[str, Any]:
+    """What the script draws from; a mark is ten numbers in `marks`."""
+    launches = list(dict.fromkeys(mark.launch for mark in marks))
+    numbers: list[float] = []
+    for mark in marks:
+        tile = -1 if mark.output_tile is None else mark.output_tile
+        numbers += (KINDS.index(mark.kind), mark.row, mark.lane, mark.lanes)
+        numbers += (round(mark.start_us, 4), round(mark.end_us, 4))
+        numbers += (launches.index(mark.launch), mark.cta, tile, mark.merged)
+    return {
+        "kernel": panel.timeline.kernel,
+        "sms": panel.sm_order,
+        "lanes": panel.lanes,
+        "launches": launches,
+        "marks": numbers,
+    }
+
+
+def _row(panel: Panel) -> dict[str, str]:
+    """The kernel's line of the table; empty where a figure is not at hand."""
+    figures, timeline = panel.figures, panel.timeline
+    efficiency, cost = panel.quantisation_efficiency, instrumentation_cost(timeline)
+    return {
+        "kernel": timeline.kernel,
+        "latency (µs)": "" if timeline.latency_us is None else microseconds(timeline.latency_us),
+        "first start to last end (µs)": microseconds(timeline.duration_us),
+        "SMs busy": percent(figures.busy_share),
+        "of it merging": percent(figures.reduction_share),
+        "SMs waiting": percent(figures.waiting_share),
+        "SMs without a CTA": percent(figures.idle_share),
+        "first SM ends (µs)": microseconds(figures.first_end_us),
+        "last SM ends (µs)": microseconds(figures.last_end_us),
+        "SMs used": f"{figures.working_sms} of {timeline.sms}",
+        "CTAs": f"{len(timeline.ctas)}",
+        "output tiles": f"{timeline.output_tiles}",
+        "quantisation efficiency": "" if efficiency is None else percent(efficiency),
+        "latency with stamps": "" if cost is None else f"{cost:.3f}x",
+        "launch settings": config_words(timeline),
+    }

@@ -1,0 +1,168 @@
+"""The timelines in a terminal: rows are SMs, columns are time, a cell shows what took most of it.
+
+Colour is the output tile's; without colour the characters still tell busy, waiting, merging and idle apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from leanbench.report.trace.picture import TILE_COLORS, Panel, ticks, union
+from leanbench.report.trace.words import figure_lines, source_words
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+#: By the share of the cell's SM time that has a working CTA, from an eighth on.
+_FILL, _FILL_ASCII = "░▒▓█", ".:oO"
+_WAIT, _REDUCTION, _IDLE = "-", "#", " "
+#: An output tile gives a cell its colour when it has this share of the cell's work in the first lane.
+_DOMINANT = 0.3
+_MANY = "#808690"
+#: Rows of a panel: one alone may be taller than each of several.
+_ROWS_ALONE, _ROWS_EACH = 24, 16
+_LABEL = 8
+
+
+def terminal_text(panels: Sequence[Panel], columns: int, ascii_only: bool = False) -> Text:
+    """All panels under one another, no line wider than `columns` unless that is below 40."""
+    from rich.text import Text
+
+    end_us = max(panel.timeline.duration_us for panel in panels)
+    most_rows = _ROWS_ALONE if len(panels) == 1 else _ROWS_EACH
+    columns = max(40, columns)
+    text = Text(no_wrap=True, overflow="crop")
+    first = panels[0].timeline
+    title = f"{first.problem.label}, {source_words(first)}\n"
+    text.append(title if len(title) <= columns else title.replace(", ", "\n", 1), style="bold")
+    for panel in panels:
+        text.append("\n")
+        _append_panel(text, panel, end_us, columns - _LABEL - 1, most_rows, ascii_only)
+    for line in _legend(ascii_only, columns):
+        text.append(f"\n{line}")
+    if ascii_only:
+        # As many characters, so that every style stays where it is.
+        text.plain = text.plain.replace("µ", "u").replace("·", ";").encode("ascii", "replace").decode()
+    return text
+
+
+def _append_panel(text: Text, panel: Panel, end_us: float, width: int, most_rows: int, ascii_only: bool) -> None:
+    sms = len(panel.sm_order)
+    per_row = -(-sms // most_rows)
+    text.append(f"{panel.timeline.kernel}", style="bold")
+    for line in figure_lines(panel, width + _LABEL - 2, taken=len(panel.timeline.kernel)):
+        text.append(f"  {line}\n")
+    bar = "|" if ascii_only else "│"
+    for row, cells in enumerate(_cells(panel, end_us, width, per_row)):
+        first, last = row * per_row, min(sms, (row + 1) * per_row) - 1
+        label = f"{first}" if first == last else f"{first}-{last}"
+        text.append(f"{label:>{_LABEL - 1}} {bar}", style="dim")
+        for cell in cells:
+            text.append(*cell.look(ascii_only))
+        text.append("\n")
+    text.append(_axis(end_us, width, ascii_only), style="dim")
+
+
+class _Cell:
+    """One character: times in microseconds that fall into it, summed over its SMs or CTAs."""
+
+    def __init__(self, sm_time_us: float) -> None:
+        self.sm_time_us = sm_time_us
+        #: SM time with a CTA, CTA time, and the parts of that.
+        self.present = self.ctas = self.wait = self.reduction = 0.0
+        #: By lane and output tile. Lanes of an SM hold CTAs of far apart numbers: one lane gives the colour.
+        self.tiles: dict[int, dict[int, float]] = {}
+
+    def look(self, ascii_only: bool) -> tuple[str, str]:
+        """The character and its style."""
+        filled = self.present / self.sm_time_us if self.sm_time_us else 0.0
+        if filled < 1 / 8:
+            return _IDLE, ""
+        if self.wait > self.ctas / 2:
+            return _WAIT, ""
+        if self.reduction > sum(sum(lane.values()) for lane in self.tiles.values()):
+            return _REDUCTION, "bold"
+        at_work = filled * (1 - self.wait / self.ctas)
+        glyph = (_FILL_ASCII if ascii_only else _FILL)[max(0, min(3, int(4 * at_work - 0.5)))]
+        tiles = self.tiles[min(self.tiles)] if self.tiles else {}
+        tile = max(tiles, key=lambda tile: tiles[tile], default=-1)
+        is_dominant = tile >= 0 and tiles[tile] >= _DOMINANT * sum(tiles.values())
+        return glyph, TILE_COLORS[tile % len(TILE_COLORS)] if is_dominant else _MANY
+
+
+def _cells(panel: Panel, end_us: float, width: int, per_row: int) -> list[list[_Cell]]:
+    """Rows of cells, `per_row` SMs to a row."""
+    sms = len(panel.sm_order)
+    step_us = end_us / width or 1.0
+    grid = [
+        [_Cell(step_us * (min(sms, first + per_row) - first)) for _ in range(width)] for first in range(0, sms, per_row)
+    ]
+    lives: dict[int, list[tuple[float, float]]] = {}
+    for mark in panel.marks:
+        cells = grid[mark.row // per_row]
+        if mark.kind == "cta":
+            lives.setdefault(mark.row, []).append((mark.start_us, mark.end_us))
+        for column, time_us in _columns(mark.start_us, mark.end_us, step_us, width):
+            cell = cells[column]
+            if mark.kind == "cta":
+                cell.ctas += time_us
+            elif mark.kind == "tiles":
+                assert mark.output_tile is not None
+                tiles = cell.tiles.setdefault(mark.lane, {})
+                tiles[mark.output_tile] = tiles.get(mark.output_tile, 0.0) + time_us
+            elif mark.kind == "wait":
+                cell.wait += time_us
+            else:
+                cell.reduction += time_us
+    for row, intervals in lives.items():
+        for start_us, stop_us in union(intervals):
+            for column, time_us in _columns(start_us, stop_us, step_us, width):
+                grid[row // per_row][column].present += time_us
+    return grid
+
+
+def _columns(start_us: float, end_us: float, step_us: float, width: int) -> list[tuple[int, float]]:
+    """(column, time in it) of an interval."""
+    first, last = int(start_us / step_us), min(width - 1, int(end_us / step_us))
+    found = []
+    for column in range(min(first, width - 1), last + 1):
+        overlap = min(end_us, (column + 1) * step_us) - max(start_us, column * step_us)
+        if overlap > 0:
+            found.append((column, overlap))
+    return found
+
+
+def _axis(end_us: float, width: int, ascii_only: bool) -> str:
+    corner, line, tick = ("+", "-", "+") if ascii_only else ("└", "─", "┴")
+    rule, labels = [line] * width, [" "] * (width + _LABEL)
+    free_from = 0
+    for time_us in ticks(end_us, max(2, width // 14)):
+        column = min(width - 1, round(time_us / end_us * width)) if end_us else 0
+        rule[column] = tick
+        label = f"{time_us:g} µs" if column == 0 else f"{time_us:g}"
+        at = max(0, column - len(label) // 2)
+        if at >= free_from and at + len(label) <= width:
+            labels[at : at + len(label)] = label
+            free_from = at + len(label) + 1
+    margin = " " * _LABEL
+    return f"{margin}{corner}{''.join(rule)}\n{margin} {''.join(labels).rstrip()}\n"
+
+
+def _legend(ascii_only: bool, columns: int) -> list[str]:
+    fill = _FILL_ASCII if ascii_only else _FILL
+    parts = [
+        "rows: SMs in the order of their first CTA",
+        f"{fill} busy, coloured by output tile, grey: many",
+        f"{_WAIT} waiting",
+        f"{_REDUCTION} merging partials",
+        "blank: no CTA",
+    ]
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]} · {part}" if lines[-1] else part
+        if len(joined) > columns and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    return lines

@@ -1,0 +1,141 @@
+"""`leanbench doctor` on a machine without a GPU, and what becomes of its findings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from leanbench.cli.main import app
+from leanbench.doctor.finding import note, ok, problem
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", list)
+    monkeypatch.setattr("leanbench.doctor.gpu.why_no_gpu", lambda: "the NVIDIA driver finds no GPU")
+
+
+@pytest.fixture
+def findings(monkeypatch):
+    """Call with what the checks shall find."""
+
+    def install(*found):
+        def examine(machine, quick, announce):
+            announce("looking")
+            yield from found
+
+        monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
+        monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", True)
+
+    return install
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *words])
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_it_says_so_and_succeeds(tmp_path):
+    result = invoke("--out", str(tmp_path / "runs"))
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("gpu ")]
+    assert line.rstrip().split(maxsplit=2)[1:] == [
+        "note",
+        "the NVIDIA driver finds no GPU; sweeps predict with the performance model, nothing is measured",
+    ]
+    assert any(line.startswith("runs ") and str(tmp_path / "runs") in line for line in lines)
+    assert lines[-1].startswith("no problems, ")
+    assert lines[-1].endswith(": nothing can be measured here, sweeps predict.")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_json_of_a_machine_without_a_gpu():
+    result = invoke("--json", "--quick")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["can_measure"] is False
+    by_name = {finding["check"]: finding for finding in found["findings"]}
+    assert by_name["gpu"]["values"] == {"gpus": 0}
+    assert by_name["python"]["values"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert all(set(finding) == {"check", "status", "text", "fix", "values"} for finding in found["findings"])
+
+
+def test_a_whole_process_takes_seconds_and_leaves_stdout_to_the_result():
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "leanbench", "doctor", "--json", "--quick"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["can_measure"] is False
+    # Three seconds on an idle machine; others may be busy.
+    assert time.monotonic() - started < 20
+
+
+def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):
+    findings(
+        ("torch", ok("torch 9")),
+        ("environment", problem("X=[1] makes it slow", "unset X")),
+        ("mig", note("half a GPU")),
+    )
+    result = invoke()
+    assert result.exit_code == 1
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith("environment"))
+    assert lines[at].split(maxsplit=2) == ["environment", "problem", "X=[1] makes it slow"]
+    assert lines[at + 1].strip() == "-> unset X"
+    assert lines[-1] == "1 problem, 1 note: solve the problems before you trust a figure of this machine."
+    assert result.stderr == "looking...\n"
+
+
+def test_a_machine_that_can_measure(findings):
+    findings(("torch", ok("torch 9", torch="9")), ("mig", note("half a GPU", "buy another", mig=True)))
+    result = invoke()
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "no problems, 1 note: this machine can measure.")
+    result = invoke("--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "can_measure": True,
+        "findings": [
+            {"check": "torch", "status": "ok", "text": "torch 9", "fix": None, "values": {"torch": "9"}},
+            {"check": "mig", "status": "note", "text": "half a GPU", "fix": "buy another", "values": {"mig": True}},
+        ],
+    }
+
+
+def test_problems_exit_with_1_as_json_too(findings):
+    findings(("torch", problem("no torch", "install it")))
+    assert invoke("--json").exit_code == 1
+
+
+@pytest.mark.parametrize(("words", "quick", "counters"), [((), False, False), (("--counters",), False, True)])
+def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, counters):
+    asked = []
+
+    def examine(machine, quick, announce):
+        asked.append((machine.runs, machine.try_counters, quick))
+        return iter(())
+
+    monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
+    monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", False)
+    assert invoke(*words, "--out", str(tmp_path)).exit_code == 0
+    assert asked == [(tmp_path, counters, quick)]
+
+
+def test_quick_and_counters_contradict_each_other():
+    result = invoke("--quick", "--counters")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: --counters takes half a minute and --quick leaves such things out: give one of them\n"
+    )

@@ -1,0 +1,136 @@
+"""`leanbench trace`: what it shows and writes, and that bad input is one sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from leanbench.cli.main import app
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.model import KNOWN_ERROR
+from leanbench.model.timeline import predict_timeline
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel
+from leanbench.timeline import Timeline
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch, tmp_path):
+    """The same machine for everyone: one without a GPU, in an empty folder."""
+    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, ["trace", *words])
+
+
+def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
+    result = invoke("h56", "n64k", "d64", "--gpu", "h200", "--out", "here")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("No h200 here: predicted by the performance model for NVIDIA H200, nothing was")
+    assert result.stderr.rstrip().endswith(KNOWN_ERROR)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "b1 h56 n65536 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
+    kernels = [line.split()[0] for line in lines if "SMs busy" in line]
+    assert kernels == ["lean", "fixed_split", "fa2"]
+    assert lines[-3:] == ["here/trace.html", "here/trace.svg", "here/trace.json"]
+    assert all((tmp_path / line).stat().st_size > 1000 for line in lines[-3:])
+    # 56 CTAs on 132 SMs: nine to a row, the seventh row has two of them.
+    picture = lines[next(i for i, line in enumerate(lines) if line.startswith("fa2")) + 1 :][:15]
+    assert [line[9:10] for line in picture] == ["█"] * 6 + ["░"] + [" "] * 8
+    assert max(map(len, lines)) <= 120
+
+
+def test_files_go_to_a_new_folder_under_runs(tmp_path: Path, monkeypatch):
+    from leanbench.cli import trace as module
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2030, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(module, "datetime", Clock)
+    words = ("b2 h32/8 n4096 d128 bf16 NHD", "--kernels", "lean", "--format", "json", "-q")
+    folder = "runs/trace-b2-h32-8-n4096-d128-bf16-NHD-a100-80gb-20300102-030405"
+    assert invoke(*words).stdout == f"{folder}/trace.json\n"
+    assert invoke(*words).stdout == f"{folder}-2/trace.json\n"
+    about = json.loads((tmp_path / folder / "trace.json").read_text())["otherData"]
+    assert about["problem"] == "b2 h32/8 n4096 d128 bf16 NHD"
+    assert list(about["configs"]) == ["lean"]
+
+
+def test_a_kernel_without_a_timeline_is_said_and_the_others_are_drawn():
+    result = invoke("h8", "n4k", "d64", "--kernels", "reference,lean", "--format", "svg")
+    assert result.exit_code == 0
+    assert "No timeline of reference: reference has no schedule to predict from." in result.stderr
+    assert "\nlean  latency" in result.stdout
+
+
+def test_no_timeline_at_all_is_exit_code_1_and_leaves_no_folder(tmp_path: Path):
+    result = invoke("h8", "n4k", "d64", "--kernels", "reference", "--out", "empty")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert isinstance(result.exception, SystemExit)
+    assert not (tmp_path / "empty").exists()
+
+
+class MeasuringBench:
+    """In place of the one that needs a GPU: a model's timeline that claims to be measured."""
+
+    def __init__(self, index: int) -> None:
+        assert index == 3
+        self.spec = find("h200")
+
+    def timeline(self, problem: AttentionProblem, kernel: Kernel, configs: str) -> Timeline | str:
+        assert configs == "best"
+        if kernel.name == "fa2":
+            return "its build with stamps failed"
+        timeline = predict_timeline(problem, kernel, "default", self.spec)
+        assert isinstance(timeline, Timeline)
+        assert timeline.latency_us is not None
+        return replace(timeline, source="measured", traced_latency_us=1.02 * timeline.latency_us)
+
+
+def test_with_a_gpu_it_measures(monkeypatch):
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 3))
+    monkeypatch.setattr("leanbench.measure.cell.Bench", MeasuringBench)
+    result = invoke("h8", "n4k", "d64", "--configs", "best", "--format", "svg")
+    assert result.exit_code == 0, result.output
+    assert "predicted" not in result.output
+    assert "Tracing lean on NVIDIA H200." in result.stderr
+    assert "No timeline of fa2: its build with stamps failed." in result.stderr
+    assert result.stdout.startswith("b1 h8 n4096 d64 fp16 HND, measured on NVIDIA H200\n")
+    assert "latency with stamps 1.020x" in result.stdout
+    svg = Path(result.stdout.splitlines()[-1]).read_text(encoding="utf-8")
+    assert "Measured on NVIDIA H200" in svg
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["h8", "d64"], "the problem has no n (context): write for example h32/8 n4096 d128"),
+        (["h8", "n4k", "d64", "x9"], "problem word 'x9' is not understood"),
+        (["h8", "n4k", "d64", "--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
+        (["h8", "n4k", "d64", "--configs", "worst"], "configs 'worst' is not supported, choose from default, best"),
+        (["h8", "n4k", "d64", "--format", "png"], "format 'png' is not supported, choose from html, svg, json"),
+        (["h8", "n4k", "d64", "--gpu", ""], "--gpu is empty: name a GPU"),
+        (["h8", "n4k", "d64", "--gpu", "a1000"], "'a1000'"),
+        (["h8", "n4k", "d64", "--require-gpu"], "--require-gpu"),
+        (["h8", "n4k", "d64", "--out", "file/x"], "cannot write file/x"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path: Path, words: list[str], sentence: str):
+    (tmp_path / "file").write_text("")
+    result = invoke(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert sentence in result.stderr
+    assert result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,153 @@
+"""Which checks run where, and what their exceptions become."""
+
+from __future__ import annotations
+
+import pytest
+
+from leanbench.doctor import checks
+from leanbench.doctor.checks import Check, examine, run_check
+from leanbench.doctor.finding import ok
+from leanbench.doctor.machine import Machine
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.gpu.nvml import NvmlError
+from leanbench.registry import kernels
+
+
+@pytest.fixture
+def harmless(monkeypatch):
+    """The real list of checks, each of which only says its name."""
+    real = checks.checks
+
+    def named(machine):
+        return [Check(check.name, lambda machine: ok("fine"), check.needs, check.slow) for check in real(machine)]
+
+    monkeypatch.setattr(checks, "checks", named)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def names(machine: Machine, quick: bool = False) -> list[str]:
+    return [name for name, _ in examine(machine, quick, lambda what: None)]
+
+
+SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
+STATE = ["driver", "memory", "mig", "processes", "clocks", "throttling"]
+ALWAYS = ["flash_attn", "flashinfer", "triton cache", "runs"]
+KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
+
+
+@pytest.mark.usefixtures("harmless")
+def test_everything_runs_on_a_gpu(machine):
+    measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "counters"]
+    assert {"kernel lean", "kernel fa2", "kernel fixed_split"} <= set(KERNELS)
+    assert names(machine) == [*SOFTWARE, *STATE, *measured, *ALWAYS]
+
+
+@pytest.mark.usefixtures("harmless")
+def test_quick_leaves_out_what_takes_seconds(machine):
+    said: list[str] = []
+    found = [name for name, _ in examine(machine, True, said.append)]
+    assert [name for name in found if name not in ALWAYS] == [*SOFTWARE, *STATE, "events", "counters"]
+    assert said == []
+
+
+@pytest.mark.usefixtures("harmless")
+def test_what_takes_seconds_is_announced(machine):
+    said: list[str] = []
+    machine.try_counters = True
+    for name, _ in examine(machine, False, said.append):
+        if name == "energy":
+            assert said == ["watching the energy counter of the idle GPU (2 s)"]
+    assert "compiling and checking lean" in said
+    assert "reading hardware counters for a try (half a minute)" in said
+
+
+@pytest.mark.usefixtures("harmless")
+def test_without_a_gpu(machine):
+    machine.gpus = []
+    machine.device_index = None
+    assert names(machine) == [*SOFTWARE, *ALWAYS]
+
+
+@pytest.mark.usefixtures("harmless")
+def test_with_a_gpu_that_torch_cannot_use(machine):
+    machine.device_index = None
+    assert names(machine) == [*SOFTWARE, *STATE, "energy", *ALWAYS]
+
+
+@pytest.mark.usefixtures("harmless")
+def test_the_interpreter_is_not_measured(machine, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert not {"bandwidth", "noise", "kernel lean"} & set(names(machine))
+
+
+def test_a_user_error_is_a_problem_with_its_sentence(machine):
+    def check(machine):
+        raise UserError("the GPU no longer answers: reboot")
+
+    finding = run_check(Check("clocks", check), machine)
+    assert (finding.status, finding.text) == ("problem", "the GPU no longer answers: reboot")
+
+
+def test_an_exception_is_a_finding_and_not_the_end(machine, monkeypatch):
+    def broken(machine):
+        raise RuntimeError("CUDA error: out of luck\nCUDA kernel errors might be reported elsewhere")
+
+    def silent(machine):
+        raise KeyError
+
+    listed = [Check("one", broken), Check("two", silent), Check("three", lambda machine: ok("fine"))]
+    monkeypatch.setattr(checks, "checks", lambda machine: listed)
+    found = dict(examine(machine, False, lambda what: None))
+    assert found["one"].status == "problem"
+    assert found["one"].text == "this check failed: RuntimeError: CUDA error: out of luck"
+    assert found["two"].text == "this check failed: KeyError"
+    assert found["three"] == ok("fine")
+
+
+def test_a_broken_driver_is_one_problem(monkeypatch):
+    def broken():
+        raise NvmlError("the NVIDIA driver was updated while its kernel module kept running: reboot")
+
+    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", broken)
+    findings = dict(examine(Machine(), True, lambda what: None))
+    assert findings["gpu"].status == "problem"
+    assert findings["gpu"].text.endswith("kept running: reboot")
+    assert findings["torch"].status == "ok"
+    assert not set(STATE) & set(findings)
+
+
+def test_a_torch_that_fails_to_start_is_one_problem(machine, monkeypatch):
+    """The checks of the driver still run, those of kernels do not."""
+
+    def broken(gpu_name, require_gpu):
+        raise RuntimeError("CUDA driver initialization failed")
+
+    def gone():
+        raise NvmlError("the GPU is gone")
+
+    monkeypatch.setattr("leanbench.doctor.machine.choose", broken)
+    gpus = machine.gpus
+    machine = Machine(machine.runs)
+    machine.gpus = gpus
+    monkeypatch.setattr(machine, "nvml", gone)
+    findings = dict(examine(machine, True, lambda what: None))
+    assert findings["torch"].text == "this check failed: RuntimeError: CUDA driver initialization failed"
+    assert findings["gpu"].status == "ok"
+    assert findings["memory"].status == "ok"
+    assert findings["clocks"].text == "the GPU is gone"
+    assert "events" not in findings
+
+
+def test_the_gpu_is_the_one_that_torch_means(monkeypatch, machine):
+    import torch
+
+    first = machine.gpus[0]
+    second = type(first)(1, "NVIDIA A2", "GPU-bbbb", None, None, "580", (8, 6), False)
+    properties = type("Properties", (), {"uuid": "bbbb"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    found = Machine()
+    found.gpus = [first, second]
+    found.target = Target(find("h200"), 0)
+    assert found.gpu is second

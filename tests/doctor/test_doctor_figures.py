@@ -1,0 +1,134 @@
+"""Bandwidth, noise floor and kernels, with pretended measurements."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from leanbench.doctor import figures
+from leanbench.doctor.kernels import TRIED, kernel_is_right
+from leanbench.doctor.machine import Machine
+from leanbench.gpu.catalogue import find
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel
+
+
+@pytest.fixture
+def sizes(machine, monkeypatch) -> list[AttentionProblem]:
+    """The problems in the order in which inputs were asked for."""
+    asked: list[AttentionProblem] = []
+
+    def rotating(problem, device, spec, cache):
+        assert (str(device), spec, cache) == ("cuda:0", find("h200"), "cold")
+        asked.append(problem)
+        return []
+
+    monkeypatch.setattr("leanbench.measure.buffers.rotating_inputs", rotating)
+    return asked
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.96, "ok"), (0.801, "ok"), (0.799, "problem"), (0.5, "problem")])
+def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
+    def measure(buffers, kv_bytes):
+        assert kv_bytes == sizes[0].kv_bytes == 1_073_741_824
+        return SimpleNamespace(median_us=kv_bytes / (share * 4.8) / 1e6)
+
+    monkeypatch.setattr("leanbench.measure.read_floor.measure_read_floor", measure)
+    finding = figures.read_bandwidth(machine)
+    assert finding.status == status
+    assert finding.values["share"] == pytest.approx(share)
+    assert finding.values["read_bandwidth_tb_s"] == pytest.approx(share * 4.8)
+    assert f"reads 1.1 GB at {share * 4.8:.2f} TB/s, {share:.0%} of the datasheet's 4.80" in finding.text
+
+
+def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
+    machine.gpu = replace(machine.gpu, memory_free_bytes=3_900_000_000)
+    timing = SimpleNamespace(median_us=60.0)
+    monkeypatch.setattr("leanbench.measure.read_floor.measure_read_floor", lambda buffers, kv_bytes: timing)
+    figures.read_bandwidth(machine)
+    assert [size.kv_bytes for size in sizes] == [268_435_456]
+
+
+@pytest.mark.parametrize(
+    ("again_us", "status", "said"),
+    [
+        ([10.0, 10.0, 10.0], "ok", "differs by 0.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB"),
+        ([10.05, 9.95, 10.0], "ok", "differs by 0.50% at 4 MB, 0.50% at 67 MB, 0.00% at 1074 MB"),
+        ([10.0, 10.2, 10.0], "note", "differs by 0.00% at 4 MB, 2.00% at 67 MB, 0.00% at 1074 MB: smaller"),
+        ([8.0, 10.0, 10.0], "problem", "differs by 25.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB: nothing"),
+    ],
+)
+def test_noise_floor(machine, sizes, monkeypatch, again_us, status, said):
+    left = list(again_us)
+
+    def measure(candidates, effort):
+        once, again = candidates
+        assert candidates[once] is candidates[again]
+        return {once: SimpleNamespace(median_us=10.0), again: SimpleNamespace(median_us=left.pop(0))}
+
+    monkeypatch.setattr("leanbench.measure.timing.measure_interleaved", measure)
+    finding = figures.noise_floor(machine)
+    assert finding.status == status
+    assert f"lean against itself {said}" in finding.text
+    assert list(finding.values["differences"]) == [size.label for size in sizes]
+
+
+class FakeKernel(Kernel):
+    """The reference, with an error of choice."""
+
+    name = "fake"
+    decomposition = "other"
+
+    def __init__(self, factor: float | None, reason: str | None = None) -> None:
+        self.factor, self.reason = factor, reason
+
+    def unsupported_reason(self, problem):
+        return self.reason
+
+    def default_config(self, problem, gpu):
+        assert (problem, gpu) == (TRIED, find("h200"))
+
+    def prepare(self, inputs, config):
+        attend_all = importlib.import_module("leanbench.kernels.reference.torch").attend_all
+
+        def launch():
+            if self.factor is not None:
+                attend_all(inputs)
+                inputs.out.mul_(self.factor)
+
+        return launch
+
+
+class OnCpu(Machine):
+    device = torch.device("cpu")  # type: ignore[assignment]
+    spec = find("h200")  # type: ignore[assignment]
+
+
+def test_a_right_kernel():
+    finding = kernel_is_right(FakeKernel(1.0), OnCpu())
+    assert finding.status == "ok"
+    assert finding.text.startswith("right on b1 h32/8 n1024 d128 fp16 HND, relative error ")
+    assert 0 < finding.values["relative_error"] < 1e-3
+
+
+def test_a_wrong_kernel():
+    finding = kernel_is_right(FakeKernel(1.25), OnCpu())
+    assert finding.status == "problem"
+    assert finding.values["relative_error"] == pytest.approx(0.25, rel=1e-2)
+    assert finding.text.startswith("wrong on b1 h32/8 n1024 d128 fp16 HND: relative error 2.5")
+    assert finding.fix == "trust no figure of it; `leanbench check --kernels fake` shows where it is wrong"
+
+
+def test_a_kernel_that_writes_nothing():
+    finding = kernel_is_right(FakeKernel(None), OnCpu())
+    assert finding.status == "problem"
+    assert finding.values == {"relative_error": None}
+
+
+def test_a_kernel_that_cannot():
+    finding = kernel_is_right(FakeKernel(1.0, "fake wants a page size"), OnCpu())
+    assert (finding.status, finding.text) == ("note", "fake wants a page size")

@@ -1,0 +1,143 @@
+"""The GPU and its state, as a pretended driver tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from leanbench.doctor import gpu
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.gpu.nvml import GpuProcess, GpuState
+
+
+def test_a_gpu_of_the_catalogue(machine):
+    finding = gpu.product(machine)
+    assert finding.status == "ok"
+    assert finding.text == "NVIDIA H200, 132 SMs, compute capability 9.0; `h200` in the catalogue"
+    assert finding.values == {
+        "gpus": 1,
+        "product": "NVIDIA H200",
+        "sms": 132,
+        "compute_capability": "9.0",
+        "catalogue_name": "h200",
+    }
+
+
+def test_a_gpu_that_nobody_knows(machine):
+    machine.gpus = [replace(machine.gpu, product="NVIDIA Z9", index=1)] * 2
+    machine.gpu = machine.gpus[1]
+    machine.target = Target(replace(find("h200"), sms=7), 1)
+    finding = gpu.product(machine)
+    assert finding.status == "note"
+    assert finding.text.startswith("NVIDIA Z9, 7 SMs, compute capability 9.0; GPU 1 of 2, CUDA_VISIBLE_DEVICES picks")
+    assert finding.text.endswith("; not in the catalogue, its figures are the driver's")
+    # torch cannot use it: nobody counted its SMs, and the target is another GPU's model.
+    machine.device_index = None
+    assert gpu.product(machine).text.startswith("NVIDIA Z9, ? SMs, compute capability 9.0; GPU 1 of 2")
+
+
+def test_a_gpu_that_is_too_old(machine):
+    machine.gpu = replace(machine.gpu, compute_capability=(7, 5))
+    finding = gpu.product(machine)
+    assert (finding.status, finding.values["compute_capability"]) == ("problem", "7.5")
+    assert finding.fix == "the kernels need compute capability 8.0 or newer: use another GPU"
+
+
+def test_no_gpu_is_no_problem(machine, monkeypatch):
+    machine.gpus = []
+    monkeypatch.setattr(gpu, "why_no_gpu", lambda: "the NVIDIA driver finds no GPU")
+    finding = gpu.product(machine)
+    assert finding.status == "note"
+    assert finding.text.startswith("the NVIDIA driver finds no GPU; sweeps predict")
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "text"),
+    [
+        (149_000_000_000, "ok", "149.0 of 150.0 GB free"),
+        (135_000_000_000, "ok", "135.0 of 150.0 GB free"),
+        (134_900_000_000, "note", "134.9 of 150.0 GB free: something else holds the rest"),
+        (None, "note", "the driver does not say how much memory is free"),
+    ],
+)
+def test_memory(machine, free, status, text):
+    machine.gpu = replace(machine.gpu, memory_free_bytes=free)
+    finding = gpu.memory(machine)
+    assert (finding.status, finding.text) == (status, text)
+    assert finding.values["memory_free_bytes"] == free
+
+
+def test_mig(machine):
+    assert gpu.mig(machine).status == "ok"
+    machine.gpu = replace(machine.gpu, mig=True)
+    assert gpu.mig(machine).status == "note"
+    assert gpu.mig(machine).values == {"mig": True}
+
+
+def test_driver(machine):
+    assert gpu.driver(machine).text == "NVIDIA driver 580.65.06"
+
+
+@pytest.mark.parametrize(
+    ("processes", "status", "text"),
+    [
+        ([], "ok", "no other process on the GPU"),
+        (None, "note", "the driver does not say who else uses the GPU"),
+        ([GpuProcess(4711, "Xorg", 0)], "note", "others are on the GPU and idle: Xorg (4711)"),
+        (
+            [GpuProcess(4711, None, None)],
+            "note",
+            "others are on the GPU, how busy is not known: a process (4711)",
+        ),
+        (
+            [GpuProcess(4711, "Xorg", 0), GpuProcess(4712, "python3", 87)],
+            "problem",
+            "others use the SMs: Xorg (4711), python3 (4712) at 87%",
+        ),
+    ],
+)
+def test_other_processes(machine, nvml, processes, status, text):
+    nvml(other_processes=processes)
+    finding = gpu.other_processes(machine)
+    assert (finding.status, finding.text) == (status, text)
+    if status == "problem":
+        assert finding.fix is not None
+        assert finding.values["processes"][1] == {"pid": 4712, "name": "python3", "sm_utilisation": 87}
+
+
+def test_clocks_and_power(machine, nvml):
+    nvml()
+    finding = gpu.clocks_and_power(machine)
+    assert finding.status == "ok"
+    assert finding.text == "SM clock 345 of 1980 MHz now, memory 3201 MHz, 31 °C, 76 of 700 W"
+    nvml(state=GpuState(None, None, None, None, None), power_limit_w=None)
+    finding = gpu.clocks_and_power(machine)
+    assert finding.text == "SM clock ? of 1980 MHz now, memory ? MHz, ? °C, ? of ? W"
+    assert finding.values["sm_clock_mhz"] is None
+
+
+def test_a_lowered_power_limit_is_said(machine, nvml):
+    nvml(power_limit_w=500.0)
+    finding = gpu.clocks_and_power(machine)
+    assert finding.status == "note"
+    assert finding.text.endswith("76 of 500 W; the power limit is lowered, by default it is 700 W")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status"),
+    [
+        ([], "ok"),
+        (None, "note"),
+        (["sw_power_cap"], "note"),
+        (["sw_power_cap", "hw_thermal_slowdown"], "problem"),
+        (["hw_power_brake_slowdown"], "problem"),
+    ],
+)
+def test_throttling(machine, nvml, reasons, status):
+    nvml(throttle_reasons=reasons)
+    finding = gpu.throttling(machine)
+    assert finding.status == status
+    assert finding.values == {"throttle_reasons": reasons}
+    assert all(reason in finding.text for reason in reasons or ())

@@ -1,0 +1,157 @@
+"""Timers, the energy counter and hardware counters."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.doctor import instruments
+from leanbench.doctor.instruments import counters_are_restricted, smallest_step
+from leanbench.measure.counters import ADMINISTRATORS_ONLY, CountedKernel, CountedLaunch
+from leanbench.measure.energy import EnergyCalibration
+
+
+def test_smallest_step():
+    assert smallest_step([1024, 1056, 1024, 1120]) == 32
+    assert smallest_step([1024, 1024]) is None
+    assert smallest_step([]) is None
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, unique=True), st.integers(1, 500))
+def test_the_smallest_step_of_a_clock_is_a_multiple_of_its_tick(ticks, tick_ns):
+    step = smallest_step(tick * tick_ns for tick in ticks)
+    assert step is not None
+    assert step % tick_ns == 0
+    assert step == tick_ns * min(abs(one - other) for one, other in itertools.combinations(ticks, 2))
+
+
+@pytest.mark.parametrize(
+    ("distances_ms", "status", "step_ns"),
+    [
+        ((0.001024, 0.001056, 0.00112), "ok", 32),
+        ((0.001, 0.0015), "ok", 500),
+        ((0.001, 0.006), "note", 5000),
+        ((0.001, 0.001), "note", None),
+    ],
+)
+def test_event_resolution(machine, monkeypatch, distances_ms, status, step_ns):
+    distances = itertools.cycle(distances_ms)
+
+    class FakeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+
+        def elapsed_time(self, end: FakeEvent) -> float:
+            return next(distances)
+
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    finding = instruments.event_resolution(machine)
+    assert (finding.status, finding.values) == (status, {"event_step_ns": step_ns})
+
+
+@pytest.mark.parametrize(("tick_ns", "status"), [(32, "ok"), (1000, "ok"), (1_000_000, "note")])
+def test_timer_tick(machine, monkeypatch, tick_ns, status):
+    monkeypatch.setattr("leanbench.measure.timeline.timer_tick_ns", lambda device: tick_ns * (str(device) == "cuda:0"))
+    finding = instruments.timer_tick(machine)
+    assert finding.status == status
+    assert f"ticks every {tick_ns} ns" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("calibration", "status", "text"),
+    [
+        (EnergyCalibration(100.2, 76.4, 76.1), "ok", "the energy counter ticks every 100 ms, 76 W idle"),
+        (
+            EnergyCalibration(100.2, 276.4, 276.1, ("the idle power moved",)),
+            "note",
+            "the energy counter ticks every 100 ms, 276 W idle; the idle power moved",
+        ),
+        (EnergyCalibration(None, None, None, ("there is no counter",)), "note", "there is no counter"),
+    ],
+)
+def test_energy_counter(machine, nvml, monkeypatch, calibration, status, text):
+    nvml()
+    monkeypatch.setattr("leanbench.measure.energy.calibrate", lambda nvml: calibration)
+    finding = instruments.energy_counter(machine)
+    assert (finding.status, finding.text) == (status, text)
+    assert finding.values["energy_tick_ms"] == calibration.tick_ms
+
+
+NOBODY, ADMIN, PERFMON = "0000000000000000", "0000000000200000", "0000004000000000"
+
+
+@pytest.mark.parametrize(
+    ("option", "capabilities", "restricted"),
+    [
+        ("1", NOBODY, True),
+        ("1", "00000000a80425fb", True),  # a container's root
+        ("1", ADMIN, False),
+        ("1", PERFMON, False),
+        ("0", NOBODY, False),
+    ],
+)
+def test_who_may_read_counters(tmp_path, option, capabilities, restricted):
+    params = tmp_path / "driver" / "nvidia" / "params"
+    params.parent.mkdir(parents=True)
+    params.write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {option}\nTCEBypassMode: 0\n")
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\tpython\nCapPrm:\t{ADMIN}\nCapEff:\t{capabilities}\n")
+    assert counters_are_restricted(tmp_path) is restricted
+
+
+def test_no_driver_restricts_nothing(tmp_path):
+    assert not counters_are_restricted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ncu", "restricted", "status", "text"),
+    [
+        (None, False, "note", "Nsight Compute is not here, so no hardware counters"),
+        ("/bin/ncu", True, "note", "/bin/ncu is here, but the driver lets only administrators read hardware counters"),
+        ("/bin/ncu", False, "ok", "/bin/ncu is here and seems allowed to read counters; --counters tries it"),
+    ],
+)
+def test_hardware_counters_by_looking(machine, monkeypatch, ncu, restricted, status, text):
+    monkeypatch.setattr(instruments, "find_ncu", lambda: ncu)
+    monkeypatch.setattr(instruments, "counters_are_restricted", lambda: restricted)
+    monkeypatch.setattr(instruments, "count", lambda *arguments: pytest.fail("nobody asked for a try"))
+    finding = instruments.hardware_counters(machine)
+    assert (finding.status, finding.text) == (status, text)
+    if restricted:
+        assert (finding.fix or "").startswith("run as root, or set the driver's option NVreg_RestrictProfiling")
+
+
+def test_hardware_counters_by_trying(machine, monkeypatch):
+    machine.try_counters = True
+    kv_bytes = 2 * 8 * 4096 * 128 * 2
+    asked = []
+
+    def count(problem, kernel, config, device_index):
+        asked.append((problem.kv_bytes, kernel, config.ctas_per_sm, device_index))
+        return answers.pop()
+
+    answers = [ADMINISTRATORS_ONLY, CountedLaunch((CountedKernel("k", 0.125, kv_bytes, kv_bytes // 100, 10.0),))]
+    monkeypatch.setattr(instruments, "find_ncu", lambda: "/bin/ncu")
+    monkeypatch.setattr(instruments, "count", count)
+    finding = instruments.hardware_counters(machine)
+    assert finding.status == "ok"
+    assert "lean moves 1.010 times the bytes of K and V, and its warps fill 12% of an SM" in finding.text
+    assert asked == [(kv_bytes, "lean", 1, 0)]
+    finding = instruments.hardware_counters(machine)
+    assert finding.status == "note"
+    assert finding.text == f"hardware counters cannot be read: {ADMINISTRATORS_ONLY}"
+
+
+def test_without_ncu_nothing_is_tried(machine, monkeypatch):
+    machine.try_counters = True
+    monkeypatch.setattr(instruments, "find_ncu", lambda: None)
+    monkeypatch.setattr(instruments, "count", lambda *arguments: SimpleNamespace())
+    assert instruments.hardware_counters(machine).status == "note"

@@ -1,0 +1,100 @@
+"""Theoretical warp occupancy, against values worked out by hand from the rules of allocation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import CATALOGUE, find
+from leanbench.gpu.occupancy import Occupancy, theoretical_occupancy
+from leanbench.registry import LaunchResources
+
+H200, A10G = find("h200"), find("a10g")
+
+
+def kernel(num_warps: int, registers: int, shared_bytes: int = 0) -> LaunchResources:
+    return LaunchResources("kernel", 100, num_warps, registers, shared_bytes, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "resources", "expected"),
+    [
+        # 168 x 32 = 5376 registers a warp, 3 of them in a quarter's 16384: 12 warps, 3 CTAs.
+        # 71680 + 1024 bytes: 3 in 233472 too; registers are named first.
+        (H200, kernel(4, 168, 71680), Occupancy(3, 12, 12 / 64, "registers")),
+        # 189 x 32 = 6048, given as 6144: 2 in a quarter, 2 CTAs; 206848 + 1024 bytes fit once.
+        (H200, kernel(4, 189, 206848), Occupancy(1, 4, 4 / 64, "shared_memory")),
+        # 32 x 32 = 1024: 16 in a quarter, 64 warps, as many as there may be.
+        (H200, kernel(4, 32, 1024), Occupancy(16, 64, 1.0, "warps")),
+        # 33 x 32 = 1056, given as 1280: 12 in a quarter (15 without the rounding).
+        (H200, kernel(8, 33), Occupancy(6, 48, 0.75, "registers")),
+        # 80 x 32 = 2560: 6 in a quarter makes 24, where 65536 of one piece would hold 25.
+        (H200, kernel(1, 80), Occupancy(24, 24, 24 / 64, "registers")),
+        # 16 CTAs of one warp, of 48 warps.
+        (A10G, kernel(1, 16), Occupancy(16, 16, 16 / 48, "ctas")),
+        # 48 warps hold 3 CTAs of 16; 40 x 32 = 1280 registers: 12 in a quarter, 48 too.
+        (A10G, kernel(16, 40), Occupancy(3, 48, 1.0, "warps")),
+        # 33109 + 1024 bytes fit 102400 three times, given as 34176 only twice.
+        (A10G, kernel(4, 16, 33109), Occupancy(2, 8, 8 / 48, "shared_memory")),
+        # 32 warps of 128 x 32 = 4096 registers: 4 in a quarter, half of one CTA.
+        (H200, kernel(32, 128), Occupancy(0, 0, 0.0, "registers")),
+    ],
+)
+def test_by_hand(gpu, resources, expected):
+    assert theoretical_occupancy(resources, gpu) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "warps", "ctas"),
+    [
+        ((8, 0), 64, 32),
+        ((8, 6), 48, 16),
+        ((8, 9), 48, 24),
+        ((9, 0), 64, 32),
+        ((10, 0), 64, 32),
+        ((12, 0), 48, 24),
+        # Not in the list: like the nearest lower one of the generation.
+        ((8, 7), 48, 16),
+        ((10, 3), 64, 32),
+        ((12, 1), 48, 24),
+    ],
+)
+def test_limits_of_each_compute_capability(capability, warps, ctas):
+    gpu = replace(H200, compute_capability=capability)
+    of_one = theoretical_occupancy(kernel(1, 16), gpu)
+    assert (of_one.ctas_per_sm, of_one.share, of_one.limited_by) == (ctas, ctas / warps, "ctas")
+    of_four = theoretical_occupancy(kernel(4, 16), gpu)
+    assert (of_four.warps_per_sm, of_four.limited_by) == (warps, "warps")
+
+
+def test_every_gpu_of_the_catalogue_is_known():
+    for gpu in CATALOGUE:
+        assert theoretical_occupancy(kernel(4, 32), gpu).share == 1.0
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (13, 0)])
+def test_an_unknown_generation_is_not_guessed(capability):
+    with pytest.raises(UserError, match=rf"compute capability {capability[0]}\.{capability[1]} \(NVIDIA H200\)"):
+        theoretical_occupancy(kernel(4, 32), replace(H200, compute_capability=capability))
+
+
+@given(
+    gpu=st.sampled_from(CATALOGUE),
+    warps=st.sampled_from([1, 2, 4, 8, 16]),
+    registers=st.integers(1, 255),
+    shared_bytes=st.integers(0, 99 * 1024),
+)
+def test_what_is_said_fits_and_one_more_does_not(gpu, warps, registers, shared_bytes):
+    found = theoretical_occupancy(kernel(warps, registers, shared_bytes), gpu)
+    registers_of_cta = warps * registers * 32
+    assert found.ctas_per_sm * registers_of_cta <= gpu.registers_per_sm
+    assert found.ctas_per_sm * (shared_bytes + 1024) <= gpu.shared_kb_per_sm * 1024
+    assert 0 <= found.share <= 1
+    if found.limited_by == "shared_memory":
+        assert (found.ctas_per_sm + 1) * (shared_bytes + 1024 + 127) > gpu.shared_kb_per_sm * 1024
+    more = theoretical_occupancy(kernel(warps, min(255, registers + 8), shared_bytes + 512), gpu)
+    assert more.ctas_per_sm <= found.ctas_per_sm

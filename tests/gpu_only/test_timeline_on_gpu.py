@@ -1,0 +1,95 @@
+"""Timelines measured on the GPU: real times, SMs and waits, and builds that differ in nothing but the stamps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from leanbench.gpu.local import spec_of_device
+from leanbench.gpu.occupancy import theoretical_occupancy
+from leanbench.inputs import make_inputs
+from leanbench.measure.timeline import record_timeline, timer_tick_ns
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernel
+from leanbench.timeline import Timeline
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
+
+NAMES = ["lean", "fa2", "fixed_split"]
+PROBLEMS = [
+    AttentionProblem(1, 56, 56, 16384, 64),
+    AttentionProblem(1, 32, 8, 4096, 128, "bf16", "NHD"),
+    AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128),
+]
+
+
+def recorded(name: str, problem: AttentionProblem) -> Timeline:
+    spec = spec_of_device(0)
+    buffers = [make_inputs(problem, "cuda") for _ in range(3)]
+    config = kernel(name).default_config(problem, spec)
+    timeline = record_timeline(problem, kernel(name), config, buffers, spec)
+    assert timeline is not None
+    return timeline
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("name", NAMES)
+def test_times_sms_and_coverage(name, problem):
+    timeline = recorded(name, problem)
+    assert timeline.traced_latency_us is not None
+    # The stamps lie within a launch; between launches the GPU needs a few microseconds.
+    assert 0 < timeline.duration_us < timeline.traced_latency_us + 5
+    assert 0 < timeline.sm_busy_share <= 1
+    assert {cta.sm for cta in timeline.ctas} <= set(range(timeline.sms))
+    walked = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
+    assert walked == set(range(timeline.output_tiles))
+    for cta in timeline.ctas:
+        at = cta.start_us
+        for span in cta.spans:
+            assert at <= span.start_us <= span.end_us
+            at = span.end_us
+        assert at <= cta.end_us
+
+
+def test_a_host_block_waits_until_the_other_parts_are_there():
+    """A reduction begins after the last of the output tile's parts has been walked."""
+    timeline = recorded("lean", PROBLEMS[1])
+    tick_us = (timeline.tick_ns or 0) / 1e3
+    walked: dict[int, float] = {}
+    for cta in timeline.ctas:
+        for span in cta.spans:
+            if span.kind == "tiles":
+                walked[span.output_tile] = max(walked.get(span.output_tile, 0.0), span.end_us)
+    reductions = [span for cta in timeline.ctas for span in cta.spans if span.kind == "reduction"]
+    assert len(reductions) == timeline.output_tiles
+    for span in reductions:
+        # A part is there a moment before its CTA stamps that it is.
+        assert span.start_us >= walked[span.output_tile] - max(1.0, 2 * tick_us)
+
+
+def test_merges_start_after_all_splits_have_ended():
+    timeline = recorded("fixed_split", PROBLEMS[1])
+    splits = [cta for cta in timeline.ctas if cta.launch == "split_kernel"]
+    merges = [cta for cta in timeline.ctas if cta.launch == "merge_kernel"]
+    assert len(merges) == 32
+    assert min(cta.start_us for cta in merges) >= max(cta.end_us for cta in splits)
+
+
+def test_the_timer_ticks():
+    assert 1 <= timer_tick_ns(torch.device("cuda")) <= 2000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resources(name):
+    problem, spec = PROBLEMS[0], spec_of_device(0)
+    inputs = make_inputs(problem, "cuda")
+    config = kernel(name).default_config(problem, spec)
+    assert config is not None
+    found = kernel(name).resources(inputs, config)
+    assert len(found) == (2 if name == "fixed_split" and config.splits != 1 else 1)
+    assert found[0].num_warps == config.num_warps
+    for resources in found:
+        assert 16 <= resources.registers_per_thread <= 255
+        assert 0 <= resources.shared_bytes <= spec.shared_kb_per_cta * 1024
+        assert resources.ctas >= 1
+        assert 0 < theoretical_occupancy(resources, spec).share <= 1

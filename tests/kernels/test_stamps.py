@@ -1,0 +1,248 @@
+"""Instrumented builds: outputs stay right, and the stamps tell the schedule of leanbench.decomposition."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from leanbench.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k, tile_rows
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.measure.check import check_against_reference
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, LaunchResources, TracedCall, kernel
+from leanbench.timeline import CtaTimeline
+
+TILE_TOKENS = 16
+PROBLEMS = [
+    AttentionProblem(1, 3, 3, 100, 64),
+    AttentionProblem(2, 4, 2, 77, 64, "bf16", "NHD"),
+    AttentionProblem(1, 70, 1, 90, 64),
+    AttentionProblem(3, 4, 2, (1, 130, 48), 80),
+    AttentionProblem(5, 2, 1, (16, 1, 1, 75, 33), 64),
+]
+LEAN = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+FIXED_SPLIT = KernelConfig(TILE_TOKENS, 4, 2, splits=3)
+
+
+def most_marks(family: str, inputs: AttentionInputs, config: KernelConfig, launches: Any) -> int:
+    traceable: Any = kernel(family)
+    return traceable.most_marks(inputs, config, launches)
+
+
+def stamped(family: str, inputs: AttentionInputs, config: KernelConfig, marks: int | None = None, **grid) -> TracedCall:
+    """A traced call; `marks` are as many as the kernel says by default."""
+    launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(inputs, config, **grid)
+    if marks is None:
+        marks = most_marks(family, inputs, config, launches)
+    trace = importlib.import_module("leanbench.kernels.trace")
+    return trace.StampedCall(launches, marks, inputs.q.device)
+
+
+def traced(
+    family: str, problem: AttentionProblem, config: KernelConfig, device: str, **grid
+) -> tuple[CtaTimeline, ...]:
+    """The CTAs of the second of two traced calls, whose output is right."""
+    inputs = make_inputs(problem, device)
+    call = stamped(family, inputs, config, **grid)
+    call.launch()
+    inputs.poison()
+    call.launch()
+    ctas = call.read()
+    assert check_against_reference(inputs).failure(problem.dtype) is None
+    assert_times_are_sound(ctas)
+    return ctas
+
+
+def assert_times_are_sound(ctas: tuple[CtaTimeline, ...]) -> None:
+    """Within its CTA's life every span begins where the one before it ended."""
+    assert min(cta.start_us for cta in ctas) == 0
+    for cta in ctas:
+        at = cta.spans[0].start_us if cta.spans else cta.end_us
+        assert cta.start_us <= at <= cta.end_us
+        for span in cta.spans:
+            assert span.start_us == at
+            assert span.start_us <= span.end_us <= cta.end_us
+            at = span.end_us
+
+
+def told(ctas: tuple[CtaTimeline, ...], launch: str) -> dict[int, list[tuple[str, int]]]:
+    """(kind, output tile) of every span of a launch, by CTA."""
+    return {cta.cta: [(span.kind, span.output_tile) for span in cta.spans] for cta in ctas if cta.launch == launch}
+
+
+def expected(schedule: Schedule, grid: int | None = None) -> dict[int, list[tuple[str, int]]]:
+    """What the schedule asks of every CTA of the grid; a host block waits and reduces in the same launch."""
+    found: dict[int, list[tuple[str, int]]] = {cta: [] for cta in range(grid or schedule.grid)}
+    for segment in schedule.segments:
+        kinds = ["tiles"]
+        if schedule.decomposition == "stream_k" and segment.is_host and not segment.is_whole:
+            kinds += ["wait", "reduction"]
+        found[segment.cta] += [(kind, segment.output_tile) for kind in kinds]
+    return found
+
+
+def assert_covers(ctas: tuple[CtaTimeline, ...], tiles: TileGrid) -> None:
+    walked = {span.output_tile for cta in ctas for span in cta.spans if span.kind == "tiles"}
+    assert walked == set(range(tiles.output_tiles))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("sms", [1, 2, 5, 19])
+def test_lean(problem, sms, device):
+    tiles = TileGrid.of(problem, TILE_TOKENS)
+    ctas = traced("lean", problem, LEAN, device, sms=sms)
+    # With lengths on the device the grid is launched for the longest context; CTAs past the schedule's are idle.
+    assert told(ctas, "lean_kernel") == expected(stream_k(tiles, sms), len(ctas) if problem.is_ragged else None)
+    assert {cta.launch for cta in ctas} == {"lean_kernel"}
+    assert_covers(ctas, tiles)
+
+
+def test_lean_aligned(device):
+    problem = AttentionProblem(1, 4, 4, 150, 64)
+    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
+    ctas = traced("lean", problem, config, device, sms=14)
+    assert told(ctas, "lean_kernel") == expected(stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True))
+    assert len(ctas) == 12
+
+
+def test_lean_ctas_without_work_start_and_end(device):
+    problem = AttentionProblem(3, 2, 2, (200, 1, 1), 64)
+    inputs = make_inputs(problem, device)
+    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=4)
+    call = stamped("lean", inputs, config, sms=12)
+    call.launch()
+    ctas = call.read()
+    # 13 + 1 + 1 LeanTiles for each of two heads: 30, enough for 7 CTAs of 4.
+    assert len(ctas) == 12
+    assert [bool(cta.spans) for cta in ctas] == [True] * 7 + [False] * 5
+    assert_times_are_sound(ctas)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_fa2(problem, device):
+    tiles = TileGrid.of(problem, TILE_TOKENS)
+    ctas = traced("fa2", problem, KernelConfig(TILE_TOKENS, 4, 2), device)
+    assert told(ctas, "fa2_kernel") == expected(one_cta_per_tile(tiles))
+    assert_covers(ctas, tiles)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_fixed_split(problem, device):
+    tiles = TileGrid.of(problem, TILE_TOKENS)
+    ctas = traced("fixed_split", problem, FIXED_SPLIT, device)
+    assert told(ctas, "split_kernel") == expected(fixed_split(tiles, 3))
+    # One CTA for each query head, in the order of sequences and heads.
+    rows = tile_rows(problem.group_size, problem.head_dim)
+    row_tiles = -(-problem.group_size // rows)
+    heads = [divmod(head, problem.group_size) for head in range(problem.batch * problem.q_heads)]
+    merges = [kv_head * row_tiles + row // rows for kv_head, row in heads]
+    assert told(ctas, "merge_kernel") == {cta: [("reduction", tile)] for cta, tile in enumerate(merges)}
+    assert_covers(ctas, tiles)
+
+
+def test_one_split_is_one_launch(device):
+    ctas = traced("fixed_split", PROBLEMS[0], KernelConfig(TILE_TOKENS, 4, 2, splits=1), device)
+    assert told(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
+
+
+@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
+def test_the_registered_kernels_can_be_traced(name, device):
+    problem = PROBLEMS[3]
+    inputs = make_inputs(problem, device)
+    config = {"lean": LEAN, "fa2": KernelConfig(TILE_TOKENS, 4, 2), "fixed_split": FIXED_SPLIT}[name]
+    call = kernel(name).prepare_traced(inputs, config)
+    assert call is not None
+    call.launch()
+    assert_covers(call.read(), TileGrid.of(problem, TILE_TOKENS))
+    assert check_against_reference(inputs).failure("fp16") is None
+
+
+def test_the_reference_has_no_instrumented_build(device):
+    inputs = make_inputs(PROBLEMS[0], device)
+    assert kernel("reference").prepare_traced(inputs, None) is None
+    assert kernel("reference").resources(inputs, None) == ()
+
+
+def test_stamps_that_nobody_wrote_are_not_read(device):
+    call = stamped("fa2", make_inputs(PROBLEMS[0], device), KernelConfig(TILE_TOKENS, 4, 2))
+    with pytest.raises(RuntimeError, match="before the traced call was launched"):
+        call.read()
+
+
+def test_more_marks_than_there_is_room_for(device):
+    """The output is right all the same, and reading says what happened."""
+    inputs = make_inputs(AttentionProblem(1, 4, 4, 40, 64), device)
+    # Two whole output tiles a CTA: a beginning and two ends.
+    call = stamped("lean", inputs, LEAN, marks=2, sms=2)
+    call.launch()
+    assert check_against_reference(inputs).failure("fp16") is None
+    with pytest.raises(RuntimeError, match="CTA 0 of lean_kernel made 3 marks and has room for 2"):
+        call.read()
+
+
+def test_resources_of_a_compiled_kernel():
+    launch = importlib.import_module("leanbench.kernels.launch")
+    passed = []
+
+    class Function:
+        __name__ = "some_kernel"
+
+        def warmup(self, *arguments, grid, **options):
+            passed.append((arguments, grid, options))
+            return SimpleNamespace(
+                metadata=SimpleNamespace(num_warps=8, shared=2048), n_regs=96, n_spills=3, _init_handles=lambda: None
+            )
+
+    resources = launch.TritonLaunch(Function(), 7, (1, 2), {"BLOCK": 16}).resources()
+    assert passed == [((1, 2), (7,), {"BLOCK": 16})]
+    assert resources == LaunchResources("some_kernel", 7, 8, 96, 2048, 3)
+
+
+def test_resources_follow_the_launches(device):
+    """The interpreter compiles nothing, so there are none to tell."""
+    found = kernel("fixed_split").resources(make_inputs(PROBLEMS[0], device), FIXED_SPLIT)
+    names = [] if device == "cpu" else ["split_kernel", "merge_kernel"]
+    assert [resources.launch for resources in found] == names
+
+
+def test_launches_run_in_order():
+    launch = importlib.import_module("leanbench.kernels.launch")
+    seen = []
+
+    class Function:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: seen.append((self.name, grid, arguments, options))
+
+    first = launch.TritonLaunch(Function("split"), 4, (1,), {"A": 2})
+    second = launch.TritonLaunch(Function("merge"), 5, (3,), {"B": 4})
+    launch.run_all([first, second])()
+    assert seen == [("split", (4,), (1,), {"A": 2}), ("merge", (5,), (3,), {"B": 4})]
+
+
+@pytest.mark.parametrize(
+    ("context", "sms", "marks"),
+    [
+        # 12 output tiles of 3 LeanTiles each: a CTA has 12, 6, 4, 3 of them, and a part of a 13th costs nothing more.
+        (48, 1, 16),
+        (48, 2, 16),
+        (48, 3, 8),
+        (48, 12, 8),
+        # 15 + 11 LeanTiles, the second CTA has 11 of 13 output tiles: a beginning and as many ends as parts, a wait
+        # and a reduction.
+        ((240, *[1] * 11), 2, 16),
+        # Of 36 sequences the busiest of three CTAs has 17.
+        ((240, *[1] * 35), 3, 32),
+    ],
+)
+def test_room_for_the_marks_of_the_busiest_cta(context, sms, marks, device):
+    batch = 1 if isinstance(context, int) else len(context)
+    heads = 12 if isinstance(context, int) else 1
+    inputs = make_inputs(AttentionProblem(batch, heads, heads, context, 64), device)
+    launches = importlib.import_module("leanbench.kernels.lean.triton").launches(inputs, LEAN, sms=sms)
+    assert most_marks("lean", inputs, LEAN, launches) == marks

@@ -1,0 +1,185 @@
+"""A GPU for `leanbench.measure.cell.Bench` where there is none: inputs and kernels are real, times are made up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.spec import GpuSpec
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.measure import buffers, cell
+from leanbench.measure.cell import Bench
+from leanbench.measure.crosscheck import CrossCheck
+from leanbench.measure.options import MeasureOptions
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig, kernel
+
+H200 = find("h200")
+#: K and V are 102,400 bytes: three buffers exceed the pretended GPU's cold bytes.
+PROBLEM = AttentionProblem(2, 4, 2, 100, 64)
+COLD_BYTES = 300_000
+CONFIG = KernelConfig(64, 4, 2)
+FASTER = KernelConfig(128, 4, 2)
+
+
+class Right(Kernel):
+    """The reference behind launch settings; replays of it take `samples_us`, one after another."""
+
+    title = "the reference"
+    decomposition = "one_cta_per_tile"
+    source = "test"
+
+    def __init__(self, name: str = "right", samples_us: Iterable[float] = (10.0,)) -> None:
+        self.name = name
+        self.samples_us: Iterator[float] = itertools.cycle(samples_us)
+        self.prepared: list[KernelConfig | None] = []
+        self.launches = 0
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        return f"{self.name} knows no head_dim 256" if problem.head_dim == 256 else None
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        return CONFIG
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return [CONFIG, FASTER]
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+        assert config is not None
+        return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        self.prepared.append(config)
+        attend_all = kernel("reference").prepare(inputs, None)
+
+        def launch() -> None:
+            self.launches += 1
+            attend_all()
+            self.spoil(inputs)
+
+        return Launch(self, launch)
+
+    def spoil(self, inputs: AttentionInputs) -> None:
+        """What a wrong kernel overrides."""
+
+    def replay(self, launches: Sequence[Callable[[], object]]) -> None:
+        """What a replay of its graph does."""
+        for launch in launches:
+            launch()
+
+
+@dataclass
+class Launch:
+    """A launch that knows whose it is."""
+
+    kernel: Any
+    launch: Callable[[], object]
+
+    def __call__(self) -> object:
+        return self.launch()
+
+
+@dataclass
+class PretendedGpu:
+    """What the GPU answers; tests change it. And what was asked of it."""
+
+    free_bytes: float = 140e9
+    #: Samples of the read floor: of the variant that is there, and of the one that a new ranking finds.
+    floor_us: float = 8.0
+    best_floor_us: float = 8.0
+    #: By kernel; others agree with their latency of 10 µs.
+    crosschecks: dict[str, CrossCheck | str] = field(default_factory=dict)
+    made: list[AttentionProblem] = field(default_factory=list)
+    #: Whether each floor was ranked anew.
+    floors: list[bool] = field(default_factory=list)
+    announced: list[str | None] = field(default_factory=list)
+    #: Whose samples were taken, the floor's as None.
+    sampled: list[str | None] = field(default_factory=list)
+    nvml: Any = None
+
+    #: Bytes that torch holds, those that nothing uses among them.
+    reserved_bytes: int = 0
+    unused_bytes: int = 0
+
+    def empty_cache(self) -> None:
+        self.reserved_bytes -= self.unused_bytes
+        self.unused_bytes = 0
+
+    def announce(self, name: str | None) -> None:
+        if self.announced[-1:] != [name]:
+            self.announced.append(name)
+
+
+class PretendedReplay:
+    """Stands for `leanbench.measure.timing.Replay`."""
+
+    gpu: PretendedGpu
+
+    def __init__(self, launches: Sequence[Any], sample_ms: float) -> None:
+        for launch in launches:
+            launch()
+        self.launches = 64
+        self._owner = launches[0].kernel
+        self.graph = SimpleNamespace(replay=lambda: self._owner.replay(launches))
+
+    def sample_us(self) -> float:
+        self.gpu.sampled.append(self._owner.name)
+        return next(self._owner.samples_us)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
+    """Puts a pretended H200 in place of torch's GPU 0."""
+    gpu = PretendedGpu()
+
+    def made(problem: AttentionProblem, device: torch.device, seed: int | None) -> AttentionInputs:
+        assert device == torch.device("cuda", 0)
+        assert seed is None, "a check wants fresh inputs"
+        gpu.made.append(problem)
+        return make_inputs(problem, "cpu", seed)
+
+    class ReadFloor:
+        def launches(self, inputs: Sequence[AttentionInputs], kv_bytes: int, again: bool = False) -> list[Launch]:
+            assert kv_bytes == gpu.made[-1].kv_bytes
+            gpu.floors.append(again)
+            samples_us = itertools.repeat(gpu.best_floor_us if again else gpu.floor_us)
+            reader = SimpleNamespace(name=cell.FLOOR, samples_us=samples_us, replay=lambda launches: None)
+            return [Launch(reader, lambda: None) for _ in inputs]
+
+    def cross_check(launches: Sequence[Launch], latency_us: float) -> CrossCheck | str:
+        assert latency_us > 0
+        name = launches[0].kernel.name
+        return gpu.crosschecks.get(name, CrossCheck((10.0, 10.2, 10.1), (name,)))
+
+    def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
+        tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens)
+        return [tensor.clone() for tensor in tensors if tensor is not None]
+
+    PretendedReplay.gpu = gpu
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: gpu.reserved_bytes)
+    monkeypatch.setattr("torch.cuda.empty_cache", gpu.empty_cache)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(gpu.free_bytes), int(141e9)))
+    monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: replace(H200))
+    monkeypatch.setattr(buffers, "make_inputs", made)
+    monkeypatch.setattr(buffers, "_COLD_BYTES", COLD_BYTES)
+    monkeypatch.setattr(buffers, "_COLD_L2_MULTIPLE", 0)
+    monkeypatch.setattr(cell, "_open_nvml", lambda device: gpu.nvml)
+    monkeypatch.setattr(cell, "ReadFloor", ReadFloor)
+    monkeypatch.setattr(cell, "Replay", PretendedReplay)
+    monkeypatch.setattr(cell, "cross_check", cross_check)
+    monkeypatch.setattr(cell, "fingerprint", fingerprint)
+    return gpu
+
+
+def measure(gpu: PretendedGpu, *kernels: Right, configs: str = "default", **options: Any) -> dict[str, dict[str, Any]]:
+    """Rows of `PROBLEM` from a new bench."""
+    return Bench(0, MeasureOptions(**options), gpu.announce).run(PROBLEM, kernels, configs)

@@ -1,0 +1,147 @@
+"""What a bench makes of kernels that are wrong, cheat or vary, on a pretended GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pretended_gpu import PROBLEM, Launch, PretendedGpu, Right, measure, pretend
+
+from leanbench.inputs import AttentionInputs
+from leanbench.measure.cell import Alarm, Bench
+from leanbench.measure.crosscheck import CrossCheck
+from leanbench.measure.timing import Effort
+from leanbench.registry import KernelConfig
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> PretendedGpu:
+    return pretend(monkeypatch)
+
+
+class Wrong(Right):
+    def spoil(self, inputs: AttentionInputs) -> None:
+        inputs.out[1, 0, 3] *= 1.1
+
+
+class Lazy(Right):
+    def spoil(self, inputs: AttentionInputs) -> None:
+        inputs.out[0, 0, 0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    # A tenth of one of two query heads that share a KV head.
+    ("wrong", "error"),
+    [(Wrong("wrong"), pytest.approx(0.06, abs=0.04)), (Lazy("wrong"), math.inf)],
+)
+def test_a_wrong_kernel_is_not_timed_and_others_are(gpu, wrong, error):
+    rows = measure(gpu, Right("a"), wrong, Right("b"))
+    assert rows["wrong"]["status"] == "incorrect"
+    assert rows["wrong"]["relative_error"] == error
+    assert rows["wrong"]["reason"].endswith("against the fp64 reference is above 2e-03")
+    assert "latency_us" not in rows["wrong"]
+    assert wrong.launches == 1
+    assert set(gpu.sampled) == {None, "a", "b"}
+    assert rows["a"]["status"] == rows["b"]["status"] == "ok"
+
+
+def test_only_wrong_kernels_need_no_floor(gpu):
+    assert measure(gpu, Wrong())["right"]["status"] == "incorrect"
+    assert gpu.floors == []
+
+
+def test_a_kernel_that_writes_nothing_does_not_pass_on_the_last_one_s_output(gpu):
+    class Idle(Right):
+        def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+            return Launch(self, lambda: None)
+
+    rows = measure(gpu, Right("a"), Idle("idle"))
+    assert (rows["a"]["status"], rows["idle"]["status"]) == ("ok", "incorrect")
+
+
+def test_an_output_that_changes_while_it_is_timed_is_wrong(gpu):
+    class Drifting(Right):
+        """Right the first time only."""
+
+        def spoil(self, inputs: AttentionInputs) -> None:
+            if self.launches > 1:
+                inputs.out.mul_(1.05)
+
+    fields = measure(gpu, Drifting())["right"]
+    assert fields["status"] == "incorrect"
+    assert fields["reason"].startswith("after timing, relative error 5.0")
+    assert fields["reason"].endswith("against the fp64 reference is above 2e-03")
+    assert fields["latency_us"] == 10.0
+
+
+def test_work_that_a_graph_does_not_hold_is_an_alarm(gpu):
+    class Elsewhere(Right):
+        def replay(self, launches: Sequence[Callable[[], object]]) -> None:
+            launches[0]()
+
+    with pytest.raises(Alarm) as alarm:
+        measure(gpu, Right("a"), Elsewhere("elsewhere"), Right("b"))
+    assert str(alarm.value) == (
+        "2 of 3 outputs were not written when the CUDA graph was replayed: part of the work ran on another stream and "
+        "was not timed"
+    )
+    assert gpu.announced[-1] == "elsewhere"
+
+
+@pytest.mark.parametrize("tensor", ["q", "k_cache", "v_cache", "cache_seqlens"])
+def test_a_kernel_that_changes_its_inputs_is_an_alarm(gpu, tensor):
+    class Changing(Right):
+        def spoil(self, inputs: AttentionInputs) -> None:
+            getattr(inputs, tensor).view(-1)[-1] += 1
+
+    bench = Bench(0, announce=gpu.announce)
+    ragged = replace(PROBLEM, context=(100, 90), kv_layout="NHD")
+    with pytest.raises(Alarm, match=r"^changing changed its inputs: Q, K, V or the lengths are not what they were$"):
+        bench.run(ragged, [Right("a"), Changing("changing"), Right("b")], "default")
+    assert gpu.announced[-1] == "changing"
+    # The others are given inputs that nobody changed.
+    gpu.made.clear()
+    assert bench.run(ragged, [Right("a")], "default")["a"]["status"] == "ok"
+    assert gpu.made
+
+
+def test_inputs_that_change_later_are_everybodys(gpu):
+    class Late(Right):
+        def spoil(self, inputs: AttentionInputs) -> None:
+            if self.launches > 1:
+                inputs.v_cache[0, 0, 0, 0] += 1e-3
+
+    with pytest.raises(Alarm, match=r"^a, late changed its inputs"):
+        measure(gpu, Right("a"), Late("late"))
+    assert gpu.announced[-1] is None
+
+
+def test_a_wide_interval_is_noisy(gpu):
+    rows = measure(gpu, Right("steady"), Right("wild", [10.0, 12.0]), effort=Effort(max_samples=20))
+    assert rows["steady"]["status"] == "ok"
+    assert (rows["wild"]["status"], rows["wild"]["latency_us"], rows["wild"]["samples"]) == ("noisy", 11.0, 20)
+    assert rows["wild"]["reason"] == (
+        "the confidence interval of the median reaches 9.1% to one side after 20 samples, above 0.5%"
+    )
+
+
+def test_suspect_is_said_before_noisy(gpu):
+    gpu.floor_us = gpu.best_floor_us = 20.0
+    fields = measure(gpu, Right(samples_us=[10.0, 12.0]), effort=Effort(max_samples=20))["right"]
+    assert fields["status"] == "suspect"
+    assert "beats a kernel that only reads" in fields["reason"]
+
+
+def test_figures_that_contradict_each_other_are_warned_of(gpu):
+    gpu.crosschecks = {"b": CrossCheck((13.0,), ("b",)), "c": "the profiler saw no kernel, so there is no cross-check"}
+    rows = measure(gpu, Right("a"), Right("b"), Right("c"))
+    assert {fields["status"] for fields in rows.values()} == {"ok"}
+    assert rows["a"]["warnings"] == []
+    assert (rows["b"]["crosscheck_us"], len(rows["b"]["warnings"])) == (13.0, 1)
+    assert rows["b"]["warnings"][0].startswith("the profiler's kernel times give 13.00 µs a launch, +30.0% from the")
+    assert "crosscheck_us" not in rows["c"]
+    assert rows["c"]["warnings"] == [gpu.crosschecks["c"]]
+    assert rows["c"]["raw_samples"]["crosscheck_us"] == []

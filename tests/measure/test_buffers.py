@@ -1,0 +1,84 @@
+"""How many inputs launches rotate over, and what fits the GPU's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pretended_gpu import COLD_BYTES, H200, PROBLEM, PretendedGpu, pretend
+
+from leanbench.measure import buffers as module
+from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
+from leanbench.problem import AttentionProblem
+
+DEVICE = torch.device("cuda", 0)
+#: K and V: 2 x 4 x 10^6 x 32 x 64 x 2 bytes. The check: a head in fp64, 10^6 x (2 x 64 + 3) x 8, and 512 MB.
+LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
+NEEDED_BYTES = 32_768_000_000 + 1_048_000_000 + 512_000_000
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> PretendedGpu:
+    return pretend(monkeypatch)
+
+
+def test_cold_inputs_exceed_the_cold_bytes(gpu):
+    # 102,400 bytes each.
+    assert len(rotating_inputs(PROBLEM, DEVICE, H200, "cold")) == 3
+    assert gpu.made == [PROBLEM] * 3
+
+
+def test_cold_inputs_exceed_the_l2_several_times(gpu, monkeypatch):
+    monkeypatch.setattr(module, "_COLD_L2_MULTIPLE", 6)
+    # 6 x 0.2 MB over 102,400 bytes.
+    assert len(rotating_inputs(PROBLEM, DEVICE, replace(H200, l2_mb=0.2), "cold")) == 12
+    assert len(rotating_inputs(PROBLEM, DEVICE, replace(H200, l2_mb=0.01), "cold")) == 3
+
+
+def test_a_large_problem_is_cold_by_itself(gpu, monkeypatch):
+    monkeypatch.setattr(module, "_COLD_BYTES", PROBLEM.kv_bytes)
+    assert len(rotating_inputs(PROBLEM, DEVICE, H200, "cold")) == 1
+
+
+def test_a_warm_cache_takes_one_buffer(gpu):
+    assert len(rotating_inputs(PROBLEM, DEVICE, H200, "warm")) == 1
+
+
+@pytest.mark.parametrize(("free_bytes", "copies"), [(2.5e5, 1), (2.6e5, 2), (0, 1)])
+def test_copies_leave_a_fifth_of_the_memory_free(gpu, free_bytes, copies):
+    gpu.free_bytes = free_bytes
+    assert copies * PROBLEM.kv_bytes < COLD_BYTES
+    assert len(rotating_inputs(PROBLEM, DEVICE, H200, "cold")) == copies
+
+
+def test_out_of_memory_says_both_numbers(gpu):
+    gpu.free_bytes = 20e9
+    assert memory_shortage(LARGE, DEVICE) == (
+        "needs 34.3 GB (K and V 32.8 GB, the rest for the check) and the GPU has 20.0 GB free: "
+        "choose a smaller context, batch or number of KV heads"
+    )
+
+
+@pytest.mark.parametrize(("free_bytes", "fits"), [(NEEDED_BYTES - 1, False), (NEEDED_BYTES, True)])
+def test_memory_shortage_to_the_byte(gpu, free_bytes, fits):
+    gpu.free_bytes = free_bytes
+    assert (memory_shortage(LARGE, DEVICE) is None) == fits
+
+
+def test_a_ragged_batch_needs_room_for_its_longest_sequence_in_every_row(gpu):
+    gpu.free_bytes = 20e9
+    ragged = replace(LARGE, context=(1, 1, 1, 1_000_000))
+    assert "K and V 32.8 GB" in (memory_shortage(ragged, DEVICE) or "")
+
+
+def test_freed_memory_is_waited_for_until_the_driver_has_cleared_it(gpu, monkeypatch):
+    slept_s: list[float] = []
+    monkeypatch.setattr("time.sleep", slept_s.append)
+    gpu.reserved_bytes, gpu.unused_bytes = 100_000_000_000, 48_000_000_000
+    free_memory(H200)
+    assert gpu.reserved_bytes == 52_000_000_000
+    # 5% of 4.8 TB/s.
+    assert slept_s == [pytest.approx(48e9 / 0.24e12)]
+    free_memory(H200)
+    assert slept_s[1] == 0

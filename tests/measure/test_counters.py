@@ -1,0 +1,313 @@
+"""Counters by a pretended `ncu`: a script on the PATH that prints what Nsight Compute would."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from leanbench.measure import counters, counters_target
+from leanbench.measure.counters import CountedKernel, CountedLaunch, count, find_ncu
+from leanbench.measure.counters_target import _refuse_shortage
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+from leanbench.row import Row
+
+PROBLEM = AttentionProblem(1, 56, 56, 4096, 64)
+CONFIG = KernelConfig(128, 4, 3, splits=4)
+HEADER = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
+    '"CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+)
+
+
+def lines(number: int, name: str, read: str, written: str, duration: str, occupancy: str) -> str:
+    """What ncu writes of one GPU kernel, numbers as it groups them."""
+    start = f'"{number}","4711","python3.12","127.0.0.1","{name}","1","7","(128, 1, 1)","(224, 1, 1)","0","9.0"'
+    metrics = [
+        ("dram__bytes_read.sum", "byte", read),
+        ("dram__bytes_write.sum", "byte", written),
+        ("gpu__time_duration.sum", "ns", duration),
+        ("sm__warps_active.avg.pct_of_peak_sustained_active", "%", occupancy),
+    ]
+    return "".join(
+        f'{start},"Command line profiler metrics","{metric}","{unit}","{value}"\n' for metric, unit, value in metrics
+    )
+
+
+#: fixed_split's two GPU kernels, in the text of Nsight Compute 2025.
+TWO_KERNELS = f"""\
+==PROF== Connected to process 4711 (/usr/bin/python3.12)
+==PROF== Profiling "split_kernel" - 0: 0%....50%....100% - 1 pass
+==PROF== Profiling "merge_kernel" - 1: 0%....50%....100% - 1 pass
+==PROF== Disconnected from process 4711
+{HEADER}
+{lines(0, "split_kernel", "58,812,416", "120,832", "20,480", "11.25")}\
+{lines(1, "merge_kernel", "1,024", "0", "2,048", "6.25")}\
+"""
+PERMISSION = """\
+==PROF== Connected to process 87374 (/usr/bin/python3.12)
+==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target \
+device 0. For instructions on enabling permissions and to get more information see \
+https://developer.nvidia.com/ERR_NVGPUCTRPERM
+==PROF== Disconnected from process 87374
+==WARNING== No kernels were profiled.
+"""
+BUSY_COUNTERS = """\
+==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other tool (like DCGM) is \
+concurrently collecting profiling data.
+==ERROR== Failed to profile "lean_kernel" in process 7508
+==WARNING== No kernels were profiled.
+"""
+
+
+@pytest.fixture
+def fake_ncu(tmp_path, monkeypatch):
+    """Call with the body of a shell script; it becomes the only `ncu` there is."""
+
+    def install(body: str) -> None:
+        script = tmp_path / "bin" / "ncu"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f"#!/bin/sh\n{body}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return install
+
+
+@pytest.fixture
+def printing(fake_ncu, tmp_path):
+    """Call with a text; a `ncu` that writes its arguments to `arguments`, prints the text and exits with `code`."""
+
+    def install(text: str, code: int = 0) -> None:
+        (tmp_path / "said").write_text(text)
+        (tmp_path / "record.py").write_text(
+            textwrap.dedent("""
+            import json, os, pathlib, sys
+            record = {"arguments": sys.argv[1:], "LC_ALL": os.environ.get("LC_ALL")}
+            pathlib.Path(__file__).with_name("record").write_text(json.dumps(record))
+            """)
+        )
+        record = f"{shlex.quote(sys.executable)} -S {shlex.quote(str(tmp_path / 'record.py'))}"
+        fake_ncu(f'{record} "$@"\ncat {shlex.quote(str(tmp_path / "said"))}\nexit {code}')
+
+    return install
+
+
+def counted() -> CountedLaunch:
+    result = count(PROBLEM, "fixed_split", CONFIG, 0)
+    assert isinstance(result, CountedLaunch), result
+    return result
+
+
+def test_two_kernels_are_added_up(printing):
+    printing(TWO_KERNELS)
+    launch = counted()
+    assert launch.kernels == (
+        CountedKernel("split_kernel", 0.1125, 58_812_416, 120_832, 20.48),
+        CountedKernel("merge_kernel", 0.0625, 1024, 0, 2.048),
+    )
+    assert launch.dram_bytes == 58_812_416 + 120_832 + 1024
+    assert launch.duration_us == pytest.approx(22.528)
+    assert launch.dram_tb_s == pytest.approx(58_934_272 / 22.528e-6 / 1e12)
+    # Of the longest GPU kernel, not of the first and not the mean.
+    assert launch.warp_occupancy == 0.1125
+    assert CountedLaunch(launch.kernels[::-1]).warp_occupancy == 0.1125
+
+
+def test_row_fields_are_fields_of_a_row(printing):
+    printing(TWO_KERNELS)
+    fields = counted().row_fields()
+    assert set(fields) == {name for name in Row.model_fields if name.startswith("counted_")}
+    assert fields["counted_dram_bytes"] == 58_934_272
+
+
+def test_what_ncu_is_asked(printing, tmp_path):
+    printing(TWO_KERNELS)
+    count(PROBLEM, "fixed_split", CONFIG, 3, cache="warm")
+    record = json.loads((tmp_path / "record").read_text())
+    arguments = record["arguments"]
+    options = dict(itertools.pairwise(arguments))
+    assert options["--clock-control"] == options["--cache-control"] == "none"
+    assert options["--profile-from-start"] == "off"
+    assert options["--print-units"] == "base"
+    assert set(options["--metrics"].split(",")) == {
+        "sm__warps_active.avg.pct_of_peak_sustained_active",
+        "dram__bytes_read.sum",
+        "dram__bytes_write.sum",
+        "gpu__time_duration.sum",
+    }
+    assert arguments[-5:-1] == [sys.executable, "-P", "-m", "leanbench.measure.counters_target"]
+    request = json.loads(arguments[-1])
+    assert AttentionProblem.from_dict(request["problem"]) == PROBLEM
+    assert KernelConfig(**request["config"]) == CONFIG
+    assert (request["kernel"], request["device_index"], request["cache"]) == ("fixed_split", 3, "warm")
+    assert request["caller_pid"] == os.getpid()
+    # Otherwise a German user gets 58.812.416.
+    assert record["LC_ALL"] == "C"
+
+
+def test_what_the_counted_process_prints_is_no_table(printing):
+    printing(TWO_KERNELS.replace('"1","4711"', 'warning: a line between\n"1","4711"', 1))
+    assert counted().dram_bytes == 58_934_272
+
+
+def test_older_versions_write_the_unit_in_full(printing):
+    printing(TWO_KERNELS.replace('"ns"', '"nsecond"'))
+    assert counted().duration_us == pytest.approx(22.528)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "sentence"),
+    [
+        (PERMISSION, 0, counters.ADMINISTRATORS_ONLY),
+        (BUSY_COUNTERS, 1, "another tool is reading this GPU's counters: stop it, or pause DCGM with"),
+        ("==WARNING== No kernels were profiled.\n", 0, "Nsight Compute saw no GPU kernel in the call"),
+        (
+            "==ERROR== Failed to access the following 1 metrics: dram__bytes_read.sum.\n",
+            1,
+            "Nsight Compute failed: Failed to access the following 1 metrics: dram__bytes_read.sum",
+        ),
+        (
+            f"{counters.TARGET_FAILED}K and V take 30.1 GB and the GPU has 2.0 GB free\n"
+            "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n",
+            1,
+            "the counted process failed: K and V take 30.1 GB and the GPU has 2.0 GB free",
+        ),
+        ("", 3, "Nsight Compute gave no counters; its last words: none"),
+        ("cannot open libncu\n", 127, "Nsight Compute gave no counters; its last words: cannot open libncu"),
+        (
+            TWO_KERNELS.replace('"byte","1,024"', '"","n/a"'),
+            0,
+            "Nsight Compute has no dram__bytes_read.sum of merge_kernel on this GPU",
+        ),
+        (
+            TWO_KERNELS.replace('"ns","2,048"', '"us","2.048"'),
+            0,
+            "Nsight Compute gives gpu__time_duration.sum in 'us', where 'ns' was expected",
+        ),
+        (
+            TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1),
+            0,
+            "Nsight Compute needs 3 passes for these counters on this GPU, and the L2 is cold in the first only",
+        ),
+    ],
+    ids=["permission", "dcgm", "no kernels", "metrics", "target", "silent", "broken", "n/a", "unit", "passes"],
+)
+def test_failures_are_plain_sentences(printing, said, code, sentence):
+    printing(said, code)
+    result = count(PROBLEM, "lean", CONFIG, 0)
+    assert isinstance(result, str)
+    assert result.startswith(sentence)
+
+
+def test_several_passes_do_not_matter_where_the_cache_is_warm(printing):
+    printing(TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1))
+    assert isinstance(count(PROBLEM, "fixed_split", CONFIG, 0, cache="warm"), CountedLaunch)
+
+
+def test_a_timeout_ends_ncu_and_what_it_started(fake_ncu, tmp_path):
+    fake_ncu(f"sleep 60 & echo $! > {tmp_path / 'pid'}\nwait")
+    started = time.monotonic()
+    assert count(PROBLEM, "lean", CONFIG, 0, timeout_s=0.5) == "Nsight Compute did not finish within 0.5 s"
+    assert time.monotonic() - started < 10
+    child = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
+    deadline = time.monotonic() + 5
+    # A zombie that nobody has reaped yet is dead, too.
+    while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+def test_a_script_that_cannot_be_started(fake_ncu, tmp_path):
+    fake_ncu("")
+    (tmp_path / "bin" / "ncu").write_text("#!/no/such/interpreter\n")
+    result = count(PROBLEM, "lean", CONFIG, 0)
+    assert result == f"{tmp_path / 'bin' / 'ncu'} cannot be started: No such file or directory"
+
+
+def test_without_ncu(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(counters, "_USUAL_PLACES", ())
+    assert find_ncu() is None
+    assert count(PROBLEM, "lean", None, 0) == ("Nsight Compute is not installed: install it, or put `ncu` on the PATH")
+
+
+def test_the_newest_of_the_usual_places_is_found(monkeypatch, tmp_path):
+    for version in ("2024.3.2", "2025.10.0", "2025.9.1"):
+        path = tmp_path / version / "ncu"
+        path.parent.mkdir()
+        path.touch(mode=0o755)
+    (tmp_path / "2026.1.0").mkdir()
+    (tmp_path / "2026.1.0" / "ncu").touch(mode=0o644)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(counters, "_USUAL_PLACES", (str(tmp_path / "none*" / "ncu"), str(tmp_path / "*" / "ncu")))
+    assert find_ncu() == str(tmp_path / "2025.10.0" / "ncu")
+
+
+def test_the_counted_process_says_why_it_failed(fake_ncu, monkeypatch):
+    # A `ncu` that only starts the program, which finds no GPU.
+    fake_ncu('while [ "$1" != "-P" ]; do program=$1; shift; done\nexec "$program" "$@"')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert count(PROBLEM, "lean", CONFIG, 0) == "the counted process failed: torch finds no GPU that it can use"
+
+
+def test_inputs_that_do_not_fit_are_refused_with_both_figures():
+    problem = AttentionProblem(1, 56, 56, 4096, 64)
+    _refuse_shortage(problem, 512_000_000 + problem.kv_allocated_bytes)
+    with pytest.raises(MemoryError, match=r"^K and V take 0\.1 GB and the GPU has 0\.6 GB free$"):
+        _refuse_shortage(problem, 512_000_000 + problem.kv_allocated_bytes - 1)
+
+
+def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
+    """The order of calls, with torch's parts replaced."""
+    import torch
+
+    events: list[object] = []
+
+    class FakeKernel:
+        def prepare(self, inputs, config):
+            assert config == CONFIG
+            return lambda: events.append(inputs)
+
+    def rotating(problem, device, spec, cache):
+        assert (problem, str(device), spec, cache) == (PROBLEM, "cuda:1", "spec of 1", "cold")
+        return [0, 1, 2]
+
+    monkeypatch.setattr(counters_target, "kernel", lambda name: {"fake": FakeKernel()}[name])
+    monkeypatch.setattr("leanbench.measure.buffers.rotating_inputs", rotating)
+    monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: f"spec of {index}")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**10, 10**10))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
+    request = {"problem": PROBLEM.to_dict(), "kernel": "fake", "config": CONFIG.to_dict(), "device_index": 1}
+    counters_target._run({**request, "cache": "cold"})
+    assert events == [0, 1, 2, "wait", "start", 0, "wait", "stop"]
+
+
+def test_the_counted_process_ends_with_the_one_that_waits():
+    caller = subprocess.Popen(["sleep", "60"])
+    code = f"from leanbench.measure import counters_target as t; import time; t._end_with({caller.pid}); time.sleep(60)"
+    target = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            target.wait(timeout=2)
+        caller.send_signal(signal.SIGKILL)
+        caller.wait()
+        assert target.wait(timeout=10) == 1
+    finally:
+        for process in (caller, target):
+            process.kill()
+            process.wait()

@@ -1,0 +1,42 @@
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.timing import Effort
+
+
+def test_by_default_only_latency_of_a_cold_cache():
+    assert MeasureOptions().to_dict() == {
+        "effort": asdict(Effort()),
+        "cache": "cold",
+        "sustained": False,
+        "energy": False,
+        "window_s": 3.0,
+        "occupancy": False,
+        "counters": False,
+    }
+
+
+@given(
+    st.builds(
+        MeasureOptions,
+        effort=st.builds(Effort, relative_ci=st.floats(0, 0.5), min_samples=st.integers(6, 9)),
+        cache=st.sampled_from(["cold", "warm"]),
+        sustained=st.booleans(),
+        energy=st.booleans(),
+        window_s=st.floats(2, 100),
+        occupancy=st.booleans(),
+        counters=st.booleans(),
+    )
+)
+def test_options_go_through_json(options):
+    assert MeasureOptions.from_dict(json.loads(json.dumps(options.to_dict()))) == options
+
+
+def test_an_option_that_is_not_known_is_not_passed_over():
+    with pytest.raises(TypeError, match="heat"):
+        MeasureOptions.from_dict({**MeasureOptions().to_dict(), "heat": True})

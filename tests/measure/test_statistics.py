@@ -1,0 +1,187 @@
+"""Intervals of the median and of a ratio: exact coverage, coverage by simulation, properties for any samples."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.measure.statistics import FEWEST_FOR_RATIO, median_interval, ratio_interval
+
+#: Samples whose extremes enclose the median this often: the first n with 2 / 2^n at most 1 - confidence.
+FEWEST = {0.5: 2, 0.9: 5, 0.95: 6, 0.975: 7, 0.99: 8}
+SAMPLES = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=80)
+CONFIDENCES = st.floats(min_value=0.01, max_value=0.999)
+
+
+def exact_coverage(count: int, confidence: float) -> float:
+    """How probable it is that the true median lies in the interval: from 1 + low to high samples are below it."""
+    low, high = median_interval(range(count), confidence)
+    return sum(math.comb(count, below) for below in range(int(low) + 1, int(high) + 1)) / 2**count
+
+
+@pytest.mark.parametrize(
+    ("count", "confidence", "expected"),
+    [
+        (1, 0.95, (1, 1)),
+        (3, 0.95, (1, 3)),
+        (6, 0.95, (1, 6)),
+        (10, 0.95, (2, 9)),
+        (10, 0.975, (2, 9)),
+        (20, 0.95, (6, 15)),
+        (20, 0.975, (5, 16)),
+        (60, 0.975, (21, 40)),
+        (2, 0.5, (1, 2)),
+        (4, 0.3, (2, 3)),
+    ],
+)
+def test_the_interval_is_two_of_the_samples(count, confidence, expected):
+    shuffled = random.Random(count).sample(range(1, count + 1), count)
+    assert median_interval(shuffled, confidence) == expected
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.975, 0.99])
+def test_coverage_is_at_least_nominal_and_no_wider_than_needed(confidence):
+    for count in range(FEWEST[confidence], 80):
+        assert exact_coverage(count, confidence) >= confidence
+        low, high = median_interval(range(count), confidence)
+        if high - low >= 2:
+            narrower = sum(math.comb(count, below) for below in range(int(low) + 2, int(high))) / 2**count
+            assert narrower < confidence
+
+
+@pytest.mark.parametrize("count", [7, 10, 31, 60])
+@pytest.mark.parametrize(
+    ("draw", "true_median"),
+    [(lambda generator: generator.expovariate(1.0), math.log(2)), (lambda generator: generator.gauss(5.0, 1.0), 5.0)],
+    ids=["long tail", "normal"],
+)
+def test_coverage_by_simulation(count: int, draw: Callable[[random.Random], float], true_median: float):
+    generator = random.Random(count)
+    trials = 2000
+    inside = 0
+    for _ in range(trials):
+        low, high = median_interval([draw(generator) for _ in range(count)], 0.975)
+        inside += low <= true_median <= high
+    # Three standard deviations of 2000 trials at 97.5% are 1.0%.
+    assert inside / trials >= 0.975 - 0.0105
+    assert inside / trials == pytest.approx(exact_coverage(count, 0.975), abs=0.0105)
+
+
+@given(SAMPLES, CONFIDENCES)
+def test_contains_the_median(samples, confidence):
+    low, high = median_interval(samples, confidence)
+    assert low <= statistics.median(samples) <= high
+    assert {low, high} <= set(samples)
+
+
+@given(SAMPLES, CONFIDENCES, CONFIDENCES)
+def test_more_confidence_is_never_narrower(samples, one, other):
+    less, more = sorted((one, other))
+    low, high = median_interval(samples, less)
+    wider_low, wider_high = median_interval(samples, more)
+    assert wider_low <= low <= high <= wider_high
+
+
+@given(SAMPLES, CONFIDENCES, st.integers(min_value=-20, max_value=20))
+def test_scales_with_the_samples(samples, confidence, power):
+    """By powers of two, which floats multiply exactly."""
+    low, high = median_interval(samples, confidence)
+    scaled = [value * 2.0**power for value in samples]
+    assert median_interval(scaled, confidence) == (low * 2.0**power, high * 2.0**power)
+
+
+def test_thousands_of_samples():
+    # 4000 / 2 -+ 1.96 sqrt(4000) / 2 = 1938 and 2062.
+    low, high = median_interval(range(4000))
+    assert (low, high) == (pytest.approx(1937, abs=1), pytest.approx(2062, abs=1))
+
+
+def test_too_few_samples_give_the_extremes():
+    assert median_interval([3.0, 1.0, 2.0, 9.0, 4.0]) == (1.0, 9.0)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0, -0.5, math.nan])
+def test_a_confidence_that_is_none(confidence):
+    with pytest.raises(ValueError, match=r"is not above 0 and below 1"):
+        median_interval([1.0], confidence)
+    with pytest.raises(ValueError, match=r"is not above 0 and below 1"):
+        ratio_interval([1.0], [1.0], confidence)
+
+
+def exact_rank_sum_coverage(base: int, new: int, outside: int) -> float:
+    """How probable it is that at least `outside` and at most all but `outside` of base x new comparisons are won.
+
+    Counts, for each number of pairs won, the orders of base and new samples that win so many: a new sample behind k
+    base samples wins k.
+    """
+    ways = [[0] * (base * new + 1) for _ in range(base + 1)]
+    for row in ways:
+        row[0] = 1
+    for _ in range(new):
+        for behind in range(base + 1):
+            before = ways[behind - 1] if behind else [0] * (base * new + 1)
+            shifted = [0] * behind + ways[behind][: len(before) - behind]
+            ways[behind] = [one + other for one, other in zip(before, shifted, strict=True)]
+    total = math.comb(base + new, new)
+    counts = ways[base]
+    return sum(counts[outside : base * new - outside + 1]) / total
+
+
+@pytest.mark.parametrize(("base", "new"), [(4, 4), (6, 10), (10, 10), (10, 20)])
+def test_the_normal_approximation_of_the_ratio_interval_keeps_its_promise(base, new):
+    base_us, new_us = [float(2**i) for i in range(base)], [float(3**i) for i in range(new)]
+    low, high = ratio_interval(base_us, new_us)
+    ratios = sorted(later / earlier for later in new_us for earlier in base_us)
+    outside = ratios.index(low)
+    assert ratios[len(ratios) - 1 - outside] == high
+    # The k-th smallest ratio is below the true one unless fewer than k pairs are won.
+    assert exact_rank_sum_coverage(base, new, outside + 1) >= 0.945
+
+
+def test_a_ratio_interval_by_hand():
+    # 16 ratios; 8 - 1.96 sqrt(16 x 9 / 12) = 1.2: the extremes.
+    assert ratio_interval([1.0, 2.0, 4.0, 8.0], [16.0, 16.0, 16.0, 16.0]) == (2.0, 16.0)
+    # 100 ratios; 50 - 1.96 sqrt(100 x 21 / 12) = 24.07: the 24th from either end.
+    base_us, new_us = [100.0 + i for i in range(10)], [200.0 + 2 * i for i in range(10)]
+    ratios = sorted(later / earlier for later in new_us for earlier in base_us)
+    assert ratio_interval(base_us, new_us) == (ratios[23], ratios[76])
+
+
+@pytest.mark.parametrize("count", [5, 10, 31])
+def test_the_ratio_interval_holds_the_true_ratio(count: int):
+    generator = random.Random(count)
+    inside = 0
+    for _ in range(1000):
+        base_us = [100 * (1 + generator.expovariate(100.0)) for _ in range(count)]
+        new_us = [102 * (1 + generator.expovariate(100.0)) for _ in range(count)]
+        low, high = ratio_interval(base_us, new_us)
+        inside += low <= 1.02 <= high
+    # Three standard deviations of 1000 trials at 95% are 2.1%.
+    assert inside / 1000 >= 0.95 - 0.021
+
+
+@given(
+    st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=1, max_size=20),
+    st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=1, max_size=20),
+)
+def test_the_ratio_interval_holds_the_ratio_of_the_medians(base_us, new_us):
+    low, high = ratio_interval(base_us, new_us)
+    assert low <= statistics.median(new_us) / statistics.median(base_us) <= high
+
+
+def test_few_samples_give_the_extreme_ratios():
+    fewest = FEWEST_FOR_RATIO - 1
+    assert ratio_interval([1.0] * fewest, [2.0, 3.0, 5.0]) == (2.0, 5.0)
+    with pytest.raises(ValueError, match="at least one sample on each side"):
+        ratio_interval([], [1.0])
+
+
+def test_no_samples():
+    with pytest.raises(ValueError, match="at least one sample"):
+        median_interval([])

@@ -1,0 +1,191 @@
+"""The predicted timeline is the simulation behind the predicted latency, told CTA by CTA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanbench.decomposition import Schedule, Segment
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.spec import GpuSpec
+from leanbench.model import simulate as model
+from leanbench.model.cell import predict_cell
+from leanbench.model.rates import LAUNCH_US, RAMP_US, cta_bytes_per_us, tile_bytes, tile_compute_us
+from leanbench.model.simulate import merge_partial_us, simulate
+from leanbench.model.timeline import MAX_CTAS, predict_timeline, schedule_efficiency
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig, kernel
+from leanbench.timeline import Span, Timeline
+
+H200 = find("h200")
+CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
+
+
+def predicted(problem: AttentionProblem, name: str, configs: str = "default") -> Timeline:
+    timeline = predict_timeline(problem, kernel(name), configs, H200)
+    assert isinstance(timeline, Timeline), timeline
+    return timeline
+
+
+def test_one_cta_has_one_span_with_all_its_time() -> None:
+    problem = AttentionProblem(1, 1, 1, 4096, 64)
+    timeline = predicted(problem, "fa2")
+    [cta] = timeline.ctas
+    assert timeline.latency_us == predict_cell(problem, kernel("fa2"), "default", H200)["latency_us"]
+    assert timeline.latency_us is not None
+    assert (cta.launch, cta.cta, cta.sm, cta.start_us) == ("fa2_kernel", 0, 0, 0)
+    # The latency counts from the launch, the timeline from the first CTA's start.
+    assert cta.end_us == pytest.approx(timeline.latency_us - LAUNCH_US)
+    assert cta.spans == (Span("tiles", 0, 0, cta.end_us),)
+    assert (timeline.source, timeline.gpu, timeline.sms, timeline.output_tiles) == ("predicted", "NVIDIA H200", 132, 1)
+
+
+def test_a_host_block_waits_and_merges() -> None:
+    """A hand-made schedule whose host block has one LeanTile of ten, so that it waits for the other part."""
+    problem = AttentionProblem(1, 1, 1, 1280, 64)
+    segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10))
+    played: list[tuple[int, Span]] = []
+    result = simulate(Schedule("stream_k", 2, segments), problem, CONFIG, H200, played)
+    tile_us = tile_bytes(problem, CONFIG) / cta_bytes_per_us(problem, CONFIG, H200)
+    beside_us = RAMP_US + model.FILL_US + tile_compute_us(problem, CONFIG, H200) + model.WRITE_US + model.ARRIVE_US
+    host_us, other_us = (LAUNCH_US + beside_us + count * tile_us for count in (1, 9))
+    merged_us = other_us + model.MERGE_US + 2 * merge_partial_us(64)
+    assert [(cta, span.kind) for cta, span in played] == [(1, "tiles"), (0, "tiles"), (1, "wait"), (1, "reduction")]
+    times = [(span.start_us, span.end_us) for _, span in played]
+    expected = [(LAUNCH_US, host_us), (LAUNCH_US, other_us), (host_us, other_us), (other_us, merged_us)]
+    assert times == [pytest.approx(pair) for pair in expected]
+    assert result.latency_us == pytest.approx(merged_us)
+
+
+def test_asking_for_spans_changes_no_figure() -> None:
+    problem = AttentionProblem(4, 8, 8, (1000, 2000, 4000, 100_000), 64)
+    for name in ("lean", "fa2", "fixed_split"):
+        config = kernel(name).default_config(problem, H200)
+        assert config is not None
+        schedule = kernel(name).schedule(problem, config, H200)
+        assert schedule is not None
+        assert simulate(schedule, problem, config, H200, []) == simulate(schedule, problem, config, H200)
+
+
+def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call() -> None:
+    problem = AttentionProblem(2, 32, 8, (2048, 32_768), 128)
+    timeline = predicted(problem, "fixed_split")
+    split = [cta for cta in timeline.ctas if cta.launch == "split_kernel"]
+    merge = [cta for cta in timeline.ctas if cta.launch == "merge_kernel"]
+    assert len(merge) == 64
+    assert timeline.latency_us is not None
+    assert max(cta.end_us for cta in merge) == pytest.approx(timeline.latency_us - LAUNCH_US)
+    assert min(cta.start_us for cta in merge) == pytest.approx(max(cta.end_us for cta in split) + model.MERGE_LAUNCH_US)
+    assert [cta.spans[0].output_tile for cta in merge] == [head // 4 for head in range(64)]
+    assert [cta.sm for cta in merge] == list(range(64))
+    assert {span.kind for cta in merge for span in cta.spans} == {"reduction"}
+    # Sixteen times the context in the same number of splits: no split of it is empty, some of the short one may be.
+    assert merge[0].end_us <= merge[-1].end_us
+
+
+def test_heads_of_one_group_can_be_in_two_output_tiles() -> None:
+    """80 query heads share a KV head, 64 rows make an output tile."""
+    timeline = predicted(AttentionProblem(1, 160, 2, 32_768, 128), "fixed_split")
+    merge = [cta.spans[0].output_tile for cta in timeline.ctas if cta.launch == "merge_kernel"]
+    assert timeline.output_tiles == 4
+    assert merge == [0] * 64 + [1] * 16 + [2] * 64 + [3] * 16
+
+
+class HostFirst(Kernel):
+    """Its host block has one LeanTile of ten, ends long before the other part, and still has to merge."""
+
+    name = "host_first"
+    decomposition = "stream_k"
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return CONFIG
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+        return Schedule("stream_k", 2, (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10)))
+
+    def prepare(self, inputs: object, config: KernelConfig | None) -> Callable[[], None]:
+        raise NotImplementedError
+
+
+def test_a_host_block_lives_until_it_has_merged() -> None:
+    timeline = predict_timeline(AttentionProblem(1, 1, 1, 1280, 64), HostFirst(), "default", H200)
+    assert isinstance(timeline, Timeline)
+    other, host = timeline.ctas
+    assert [span.kind for span in host.spans] == ["tiles", "wait", "reduction"]
+    assert host.end_us == host.spans[-1].end_us == timeline.duration_us > other.end_us
+    # It fills its SM for all its life and works for all but the wait.
+    wait = host.spans[1]
+    assert timeline.busy_us[host.sm] == pytest.approx(host.end_us - (wait.end_us - wait.start_us))
+
+
+def test_one_split_is_one_launch() -> None:
+    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split")
+    assert timeline.config is not None
+    assert timeline.config["splits"] == 1
+    assert {cta.launch for cta in timeline.ctas} == {"fa2_kernel"}
+
+
+def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not() -> None:
+    problem = AttentionProblem(1, 56, 56, 65_536, 64)
+    lean, fa2 = predicted(problem, "lean"), predicted(problem, "fa2")
+    assert lean.sm_busy_share > 0.97
+    assert fa2.sm_busy_share == pytest.approx(56 / 132)
+    assert len({cta.sm for cta in fa2.ctas}) == 56
+    assert {span.output_tile for cta in lean.ctas for span in cta.spans if span.kind == "reduction"} == {*range(56)}
+
+
+def test_the_best_candidate_is_the_one_of_the_row() -> None:
+    problem = AttentionProblem(1, 32, 8, 4096, 128)
+    row = predict_cell(problem, kernel("lean"), "best", H200)
+    timeline = predicted(problem, "lean", "best")
+    assert (timeline.config, timeline.latency_us) == (row["config"], row["latency_us"])
+    assert schedule_efficiency(timeline, H200) == row["quantisation_efficiency"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "name", "sentence"),
+    [
+        (AttentionProblem(1, 8, 8, 4096, 64), "reference", "reference has no schedule to predict from"),
+        (AttentionProblem(1, 8, 8, 4096, 64, q_len=2), "lean", "lean decodes one query token per sequence"),
+        (AttentionProblem(1, 512, 512, 1 << 21, 128), "lean", "K and V take 549.8 GB, h200 has 141 GB"),
+        (AttentionProblem(1 << 16, 8, 8, 64, 64), "fa2", f"524288 output tiles, more than the {MAX_CTAS} CTAs"),
+    ],
+)
+def test_why_there_is_none(problem: AttentionProblem, name: str, sentence: str) -> None:
+    said = predict_timeline(problem, kernel(name), "default", H200)
+    assert isinstance(said, str)
+    assert sentence in said
+
+
+problems = st.builds(
+    lambda contexts, kv_heads, group, head_dim: AttentionProblem(
+        len(contexts), kv_heads * group, kv_heads, tuple(contexts) if len(contexts) > 1 else contexts[0], head_dim
+    ),
+    st.lists(st.integers(1, 20_000), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.sampled_from([64, 128]),
+)
+
+
+@given(problems, st.sampled_from(["lean", "fa2", "fixed_split"]))
+@settings(max_examples=60, deadline=None)
+def test_every_timeline_is_whole(problem: AttentionProblem, name: str) -> None:
+    """Spans lie in their CTA in order, every output tile is read, and nothing outlives the latency."""
+    timeline = predicted(problem, name)
+    assert timeline.latency_us is not None
+    assert min(cta.start_us for cta in timeline.ctas) == 0
+    assert timeline.duration_us == pytest.approx(timeline.latency_us - LAUNCH_US)
+    assert len({(cta.launch, cta.cta) for cta in timeline.ctas}) == len(timeline.ctas)
+    for cta in timeline.ctas:
+        times = [time for span in cta.spans for time in (span.start_us, span.end_us)]
+        assert times
+        assert all(before <= after for before, after in pairwise([cta.start_us, *times, cta.end_us]))
+        assert 0 <= cta.sm < H200.sms
+    read = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
+    assert read == set(range(timeline.output_tiles))
+    assert 0 < timeline.sm_busy_share <= 1

@@ -1,0 +1,478 @@
+"""Pairing, verdicts and statistics of two runs whose samples are chosen so that every figure is known by hand."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from compare_examples import ENVIRONMENT, problem, row, run_of, spread, write_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.errors import UserError
+from leanbench.report.compare import Comparison, compare, counts, group
+from leanbench.report.compare_pair import Pair, judge, make_pair
+from leanbench.report.compare_summary import (
+    best_gain,
+    difference,
+    microseconds,
+    outcome,
+    sentences,
+    summarise,
+    worst_regression,
+)
+from leanbench.row import Row
+from leanbench.run.samples import SAMPLES
+
+SHORT, LONG = problem(1024), problem(4096)
+MARGIN = 0.01
+
+
+def pair_of(base: dict[str, Any], new: dict[str, Any], *samples: list[float], margin: float = MARGIN) -> Pair:
+    rows = Row.model_validate(base), Row.model_validate(new)
+    given_samples = (samples[0], samples[1]) if samples else ([], [])
+    return make_pair(SHORT, rows, given_samples, margin)
+
+
+def sampled(base_us: list[float], new_us: list[float], **fields: Any) -> Pair:
+    return pair_of(row(SHORT, "lean", base_us), row(SHORT, "lean", new_us, **fields), base_us, new_us)
+
+
+def compared(tmp_path: Path, base: dict[Any, Any], new: dict[Any, Any], **options: Any) -> Comparison:
+    run_of(tmp_path / "base", base)
+    run_of(tmp_path / "new", new)
+    return compare(str(tmp_path / "base"), str(tmp_path / "new"), margin=MARGIN, **options)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.995, 1.005, "same"),
+        (0.99, 1.01, "same"),
+        (1.0101, 1.02, "slower"),
+        (0.97, 0.9899, "faster"),
+        (1.005, 1.02, "ambiguous"),
+        (0.98, 0.995, "ambiguous"),
+        (0.9, 1.1, "ambiguous"),
+        (1.01, 1.02, "ambiguous"),
+    ],
+)
+def test_judge(low, high, expected):
+    assert judge(low, high, MARGIN) == expected
+
+
+@given(
+    st.floats(min_value=0.5, max_value=2.0),
+    st.floats(min_value=0.0, max_value=0.5),
+    st.floats(min_value=0, max_value=0.9),
+)
+def test_a_wider_margin_never_finds_a_difference(low, width, margin):
+    """same stays same, and slower never turns into faster."""
+    order = {"slower": 0, "faster": 0, "ambiguous": 1, "same": 2}
+    narrow, wide = judge(low, low + width, margin), judge(low, low + width, margin + 0.05)
+    assert order[wide] >= order[narrow]
+    assert {narrow, wide} != {"slower", "faster"}
+
+
+def test_the_interval_is_that_of_the_ratios_of_samples():
+    base_us, new_us = [float(value) for value in range(101, 111)], [float(value) for value in range(201, 211)]
+    pair = sampled(base_us, new_us)
+    assert pair.ratio == pytest.approx(205.5 / 105.5)
+    # Of the 100 ratios of a new to a base sample, the 24th from either end.
+    ratios = sorted(later / earlier for later in new_us for earlier in base_us)
+    assert (pair.ratio_low, pair.ratio_high) == (ratios[23], ratios[76])
+    assert (pair.verdict, pair.from_samples, pair.reason) == ("slower", True, None)
+
+
+@pytest.mark.parametrize(
+    ("middle_us", "expected"), [(100.0, "same"), (103.0, "slower"), (97.0, "faster"), (101.0, "ambiguous")]
+)
+def test_verdicts_from_samples(middle_us, expected):
+    assert sampled(spread(100.0, step=0.0005), spread(middle_us, step=0.0005)).verdict == expected
+
+
+def test_samples_that_scatter_widely_say_nothing():
+    assert sampled(spread(100.0, step=0.02), spread(105.0, step=0.02)).verdict == "ambiguous"
+
+
+def test_samples_count_not_the_interval_in_the_row():
+    base_us, new_us = spread(100.0), spread(103.0)
+    wide = {"latency_ci_low_us": 50.0, "latency_ci_high_us": 200.0}
+    base, new = row(SHORT, "lean", base_us, **wide), row(SHORT, "lean", new_us, **wide)
+    assert pair_of(base, new, base_us, new_us).verdict == "slower"
+    without = pair_of(base, new)
+    assert (without.verdict, without.from_samples) == ("ambiguous", False)
+    assert (without.ratio_low, without.ratio_high) == (50 / 200, 200 / 50)
+
+
+def test_one_side_without_samples_uses_that_rows_interval():
+    base_us, new_us = spread(100.0), spread(103.0)
+    pair = pair_of(row(SHORT, "lean", base_us), row(SHORT, "lean", new_us), [], new_us)
+    # Of 11 samples the 2nd and the 10th stand in the row, at 95%.
+    assert (pair.ratio_low, pair.ratio_high) == pytest.approx((102.588 / 100.4, 103.412 / 99.6))
+    assert (pair.verdict, pair.from_samples) == ("slower", False)
+
+
+def test_rows_without_any_interval():
+    fields = {"latency_ci_low_us": None, "latency_ci_high_us": None}
+    pair = pair_of(row(SHORT, "lean", spread(100.0), **fields), row(SHORT, "lean", spread(200.0), **fields))
+    assert (pair.verdict, pair.ratio, pair.ratio_low) == ("ambiguous", pytest.approx(2.0), None)
+    assert pair.reason == "a row has no interval, neither from samples nor of its own"
+
+
+def test_too_few_samples_for_the_interval():
+    pair = sampled(spread(100.0, 11), spread(200.0, 3))
+    assert (pair.verdict, pair.reason) == ("ambiguous", "new has 3 samples and an interval takes 4")
+    assert sampled(spread(100.0, 11), spread(200.0, 4)).verdict == "slower"
+
+
+@pytest.mark.parametrize("status", ["noisy", "suspect"])
+def test_noisy_and_suspect_rows_are_ambiguous_at_best(status):
+    pair = sampled(spread(100.0), spread(200.0), status=status, reason="for some reason")
+    assert (pair.verdict, pair.reason) == ("ambiguous", f"new ({status}): for some reason")
+    assert pair.ratio == pytest.approx(2.0)
+    assert outcome(pair) == f"ambiguous (ok → {status})"
+    # The figures of a suspect row mean nothing any more; a noisy row's are wide.
+    assert pair.broken == (status == "suspect")
+
+
+@pytest.mark.parametrize("status", ["crashed", "timeout", "incorrect", "out_of_memory", "unsupported"])
+def test_a_row_that_failed_has_no_verdict(status):
+    # The latency of a wrong result is none.
+    pair = sampled(spread(100.0), spread(100.0), status=status, reason="it failed")
+    assert (pair.verdict, pair.ratio, pair.latencies_us) == (None, None, (pytest.approx(100.0), None))
+    assert (pair.broken, pair.mended, outcome(pair)) == (True, False, f"ok → {status}")
+    assert (group(pair), pair.reason) == ("broken", f"new ({status}): it failed")
+
+
+def test_a_cell_that_works_again_or_never_did():
+    crashed, fine = row(SHORT, status="crashed", reason="it died"), row(SHORT, "lean", spread(10.0))
+    assert (group(pair_of(crashed, fine)), outcome(pair_of(crashed, fine))) == ("mended", "crashed → ok")
+    both = pair_of(crashed, crashed)
+    assert (group(both), outcome(both), both.reason) == ("no verdict", "crashed", "both (crashed): it died")
+    differently = pair_of(crashed, row(SHORT, status="timeout"))
+    assert (outcome(differently), differently.reason) == ("crashed → timeout", "base (crashed): it died; new (timeout)")
+    assert not differently.broken
+    noisy = row(SHORT, "lean", spread(10.0), status="noisy", reason="wide")
+    assert group(pair_of(noisy, crashed)) == "broken"
+
+
+@pytest.mark.parametrize(("latency_us", "expected"), [(10.05, "same"), (10.2, "slower"), (9.8, "faster")])
+def test_predictions_are_compared_by_their_medians(latency_us, expected):
+    base = row(SHORT, source="predicted", latency_us=10.0)
+    pair = pair_of(base, row(SHORT, source="predicted", latency_us=latency_us))
+    assert (pair.verdict, pair.ratio_low, pair.from_samples) == (expected, None, False)
+    assert pair.ratio == pytest.approx(latency_us / 10)
+
+
+def test_what_rounds_to_zero_has_no_minus():
+    assert difference(sampled(spread(100.0), spread(99.999))) == "+0.00%"
+    assert difference(sampled(spread(100.0), spread(99.99))) == "-0.01%"
+
+
+def test_energy_ratio():
+    base, new = row(SHORT, "lean", spread(10.0), energy_mj=4.0), row(SHORT, "lean", spread(10.0), energy_mj=5.0)
+    assert pair_of(base, new).energy_ratio == 1.25
+    assert pair_of({**base, "energy_mj": None}, new).energy_ratio is None
+    assert pair_of(base, {**new, "status": "incorrect"}).energy_ratio is None
+
+
+@given(st.integers(min_value=0, max_value=2**32), st.floats(min_value=0.9, max_value=1.1))
+def test_exchanging_the_runs_mirrors_the_interval(seed, ratio):
+    generator = random.Random(seed)
+    base_us = [100 * (1 + generator.gauss(0, 0.002)) for _ in range(12)]
+    new_us = [100 * ratio * (1 + generator.gauss(0, 0.002)) for _ in range(15)]
+    there, back = sampled(base_us, new_us), sampled(new_us, base_us)
+    assert there.ratio_low is not None
+    assert there.ratio_high is not None
+    assert (back.ratio_low, back.ratio_high) == pytest.approx((1 / there.ratio_high, 1 / there.ratio_low))
+    assert there.ratio_low <= median(new_us) / median(base_us) <= there.ratio_high
+    assert {there.verdict, back.verdict} not in ({"slower"}, {"faster"})
+
+
+def test_the_interval_holds_the_true_ratio():
+    """95% is promised; three standard deviations of 1000 trials are 2%."""
+    generator = random.Random(7)
+    inside = 0
+    for _ in range(1000):
+        # A long tail to one side: medians 100 (1 + 0.01 ln 2) and 1.02 times that.
+        base_us = [100 * (1 + generator.expovariate(100.0)) for _ in range(12)]
+        new_us = [102 * (1 + generator.expovariate(100.0)) for _ in range(20)]
+        pair = sampled(base_us, new_us)
+        assert pair.ratio_low is not None
+        assert pair.ratio_high is not None
+        inside += pair.ratio_low <= 1.02 <= pair.ratio_high
+    assert inside >= 930
+
+
+def test_same_kernel_and_problem_are_paired(tmp_path):
+    lean_us, fa2_us = spread(10.0), spread(20.0)
+    comparison = compared(
+        tmp_path,
+        {(SHORT, "lean"): lean_us, (SHORT, "fa2"): fa2_us, (LONG, "lean"): spread(40.0)},
+        {(SHORT, "fa2"): spread(22.0), (SHORT, "lean"): lean_us, (LONG, "fixed_split"): spread(50.0)},
+    )
+    assert [(pair.label, pair.verdict) for pair in comparison.pairs] == [
+        ("fa2 · b1 h8 n1024 d64 fp16 HND", "slower"),
+        ("lean · b1 h8 n1024 d64 fp16 HND", "same"),
+    ]
+    assert comparison.only_in_base == ("lean · b1 h8 n4096 d64 fp16 HND",)
+    assert comparison.only_in_new == ("fixed_split · b1 h8 n4096 d64 fp16 HND",)
+    assert comparison.without_samples == 0
+    assert comparison.source == "measured"
+
+
+def test_two_kernels_of_a_run_are_paired_by_problem(tmp_path):
+    run = run_of(
+        tmp_path / "run",
+        {
+            (SHORT, "lean"): spread(10.0),
+            (SHORT, "fa2"): spread(20.0),
+            (LONG, "fa2"): spread(80.0),
+            (LONG, "lean"): spread(40.0),
+            (problem(8192), "lean"): spread(80.0),
+        },
+    )
+    comparison = compare(f"{run}:lean", f"{run}:fa2", margin=MARGIN)
+    assert [(pair.kernels, pair.problem, pair.ratio) for pair in comparison.pairs] == [
+        ("lean → fa2", SHORT, pytest.approx(2.0)),
+        ("lean → fa2", LONG, pytest.approx(2.0)),
+    ]
+    assert comparison.only_in_base == ("lean · b1 h8 n8192 d64 fp16 HND",)
+    assert (comparison.base.name, comparison.new.name) == (f"{run}:lean", f"{run}:fa2")
+    # Two kernels have settings of their own.
+    assert comparison.other_settings == 0
+
+
+def test_a_kernel_of_each_run(tmp_path):
+    base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0), (SHORT, "fa2"): spread(30.0)})
+    new = run_of(tmp_path / "new", {(SHORT, "lean"): spread(50.0), (SHORT, "mine"): spread(5.0)})
+    comparison = compare(f"{base}:lean", f"{new}:mine", margin=MARGIN)
+    assert [pair.ratio for pair in comparison.pairs] == [pytest.approx(0.5)]
+
+
+def test_kernels_filters_both_sides(tmp_path):
+    cells = {(SHORT, "lean"): spread(10.0), (SHORT, "fa2"): spread(20.0)}
+    comparison = compared(tmp_path, cells, cells, kernels=["fa2"])
+    assert [pair.kernels for pair in comparison.pairs] == ["fa2"]
+    assert comparison.only_in_base == ()
+
+
+def test_warm_and_cold_never_pair_and_never_share_a_statistic(tmp_path):
+    def rows(cold_us: float, warm_us: float) -> list[dict[str, Any]]:
+        warm = row(SHORT, "lean", spread(warm_us), cache="warm", cell="warm cell")
+        return [row(SHORT, "lean", spread(cold_us)), warm]
+
+    base, new = write_run(tmp_path / "base", rows(10.0, 4.0)), write_run(tmp_path / "new", rows(20.0, 4.0))
+    comparison = compare(str(base), str(new), margin=MARGIN)
+    assert {pair.problem_label: pair.ratio for pair in comparison.pairs} == {
+        "b1 h8 n1024 d64 fp16 HND": pytest.approx(2.0),
+        "b1 h8 n1024 d64 fp16 HND warm": pytest.approx(1.0),
+    }
+    found = summarise(comparison.pairs)
+    assert [(each.cache, each.pairs, each.geomean) for each in found] == [
+        ("cold", 1, pytest.approx(2.0)),
+        ("warm", 1, pytest.approx(1.0)),
+    ]
+    only_warm = write_run(tmp_path / "warm", rows(10.0, 4.0)[1:])
+    only_cold = write_run(tmp_path / "cold", rows(10.0, 4.0)[:1])
+    with pytest.raises(UserError, match=r"nothing to pair, .*cold ran .* configs default, cold cache and .*warm with"):
+        compare(str(only_cold), str(only_warm), margin=MARGIN)
+
+
+def test_other_requests_never_pair(tmp_path):
+    cells = {(SHORT, "lean"): spread(10.0)}
+    run_of(tmp_path / "default", cells)
+    run_of(tmp_path / "best", cells, configs="best")
+    with pytest.raises(UserError, match=r"configs default, cold cache and .*best with configs best, cold cache: sweep"):
+        compare(str(tmp_path / "default"), str(tmp_path / "best"), margin=MARGIN)
+
+
+def test_a_row_that_failed_before_it_chose_settings_is_paired(tmp_path):
+    """Its config_choice is null; the run knows what was asked."""
+    base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)}, configs="best")
+    new = write_run(tmp_path / "new", [row(SHORT, status="crashed", reason="died")], configs="best")
+    comparison = compare(str(base), str(new), margin=MARGIN)
+    assert counts(comparison.pairs) == {"broken": 1}
+    assert [pair.label for pair in comparison.failures(0.05)] == ["lean · b1 h8 n1024 d64 fp16 HND"]
+
+
+def test_order_is_what_needs_a_look_first(tmp_path):
+    contexts = {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0, 5: 10.0, 6: 10.0, 7: 10.0}
+    new_us = {1: 10.0, 2: 11.0, 3: 12.0, 4: 9.0, 5: 8.0, 6: 10.1}
+    base = run_of(tmp_path / "base", {(problem(n), "lean"): spread(us) for n, us in contexts.items()})
+    rows = [row(problem(n), "lean", spread(us)) for n, us in new_us.items()] + [row(problem(7), status="crashed")]
+    new = write_run(tmp_path / "new", rows)
+    comparison = compare(str(base), str(new), margin=MARGIN)
+    assert [(pair.problem.context, group(pair)) for pair in comparison.pairs] == [
+        (7, "broken"),
+        (3, "slower"),
+        (2, "slower"),
+        (6, "ambiguous"),
+        (5, "faster"),
+        (4, "faster"),
+        (1, "same"),
+    ]
+    worst, best = worst_regression(comparison.pairs), best_gain(comparison.pairs)
+    assert worst is not None
+    assert best is not None
+    assert (worst.problem.context, best.problem.context) == (3, 5)
+    assert comparison.without_samples == 6
+    assert [pair.problem.context for pair in comparison.failures(0.15)] == [7, 3]
+    assert [pair.problem.context for pair in comparison.failures(0.0)] == [7, 3, 2]
+
+
+def test_statistics_by_hand(tmp_path):
+    """Ratios 2, 1/2, 2 and 1; a noisy 8 stays outside."""
+    ratios = {1: 2.0, 2: 0.5, 3: 2.0, 4: 1.0}
+    base = run_of(tmp_path / "base", {(problem(n), "lean"): spread(10.0) for n in (1, 2, 3, 4, 5)})
+    rows = [row(problem(n), "lean", spread(10.0 * ratio)) for n, ratio in ratios.items()]
+    rows.append(row(problem(5), "lean", spread(80.0), status="noisy", reason="wide"))
+    comparison = compare(str(base), str(write_run(tmp_path / "new", rows)), margin=MARGIN)
+    (found,) = summarise(comparison.pairs)
+    assert (found.pairs, found.changed) == (4, 3)
+    assert found.geomean == pytest.approx(2 ** (1 / 4))
+    assert found.changed_geomean == pytest.approx(2 ** (1 / 3))
+    assert found.median_difference == pytest.approx(0.75)
+    assert "geometric mean 1.1892x over 4 cells ok on both sides, 1.2599x over the 3" in sentences(comparison)[0]
+
+
+def test_nothing_changed_has_no_worst_cell(tmp_path):
+    cells = {(SHORT, "lean"): spread(10.0)}
+    comparison = compared(tmp_path, cells, cells)
+    assert worst_regression(comparison.pairs) is best_gain(comparison.pairs) is None
+    assert summarise(comparison.pairs)[0].changed_geomean is None
+    assert comparison.failures(0.0) == []
+
+
+def test_environment_differences_name_the_fields(tmp_path):
+    cells = {(SHORT, "lean"): spread(10.0)}
+    base = run_of(tmp_path / "base", cells)
+    other = {**ENVIRONMENT, "triton": "3.7.0", "gpu_product": "NVIDIA A100", "commit": None, "cuda": "13.0"}
+    new = run_of(tmp_path / "new", cells, environment=other)
+    found = compare(str(base), str(new), margin=MARGIN).differences
+    assert [(each.field, each.base, each.new) for each in found] == [
+        ("triton", ("3.6.0",), ("3.7.0",)),
+        ("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",)),
+        ("commit", ("abc",), ("none",)),
+    ]
+    # What only one of them recorded is no difference, whichever it is.
+    assert [each.field for each in compare(str(new), str(base), margin=MARGIN).differences] == [
+        *("triton", "gpu_product", "commit")
+    ]
+    assert compare(str(base), str(run_of(tmp_path / "alike", cells)), margin=MARGIN).differences == ()
+
+
+def test_other_ways_of_measuring_are_differences(tmp_path):
+    cells = {(SHORT, "lean"): spread(10.0)}
+    runs = []
+    for name, samples in (("base", 10), ("new", 20)):
+        measure = {"effort": {"relative_ci": 0.005, "min_samples": samples}, "cache": "cold", "energy": samples > 10}
+        runs.append(str(run_of(tmp_path / name, cells, measure=measure)))
+    found = compare(*runs, margin=MARGIN).differences
+    assert [(each.field, each.base, each.new) for each in found] == [
+        ("min_samples", ("10",), ("20",)),
+        ("energy", ("False",), ("True",)),
+    ]
+
+
+def test_predictions_for_two_gpus_say_so(tmp_path):
+    rows = [row(SHORT, source="predicted", latency_us=10.0)]
+    software = {**ENVIRONMENT, "gpu_product": None}
+    runs = [
+        write_run(tmp_path / gpu, rows, source="predicted", gpu=f"NVIDIA {gpu}", environment=software)
+        for gpu in ("H200", "A100")
+    ]
+    comparison = compare(str(runs[0]), str(runs[1]), margin=MARGIN)
+    assert comparison.source == "predicted"
+    assert [(each.field, each.base, each.new) for each in comparison.differences] == [
+        ("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",))
+    ]
+    assert sentences(comparison)[-1].startswith("Predicted: medians alone are compared, within 1% is the same")
+
+
+def test_predicted_against_measured_is_refused(tmp_path):
+    measured = run_of(tmp_path / "measured", {(SHORT, "lean"): spread(10.0)})
+    predicted = write_run(tmp_path / "predicted", [row(SHORT, source="predicted", latency_us=10.0)])
+    with pytest.raises(UserError, match=r"measured is measured and .*predicted is predicted: a prediction and a meas"):
+        compare(str(measured), str(predicted), margin=MARGIN)
+
+
+def test_other_settings_are_counted(tmp_path):
+    base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0), (LONG, "lean"): spread(10.0)})
+    changed = row(SHORT, "lean", spread(10.0), config={"tile_tokens": 128})
+    new = write_run(tmp_path / "new", [changed, row(LONG, "lean", spread(10.0))])
+    comparison = compare(str(base), str(new), margin=MARGIN)
+    assert comparison.other_settings == 1
+    assert "Launch settings differ in 1 of 2 cells." in sentences(comparison)
+
+
+def test_of_two_rows_of_a_cell_the_later_counts(tmp_path):
+    base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)})
+    new = write_run(tmp_path / "new", [row(SHORT, "lean", spread(99.0)), row(SHORT, "lean", spread(20.0))])
+    assert [pair.ratio for pair in compare(str(base), str(new), margin=MARGIN).pairs] == [pytest.approx(2.0)]
+
+
+def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = {(SHORT, "lean"): spread(10.0)}
+    run_of(tmp_path / "runs" / "before", cells)
+    run_of(tmp_path / "odd:name", cells)
+    comparison = compare("before", "odd:name", margin=MARGIN)
+    assert (comparison.base.name, comparison.new.name) == ("runs/before", "odd:name")
+    assert compare("before:lean", "odd:name:lean", margin=MARGIN).new.name == "odd:name:lean"
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "kernels", "sentence"),
+    [
+        ("a:lean", "b", [], r"a:lean names a kernel and b does not: name one on both sides, or on neither"),
+        ("a", "b:lean", [], r"b:lean names a kernel and a does not"),
+        ("a:lean", "b:lean", ["lean"], r"--kernels lean and a:lean both choose a kernel: leave one of them out"),
+        ("a", "a", [], r"BASE and NEW are both a: name another run, or two kernels as in RUN:lean RUN:fa2"),
+        ("a:lean", "./a:lean", [], r"BASE and NEW are both a:lean"),
+        ("a:", "b", [], r"'a:' is not RUN or RUN:KERNEL, write for example before or before:lean"),
+        (":lean", "b:lean", [], r"':lean' is not RUN or RUN:KERNEL"),
+        ("a:lena", "b:lean", [], r"a ran no kernel 'lena', did you mean 'lean'\?"),
+        ("a", "b", ["nothing"], r"a and b ran no kernel 'nothing', known: fa2, lean"),
+        ("a", "b", ["fa2"], r"a ran no fa2: choose kernels that both ran, it has lean"),
+        ("a", "none", [], r"there is no run 'none'"),
+        ("a", "empty", [], r"empty has no rows to compare: finish it with `leanbench sweep --resume`"),
+        (
+            "a",
+            "far",
+            [],
+            r"nothing to pair, for example a ran lean · b1 h8 n1024 d64 fp16 HND and far ran lean · b1 h8 n4",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, base, new, kernels, sentence):
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "a", {(SHORT, "lean"): spread(10.0)})
+    run_of(tmp_path / "b", {(SHORT, "lean"): spread(10.0), (SHORT, "fa2"): spread(10.0)})
+    run_of(tmp_path / "far", {(LONG, "lean"): spread(10.0)})
+    write_run(tmp_path / "empty", [])
+    with pytest.raises(UserError, match=sentence) as raised:
+        compare(base, new, margin=MARGIN, kernels=kernels)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b'{"cell": "x"}\n'])
+def test_damaged_samples_are_named(tmp_path, line):
+    base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)})
+    new = run_of(tmp_path / "new", {(SHORT, "lean"): spread(10.0)})
+    (new / SAMPLES).write_bytes(gzip.compress(line))
+    with pytest.raises(UserError, match=r"samples\.jsonl\.gz is damaged: remove it, then"):
+        compare(str(base), str(new), margin=MARGIN)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(5.2482, "5.248"), (11.8887, "11.89"), (108.12, "108.1"), (1610.4, "1610"), (12345.6, "12346"), (None, "-")],
+)
+def test_microseconds(value, expected):
+    assert microseconds(value) == expected

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+from example_runs import measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
+
+from leanbench.report.trust import facts, percent
+
+SHORT, LONG = problem(1024).label, problem(65536).label
+
+
+def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
+    return {fact.name: fact.text for fact in facts(rows)}
+
+
+def test_every_fact_of_a_run_with_all_fields() -> None:
+    assert texts(rows_with_all_fields()) == {
+        "stopping rule": (
+            "4 of 5 timed rows met the stopping rule: the confidence interval of their median reaches 1.00% to one "
+            "side in the median row, 1.00% in the worst; 1 more is suspect"
+        ),
+        "cross-check": (
+            "the cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs and by 3.00% in "
+            f"the worst (fa2 · {LONG}); by 2.00 µs in the worst of 2 rows below 20 µs (fa2 · {SHORT})"
+        ),
+        "throttling": "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows",
+        "lowered clocks": "clocks were lowered in samples that were kept of 1 of 4 rows: sw_power_cap in 1",
+        "energy": (
+            f"the two readings of energy differ by 2.00% in the median of 4 rows and by 2.00% in the worst "
+            f"(lean · {SHORT})"
+        ),
+        "instrumentation": (
+            "the stamps behind the SM busy share made launches 1.020x as long in the median of 4 rows and 1.100x in "
+            f"the worst (lean · {LONG})"
+        ),
+    }
+
+
+def test_a_run_of_before_has_the_stopping_rule_alone() -> None:
+    found = texts(measured_rows())
+    assert list(found) == ["stopping rule"]
+    assert found["stopping rule"].startswith("6 of 7 timed rows met the stopping rule")
+
+
+def test_the_interval_that_reaches_farther_counts() -> None:
+    rows = [row(problem(), "lean", 100.0, latency_ci_low_us=97.0, latency_ci_high_us=100.5)]
+    assert "3.00% to one side in the median row" in texts(rows)["stopping rule"]
+
+
+def test_nothing_is_known_of_predictions_and_failures() -> None:
+    predicted = [dict(each, source="predicted") for each in rows_with_all_fields()]
+    assert facts([*predicted, row(problem(), "lean", status="crashed", reason="lost")]) == []
+
+
+def test_noisy_and_suspect_rows_enter_no_agreement() -> None:
+    wrong = {"crosscheck_us": 900.0, "energy_by_power_mj": 1e6, "instrumentation_cost": 9.0, "throttle_reasons": ["x"]}
+    rows = [row_with_all_fields(problem(), "lean", 100.0)]
+    rows += [row_with_all_fields(problem(), "fa2", 100.0, status=s, reason="r", **wrong) for s in ("noisy", "suspect")]
+    found = texts(rows)
+    assert "by 1.00% in the worst" in found["cross-check"]
+    assert "by 2.00% in the worst" in found["energy"]
+    assert "1.020x in the worst" in found["instrumentation"]
+    assert "lowered clocks" not in found
+
+
+def test_no_throttling_is_a_fact_and_unknown_throttling_is_none() -> None:
+    assert (
+        texts([row_with_all_fields(problem(), "lean", 9.0)])["throttling"]
+        == "no sample was thrown away for lowered clocks"
+    )
+    assert "throttling" not in texts([row(problem(), "lean", 9.0)])
+
+
+def test_a_cross_check_below_20_us_is_told_in_microseconds_alone() -> None:
+    found = texts([row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)])["cross-check"]
+    assert (
+        found
+        == f"the cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs (lean · {SHORT})"
+    )
+
+
+def test_percent_has_three_figures() -> None:
+    assert [percent(share) for share in (0.0012, 0.0302, 0.099999, 0.1234)] == ["0.12%", "3.02%", "10.0%", "12.3%"]

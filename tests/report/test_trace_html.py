@@ -1,0 +1,97 @@
+"""The page's content without a browser: figures, notes, escaping, and how the files are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from trace_examples import cta, fixed_split, lean, tiles, timeline
+
+from leanbench.errors import UserError
+from leanbench.report.trace import html, write_trace
+from leanbench.report.trace.html import html_text, page_context
+from leanbench.report.trace.picture import Panel
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def test_the_table_has_every_figure() -> None:
+    [row, other] = page_context([Panel(lean(), 0.75), Panel(fixed_split())])["rows"]
+    assert row == {
+        "kernel": "lean",
+        "latency (µs)": "41.0",
+        "first start to last end (µs)": "40.0",
+        "SMs busy": "50.0%",
+        "of it merging": "6.2%",
+        "SMs waiting": "6.2%",
+        "SMs without a CTA": "43.8%",
+        "first SM ends (µs)": "20.0",
+        "last SM ends (µs)": "40.0",
+        "SMs used": "3 of 4",
+        "CTAs": "3",
+        "output tiles": "2",
+        "quantisation efficiency": "75.0%",
+        "latency with stamps": "1.025x",
+        "launch settings": "tile_tokens 128, num_warps 4",
+    }
+    assert (other["quantisation efficiency"], other["latency with stamps"]) == ("", "")
+
+
+def test_the_page_has_every_mark() -> None:
+    text = html_text([Panel(lean())])
+    found = re.search(r'<script type="application/json" id="data">(.+?)</script>', text, re.DOTALL)
+    assert found
+    [panel] = json.loads(found[1])["panels"]
+    assert panel["sms"] == [2, 0, 3, 1]
+    marks = [panel["marks"][at : at + 10] for at in range(0, len(panel["marks"]), 10)]
+    assert marks[0] == [0, 0, 0, 1, 0, 20, 0, 0, -1, 1]
+    # The reduction: kind 3, row 1, from 30 to 40 us, CTA 1, output tile 1.
+    assert [3, 1, 0, 1, 30, 40, 0, 1, 1, 1] in marks
+    assert len(marks) == 9
+
+
+def test_the_page_says_what_was_measured() -> None:
+    measured, predicted = html_text([Panel(lean())]), html_text([Panel(lean(source="predicted"))])
+    assert "measured on NVIDIA H200" in measured
+    assert "nothing was measured" not in measured
+    assert "Predicted by the performance model for NVIDIA H200; nothing was measured." in predicted
+    assert 'content="default-src &#39;none&#39;' in measured or "default-src 'none'" in measured
+
+
+def test_names_are_only_text() -> None:
+    text = html_text([Panel(lean(kernel=HOSTILE, gpu=HOSTILE, config={HOSTILE: HOSTILE}))])
+    assert HOSTILE not in text
+    assert text.count("<script") == 2
+    assert "<img" not in text
+
+
+def test_too_many_spans_are_merged_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "MOST_MARKS", 500)
+    panel = Panel(timeline(cta(0, 0, *(tiles(n, n / 100, (n + 1) / 100) for n in range(4000)))))
+    context = page_context([panel])
+    [drawn] = context["page"]["panels"]
+    assert len(drawn["marks"]) / 10 <= 500
+    [note] = context["notes"]
+    assert note.startswith("lean: 4,001 CTAs and spans are drawn as ")
+    assert "as one; the trace file for Perfetto has them all" in note
+    assert page_context([Panel(lean())])["notes"] == []
+
+
+def test_files_are_written_whole(tmp_path: Path) -> None:
+    panels = [Panel(lean()), Panel(fixed_split())]
+    paths = write_trace(panels, tmp_path / "new" / "folder", ["svg", "json", "html"])
+    assert [path.name for path in paths] == ["trace.svg", "trace.json", "trace.html"]
+    assert paths[0].read_text(encoding="utf-8").startswith("<svg ")
+    assert json.loads(paths[1].read_text(encoding="utf-8"))["displayTimeUnit"] == "ns"
+    assert paths[2].read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == ["trace.html", "trace.json", "trace.svg"]
+
+
+def test_bad_formats_and_folders_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="format 'png' is not supported, choose from html, svg, json"):
+        write_trace([Panel(lean())], tmp_path, ["png"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file .*: choose another folder with --out"):
+        write_trace([Panel(lean())], tmp_path / "file")

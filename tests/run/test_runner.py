@@ -1,0 +1,320 @@
+"""The loop over problems: who is blamed, who is asked again, what is written, with workers that follow a script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanbench.gpu.catalogue import find
+from leanbench.problem import AttentionProblem
+from leanbench.run import runner as module
+from leanbench.run.cells import Cell
+from leanbench.run.directory import RunDirectory, read_manifest, read_rows
+from leanbench.run.environment import environment_key
+from leanbench.run.runner import Limits, run_cells
+from leanbench.run.samples import Samples, read_samples
+from leanbench.run.worker_process import WorkerLost, WorkerTarget, WorkerTimeout
+
+PROBLEMS = [AttentionProblem(1, 8, 8, context, 64) for context in (1024, 2048, 4096)]
+KERNELS = ("fa2", "lean", "fixed_split")
+CELLS = [Cell(problem, kernel) for problem in PROBLEMS for kernel in KERNELS]
+ASKED = {"gpu": {"name": "h200"}, "environments": {}, "cells": [cell.key for cell in CELLS]}
+RAW = {"samples_us": [1.0, 2.0], "rounds": [0, 1], "sm_clock_mhz": [None, 1980], "crosscheck_us": [1.5]}
+
+Rows = dict[str, dict[str, Any]]
+#: What a worker does with the cells of a problem.
+Act = Callable[[Sequence[Cell]], tuple[Rows, bool]]
+
+
+def measured(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+    """All well: latencies that name problem and kernel."""
+    return {
+        cell.kernel: {"status": "ok", "latency_us": latency_us(cell), "raw_samples": dict(RAW)} for cell in cells
+    }, True
+
+
+def latency_us(cell: Cell) -> float:
+    return cell.problem.max_context + KERNELS.index(cell.kernel) / 10
+
+
+class Workers:
+    """Stands for the class WorkerProcess: `acts` say what becomes of each request, well without one."""
+
+    def __init__(self, *acts: Act) -> None:
+        self._acts = list(acts)
+        self.started = 0
+        self.alive = 0
+        #: Kernels and timeout of each request.
+        self.asked: list[tuple[tuple[str, ...], float]] = []
+
+    def __call__(self, target: WorkerTarget, log: Path) -> Workers:
+        assert self.alive == 0, "one worker at a time"
+        self.started += 1
+        self.alive = 1
+        self.environment = {"worker": "scripted"}
+        return self
+
+    def run(self, cells: Sequence[Cell], timeout_s: float) -> tuple[Rows, bool]:
+        assert self.alive
+        assert len({cell.problem for cell in cells}) == 1
+        self.asked.append((tuple(cell.kernel for cell in cells), timeout_s))
+        return (self._acts.pop(0) if self._acts else measured)(cells)
+
+    def kill(self) -> None:
+        self.alive = 0
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, int]] = []
+
+    def starts(self, cell: Cell) -> None:
+        self.events.append(("starts", cell.kernel, cell.problem.max_context))
+
+    def finished(self, cell: Cell, row: dict[str, Any]) -> None:
+        assert row["cell"] == cell.key
+        self.events.append((row["status"], cell.kernel, cell.problem.max_context))
+
+
+def go(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: Workers,
+    cells: Sequence[Cell] = CELLS[:3],
+    *,
+    limits: Limits | None = None,
+    observer: Watching | None = None,
+) -> int:
+    """Runs cells into a new run, or on in one that is there."""
+    monkeypatch.setattr(module, "WorkerProcess", workers)
+    opened = RunDirectory.resume if path.exists() else RunDirectory.create
+    with opened(path, ASKED) as run:
+        left = run_cells(cells, run, WorkerTarget(find("h200"), 0), limits or Limits(), observer or Watching())
+    assert workers.alive == 0
+    return left
+
+
+def found(path: Path) -> list[tuple[str, int, str, float | None]]:
+    """(kernel, context, status, latency) of each row."""
+    return [(row["kernel"], row["problem"]["context"], row["status"], row["latency_us"]) for row in read_rows(path)]
+
+
+def well(cell: Cell) -> tuple[str, int, str, float]:
+    return cell.kernel, cell.problem.max_context, "ok", latency_us(cell)
+
+
+def lost(blamed: str | None) -> Act:
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        raise WorkerLost("the worker was ended by SIGSEGV", blamed)
+
+    return act
+
+
+def late(blamed: str | None) -> Act:
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        raise WorkerTimeout(blamed=blamed)
+
+    return act
+
+
+def failed(kernel: str, status: str, *, usable: bool) -> Act:
+    return lambda cells: ({kernel: {"status": status, "reason": "it failed"}}, usable)
+
+
+def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
+    workers, observer = Workers(), Watching()
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS, limits=Limits(7.0), observer=observer) == 0
+    assert workers.asked == [(KERNELS, 7.0)] * 3
+    assert workers.started == 1
+    assert found(tmp_path / "r") == [well(cell) for cell in CELLS]
+    assert observer.events[:5] == [
+        ("starts", "fa2", 1024),
+        ("ok", "fa2", 1024),
+        ("ok", "lean", 1024),
+        ("ok", "fixed_split", 1024),
+        ("starts", "fa2", 2048),
+    ]
+    assert read_samples(tmp_path / "r") == {cell.key: Samples(cell=cell.key, **RAW) for cell in CELLS}
+
+
+def test_configs_are_not_mixed_in_a_request(tmp_path, monkeypatch):
+    cells = [Cell(PROBLEMS[0], "lean"), Cell(PROBLEMS[0], "fa2", "best"), Cell(PROBLEMS[0], "lean", "best")]
+    workers = Workers()
+    go(tmp_path / "r", monkeypatch, workers, cells)
+    assert [kernels for kernels, _ in workers.asked] == [("lean",), ("fa2", "lean")]
+
+
+def test_rows_say_what_was_asked_and_where(tmp_path, monkeypatch):
+    go(tmp_path / "r", monkeypatch, Workers(), CELLS[:1])
+    (row,) = read_rows(tmp_path / "r")
+    assert row["cell"] == CELLS[0].key
+    assert row["problem"] == CELLS[0].problem.to_dict()
+    assert (row["source"], row["decomposition"], row["kv_bytes"]) == ("measured", "one_cta_per_tile", 2 * 2**20)
+    assert row["environment"] == environment_key({"worker": "scripted"})
+    assert read_manifest(tmp_path / "r")["environments"] == {row["environment"]: {"worker": "scripted"}}
+    assert "raw_samples" not in row
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "reason", "started"),
+    [
+        (lost("lean"), "crashed", "the worker was ended by SIGSEGV, see worker.log", 2),
+        (late("lean"), "timeout", "no result within 7 s, raise the limit with --timeout", 2),
+        (failed("lean", "crashed", usable=False), "crashed", "it failed", 2),
+        (failed("lean", "crashed", usable=True), "crashed", "it failed", 1),
+        (failed("lean", "out_of_memory", usable=True), "out_of_memory", "it failed", 1),
+        (failed("lean", "suspect", usable=True), "suspect", "it failed", 1),
+    ],
+)
+def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
+    tmp_path, monkeypatch, act, status, reason, started
+):
+    workers = Workers(act)
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS[:6], limits=Limits(7.0)) == 0
+    assert workers.started == started
+    assert [kernels for kernels, _ in workers.asked] == [KERNELS, ("fa2", "fixed_split"), KERNELS]
+    others = [well(cell) for cell in CELLS[:6] if cell != CELLS[1]]
+    assert [each for each in found(tmp_path / "r") if each[2] == "ok"] == others
+    bad = [row for row in read_rows(tmp_path / "r") if row["status"] != "ok"]
+    assert [(row["cell"], row["status"], row["reason"], row["latency_us"]) for row in bad] == [
+        (CELLS[1].key, status, reason, None)
+    ]
+    assert CELLS[1].key not in read_samples(tmp_path / "r")
+    assert len(read_samples(tmp_path / "r")) == 5
+
+
+def test_all_may_fail_one_after_another(tmp_path, monkeypatch):
+    workers = Workers(lost("lean"), late("fixed_split"), failed("fa2", "crashed", usable=False))
+    go(tmp_path / "r", monkeypatch, workers, CELLS[:4])
+    assert [kernels for kernels, _ in workers.asked] == [KERNELS, ("fa2", "fixed_split"), ("fa2",), ("fa2",)]
+    assert workers.started == 4
+    assert [(kernel, status) for kernel, _, status, _ in found(tmp_path / "r")] == [
+        ("lean", "crashed"),
+        ("fixed_split", "timeout"),
+        ("fa2", "crashed"),
+        ("fa2", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "reason"),
+    [
+        (lost(None), "crashed", "the worker was ended by SIGSEGV, see worker.log"),
+        (late(None), "timeout", "no result within 120 s, raise the limit with --timeout"),
+    ],
+)
+def test_where_nobody_is_to_blame_every_kernel_gets_its_row(tmp_path, monkeypatch, act, status, reason):
+    workers = Workers(act)
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS[:6]) == 0
+    assert workers.started == 2
+    assert found(tmp_path / "r") == [
+        *[(kernel, 1024, status, None) for kernel in KERNELS],
+        *[well(cell) for cell in CELLS[3:6]],
+    ]
+    assert {row["reason"] for row in read_rows(tmp_path / "r")[:3]} == {reason}
+
+
+def test_the_blame_for_the_last_one_left_ends_the_problem(tmp_path, monkeypatch):
+    workers = Workers(measured, lost("lean"))
+    go(tmp_path / "r", monkeypatch, workers, [CELLS[0], CELLS[4]])
+    assert found(tmp_path / "r") == [well(CELLS[0]), ("lean", 2048, "crashed", None)]
+    # No worker is started for nothing.
+    assert workers.started == 1
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_whatever_happens_every_cell_has_one_row(data):
+    """And who did not fail has the right one."""
+    fates: dict[str, str] = {}
+
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        for cell in cells:
+            if cell.key not in fates:
+                fates[cell.key] = data.draw(st.sampled_from(["ok", "ok", "lost", "late", "failed", "everybody"]))
+            fate = fates[cell.key]
+            if fate == "everybody":
+                for each in cells:
+                    fates[each.key] = "lost"
+                raise WorkerLost("the worker ended with exit code 1", None)
+            if fate == "lost":
+                raise WorkerLost("the worker ended with exit code 1", cell.kernel)
+            if fate == "late":
+                raise WorkerTimeout(blamed=cell.kernel)
+            if fate == "failed":
+                return failed(cell.kernel, "suspect", usable=data.draw(st.booleans()))(cells)
+        return measured(cells)
+
+    with pytest.MonkeyPatch.context() as monkeypatch, TemporaryDirectory() as folder:
+        run = Path(folder) / "r"
+        assert go(run, monkeypatch, Workers(*[act] * 99), CELLS) == 0
+        expected = {"ok": "ok", "lost": "crashed", "late": "timeout", "failed": "suspect"}
+        rows = {row["cell"]: row for row in read_rows(run)}
+        contexts = [row["problem"]["context"] for row in read_rows(run)]
+        assert len(contexts) == len(rows) == len(CELLS)
+        for cell in CELLS:
+            assert rows[cell.key]["status"] == expected[fates[cell.key]]
+            assert rows[cell.key]["latency_us"] == (latency_us(cell) if fates[cell.key] == "ok" else None)
+        # Problems come in order, whatever order their kernels fail in.
+        assert contexts == sorted(contexts)
+
+
+def test_resume_asks_for_what_is_left_of_a_problem(tmp_path, monkeypatch):
+    go(tmp_path / "r", monkeypatch, Workers(), [CELLS[1]])
+    workers = Workers()
+    assert go(tmp_path / "r", monkeypatch, workers, CELLS[:6]) == 0
+    assert [kernels for kernels, _ in workers.asked] == [("fa2", "fixed_split"), KERNELS]
+    assert found(tmp_path / "r") == [well(cell) for cell in (CELLS[1], CELLS[0], *CELLS[2:6])]
+
+
+def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        clock.now_s += 3.0
+        return measured(cells)
+
+    # A problem starts after 3 s, none after 6.
+    assert go(tmp_path / "r", monkeypatch, Workers(act, act, act), CELLS, limits=Limits(budget_s=5.0)) == 3
+    assert found(tmp_path / "r") == [well(cell) for cell in CELLS[:6]]
+    # What a problem took is shared by its kernels.
+    assert [row["wall_s"] for row in read_rows(tmp_path / "r")] == [1.0] * 6
+
+
+def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        rows, usable = measured(cells)
+        rows["lean"]["latency_us"] = "fast"
+        rows["fixed_split"]["relative_error"] = math.nan
+        return rows, usable
+
+    go(tmp_path / "r", monkeypatch, Workers(act))
+    fa2, lean, fixed_split = read_rows(tmp_path / "r")
+    assert fa2["status"] == "ok"
+    assert lean["status"] == "crashed"
+    assert lean["reason"].startswith("the kernel's result is malformed: latency_us: Input should be a valid number")
+    # Not a number is null.
+    assert (fixed_split["status"], fixed_split["relative_error"]) == ("ok", None)
+
+
+def test_a_worker_is_killed_when_the_sweep_is_stopped(tmp_path, monkeypatch):
+    class Interrupted(BaseException):
+        pass
+
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        raise Interrupted
+
+    workers = Workers(measured, act)
+    with pytest.raises(Interrupted):
+        go(tmp_path / "r", monkeypatch, workers, CELLS)
+    assert workers.alive == 0
+    assert found(tmp_path / "r") == [well(cell) for cell in CELLS[:3]]
