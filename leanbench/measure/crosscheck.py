@@ -26,8 +26,10 @@ TOLERANCE_SHARE = 0.02
 TOLERANCE_US = 1.0
 #: Device time behind one figure, and the launches in it: the profiler spends host time on each.
 _FIGURE_US = 2000.0
-_LAUNCHES = (3, 64)
-_FIGURES = 5
+_LAUNCHES = (2, 32)
+#: At most so many figures, fewer where they would take longer than this together: a large problem stays a burst.
+_FIGURES = 3
+_LONG_US = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     fewest, most = _LAUNCHES
     count = max(fewest, min(most, math.ceil(_FIGURE_US / latency_us)))
     graph = capture(launches, count)
-    graph.replay()
     torch.cuda.synchronize()
     try:
-        replays = [_profiled(graph) for _ in range(_FIGURES)]
+        figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
+        replays = [_profiled(graph) for _ in range(figures)]
     except RuntimeError as error:
         return f"the profiler gave no kernel times to cross-check with ({str(error).partition(chr(10))[0]})"
     return from_spans(replays, count)
@@ -90,15 +92,18 @@ def from_spans(replays: Sequence[Sequence[KernelSpan]], launches: int) -> CrossC
     return CrossCheck(tuple(samples), tuple(span.name for span in first))
 
 
-def disagreement(crosscheck_us: float, latency_us: float, relative_ci: float) -> str | None:
-    """A sentence where the two figures differ by more than their noise and what stamping costs."""
-    difference_us = crosscheck_us - latency_us
-    allowed_us = max(TOLERANCE_US, (TOLERANCE_SHARE + relative_ci) * latency_us)
-    if abs(difference_us) <= allowed_us:
+def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | None:
+    """A sentence where the cross-check lies outside the samples, by more than what stamping costs.
+
+    Outside all of them: it is the figure of a few launches, as noisy as any one sample.
+    """
+    latency_us = statistics.median(samples_us)
+    allowed_us = max(TOLERANCE_US, TOLERANCE_SHARE * latency_us)
+    if min(samples_us) - allowed_us <= crosscheck_us <= max(samples_us) + allowed_us:
         return None
     return (
-        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {difference_us / latency_us:+.1%} from the "
-        f"graph replay's {latency_us:.2f} µs: neither figure is safe"
+        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {crosscheck_us / latency_us - 1:+.1%} from "
+        f"the graph replay's {latency_us:.2f} µs: neither figure is safe"
     )
 
 

@@ -32,8 +32,12 @@ class Effort:
     max_seconds: float = 1.0
     #: Device time behind one sample: long against the microseconds that a graph takes to start.
     sample_ms: float = 4.0
+    #: After a sample of more than `rest_above_ms`, a pause of this share of it: large problems would otherwise load the
+    #: GPU for seconds without a gap, and what is asked for is a burst.
+    rest_share: float = 0.5
+    rest_above_ms: float = 5.0
     #: Samples taken at lowered clocks that are thrown away and repeated; later ones are kept and said.
-    max_repeats: int = 10
+    max_repeats: int = 5
     #: Pause after such a sample, for power and heat to fall.
     throttled_pause_s: float = 0.05
 
@@ -109,6 +113,7 @@ class Replay:
         torch.cuda.synchronize()
         self.launches = len(launches)
         self.graph = capture(launches, self.launches)
+        # The first replay of a graph also brings it to the GPU.
         self.graph.replay()
         once_ms = self._replay_ms()
         rotations = max(1, math.ceil(sample_ms / max(once_ms, 1e-3)))
@@ -117,8 +122,6 @@ class Replay:
         if rotations > 1:
             self.launches *= rotations
             self.graph = capture(launches, self.launches)
-            self.graph.replay()
-        torch.cuda.synchronize()
 
     def sample_us(self) -> float:
         """Microseconds of one launch in one replay."""
@@ -193,6 +196,9 @@ def _take(
     sample_us = sampler.sample_us()
     timing.spent_s += time.perf_counter() - begun
     reading = state()
+    sample_ms = sample_us * sampler.launches / 1e3
+    if sample_ms > effort.rest_above_ms:
+        sleep(effort.rest_share * sample_ms / 1e3)
     if reading is not None and reading.throttle_reasons and timing.throttled_samples < effort.max_repeats:
         timing.throttled_samples += 1
         sleep(effort.throttled_pause_s)

@@ -91,28 +91,31 @@ def test_regular_launches_give_their_period(launches, kernels, every_us, at_us, 
 
 
 @pytest.mark.parametrize(
-    ("crosscheck_us", "latency_us", "relative_ci", "differs"),
+    ("crosscheck_us", "samples_us", "differs"),
     [
         # Below 50 µs a microsecond is allowed.
-        (11.0, 10.0, 0.0, False),
-        (9.0, 10.0, 0.0, False),
-        (11.01, 10.0, 0.0, True),
-        (8.99, 10.0, 0.0, True),
-        # Above, 2% and the noise of the latency.
-        (1020.0, 1000.0, 0.0, False),
-        (1020.1, 1000.0, 0.0, True),
-        (979.9, 1000.0, 0.0, True),
-        (1024.9, 1000.0, 0.005, False),
-        (1025.1, 1000.0, 0.005, True),
+        (11.0, [10.0], False),
+        (9.0, [10.0], False),
+        (11.01, [10.0], True),
+        (8.99, [10.0], True),
+        # Above, 2%.
+        (1020.0, [1000.0], False),
+        (1020.1, [1000.0], True),
+        (979.9, [1000.0], True),
+        # Beyond the samples, however far they scatter.
+        (1119.9, [1000.0, 1000.0, 1100.0], False),
+        (1120.1, [1000.0, 1000.0, 1100.0], True),
+        (880.1, [900.0, 1000.0, 1000.0], False),
+        (879.9, [900.0, 1000.0, 1000.0], True),
     ],
 )
-def test_disagreement_at_its_borders(crosscheck_us, latency_us, relative_ci, differs):
-    assert (disagreement(crosscheck_us, latency_us, relative_ci) is not None) is differs
+def test_disagreement_at_its_borders(crosscheck_us, samples_us, differs):
+    assert (disagreement(crosscheck_us, samples_us) is not None) is differs
 
 
 @pytest.mark.parametrize(("crosscheck_us", "share"), [(12.5, "+25.0%"), (7.5, "-25.0%")])
 def test_disagreement_says_both_figures_and_how_far_they_are_apart(crosscheck_us, share):
-    assert disagreement(crosscheck_us, 10.0, 0.001) == (
+    assert disagreement(crosscheck_us, [9.9, 10.0, 10.1]) == (
         f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {share} from the graph replay's 10.00 µs: "
         "neither figure is safe"
     )
@@ -132,10 +135,13 @@ def captured(monkeypatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize(("latency_us", "launches"), [(1.0, 64), (40.0, 50), (600.0, 4), (5000.0, 3)])
-def test_a_replay_takes_two_milliseconds_within_limits(monkeypatch, captured, latency_us, launches):
+@pytest.mark.parametrize(
+    ("latency_us", "launches", "figures"),
+    [(1.0, 32, 3), (100.0, 20, 3), (600.0, 4, 3), (2000.0, 2, 3), (5000.0, 2, 1), (3e4, 2, 1)],
+)
+def test_a_replay_takes_two_milliseconds_and_all_ten(monkeypatch, captured, latency_us, launches, figures):
     monkeypatch.setattr(module, "_profiled", lambda graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0))
-    assert cross_check([lambda: None] * 7, latency_us) == CrossCheck((2.0,) * 5, ("attend",))
+    assert cross_check([lambda: None] * 7, latency_us) == CrossCheck((2.0,) * figures, ("attend",))
     assert captured == [launches]
 
 

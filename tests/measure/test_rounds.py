@@ -219,3 +219,12 @@ def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, re
         assert WARM_UP_US not in timing.samples_us
         if timing.throttled_samples < repeats:
             assert all(reading is not None and not reading.throttle_reasons for reading in timing.states)
+
+
+def test_after_a_long_sample_the_gpu_rests_for_half_of_it():
+    naps: list[float] = []
+    # 4 launches of 2 ms; 3 launches of 1.5 ms stay below 5 ms.
+    samplers = {"large": Scripted(2000.0, launches=4), "small": Scripted(1500.0, launches=3)}
+    timings = run_rounds(samplers, EFFORT, sleep=naps.append)
+    assert [len(timing.samples_us) for timing in timings.values()] == [10, 10]
+    assert naps == [pytest.approx(0.004)] * 10
