@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from datetime import datetime
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,8 +76,26 @@ def trace(
             _show_picture(panels)
         for path in write_trace(panels, folder, formats):
             output.show(str(path))
+        _write_manifest(folder, asked, panels, target)
     finally:
         _remove_empty(folder)
+
+
+def _write_manifest(folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target) -> None:
+    """What was traced, where and with which versions, beside the pictures."""
+    from leanbench.report import write_whole
+    from leanbench.run.environment import measured_environment, predicted_environment
+
+    here = target.local_index is not None
+    manifest = {
+        "problem": problem.to_dict(),
+        "kernels": {panel.timeline.kernel: panel.timeline.config for panel in panels},
+        "source": "measured" if here else "predicted",
+        "gpu": asdict(target.spec),
+        "environment": measured_environment(target.local_index or 0) if here else predicted_environment(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_whole(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
 
 
 def _panels(

@@ -128,6 +128,8 @@ def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> 
 
 
 def warm_warning(kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
-    if cache == "cold" or kv_bytes <= spec.l2_mb * 2**20:
+    # Seen on an H200: 59 MB in its 63 MB are no faster than from memory.
+    if cache == "cold" or kv_bytes <= spec.l2_mb * 2**20 / 2:
         return None
-    return f"K and V ({kv_bytes / 1e6:.0f} MB) do not fit the {spec.l2_mb:g} MB of L2, so it is not warm"
+    half = f"more than half of the {spec.l2_mb:g} MB of L2"
+    return f"K and V ({kv_bytes / 1e6:.0f} MB) are {half}: they do not all stay in it"

@@ -100,6 +100,7 @@ class MeasuringBench:
 def test_with_a_gpu_it_measures(monkeypatch):
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 3))
     monkeypatch.setattr("leanbench.measure.cell.Bench", MeasuringBench)
+    monkeypatch.setattr("leanbench.run.environment.measured_environment", lambda index: {"driver": "580"})
     result = invoke("h8", "n4k", "d64", "--configs", "best", "--format", "svg")
     assert result.exit_code == 0, result.output
     assert "predicted" not in result.output
@@ -107,8 +108,11 @@ def test_with_a_gpu_it_measures(monkeypatch):
     assert "No timeline of fa2: its build with stamps failed." in result.stderr
     assert result.stdout.startswith("b1 h8 n4096 d64 fp16 HND, measured on NVIDIA H200\n")
     assert "latency with stamps 1.020x" in result.stdout
-    svg = Path(result.stdout.splitlines()[-1]).read_text(encoding="utf-8")
-    assert "Measured on NVIDIA H200" in svg
+    path = Path(result.stdout.splitlines()[-1])
+    assert "Measured on NVIDIA H200" in path.read_text(encoding="utf-8")
+    manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["source"], manifest["gpu"]["name"], manifest["problem"]["context"]) == ("measured", "h200", 4096)
+    assert manifest["environment"] == {"driver": "580"}
 
 
 @pytest.mark.parametrize(

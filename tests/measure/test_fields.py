@@ -181,7 +181,9 @@ def test_a_floor_far_below_the_memory_is_said():
 
 
 def test_a_warm_cache_that_cannot_be_warm_is_said():
-    assert warm_warning(L2_BYTES, H200, "warm") is None
-    assert warm_warning(L2_BYTES + 1, H200, "cold") is None
-    assert warm_warning(2 * L2_BYTES, H200, "warm") == "K and V (105 MB) do not fit the 50 MB of L2, so it is not warm"
-    assert warm_warning(L2_BYTES + 1, H200, "warm") is not None
+    assert warm_warning(L2_BYTES // 2, H200, "warm") is None
+    assert warm_warning(L2_BYTES, H200, "cold") is None
+    assert warm_warning(2 * L2_BYTES, H200, "warm") == (
+        "K and V (105 MB) are more than half of the 50 MB of L2: they do not all stay in it"
+    )
+    assert warm_warning(L2_BYTES // 2 + 1, H200, "warm") is not None
