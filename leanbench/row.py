@@ -51,8 +51,8 @@ class Row(BaseModel):
     launches_per_sample: int | None = None
     #: Samples thrown away and repeated because the GPU had lowered its clocks.
     throttled_samples: int | None = None
-    #: The same launch by another method: launched one by one from the host, queued behind a kernel that blocks the
-    #: stream.
+    #: The same launches in a graph under torch's profiler: from one launch's first kernel to the next one's, by CUPTI's
+    #: time stamps.
     crosscheck_us: float | None = None
 
     #: Bytes of K and V that must be read.
@@ -89,13 +89,13 @@ class Row(BaseModel):
     #: energy_mj of a kernel that only reads the same bytes.
     energy_floor_mj: float | None = None
 
-    #: Four kinds of occupancy. The schedule's own ceiling, see leanbench.decomposition.quantisation_efficiency.
+    #: Four kinds of occupancy. How evenly the schedule fills the CTA slots, see leanbench.decomposition.quantisation_efficiency.
     quantisation_efficiency: float | None = None
     #: Share of SM time, from the first CTA's start to the last one's end, in which an SM had a CTA that was not
     #: waiting; and what the stamps that it was read from cost: instrumented latency over plain latency.
     sm_busy_share: float | None = None
     instrumentation_cost: float | None = None
-    #: Warps that registers and shared memory let an SM hold, over the most it can hold; of the longest launch.
+    #: Warps that registers and shared memory let an SM hold, over the most it can; of the launch that reads K and V.
     theoretical_warp_occupancy: float | None = None
     registers_per_thread: int | None = None
     shared_kb_per_cta: float | None = None

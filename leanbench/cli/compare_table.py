@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from leanbench.cli import output
 from leanbench.report.compare import Comparison, Selection, group
-from leanbench.report.compare_summary import counted, difference, interval, microseconds, outcome, sentences
+from leanbench.report.compare_summary import (
+    counted,
+    difference,
+    energy_difference,
+    interval,
+    microseconds,
+    outcome,
+    sentences,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +49,7 @@ def show_comparison(comparison: Comparison, *, every: bool) -> None:
 
 
 def _described(side: Selection) -> str:
-    created = str(side.run.manifest.get("created") or "")[:10]
+    created = str(side.run.manifest.get("created") or "")[:16].replace("T", " ")
     return f"{side.name} ({', '.join(filter(None, (side.gpu, created)))})"
 
 
@@ -57,12 +65,15 @@ def _table(pairs: Sequence[Pair], source: str) -> Table:
     table.add_column("problem", no_wrap=True)
     if len(kernels) > 1:
         table.add_column("kernel", no_wrap=True)
-    for heading in ("base µs", "new µs", "difference", "interval"):
+    with_energy = any(pair.energy_ratio is not None for pair in pairs)
+    for heading in ("base µs", "new µs", "difference", "interval", *(["energy"] if with_energy else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
     for pair, problem in zip(pairs, problems, strict=True):
         names = [problem, Text(pair.kernels)] if len(kernels) > 1 else [problem]
         figures = [*map(microseconds, pair.latencies_us), difference(pair), interval(pair)]
+        if with_energy:
+            figures.append(energy_difference(pair))
         table.add_row(*names, *figures, Text(outcome(pair), style=_STYLES.get(group(pair), "")))
     return table
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from leanbench.doctor.finding import Finding
     from leanbench.doctor.machine import Machine
 
+#: Checks of folders: one that cannot be written to stops a sweep, and leaves figures as good as they are.
+_FOLDERS = {"runs", "triton cache"}
+
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
@@ -74,7 +77,9 @@ def _verdict(findings: list[tuple[str, Finding]], machine: Machine) -> str:
     counted = Counter(finding.status for _, finding in findings)
     problems, notes = (f"{counted[kind] or 'no'} {kind}{'s' * (counted[kind] != 1)}" for kind in ("problem", "note"))
     if counted["problem"]:
-        return f"{problems}, {notes}: solve the problems before you trust a figure of this machine."
+        failed = {name for name, finding in findings if finding.status == "problem"}
+        before = "sweep here" if failed <= _FOLDERS else "trust a figure of this machine"
+        return f"{problems}, {notes}: solve the problems before you {before}."
     if machine.can_launch:
         return f"{problems}, {notes}: this machine can measure."
     return f"{problems}, {notes}: nothing can be measured here, sweeps predict."

@@ -53,7 +53,7 @@ def _version(asked: bool) -> None:
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
-    """Measure, tune and explain decode attention on GPUs."""
+    """Measure and explain decode attention on GPUs."""
 
 
 # The first sentences of their docstrings do not fit beside the names in a terminal of 80 columns.

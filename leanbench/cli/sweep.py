@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from leanbench.run.directory import RunDirectory
     from leanbench.run.runner import Limits
 
+#: As long as leanbench.measure.counters waits for Nsight Compute.
+_COUNTERS_S = 90.0
+
 
 def _list(help: str, metavar: str = "LIST") -> Any:
     return typer.Option(metavar=metavar, help=help)
@@ -43,7 +46,7 @@ def sweep(
     cache: Annotated[str | None, _list("The L2 at each launch: cold, as in serving, or warm.", "cold|warm")] = None,
     sustained: Annotated[bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")] = False,
     energy: Annotated[bool, typer.Option("--energy", help="Also energy, over seconds back to back.")] = False,
-    window: Annotated[str, typer.Option(metavar="TIME", help="Those seconds, for each kernel.")] = "3s",
+    window: Annotated[str, typer.Option(metavar="TIME", help="Length of the --sustained and --energy window.")] = "3s",
     occupancy: Annotated[
         bool, typer.Option("--occupancy", help="Also warp occupancy, and SM busy share from an instrumented build.")
     ] = False,
@@ -53,8 +56,8 @@ def sweep(
     ci: Annotated[
         str, typer.Option(metavar="PERCENT", help="Measure until the median is known to this, 95% interval.")
     ] = "0.5%",
-    min_samples: Annotated[int, typer.Option(metavar="N", help="But at least this often.")] = 10,
-    max_samples: Annotated[int, typer.Option(metavar="N", help="And at most this often.")] = 200,
+    min_samples: Annotated[int, typer.Option(metavar="N", help="Samples of a kernel at least.")] = 10,
+    max_samples: Annotated[int, typer.Option(metavar="N", help="Samples of a kernel at most.")] = 200,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
     ] = None,
@@ -67,7 +70,9 @@ def sweep(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h.")
     ] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one cell.")] = "120s",
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest time for one cell, beside windows and counters.")
+    ] = "120s",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
@@ -82,34 +87,36 @@ def sweep(
     """
     from leanbench.gpu.local import choose
     from leanbench.model import KNOWN_ERROR
-    from leanbench.run.axes import parse_seconds
     from leanbench.run.cells import AXES, expand
-    from leanbench.run.runner import Limits
     from leanbench.run.sweep_file import requested_sweep
 
     flags = {axis: ctx.params[axis] for axis in AXES if ctx.params[axis] is not None}
     measure = _measure_flags(cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples)
     asked = requested_sweep(file, flags, kernels, configs, measure)
     cells = expand(asked)
-    limits = Limits(parse_seconds("--timeout", timeout), None if budget is None else parse_seconds("--budget", budget))
-    _check_windows(asked.measure, limits)
+    limits = _limits(timeout, budget, asked.measure)
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and underscores")
     if gpu is not None and not gpu.strip():
         # As from an unset shell variable.
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
-    if target.local_index is None:
+    predicted = target.local_index is None
+    if predicted:
+        _refuse_what_cannot_be_predicted(asked.measure)
         why = target.note or f"No {gpu or 'GPU'} here"
-        said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
-        output.say(f"{said} {KNOWN_ERROR}")
+        if dry_run:
+            output.say(f"{why}: this would be predicted for {target.spec.product}.")
+        else:
+            said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
+            output.say(f"{said} {KNOWN_ERROR}")
         _say_what_is_not_predicted(asked.measure)
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
 
-        show_dry_run(cells, target.spec, asked.measure, predicted=target.local_index is None)
+        show_dry_run(cells, target.spec, asked.measure, predicted=predicted)
         return
-    path = _run_path(out, name, asked, target, resume)
+    path = _run_path(out, name, cells, asked, target, resume)
     command = _command(ctx)
     failed = _run(path, cells, asked, target, limits, command, resume=resume, quiet=quiet)
     if not no_report:
@@ -176,13 +183,15 @@ def _measure_flags(
     from leanbench.measure.timing import Effort
     from leanbench.run.axes import choose, parse_percent, parse_seconds
 
-    relative_ci = parse_percent("--ci", ci, most=50)
+    relative_ci = parse_percent("--ci", ci, most=50, above_zero=True)
     if not 6 <= min_samples <= max_samples <= 10_000:
         raise UserError(
             f"--min-samples {min_samples} and --max-samples {max_samples} must be 6 (fewer give no 95% interval) to "
             "10000, the first not above the second"
         )
-    effort = Effort(relative_ci=relative_ci, min_samples=min_samples, max_samples=max_samples)
+    # A second is 250 samples of 4 ms: more take longer.
+    max_seconds = max(1.0, max_samples / 200)
+    effort = Effort(relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds)
     flags: dict[str, Any] = {"effort": effort, "window_s": parse_seconds("--window", window)}
     asked = {"sustained": sustained, "energy": energy, "occupancy": occupancy, "counters": counters}
     flags |= {name: True for name, value in asked.items() if value}
@@ -191,36 +200,40 @@ def _measure_flags(
     return flags
 
 
-def _check_windows(measure: MeasureOptions, limits: Limits) -> None:
-    """Refuses sustained windows that are too short for energy or too long for a cell."""
+def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
+    """What a cell and the sweep may take; what the options ask for comes on top of --timeout."""
     from leanbench.measure.energy import check_window
+    from leanbench.run.axes import parse_seconds
+    from leanbench.run.runner import Limits
 
-    if not (measure.sustained or measure.energy):
-        return
-    check_window(measure.window_s)
-    # The read floor has a window too, and all else that a cell takes comes on top.
-    needed_s = 2 * measure.window_s + 30
-    if limits.timeout_s < needed_s:
-        raise UserError(
-            f"--timeout {limits.timeout_s:g}s is too short for --window {measure.window_s:g}s: give it {needed_s:g}s"
-        )
+    timeout_s = parse_seconds("--timeout", timeout)
+    if measure.sustained or measure.energy:
+        check_window(measure.window_s)
+        # The first kernel of a problem has the read floor's window too.
+        timeout_s += 2 * measure.window_s
+    if measure.counters:
+        timeout_s += _COUNTERS_S
+    return Limits(timeout_s, None if budget is None else parse_seconds("--budget", budget))
+
+
+def _refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:
+    if measure.cache == "warm":
+        raise UserError("--cache warm cannot be predicted, the model reads K and V from memory: leave it out")
 
 
 def _say_what_is_not_predicted(measure: MeasureOptions) -> None:
-    if measure.cache == "warm":
-        raise UserError("--cache warm cannot be predicted: the model reads K and V from memory; leave it out")
     asked = [name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)]
     if asked:
         output.say(f"Only a GPU can measure {', '.join(asked)}: left out.")
 
 
-def _run_path(out: Path, name: str | None, asked: Sweep, target: Target, resume: bool) -> Path:
+def _run_path(out: Path, name: str | None, cells: list[Cell], asked: Sweep, target: Target, resume: bool) -> Path:
     from leanbench.run.directory import newest_run
 
     if name is not None:
         return out / name
     if resume:
-        return newest_run(out, asked.name)
+        return newest_run(out, asked.name, [cell.key for cell in cells])
     path = out / f"{asked.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
     # Two runs in one second.
     attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))

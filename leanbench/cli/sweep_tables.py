@@ -70,7 +70,7 @@ def show_summary(rows: list[dict[str, Any]]) -> None:
             _show_energy(group, f"{source} energy of one launch in mJ{warm}")
         if any(row.get("sm_busy_share") is not None for row in group):
             output.show("")
-            _show_occupancy(group, f"{source} SM busy share (of the schedule's){warm}")
+            _show_occupancy(group, f"{source} SM busy share (schedule: CTA slots with work){warm}")
         found = facts(group)
         if found:
             output.show("")
@@ -121,12 +121,12 @@ def _show_energy(rows: Rows, title: str) -> None:
 
 
 def _show_occupancy(rows: Rows, title: str) -> None:
-    """Each kernel's SM busy share, and the ceiling that its schedule sets."""
+    """Each kernel's SM busy share; in brackets the share of CTA slots x time that its schedule gives work."""
     kernels, _ = _kernels(rows)
 
     def busy(row: dict[str, Any]) -> str:
-        ceiling = row.get("quantisation_efficiency")
-        return _figure(row.get("sm_busy_share"), ".0%") + ("" if ceiling is None else f" of {ceiling:.0%}")
+        slots = row.get("quantisation_efficiency")
+        return _figure(row.get("sm_busy_share"), ".0%") + ("" if slots is None else f" ({slots:.0%})")
 
     _show_by_problem(rows, title, kernels, lambda of: [_cell(of.get(name), busy) for name in kernels])
 
@@ -150,7 +150,7 @@ def _show_notices(notices: list[Notice]) -> None:
         mark = "!" if notice.kind == "warning" else f"{notice.kind}:"
         named = ", ".join(notice.problems[:NAMED])
         more = f" and {notice.count - NAMED} more" if notice.count > NAMED else ""
-        worst = "at worst, " if notice.count > 1 else ""
+        worst = "at worst, " if notice.varies else ""
         output.show(f"{mark} {notice.kernel} · {named}{more}: {worst}{notice.sentence}")
     if len(notices) > NOTICES:
         output.show(f"and {len(notices) - NOTICES} more lines like these, see the report")

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def trace(
-    problem: Annotated[list[str], typer.Argument(metavar="PROBLEM", help="h56 n64k d64, or a label from a table.")],
+    problem: Annotated[
+        list[str], typer.Argument(metavar="PROBLEM", help="h56 n64k d64, or a label from a table (not a ragged one).")
+    ],
     kernels: Annotated[
         str, typer.Option(metavar="LIST", help="Names from `leanbench list kernels`.")
     ] = "lean,fixed_split,fa2",
@@ -67,6 +69,8 @@ def trace(
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     folder = out or _new_folder(asked, target.spec.name)
+    if (folder / "results.jsonl").exists():
+        raise UserError(f"--out {folder} is a run directory: choose another folder for the trace")
     trace_files(folder, formats)
     try:
         panels = _panels(asked, traced, configs, target, gpu)
@@ -95,7 +99,7 @@ def _write_manifest(folder: Path, problem: AttentionProblem, panels: list[Panel]
         "environment": measured_environment(target.local_index or 0) if here else predicted_environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_whole(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    write_whole(folder / "trace-manifest.json", json.dumps(manifest, indent=2) + "\n")
 
 
 def _panels(

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.decomposition import quantisation_efficiency
 from leanbench.errors import UserError
+from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.inputs import AttentionInputs
 from leanbench.measure import extras, fields
 from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
 from leanbench.measure.check import CELL_PAIRS, Reference
 from leanbench.measure.crosscheck import CrossCheck, cross_check, disagreement
+from leanbench.measure.energy import check_window
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor, fingerprint
 from leanbench.measure.timing import Launches, Replay, Timing, fastest, run_rounds
@@ -89,6 +91,8 @@ class Bench:
         self._floor = ReadFloor()
         self._loaded: Loaded | None = None
         self._calibration = extras.calibrate(self._nvml) if self.options.energy else None
+        if self._calibration is not None:
+            check_window(self.options.window_s, self._calibration.tick_ms)
 
     def run(self, problem: AttentionProblem, kernels: Sequence[Kernel], configs: str) -> dict[str, Outcome]:
         """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
@@ -198,6 +202,7 @@ class Bench:
         for name, candidate in candidates.items():
             self._announce(name)
             replays[name] = Replay(candidate.launches, self.options.effort.sample_ms)
+            self._refuse_changed_inputs(name)
         timings = self._rounds(problem, replays)
         others = None if self._nvml is None else self._nvml.other_processes(started_us)
         processes = [process for process in others or () if process.pid != os.getppid()]
@@ -271,6 +276,7 @@ class Bench:
             fields.throttle_warning(timing),
             fields.floor_warning(floor_us, problem.kv_bytes, self.spec, cache),
             fields.warm_warning(problem.kv_bytes, self.spec, cache),
+            fields.rotation_warning(len(candidate.launches), problem.kv_bytes, self.spec, cache),
         )
         warnings += [warning for warning in found if warning]
         row["warnings"] = warnings
@@ -283,6 +289,8 @@ class Bench:
 
     def _extras(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> None:
         """Sustained latency, energy, occupancy, counters: what the options ask for. What cannot be had is a warning."""
+        import torch
+
         loaded, options = self._loaded, self.options
         assert loaded is not None
         assert self.device.index is not None
@@ -291,22 +299,37 @@ class Bench:
         if options.sustained or options.energy:
             asked.append(lambda: self._sustained_fields(problem, candidate, replay))
         if options.occupancy:
-            asked.append(lambda: extras.occupancy_fields(candidate, problem, loaded.buffers, self.spec))
+            asked.append(lambda: extras.resource_fields(candidate, loaded.buffers, self.spec))
+            asked.append(lambda: extras.busy_fields(candidate, problem, loaded.buffers, self.spec))
         if options.counters:
             asked.append(lambda: extras.counter_fields(candidate, problem, index, options.cache))
-        for measure in asked:
+        for measure in asked if candidate.row["status"] != "incorrect" else ():
             try:
                 candidate.row |= measure()
+            except GpuLostError:
+                raise
             except UserError as error:
                 candidate.warnings.append(str(error))
+            except Exception as error:
+                # The latency is there. An error of the GPU itself is sticky: then this raises.
+                torch.cuda.synchronize()
+                said = str(error).partition("\n")[0]
+                candidate.warnings.append(f"part of what was asked is missing ({type(error).__name__}: {said})")
 
     def _sustained_fields(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> Outcome:
         assert self._loaded is not None
-        if self._loaded.floor_reading is None and self.options.energy:
+        reading = self._sustained(replay)
+        trouble = sorted({*(reading.throttle_reasons or ())} & fields.TROUBLE)
+        if trouble:
+            candidate.warnings.append(f"clocks were lowered in the sustained window ({', '.join(trouble)})")
+        candidate.warnings += reading.warnings
+        if self.options.energy and self._nvml is None:
+            candidate.warnings.append("NVML cannot be used here, so there is no energy: run `leanbench doctor`")
+        elif self.options.energy and self._loaded.floor_reading is None:
             launches = self._floor.launches(self._loaded.buffers, problem.kv_bytes)
             self._loaded.floor_reading = self._sustained(Replay(launches, self.options.effort.sample_ms))
-        reading = self._sustained(replay)
-        candidate.warnings += reading.warnings
+        floor = self._loaded.floor_reading
+        candidate.warnings += [f"read floor: {warning}" for warning in (floor.warnings if floor else ())]
         return extras.energy_fields(reading, self._calibration, self._loaded.floor_reading)
 
     def _sustained(self, replay: Replay) -> SustainedReading:
@@ -359,6 +382,7 @@ def _open_nvml(device: torch.device) -> Nvml | None:
     from leanbench.gpu.nvml import Nvml, NvmlError
 
     try:
-        return Nvml(f"GPU-{torch.cuda.get_device_properties(device).uuid}").__enter__()
+        # With or without its prefix: torch names a MIG instance's too.
+        return Nvml(str(torch.cuda.get_device_properties(device).uuid)).__enter__()
     except NvmlError:
         return None

@@ -66,12 +66,21 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
 
     fewest, most = _LAUNCHES
     count = max(fewest, min(most, math.ceil(_FIGURE_US / latency_us)))
+    figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
     graph = capture(launches, count)
-    torch.cuda.synchronize()
+    # On the buffers that a rotation uses last: the replay that counts must not find its own in the L2.
+    before = capture(launches[-count:], count)
     try:
-        figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
-        replays = [_profiled(graph) for _ in range(figures)]
+        replays = []
+        for _ in range(figures):
+            if len(launches) > count:
+                for launch in launches:
+                    launch()
+            torch.cuda.synchronize()
+            replays.append(_profiled(before, graph))
     except RuntimeError as error:
+        # Raises again where it was an error of the kernel itself.
+        torch.cuda.synchronize()
         return f"the profiler gave no kernel times to cross-check with ({str(error).partition(chr(10))[0]})"
     return from_spans(replays, count)
 
@@ -107,8 +116,10 @@ def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | Non
     )
 
 
-def _profiled(graph: torch.cuda.CUDAGraph) -> list[KernelSpan]:
-    """The kernels of one replay, in order of time, without one before it: after an idle moment the first is off."""
+def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list[KernelSpan]:
+    """The kernels of one replay, in order of time. As long a one before it is left out: after an idle moment the first
+    is off.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -116,7 +127,7 @@ def _profiled(graph: torch.cuda.CUDAGraph) -> list[KernelSpan]:
         # It warns that a second session does not keep the first one's events; each is read before the next.
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-            graph.replay()
+            before.replay()
             graph.replay()
             torch.cuda.synchronize()
         events = profiler.events()

@@ -32,31 +32,35 @@ def energy_fields(
     return row_fields(reading, calibration, floor)
 
 
-def occupancy_fields(
+def resource_fields(candidate: Candidate, buffers: list[AttentionInputs], spec: GpuSpec) -> dict[str, Any]:
+    """Theoretical warp occupancy and what it comes from; a kernel that does not tell leaves them out."""
+    from leanbench.gpu.occupancy import theoretical_occupancy
+
+    resources = candidate.kernel.resources(buffers[0], candidate.config)
+    if not resources:
+        return {}
+    # The first launch reads K and V.
+    reader = resources[0]
+    return {
+        "theoretical_warp_occupancy": theoretical_occupancy(reader, spec).share,
+        "registers_per_thread": reader.registers_per_thread,
+        "shared_kb_per_cta": reader.shared_bytes / 1024,
+        "spilled_registers": reader.spilled_registers,
+    }
+
+
+def busy_fields(
     candidate: Candidate, problem: AttentionProblem, buffers: list[AttentionInputs], spec: GpuSpec
 ) -> dict[str, Any]:
-    """Theoretical warp occupancy and SM busy share; a kernel that does not tell leaves them out."""
-    from leanbench.gpu.occupancy import theoretical_occupancy
+    """SM busy share, and what measuring it cost; a kernel without an instrumented build leaves them out."""
     from leanbench.measure.timeline import record_timeline
 
-    found: dict[str, Any] = {}
-    resources = candidate.kernel.resources(buffers[0], candidate.config)
-    if resources:
-        # The first launch reads K and V.
-        longest = resources[0]
-        found |= {
-            "theoretical_warp_occupancy": theoretical_occupancy(longest, spec).share,
-            "registers_per_thread": longest.registers_per_thread,
-            "shared_kb_per_cta": longest.shared_bytes / 1024,
-            "spilled_registers": longest.spilled_registers,
-        }
     latency_us = candidate.row["latency_us"]
     timeline = record_timeline(problem, candidate.kernel, candidate.config, buffers, spec, latency_us)
-    if timeline is not None:
-        found["sm_busy_share"] = timeline.sm_busy_share
-        if timeline.traced_latency_us is not None:
-            found["instrumentation_cost"] = timeline.traced_latency_us / latency_us
-    return found
+    if timeline is None:
+        return {}
+    cost = None if timeline.traced_latency_us is None else timeline.traced_latency_us / latency_us
+    return {"sm_busy_share": timeline.sm_busy_share, "instrumentation_cost": cost}
 
 
 def counter_fields(

@@ -20,7 +20,7 @@ FLOOR_MARGIN = 0.03
 _LARGE_READ_BYTES = 500e6
 _HEALTHY_SHARE = 0.75
 #: Reasons that say the GPU is in trouble. The power limit is not among them: many GPUs always run against it.
-_TROUBLE = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+TROUBLE = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
 def timing_fields(timing: Timing, kv_bytes: int, floor_us: float) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _state_fields(states: list[GpuState]) -> dict[str, Any]:
 
 def noise(timing: Timing, effort: Effort) -> str | None:
     """One sentence if the stopping rule was not met, or the GPU slowed down to protect itself; or None."""
-    trouble = {reason for state in timing.states if state for reason in state.throttle_reasons or ()} & _TROUBLE
+    trouble = {reason for state in timing.states if state for reason in state.throttle_reasons or ()} & TROUBLE
     if trouble:
         return (
             f"the GPU lowered its clocks ({', '.join(sorted(trouble))}) and {timing.throttled_samples} repeats did not "
@@ -101,7 +101,7 @@ def impossible(latency_us: float, floor_us: float, kv_bytes: int, spec: GpuSpec,
             "a cache, or were not all read"
         )
     tb_s = kv_bytes / latency_us / 1e6
-    if cache == "cold" and kv_bytes > 2 * spec.l2_mb * 2**20 and tb_s > spec.bandwidth_tb_s:
+    if _knows_bandwidth(spec) and cache == "cold" and kv_bytes > 2 * spec.l2_mb * 2**20 and tb_s > spec.bandwidth_tb_s:
         return f"{tb_s:.2f} TB/s is above the {spec.bandwidth_tb_s:g} TB/s that the memory of this GPU can deliver"
     return None
 
@@ -119,7 +119,12 @@ def throttle_warning(timing: Timing) -> str | None:
 def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
     """A sentence if even the read floor is far below what this GPU's memory should deliver."""
     tb_s = kv_bytes / floor_us / 1e6
-    if cache == "warm" or kv_bytes < _LARGE_READ_BYTES or tb_s >= _HEALTHY_SHARE * spec.bandwidth_tb_s:
+    if (
+        not _knows_bandwidth(spec)
+        or cache == "warm"
+        or kv_bytes < _LARGE_READ_BYTES
+        or tb_s >= _HEALTHY_SHARE * spec.bandwidth_tb_s
+    ):
         return None
     return (
         f"a kernel that only reads gets {tb_s:.2f} of {spec.bandwidth_tb_s:g} TB/s: another program uses the GPU, or "
@@ -133,3 +138,18 @@ def warm_warning(kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
         return None
     half = f"more than half of the {spec.l2_mb:g} MB of L2"
     return f"K and V ({kv_bytes / 1e6:.0f} MB) are {half}: they do not all stay in it"
+
+
+def rotation_warning(copies: int, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
+    """A sentence if memory has no room for enough copies to keep the L2 cold."""
+    if cache == "warm" or copies * kv_bytes >= 3 * spec.l2_mb * 2**20:
+        return None
+    return (
+        f"memory has room for {copies} copies of K and V only ({copies * kv_bytes / 1e6:.0f} MB): part of them stays "
+        "in the L2"
+    )
+
+
+def _knows_bandwidth(spec: GpuSpec) -> bool:
+    """Not where the GPU is in no list and its driver does not tell: then a stand-in is in its place."""
+    return "assumed" not in spec.source

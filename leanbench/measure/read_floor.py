@@ -27,7 +27,7 @@ _VARIANTS: tuple[Variant, ...] = (
 
 
 class ReadFloor:
-    """Knows which variant reads fastest, by size: the ranking for one size serves those within a factor of 1.2."""
+    """Knows which variant reads fastest, by size: the ranking for one size serves those within a factor of 1.4."""
 
     def __init__(self) -> None:
         self._variants: dict[tuple[int, bool], Variant] = {}

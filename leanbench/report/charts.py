@@ -31,8 +31,10 @@ class Chart:
     floor: str | None = None
     floor_name: str = "read floor"
     #: Drawn dotted in each kernel's colour.
-    ceiling: str | None = None
-    ceiling_name: str = ""
+    beside: str | None = None
+    beside_name: str = ""
+    #: What a reader may take it for.
+    beside_note: str = ""
     #: A horizontal line.
     line_at: float | None = None
     #: Every problem of the run against `kv_bytes`, whatever is selected.
@@ -121,7 +123,7 @@ CHARTS = (
         title="Sustained against burst latency",
         note="latency under power and heat over that in bursts of milliseconds, less 1",
         y="sustained_slowdown",
-        y_title="slower when sustained (%)",
+        y_title="sustained over burst (%)",
         y_scale="linear",
         y_format="+.2~%",
         line_at=0.0,
@@ -134,8 +136,9 @@ CHARTS = (
         y_title="SM busy share (%)",
         y_scale="linear",
         y_format=".1%",
-        ceiling="quantisation_efficiency",
-        ceiling_name="the schedule's ceiling",
+        beside="quantisation_efficiency",
+        beside_name="CTA slots with work, by the schedule",
+        beside_note="no limit, as one working CTA of several makes an SM busy",
         line_at=1.0,
     ),
 )
@@ -157,6 +160,6 @@ def note(chart: Chart, drawn: DataFrame) -> str:
         marks.append("median, bars: quartiles")
     if chart.floor and has_values(drawn, chart.floor):
         marks.append(f"dashed: the {chart.floor_name}")
-    if chart.ceiling and has_values(drawn, chart.ceiling):
-        marks.append(f"dotted, or a dash over bars: {chart.ceiling_name}")
+    if chart.beside and has_values(drawn, chart.beside):
+        marks.append(f"dotted, or a dash over bars: {chart.beside_name} ({chart.beside_note})")
     return "; ".join(marks)

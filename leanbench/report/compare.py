@@ -70,7 +70,7 @@ class Comparison:
     new: Selection
     #: Relative difference that counts as none.
     margin: float
-    #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size, then in base's order.
+    #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size, `same` in base's order.
     pairs: tuple[Pair, ...]
     differences: tuple[Difference, ...]
     #: Labels of the cells without a partner.
@@ -83,6 +83,11 @@ class Comparison:
         return self.pairs[0].base.source
 
     @property
+    def of_two_kernels(self) -> bool:
+        """`RUN:KERNEL` with another kernel, not a kernel with itself."""
+        return self.base.kernel != self.new.kernel
+
+    @property
     def without_samples(self) -> int:
         """Pairs whose interval comes from a row's own."""
         return sum(pair.ratio_low is not None and not pair.from_samples for pair in self.pairs)
@@ -90,7 +95,7 @@ class Comparison:
     @property
     def other_settings(self) -> int:
         """Pairs whose launch settings differ; two kernels have settings of their own, so none are counted there."""
-        if self.base.kernel != self.new.kernel:
+        if self.of_two_kernels:
             return 0
         configs = [(pair.base.config, pair.new.config) for pair in self.pairs]
         return sum(None not in pair and pair[0] != pair[1] for pair in configs)
@@ -215,8 +220,8 @@ def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
 
 
 def _urgency(pair: Pair) -> tuple[int, float]:
-    ratio = pair.ratio or 1.0
-    # The largest gain is the first of the gains.
+    # What counts as no difference is not ranked by it; the largest gain is the first of the gains.
+    ratio = 1.0 if pair.verdict == "same" else pair.ratio or 1.0
     return _ORDER.index(group(pair)), ratio if pair.verdict == "faster" else -ratio
 
 
@@ -267,9 +272,17 @@ def _recorded(side: Selection, rows: Sequence[Row]) -> dict[str, list[str]]:
     """The values of each field, in the order they first appear."""
     found: dict[str, dict[str, None]] = {}
     environments = [side.environment(key) for key in dict.fromkeys(row.environment for row in rows)]
-    for field, value in (item for recorded in (*environments, side.measure) for item in recorded.items()):
-        found.setdefault(field, {})["none" if value is None else str(value)] = None
+    # Options of measuring that a prediction was asked for changed nothing in it.
+    measure = side.measure if any(row.source == "measured" for row in rows) else {}
+    for field, value in (item for recorded in (*environments, measure) for item in recorded.items()):
+        found.setdefault(field, {})[_written(value)] = None
     return {field: list(values) for field, values in found.items()}
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from leanbench.report.compare_summary import counted, difference, interval, microseconds, outcome, sentences
+from leanbench.report.compare_summary import (
+    counted,
+    difference,
+    energy_difference,
+    interval,
+    microseconds,
+    outcome,
+    sentences,
+)
 
 if TYPE_CHECKING:
     from leanbench.report.compare import Comparison
@@ -29,7 +37,7 @@ def markdown_text(comparison: Comparison) -> str:
 
 
 def _table(pairs: tuple[Pair, ...]) -> list[str]:
-    with_energy = any(pair.energy_ratio for pair in pairs)
+    with_energy = any(pair.energy_ratio is not None for pair in pairs)
     energy = [" energy |", "---:|"] if with_energy else ["", ""]
     lines = [
         f"| problem | kernel | base µs | new µs | difference | interval |{energy[0]} verdict |",
@@ -39,7 +47,7 @@ def _table(pairs: tuple[Pair, ...]) -> list[str]:
         cells = [_plain(pair.problem_label), _plain(pair.kernels)]
         cells += [*map(microseconds, pair.latencies_us), difference(pair), interval(pair)]
         if with_energy:
-            cells.append("-" if pair.energy_ratio is None else f"{pair.energy_ratio - 1:+z.1%}")
+            cells.append(energy_difference(pair))
         cells.append(outcome(pair) + (f": {_code(pair.reason)}" if pair.reason else ""))
         lines.append(f"| {' | '.join(cells)} |")
     return lines

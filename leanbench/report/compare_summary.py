@@ -70,11 +70,14 @@ def counted(pairs: Sequence[Pair]) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Statistics, the worst and the best cell, cells without a partner, and what the verdicts rest on."""
+    """Statistics, the slowest and the fastest cell against base, cells without a partner, what verdicts rest on."""
     pairs = comparison.pairs
     found = summarise(pairs)
-    lines = [_statistics_line(each, several=len(found) > 1) for each in found]
-    for heading, pair in (("Worst regression", worst_regression(pairs)), ("Best gain", best_gain(pairs))):
+    lines = [line for each in found for line in _statistics_lines(each, several=len(found) > 1)]
+    # Of two kernels neither came after the other.
+    kernels = comparison.of_two_kernels
+    headings = ("Slowest against base", "Fastest against base") if kernels else ("Worst regression", "Best gain")
+    for heading, pair in zip(headings, (worst_regression(pairs), best_gain(pairs)), strict=True):
         if pair is not None:
             lines.append(f"{heading}: {pair.label}, {change(pair)}.")
     for side, labels in ((comparison.base, comparison.only_in_base), (comparison.new, comparison.only_in_new)):
@@ -113,6 +116,12 @@ def difference(pair: Pair) -> str:
     return "-" if pair.ratio is None else _percent(pair.ratio)
 
 
+def energy_difference(pair: Pair) -> str:
+    """Energy of a launch, new over base, as a signed percentage."""
+    # z: no minus before what rounds to zero.
+    return "-" if pair.energy_ratio is None else f"{pair.energy_ratio - 1:+z.1%}"
+
+
 def interval(pair: Pair) -> str:
     """``+0.10% to +0.35%``."""
     if pair.ratio_low is None or pair.ratio_high is None:
@@ -125,15 +134,18 @@ def _percent(ratio: float) -> str:
     return f"{ratio - 1:+z.2%}"
 
 
-def _statistics_line(found: Statistics, *, several: bool) -> str:
+def _statistics_lines(found: Statistics, *, several: bool) -> list[str]:
+    """A line over all pairs; a second one where some are the same and some are not."""
     cache = f" with a {found.cache} cache" if several else ""
-    changed = f", {found.changed_geomean:.4f}x over the {found.changed} that are not the same" if found.changed else ""
-    if found.changed == found.pairs:
-        changed = ""
-    return (
+    lines = [
         f"New over base: geometric mean {found.geomean:.4f}x over {_many(found.pairs, 'cell')}{cache} ok on both "
-        f"sides{changed}; median difference {found.median_difference:.2%}."
-    )
+        f"sides; median |difference| {found.median_difference:.2%}."
+    ]
+    if found.changed_geomean is not None and found.changed < found.pairs:
+        lines.append(
+            f"Not the same{cache}: {_many(found.changed, 'cell')}, geometric mean {found.changed_geomean:.4f}x."
+        )
+    return lines
 
 
 def _basis(comparison: Comparison) -> list[str]:

@@ -45,7 +45,7 @@ def kernel_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 def figure(chart: Chart, kernels: Sequence[str]) -> Figure:
     """A plotly figure without data; `layout.meta` holds the chart's fields, `trace.meta` the kernel's name.
 
-    The trace whose kernel is null is the floor; one whose meta names a column draws that one, the kernel's ceiling.
+    The trace whose kernel is null is the floor; one whose meta names a column draws that one beside the kernel's.
     """
     import plotly.graph_objects as go
 
@@ -58,8 +58,8 @@ def figure(chart: Chart, kernels: Sequence[str]) -> Figure:
         floor.append(go.Scatter(name=name, meta={"kernel": None}, mode="lines", line=line, hovertemplate=hover))
     # What is drawn last lies on top: lean, the first of the kernels.
     order = list(reversed(kernels))
-    ceilings = [_ceiling(chart, name, *styles[name]) for name in order if chart.ceiling]
-    traces = [*floor, *ceilings, *(_trace(chart, name, *styles[name]) for name in order)]
+    beside = [_beside(chart, name, *styles[name]) for name in order if chart.beside]
+    traces = [*floor, *beside, *(_trace(chart, name, *styles[name]) for name in order)]
     return go.Figure(traces, go.Layout(**_layout(chart)))
 
 
@@ -79,16 +79,16 @@ def _trace(chart: Chart, name: str, color: str, symbol: str):
     )
 
 
-def _ceiling(chart: Chart, name: str, color: str, symbol: str):
+def _beside(chart: Chart, name: str, color: str, symbol: str):
     import plotly.graph_objects as go
 
     return go.Scatter(
         name=_plain(name),
-        meta={"kernel": name, "column": chart.ceiling},
+        meta={"kernel": name, "column": chart.beside},
         mode="lines",
         line={"color": color, "width": 1.5, "dash": "dot"},
         marker={"color": color, "symbol": symbol},
-        hovertemplate=f"%{{fullData.name}}, schedule: %{{y:{chart.y_format}}}<extra></extra>",
+        hovertemplate=f"%{{fullData.name}}, {chart.beside_name}: %{{y:{chart.y_format}}}<extra></extra>",
         showlegend=False,
     )
 

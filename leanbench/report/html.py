@@ -11,7 +11,7 @@ from leanbench.report.figures import MARKERS, figure, kernel_styles
 from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, gpu_name, has_values, kernel_order, where
 from leanbench.report.notices import flagged, warned
 from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
-from leanbench.report.summary import status_counts, summaries
+from leanbench.report.summary import MARGIN, status_counts, summaries
 from leanbench.report.table import page_columns, page_rows
 from leanbench.report.trust import Fact, facts
 
@@ -78,6 +78,7 @@ def page_context(run: Run, frame: DataFrame) -> dict[str, Any]:
             for name, (color, marker) in kernel_styles(kernels).items()
         ],
         "summaries": summaries(frame),
+        "margin": f"{MARGIN:.0%}",
         "short": short_labels(frame, axes),
         "statuses": status_counts(frame),
         "charts": charts,

@@ -30,6 +30,8 @@ class Notice:
     problems: tuple[str, ...]
     #: Rows.
     count: int
+    #: Not all rows have the very same sentence: `sentence` is the worst.
+    varies: bool
 
 
 def flagged(rows: Sequence[Mapping[str, Any]]) -> list[Notice]:
@@ -60,7 +62,7 @@ def _gathered(rows: Sequence[Mapping[str, Any]], said: Iterable[tuple[int, str, 
         worst = max(by_row, key=lambda index: _severity(by_row[index]))
         first = [worst, *(index for index in by_row if index != worst)][:NAMED]
         problems = tuple(label(rows[index]) for index in first)
-        notices.append(Notice(kernel, kind, by_row[worst], problems, len(by_row)))
+        notices.append(Notice(kernel, kind, by_row[worst], problems, len(by_row), len(set(by_row.values())) > 1))
     return notices
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanbench.errors import UserError, nearest
+from leanbench.errors import UserError
 from leanbench.problem import AttentionProblem
-from leanbench.run.directory import MANIFEST, RESULTS, read_manifest
+from leanbench.run.directory import RESULTS, read_manifest
 
 if TYPE_CHECKING:
     from leanbench.row import Row
@@ -38,14 +39,35 @@ def find_run(run: str) -> Path:
     """The directory meant by `run`: a path, or a name under `runs/`.
 
     Raises:
-        UserError: neither exists; the nearest name under `runs/` is suggested.
+        UserError: neither exists; the nearest run, beside the path or under `runs/`, is suggested.
     """
     for directory in (Path(run), RUNS / run):
         if directory.is_dir():
             return directory
-    known = [path.name for path in RUNS.iterdir() if (path / MANIFEST).is_file()] if RUNS.is_dir() else []
-    hint = nearest(run, known) if known else f"{RUNS}/ holds no run yet, make one with `leanbench sweep`"
-    raise UserError(f"there is no run {run!r}, {hint}")
+    name = Path(run).name
+    # A name may end with a slash, as shells complete it.
+    if "/" not in run.rstrip("/"):
+        hint = _nearest(name, RUNS, "") or f"{RUNS}/ holds no run yet, make one with `leanbench sweep`"
+        raise UserError(f"there is no run {run!r}, {hint}")
+    parent = Path(run).parent
+    if Path(run).is_file():
+        raise UserError(f"{run} is a file: name the folder it is in, {parent}")
+    missing = f"{parent}/ holds no run" if parent.is_dir() else f"nor a folder {str(parent)!r}"
+    hint = _nearest(name, parent, f"{parent}/") or f"{missing}: name a run directory, or a run under {RUNS}/"
+    raise UserError(f"there is no folder {run!r}, {hint}")
+
+
+def _nearest(name: str, folder: Path, prefix: str) -> str:
+    """The run in `folder` that is probably meant, else the three nearest by name; empty without any run there."""
+    try:
+        known = [path.name for path in folder.iterdir() if (path / RESULTS).is_file()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {prefix + close[0]!r}?"
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+    return f"nearest in {folder}/: {', '.join(nearest)}" if nearest else ""
 
 
 def read_run(directory: Path) -> Run:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from leanbench.report.compare_pair import judge
 from leanbench.report.frame import SUBJECT, baselines, best_ok_rows, ratios_to_lean, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+#: A difference within this is none, as `leanbench compare` has it.
+MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,18 +29,21 @@ class Ratios:
     lowest_at: str
     highest: float
     highest_at: str
-    #: Problems on which lean needs less.
-    won: int
+    #: Problems on which lean needs less or more than `baseline`, or the same within `MARGIN`.
+    less: int
+    same: int
+    more: int
 
 
 @dataclass(frozen=True)
 class BestBandwidth:
-    """The row that moved KV bytes fastest."""
+    """The row that moved KV bytes fastest; one with a warning only where every row has one."""
 
     kernel: str
     bandwidth_tb_s: float
     at: str
     read_floor_share: float | None
+    warned: bool
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
             continue
         labels, values = list(column_of.index.get_level_values("problem")), [float(value) for value in column_of]
         lowest, highest = min(values), max(values)
+        verdicts = Counter(judge(1 / value, 1 / value, MARGIN) for value in values)
         found.append(
             Ratios(
                 baseline=baseline,
@@ -112,7 +122,9 @@ def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
                 lowest_at=labels[values.index(lowest)],
                 highest=highest,
                 highest_at=labels[values.index(highest)],
-                won=sum(value > 1 for value in values),
+                less=verdicts["faster"],
+                same=verdicts["same"],
+                more=verdicts["slower"],
             )
         )
     return found
@@ -135,13 +147,15 @@ def _lean_energy(rows: DataFrame) -> LeanEnergy | None:
 
 
 def _best(rows: DataFrame) -> BestBandwidth | None:
-    ok = best_ok_rows(rows)
-    ok = where(ok, ok["bandwidth_tb_s"].notna())
+    ok = where(rows, (rows["status"] == "ok") & rows["bandwidth_tb_s"].notna())
     if ok.empty:
         return None
+    unwarned = where(ok, ok["warnings"].isna())
+    warned = unwarned.empty
+    ok = ok if warned else unwarned
     best = ok.sort_values(by=["bandwidth_tb_s"], ascending=False, kind="stable").iloc[0]
     share = _known(best["read_floor_share"])
-    return BestBandwidth(str(best["kernel"]), float(best["bandwidth_tb_s"]), str(best["problem"]), share)
+    return BestBandwidth(str(best["kernel"]), float(best["bandwidth_tb_s"]), str(best["problem"]), share, warned)
 
 
 def _known(value: Any) -> float | None:

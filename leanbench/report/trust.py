@@ -14,6 +14,8 @@ Rows = Sequence[Mapping[str, Any]]
 
 #: Below this latency a fixed cost of a launch weighs more than a share of it: differences are told in microseconds.
 SHORT_US = 20.0
+#: Sustained may be shorter than the burst by this share before it is told.
+SUSTAINED_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def facts(rows: Rows) -> list[Fact]:
     """
     measured = [row for row in rows if row["source"] == "measured" and row.get("latency_us") is not None]
     ok = [row for row in measured if row["status"] == "ok"]
-    found = [_stopping(measured, ok), _crosscheck(ok), _repeated(measured), _lowered(ok), _energy(ok), _stamps(ok)]
+    of_latency = [_stopping(measured, ok), _crosscheck(ok), _repeated(measured), _lowered(ok)]
+    found = [*of_latency, _sustained(ok), _energy(ok), _stamps(ok)]
     return [fact for fact in found if fact is not None]
 
 
@@ -45,15 +48,15 @@ def _stopping(measured: Rows, ok: Rows) -> Fact | None:
     suspect = sum(row["status"] == "suspect" for row in measured)
     if not reaches:
         return None
+    more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     text = (
-        f"{len(ok)} of {timed} timed rows met the stopping rule: the confidence interval of their median reaches "
-        f"{percent(median(reaches))} to one side in the median row, {percent(max(reaches))} in the worst"
+        f"{len(ok)} of {timed} timed rows met the stopping rule{more}; half-width of the 95% interval of the median: "
+        f"{percent(median(reaches))} in the median row, {percent(max(reaches))} in the worst"
     )
-    if suspect:
-        text += f"; {suspect} more {'is' if suspect == 1 else 'are'} suspect"
     note = (
-        "Samples are taken until the 95% confidence interval of the median is narrow enough. Where it stayed wide, or "
-        "something else used the GPU, a row is noisy. Suspect figures contradict a physical limit."
+        "Samples are taken until the 95% confidence interval of the median is narrow enough; its half-width is that to "
+        "its farther end. Where it stayed wide, or something else used the GPU, a row is noisy. Suspect figures "
+        "contradict a physical limit."
     )
     return Fact("stopping rule", text, note)
 
@@ -73,8 +76,8 @@ def _crosscheck(ok: Rows) -> Fact | None:
     if not parts:
         return None
     note = (
-        "The same launch by another method: launched one by one from the host, queued behind a kernel that blocks "
-        "the stream."
+        "The same launches in a graph under torch's profiler: from one launch's first kernel to the next one's, by "
+        "CUPTI's time stamps."
     )
     return Fact("cross-check", f"the cross-check differs from the latency {'; '.join(parts)}", note)
 
@@ -100,6 +103,22 @@ def _lowered(ok: Rows) -> Fact | None:
     named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
     text = f"clocks were lowered in samples that were kept of {len(hit)} of {_rows(ok)}: {named}"
     return Fact("lowered clocks", text, "Reasons NVML gave for lowered clocks during the samples that were kept.")
+
+
+def _sustained(ok: Rows) -> Fact | None:
+    read = _with(ok, "sustained_us")
+    over_burst = [row["sustained_us"] / row["latency_us"] - 1 for row in read]
+    below = sum(share < -SUSTAINED_MARGIN for share in over_burst)
+    if not below:
+        return None
+    worst = read[over_burst.index(min(over_burst))]
+    text = (
+        f"sustained latency is below the burst's by more than {SUSTAINED_MARGIN:.0%} in {below} of {_rows(read)}, by "
+        f"{percent(-min(over_burst))} in the worst ({_named(worst)}); the cause is not known"
+    )
+    return Fact(
+        "sustained", text, "Heat and the power limit make sustained launches longer than a burst's, not shorter."
+    )
 
 
 def _energy(ok: Rows) -> Fact | None:

@@ -96,25 +96,36 @@ def parse_ragged(text: str) -> tuple[float, ...]:
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Seconds from ``90``, ``90s``, ``10m`` or ``2h``; above 0."""
+    """Seconds from ``90``, ``90s``, ``10m`` or ``2h``.
+
+    Raises:
+        UserError: no number with a unit of time, or 0.
+    """
     match = re.fullmatch(r"(\d{1,7}(?:\.\d{1,3})?)\s*([smh]?)", text.strip(), re.ASCII | re.IGNORECASE)
-    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2].lower()] if match else 0.0
-    if seconds <= 0:
+    if match is None:
         raise UserError(f"{name} {text!r} is not a duration, write for example 90s, 10m or 2h")
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2].lower()]
+    if seconds == 0:
+        raise UserError(f"{name} {text!r} must be above 0, write for example 90s, 10m or 2h")
     return seconds
 
 
-def parse_percent(name: str, text: str, *, most: int) -> float:
+def parse_percent(name: str, text: str, *, most: int, above_zero: bool = False) -> float:
     """A share from a percentage with its sign, which is optional nowhere: ``5`` and ``0.05`` could mean either.
 
+    Args:
+        most: largest percentage.
+        above_zero: refuse 0%.
+
     Raises:
-        UserError: no number with a percent sign, or one above `most`.
+        UserError: no number with a percent sign, one above `most`, or a refused 0%.
     """
     match = re.fullmatch(r"(\d{1,7}(?:\.\d{1,6})?)\s*%", text.strip(), re.ASCII)
+    limits = f"above 0% and up to {most}%" if above_zero else f"from 0% to {most}%"
     if match is None or float(match[1]) > most:
-        raise UserError(
-            f"{name} {text!r} is not a percentage, write a number from 0% to {most}% with its sign, as in 5%"
-        )
+        raise UserError(f"{name} {text!r} is not a percentage, write a number {limits} with its sign, as in 5%")
+    if above_zero and float(match[1]) == 0:
+        raise UserError(f"{name} {text!r} must be above 0%, write a number up to {most}% with its sign, as in 5%")
     return float(match[1]) / 100
 
 

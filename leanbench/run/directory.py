@@ -9,7 +9,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["schema_version"]
     except (FileNotFoundError, NotADirectoryError):
+        if (path / "trace-manifest.json").exists():
+            raise UserError(f"{path} is a trace, not a run: open its trace.html or trace.svg") from None
         raise UserError(f"{path} is not a run directory, it has no {MANIFEST}") from None
     except OSError as error:
         raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
@@ -59,21 +61,21 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def newest_run(parent: Path, sweep: str) -> Path:
-    """The run of `sweep` under `parent` that was started last.
+def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
+    """The run of `sweep` under `parent` that was started last; one of just these cells, where there is any.
 
     Raises:
         UserError: there is none.
     """
-    found: list[tuple[str, Path]] = []
+    found: list[tuple[bool, str, Path]] = []
     for manifest in parent.glob(f"*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = json.loads(manifest.read_text(encoding="utf-8"))
             if content["sweep"]["name"] == sweep:
-                found.append((content["created"], manifest.parent))
+                found.append((set(content["cells"]) == set(cells), content["created"], manifest.parent))
     if not found:
         raise UserError(f"there is no run of sweep {sweep!r} in {parent} to resume: start it without --resume")
-    return max(found)[1]
+    return max(found)[2]
 
 
 @dataclass

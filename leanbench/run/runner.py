@@ -105,7 +105,7 @@ class _Bench:
                 outcomes = _blame(lost.blamed, left, {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"})
             if not usable:
                 self.close()
-            wall_s = (time.monotonic() - begun) / len(left)
+            wall_s = (time.monotonic() - begun) / max(1, len(outcomes))
             for name, outcome in outcomes.items():
                 cell = left.pop(name)
                 raw = outcome.pop("raw_samples", None)
@@ -136,6 +136,7 @@ class _Bench:
             "decomposition": kernel(cell.kernel).decomposition,
             "source": "predicted" if self._target.local_index is None else "measured",
             "kv_bytes": cell.problem.kv_bytes,
+            "cache": cell.cache,
             "wall_s": round(wall_s, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": self._environment,

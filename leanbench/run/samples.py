@@ -22,17 +22,18 @@ _PIECE_BYTES = 4096
 
 
 class Samples(BaseModel):
-    """The raw measurements of one cell. The lists are as long as `samples_us`, in the order of time."""
+    """The raw measurements of one cell, in the order of time."""
 
     #: The row's `cell`.
     cell: str
     #: Microseconds of one launch: a graph replay's time over its launches.
     samples_us: list[float]
-    #: The round each sample was taken in; samples of other kernels with the same round were taken next to it.
+    #: Of each sample, the round it was taken in: samples of the problem's other kernels with the same round were taken
+    #: next to it, unless a kernel that failed had the others measured again.
     rounds: list[int]
-    #: Right after each sample. Null where NVML does not say.
+    #: Of each sample, right after it. Null where NVML does not say.
     sm_clock_mhz: list[int | None]
-    #: Samples of the cross-check, one for each pass of launches from the host.
+    #: The figures of the cross-check, a replay each.
     crosscheck_us: list[float] = []
 
 

@@ -116,7 +116,6 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     traceback.print_exception(error)
     reason = _first_line(error)
     if name == "OutOfMemoryError":
-        _free_gpu_memory()
         return {"status": "out_of_memory", "reason": reason}, True
     return {"status": "crashed", "reason": reason}, not _is_cuda_error(error)
 
@@ -124,14 +123,6 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
 def _is_cuda_error(error: Exception) -> bool:
     """A CUDA error is sticky: every later call of the process fails with it. torch and Triton word it differently."""
     return type(error).__name__ == "AcceleratorError" or "CUDA" in str(error)
-
-
-def _free_gpu_memory() -> None:
-    import gc
-
-    gc.collect()
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.cuda.empty_cache()
 
 
 def _first_line(error: Exception) -> str:

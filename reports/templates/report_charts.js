@@ -73,7 +73,7 @@
       mode: meta.all_problems && severalSeries ? "markers" : "lines+markers",
       visible: !hiddenKernels.has(trace.meta.kernel),
     };
-    if (trace.meta.column) return ceilingTrace(filled, asBars);
+    if (trace.meta.column) return besideTrace(filled, asBars);
     if (asBars) {
       const unused = { mode: undefined, cliponaxis: undefined, line: undefined };
       Object.assign(filled, { ...unused, type: "bar", textposition: "none", marker: { color: trace.marker.color } });
@@ -95,7 +95,7 @@
   }
 
   /** Dotted; on bars, a line across each. */
-  function ceilingTrace(filled, asBars) {
+  function besideTrace(filled, asBars) {
     if (!asBars) return { ...filled, text: filled.text.map(() => ""), mode: filled.mode === "markers" ? "markers" : "lines" };
     const { color } = filled.marker;
     return { ...filled, text: [], mode: "markers", marker: { symbol: "line-ew", size: 30, line: { color: "#808690", width: 2 }, color } };

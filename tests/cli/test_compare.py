@@ -44,8 +44,8 @@ def test_table():
     result = run("before", "after")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert re.fullmatch(r"base  runs/before \(NVIDIA H200, \d{4}-\d\d-\d\d\)", lines[0])
-    assert re.fullmatch(r"new   runs/after \(NVIDIA H200, \d{4}-\d\d-\d\d\)", lines[1])
+    assert re.fullmatch(r"base  runs/before \(NVIDIA H200, \d{4}-\d\d-\d\d \d\d:\d\d\)", lines[0])
+    assert re.fullmatch(r"new   runs/after \(NVIDIA H200, \d{4}-\d\d-\d\d \d\d:\d\d\)", lines[1])
     assert lines[2] == "they differ in triton: 3.6.0 → 3.7.0"
     assert lines[4].rstrip() == "lean, measured, all b1 h8 d64 fp16 HND"
     # 11 samples 0.1% apart on either side: of the 121 ratios, the 31st from either end.
@@ -57,9 +57,9 @@ def test_table():
         ["n4096", "10.00", "10.00", "+0.00%", "-0.30%", "to", "+0.30%", "same"],
     ]
     assert "4 cells: 1 no longer ok, 1 slower, 1 faster, 1 same." in lines
-    assert "New over base: geometric mean 1.0260x over 3 cells ok on both sides, 1.0392x over the 2 that are not" in (
-        result.stdout
-    )
+    # |difference|: 20%, 10% and none.
+    at = lines.index("New over base: geometric mean 1.0260x over 3 cells ok on both sides; median |difference| 10.00%.")
+    assert lines[at + 1] == "Not the same: 2 cells, geometric mean 1.0392x."
     assert "Worst regression: lean · b1 h8 n1024 d64 fp16 HND, 10.00 → 12.00 µs, +20.00% (95% interval +19.64%" in (
         result.stdout
     )
@@ -153,13 +153,16 @@ def test_kernel_names_are_no_markup(tmp_path, monkeypatch):
     assert "| y\\_\\|z |" in markdown
 
 
-def test_energy_stands_in_the_details(tmp_path, monkeypatch):
+def test_energy_stands_in_every_format(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, energy_mj in (("a", 4.0), ("b", 5.0)):
+    for name, energy_mj in (("a", 4.0), ("b", 5.0), ("without", None)):
         write_run(tmp_path / name, [row(problem(), "lean", spread(10.0), energy_mj=energy_mj)])
     table = [line for line in run("a", "b", "--format", "markdown").stdout.splitlines() if line.startswith("|")]
     assert table[0].split(" | ")[-2:] == ["energy", "verdict |"]
     assert table[2].split(" | ")[-2:] == ["+25.0%", "same |"]
+    words = [line.split() for line in run("a", "b").stdout.splitlines() if line.startswith(("problem", "b1"))]
+    assert [line[-2:] for line in words] == [["energy", "verdict"], ["+25.0%", "same"]]
+    assert "energy" not in run("a", "without").stdout
     (pair,) = json.loads(run("a", "b", "--format", "json").stdout)["pairs"]
     assert (pair["energy_ratio"], pair["base_energy_mj"], pair["new_energy_mj"]) == (1.25, 4.0, 5.0)
 

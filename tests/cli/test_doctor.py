@@ -99,6 +99,28 @@ def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):
     assert result.stderr == "looking...\n"
 
 
+@pytest.mark.parametrize(
+    ("found", "closing"),
+    [
+        (
+            [("runs", problem("cannot be written", "--out"))],
+            "1 problem, no notes: solve the problems before you sweep here.",
+        ),
+        (
+            [
+                ("runs", problem("cannot be written", "--out")),
+                ("environment", problem("X=[1] makes it slow", "unset X")),
+            ],
+            "2 problems, no notes: solve the problems before you trust a figure of this machine.",
+        ),
+    ],
+)
+def test_a_folder_alone_says_nothing_about_figures(findings, found, closing):
+    findings(("torch", ok("torch 9")), *found)
+    result = invoke()
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, closing)
+
+
 def test_a_machine_that_can_measure(findings):
     findings(("torch", ok("torch 9", torch="9")), ("mig", note("half a GPU", "buy another", mig=True)))
     result = invoke()

@@ -110,7 +110,7 @@ def test_with_a_gpu_it_measures(monkeypatch):
     assert "latency with stamps 1.020x" in result.stdout
     path = Path(result.stdout.splitlines()[-1])
     assert "Measured on NVIDIA H200" in path.read_text(encoding="utf-8")
-    manifest = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((path.parent / "trace-manifest.json").read_text(encoding="utf-8"))
     assert (manifest["source"], manifest["gpu"]["name"], manifest["problem"]["context"]) == ("measured", "h200", 4096)
     assert manifest["environment"] == {"driver": "580"}
 

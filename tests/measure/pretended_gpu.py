@@ -168,7 +168,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: gpu.reserved_bytes)
     monkeypatch.setattr("torch.cuda.empty_cache", gpu.empty_cache)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(gpu.free_bytes), int(141e9)))
-    monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: replace(H200))
+    monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mb=0.09))
     monkeypatch.setattr(buffers, "make_inputs", made)
     monkeypatch.setattr(buffers, "_COLD_BYTES", COLD_BYTES)
     monkeypatch.setattr(buffers, "_COLD_L2_MULTIPLE", 0)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pretended_gpu import CONFIG, FASTER, PROBLEM, PretendedGpu, Right, measure, pretend
 
+from leanbench.errors import UserError
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
 from leanbench.gpu.spec import GpuSpec
@@ -232,14 +233,15 @@ def sustained(monkeypatch) -> list[tuple[int, object, float]]:
 
     def fake(replay: object, launches: int, nvml: object, calibration: object, window_s: float) -> SimpleNamespace:
         calls.append((launches, nvml, window_s))
-        return SimpleNamespace(warnings=[f"reading {len(calls)}"], number=len(calls))
+        warnings = [f"reading {len(calls)}"]
+        return SimpleNamespace(warnings=warnings, number=len(calls), throttle_reasons=["sw_power_cap"])
 
     def energy_fields(reading: Any, calibration: object, floor: Any) -> dict[str, Any]:
         return {"energy_mj": float(reading.number), "energy_floor_mj": None if floor is None else float(floor.number)}
 
     monkeypatch.setattr("leanbench.measure.energy.measure_sustained", fake)
     monkeypatch.setattr(module.extras, "energy_fields", energy_fields)
-    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: "calibrated")
+    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: SimpleNamespace(tick_ms=100.0))
     return calls
 
 
@@ -248,10 +250,28 @@ def test_energy_of_each_kernel_and_of_the_floor_once(gpu, sustained):
     rows = measure(gpu, Right("a"), Right("b"), energy=True, window_s=5.0)
     assert sustained == [(64, gpu.nvml, 5.0)] * 3
     assert {name: (fields["energy_mj"], fields["energy_floor_mj"]) for name, fields in rows.items()} == {
-        "a": (2.0, 1.0),
-        "b": (3.0, 1.0),
+        "a": (1.0, 2.0),
+        "b": (3.0, 2.0),
     }
-    assert [fields["warnings"] for fields in rows.values()] == [["reading 2"], ["reading 3"]]
+    assert [fields["warnings"] for fields in rows.values()] == [
+        ["reading 1", "read floor: reading 2"],
+        ["reading 3", "read floor: reading 2"],
+    ]
+
+
+@pytest.mark.usefixtures("sustained")
+def test_a_window_of_few_ticks_is_refused_before_anything_runs(gpu, monkeypatch):
+    gpu.nvml = PretendedNvml([])
+    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: SimpleNamespace(tick_ms=1000.0))
+    with pytest.raises(UserError, match="give it 20 to 3600 s"):
+        measure(gpu, Right(), energy=True, window_s=5.0)
+
+
+@pytest.mark.usefixtures("sustained")
+def test_energy_without_nvml_is_said(gpu, monkeypatch):
+    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: None)
+    fields = measure(gpu, Right(), energy=True)["right"]
+    assert "NVML cannot be used here, so there is no energy: run `leanbench doctor`" in fields["warnings"]
 
 
 def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
@@ -261,7 +281,7 @@ def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
 
 
 def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
-    def occupancy_fields(candidate: Any, problem: object, buffers: Sequence[object], spec: object) -> dict[str, Any]:
+    def busy_fields(candidate: Any, problem: object, buffers: Sequence[object], spec: object) -> dict[str, Any]:
         assert gpu.announced[-1] == candidate.kernel.name
         assert (problem, len(buffers)) == (PROBLEM, 3)
         return {"sm_busy_share": candidate.row["latency_us"] / 100}
@@ -271,7 +291,8 @@ def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
         candidate.warnings.append("counters want rights")
         return {"counted_dram_bytes": 7}
 
-    monkeypatch.setattr(module.extras, "occupancy_fields", occupancy_fields)
+    monkeypatch.setattr(module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168})
+    monkeypatch.setattr(module.extras, "busy_fields", busy_fields)
     monkeypatch.setattr(module.extras, "counter_fields", counter_fields)
     plain = measure(gpu, Right())["right"]
     assert not {"sm_busy_share", "counted_dram_bytes"} & set(plain)

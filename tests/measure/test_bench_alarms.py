@@ -11,6 +11,7 @@ import pytest
 from pretended_gpu import PROBLEM, Launch, PretendedGpu, Right, measure, pretend
 
 from leanbench.inputs import AttentionInputs
+from leanbench.measure import cell as module
 from leanbench.measure.cell import Alarm, Bench
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.timing import Effort
@@ -108,15 +109,73 @@ def test_a_kernel_that_changes_its_inputs_is_an_alarm(gpu, tensor):
     assert gpu.made
 
 
-def test_inputs_that_change_later_are_everybodys(gpu):
-    class Late(Right):
-        def spoil(self, inputs: AttentionInputs) -> None:
-            if self.launches > 1:
-                inputs.v_cache[0, 0, 0, 0] += 1e-3
+class Late(Right):
+    """Changes its inputs from some launch on."""
 
-    with pytest.raises(Alarm, match=r"^a, late changed its inputs"):
+    after = 1
+
+    def spoil(self, inputs: AttentionInputs) -> None:
+        if self.launches > self.after:
+            inputs.v_cache[0, 0, 0, 0] += 1e-3
+
+
+def test_inputs_that_change_in_a_graph_are_their_kernels(gpu):
+    with pytest.raises(Alarm, match=r"^late changed its inputs"):
         measure(gpu, Right("a"), Late("late"))
+    assert gpu.announced[-1] == "late"
+
+
+def test_inputs_that_change_while_all_are_timed_are_everybodys(gpu):
+    late = Late("late")
+    # The check, and the graph's launches over three buffers.
+    late.after = 4
+    with pytest.raises(Alarm, match=r"^a, late changed its inputs"):
+        measure(gpu, Right("a"), late)
     assert gpu.announced[-1] is None
+
+
+def test_a_part_that_cannot_be_had_costs_a_warning_not_the_row(gpu, monkeypatch):
+    def fail(*asked: object) -> dict[str, Any]:
+        raise RuntimeError("the instrumented build differs\nby much")
+
+    monkeypatch.setattr(module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168})
+    monkeypatch.setattr(module.extras, "busy_fields", fail)
+    fields = measure(gpu, Right(), occupancy=True)["right"]
+    assert (fields["status"], fields["latency_us"], fields["registers_per_thread"]) == ("ok", 10.0, 168)
+    assert fields["warnings"] == ["part of what was asked is missing (RuntimeError: the instrumented build differs)"]
+
+
+def test_an_error_of_the_gpu_is_no_warning(gpu, monkeypatch):
+    def fail(*asked: object) -> dict[str, Any]:
+        monkeypatch.setattr("torch.cuda.synchronize", sticky)
+        raise RuntimeError("CUDA error: misaligned address")
+
+    def sticky() -> None:
+        raise RuntimeError("CUDA error: misaligned address, again")
+
+    monkeypatch.setattr(module.extras, "resource_fields", fail)
+    with pytest.raises(RuntimeError, match="again"):
+        measure(gpu, Right(), occupancy=True)
+
+
+def test_a_kernel_found_wrong_after_timing_is_asked_nothing_more(gpu, monkeypatch):
+    class WrongInReplays(Right):
+        is_replayed = False
+
+        def replay(self, launches: Sequence[Callable[[], object]]) -> None:
+            self.is_replayed = True
+            super().replay(launches)
+            self.is_replayed = False
+
+        def spoil(self, inputs: AttentionInputs) -> None:
+            if self.is_replayed:
+                inputs.out.mul_(2)
+
+    asked: list[object] = []
+    monkeypatch.setattr(module.extras, "resource_fields", lambda *args: asked.append(args) or {})
+    monkeypatch.setattr(module.extras, "busy_fields", lambda *args: asked.append(args) or {})
+    assert measure(gpu, WrongInReplays(), occupancy=True)["right"]["status"] == "incorrect"
+    assert asked == []
 
 
 def test_a_wide_interval_is_noisy(gpu):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -140,14 +141,17 @@ def captured(monkeypatch) -> list[int]:
     [(1.0, 32, 3), (100.0, 20, 3), (600.0, 4, 3), (2000.0, 2, 3), (5000.0, 2, 1), (3e4, 2, 1)],
 )
 def test_a_replay_takes_two_milliseconds_and_all_ten(monkeypatch, captured, latency_us, launches, figures):
-    monkeypatch.setattr(module, "_profiled", lambda graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0))
+    monkeypatch.setattr(
+        module, "_profiled", lambda before, graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0)
+    )
     assert cross_check([lambda: None] * 7, latency_us) == CrossCheck((2.0,) * figures, ("attend",))
-    assert captured == [launches]
+    # One before it, on other buffers.
+    assert captured == [launches, launches]
 
 
 @pytest.mark.usefixtures("captured")
 def test_a_profiler_that_fails_is_a_sentence(monkeypatch):
-    def fail(graph: object) -> list[KernelSpan]:
+    def fail(before: object, graph: object) -> list[KernelSpan]:
         raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED\nand a stack")
 
     monkeypatch.setattr(module, "_profiled", fail)
@@ -178,9 +182,53 @@ def test_the_replay_before_the_one_that_counts_is_left_out(monkeypatch):
         def events(self) -> list[SimpleNamespace]:
             return events
 
-    replays: list[int] = []
+    replays: list[str] = []
     monkeypatch.setattr("torch.profiler.profile", Profile)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    spans = module._profiled(SimpleNamespace(replay=lambda: replays.append(1)))  # pyright: ignore[reportArgumentType]
-    assert len(replays) == 2
+    graphs = [SimpleNamespace(replay=lambda name=name: replays.append(name)) for name in ("before", "counts")]
+    spans = module._profiled(*graphs)  # pyright: ignore[reportArgumentType]
+    assert replays == ["before", "counts"]
     assert spans == [KernelSpan("a", 21.0, 22.0), KernelSpan("b", 31.0, 32.0)]
+
+
+def test_the_buffers_that_count_have_left_the_l2(monkeypatch, captured):
+    """A full rotation, then launches on the last buffers, then on the first ones."""
+    used: list[int] = []
+    graphs: list[list[int]] = []
+
+    def capture(launches: list[Callable[[], None]], count: int) -> SimpleNamespace:
+        before = len(used)
+        for index in range(count):
+            launches[index % len(launches)]()
+        graphs.append(used[before:])
+        del used[before:]
+        return SimpleNamespace(count=count)
+
+    monkeypatch.setattr("leanbench.measure.timing.capture", capture)
+    monkeypatch.setattr(
+        module, "_profiled", lambda before, graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0)
+    )
+    launches = [lambda index=index: used.append(index) for index in range(100)]
+    cross_check(launches, 10.0)
+    assert graphs == [list(range(32)), list(range(68, 100))]
+    assert used == list(range(100)) * 3
+    used.clear()
+    graphs.clear()
+    # Fewer buffers than launches: any replay is a full rotation.
+    cross_check(launches[:20], 10.0)
+    assert graphs == [[index % 20 for index in range(32)]] * 2
+    assert used == []
+
+
+@pytest.mark.usefixtures("captured")
+def test_an_error_of_the_kernel_is_not_the_profilers(monkeypatch):
+    def sticky() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access, again")
+
+    def fail(before: object, graph: object) -> list[KernelSpan]:
+        monkeypatch.setattr("torch.cuda.synchronize", sticky)
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(module, "_profiled", fail)
+    with pytest.raises(RuntimeError, match="again"):
+        cross_check([lambda: None], 10.0)

@@ -74,7 +74,8 @@ def after(gpu: SimulatedGpu, seconds: float) -> float:
 def test_energy_of_a_random_load_within_one_percent(window_s: float, **figures: Any):
     gpu = SimulatedGpu(**figures)
     calibration = calibrated(gpu)
-    assert calibration.tick_ms == pytest.approx(gpu.tick_s * 1000, rel=0.3 if gpu.tick_s < 0.02 else 0.05)
+    # A tick is seen at a poll, every 2 to 5 ms.
+    assert calibration.tick_ms == pytest.approx(gpu.tick_s * 1000, abs=5)
     assert calibration.idle_power_w == pytest.approx(gpu.idle_w, rel=0.01)
     started_s = gpu.time_s
     reading = measured(gpu, calibration, window_s)

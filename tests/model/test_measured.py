@@ -66,9 +66,9 @@ def test_error_over_all(predicted_us):
         for problem, us in MEASURED_US.items()
         for predicted, measured in zip(predicted_us[problem], us, strict=True)
     ]
-    assert len(errors) == 39
+    assert f"the {len(errors)} H200 medians it was fitted to" in KNOWN_ERROR
     assert statistics.median(errors) < 0.015
-    assert f"{statistics.median(errors):.1%} in the median and {max(errors):.1%} at most" in KNOWN_ERROR
+    assert f"{statistics.median(errors):.1%} median, {max(errors):.1%} worst" in KNOWN_ERROR
 
 
 def test_order_of_the_kernels_where_they_differ_by_more_than_a_twentieth(predicted_us):

@@ -338,7 +338,43 @@ def test_statistics_by_hand(tmp_path):
     assert found.geomean == pytest.approx(2 ** (1 / 4))
     assert found.changed_geomean == pytest.approx(2 ** (1 / 3))
     assert found.median_difference == pytest.approx(0.75)
-    assert "geometric mean 1.1892x over 4 cells ok on both sides, 1.2599x over the 3" in sentences(comparison)[0]
+    assert sentences(comparison)[:2] == [
+        "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median |difference| 75.00%.",
+        "Not the same: 3 cells, geometric mean 1.2599x.",
+    ]
+
+
+def test_what_all_changed_has_one_mean(tmp_path):
+    comparison = compared(tmp_path, {(SHORT, "lean"): spread(10.0)}, {(SHORT, "lean"): spread(20.0)})
+    assert not any(sentence.startswith("Not the same") for sentence in sentences(comparison))
+
+
+def test_what_is_the_same_keeps_the_order_of_the_sweep(tmp_path):
+    contexts = {4: 10.0, 1: 10.02, 3: 9.98, 2: 10.01}
+    comparison = compared(
+        tmp_path,
+        {(problem(context), "lean"): spread(10.0) for context in contexts},
+        {(problem(context), "lean"): spread(us) for context, us in contexts.items()},
+    )
+    assert counts(comparison.pairs) == {"same": 4}
+    assert [pair.problem.context for pair in comparison.pairs] == [4, 1, 3, 2]
+
+
+def test_two_kernels_are_slower_and_faster_not_worse_and_better(tmp_path):
+    latencies = {(SHORT, "lean"): 10.0, (LONG, "lean"): 10.0, (SHORT, "fa2"): 20.0, (LONG, "fa2"): 5.0}
+    run = run_of(tmp_path / "run", {key: spread(us) for key, us in latencies.items()})
+    said = sentences(compare(f"{run}:lean", f"{run}:fa2", margin=MARGIN))
+    assert [line.split(",")[0] for line in said if "against base" in line] == [
+        "Slowest against base: lean → fa2 · b1 h8 n1024 d64 fp16 HND",
+        "Fastest against base: lean → fa2 · b1 h8 n4096 d64 fp16 HND",
+    ]
+    assert not any("Worst" in line or "Best" in line for line in said)
+    # One kernel before and after has regressed.
+    later = run_of(tmp_path / "later", {(SHORT, "lean"): spread(20.0)})
+    assert any(
+        line.startswith("Worst regression: lean · ")
+        for line in sentences(compare(f"{run}:lean", f"{later}:lean", margin=MARGIN))
+    )
 
 
 def test_nothing_changed_has_no_worst_cell(tmp_path):
@@ -376,8 +412,17 @@ def test_other_ways_of_measuring_are_differences(tmp_path):
     found = compare(*runs, margin=MARGIN).differences
     assert [(each.field, each.base, each.new) for each in found] == [
         ("min_samples", ("10",), ("20",)),
-        ("energy", ("False",), ("True",)),
+        ("energy", ("no",), ("yes",)),
     ]
+
+
+def test_what_predictions_were_asked_to_measure_is_no_difference(tmp_path):
+    rows = [row(SHORT, source="predicted", latency_us=10.0)]
+    runs = [
+        str(write_run(tmp_path / name, rows, source="predicted", measure={"cache": "cold", "energy": energy}))
+        for name, energy in (("base", False), ("new", True))
+    ]
+    assert compare(*runs, margin=MARGIN).differences == ()
 
 
 def test_predictions_for_two_gpus_say_so(tmp_path):

@@ -155,7 +155,7 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     probe = """return {
       energy: points("energy", "fa2"), floor: points("energy", null), idle: points("power", null),
       power: points("power", "lean"), sustained: points("sustained", "lean"), busy: points("sm_busy", "lean"),
-      ceiling: trace("sm_busy", "lean", "quantisation_efficiency").y,
+      slots: trace("sm_busy", "lean", "quantisation_efficiency").y,
       dash: trace("sm_busy", "lean", "quantisation_efficiency").line.dash,
       suspect: points("latency", "fixed_split"), rings: trace("latency", "fa2").marker.line.width,
       none: trace("latency", "lean").marker.line,
@@ -170,7 +170,7 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     assert seen["floor"] == [[1024, problem(1024).kv_bytes * 1e-7], [65536, problem(65536).kv_bytes * 1e-7]]
     assert (seen["power"], seen["idle"]) == ([[1024, 500.0], [65536, 500.0]], [[1024, 100.0], [65536, 100.0]])
     assert seen["sustained"] == [[1024, 0.25], [65536, 0.25]]
-    assert (seen["busy"], seen["ceiling"], seen["dash"]) == ([[1024, 0.85], [65536, 0.85]], [0.97, 0.97], "dot")
+    assert (seen["busy"], seen["slots"], seen["dash"]) == ([[1024, 0.85], [65536, 0.85]], [0.97, 0.97], "dot")
     # The noisy row is drawn, the suspect one is not.
     assert seen["suspect"] == [[1024, 10.0]]
     assert (seen["rings"], seen.get("none")) == ([2, 2], None)
@@ -184,9 +184,9 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     assert "25%" in seen["ticks"]
 
 
-def test_one_problem_has_its_ceiling_as_a_dash_over_the_bar(write_run: WriteRun) -> None:
-    probe = """const ceiling = trace("sm_busy", "lean", "quantisation_efficiency");
-      return [ceiling.mode, ceiling.marker.symbol, ceiling.x, ceiling.y, points("sm_busy", "lean"),
+def test_one_problem_has_its_schedule_as_a_dash_over_the_bar(write_run: WriteRun) -> None:
+    probe = """const slots = trace("sm_busy", "lean", "quantisation_efficiency");
+      return [slots.mode, slots.marker.symbol, slots.x, slots.y, points("sm_busy", "lean"),
         chart("power").layout.shapes.map((shape) => shape.y0)];"""
     seen, _ = look(write_run([row_with_all_fields(problem(), "lean", 10.0)]), probe)
     assert seen == ["markers", "line-ew", ["lean"], [0.97], [["lean", 0.85]], [100.0]]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import math
+from typing import Any
 
 import pytest
 from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
@@ -65,12 +66,36 @@ def test_summary_values(write_run: WriteRun) -> None:
     assert fa2.geomean == pytest.approx(4.0)
     assert (fa2.lowest, fa2.lowest_at) == (2.0, "b1 h56 n1024 d64 fp16 HND")
     assert (fa2.highest, fa2.highest_at) == (8.0, "b1 h56 n65536 d64 fp16 HND")
-    assert (fa2.won, fa2.problems) == (2, 2)
+    assert (fa2.less, fa2.same, fa2.more, fa2.problems) == (2, 0, 0, 2)
     assert fixed_split.geomean == pytest.approx(math.sqrt(0.5))
-    assert (fixed_split.won, fixed_split.problems) == (0, 2)
+    assert (fixed_split.less, fixed_split.same, fixed_split.more, fixed_split.problems) == (0, 1, 1, 2)
     assert summary.best is not None
     assert (summary.best.kernel, summary.best.at) == ("fixed_split", "b1 h56 n65536 d64 fp16 HND")
     assert summary.best.bandwidth_tb_s == 2 * 65536 * 56 * 64 * 2 / 100.0 * 1e-6
+
+
+def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
+    # As `leanbench compare` has it: lean over the other, 0.99 to 1.01.
+    fa2 = (100.0, 100.5, 101.0, 99.1, 101.2, 98.9)
+    rows = [row(problem(1024 << i), "lean", 100.0, energy_mj=50.0) for i in range(6)]
+    rows += [row(problem(1024 << i), "fa2", us, energy_mj=us / 2) for i, us in enumerate(fa2)]
+    [summary] = summaries(frame_of(write_run(rows)))
+    for ratios in (summary.speedups[0], summary.energies["fa2"]):
+        assert (ratios.less, ratios.same, ratios.more) == (1, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("cells", "best"),
+    [
+        (((5.0, ["not warm"]), (20.0, []), (30.0, None)), ("at 20.0", False)),
+        (((5.0, ["not warm"]), (4.0, ["not warm"])), ("at 4.0", True)),
+    ],
+)
+def test_the_best_bandwidth_is_one_without_a_warning(write_run: WriteRun, cells: Any, best: tuple[str, bool]) -> None:
+    rows = [row(problem(), f"at {us}", us, warnings=said) for us, said in cells]
+    [summary] = summaries(frame_of(write_run(rows)))
+    assert summary.best is not None
+    assert (summary.best.kernel, summary.best.warned) == best
 
 
 def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteRun) -> None:

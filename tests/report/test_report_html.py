@@ -120,10 +120,10 @@ def test_summary_shows_the_figures(write_run: WriteRun) -> None:
     html = html_of(write_run(measured_rows()))
     text = " ".join(re.sub("<[^>]+>", " ", html[html.index('id="summary"') : html.index('id="charts"')]).split())
     assert (
-        "lean over fa2 4.00× geometric mean faster on 2 of 2 "
+        "lean over fa2 4.00× geometric mean faster on 2 of 2, within 1% on 0, slower on 0 "
         "highest 8.00× context 64k, batch 1 lowest 2.00× context 1k, batch 1" in text
     )
-    assert "lean over fixed_split 0.71× geometric mean faster on 0 of 2" in text
+    assert "fixed_split 0.71× geometric mean faster on 0 of 2, within 1% on 1, slower on 1 highest" in text
     assert "rows 9 6 ok 1 crashed 1 noisy 1 unsupported" in text
 
 
@@ -197,9 +197,33 @@ def test_every_axis_has_its_unit() -> None:
         "speedup_all": "speedup of lean (×)",
         "energy": "energy of one launch (mJ)",
         "power": "mean power (W)",
-        "sustained": "slower when sustained (%)",
+        "sustained": "sustained over burst (%)",
         "sm_busy": "SM busy share (%)",
     }
+
+
+def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> None:
+    context = page_of(write_run([row_with_all_fields(problem(), "lean", 10.0)]))
+    assert context["notes"]["sm_busy"] == (
+        "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over bars: CTA slots with "
+        "work, by the schedule (no limit, as one working CTA of several makes an SM busy)"
+    )
+    [chart] = [each for each in context["page"]["charts"] if each["title"] == "SM busy share"]
+    [dotted] = [trace for trace in chart["figure"]["data"] if "column" in trace["meta"]]
+    assert dotted["meta"] == {"kernel": "lean", "column": "quantisation_efficiency"}
+    assert dotted["hovertemplate"].startswith("%{fullData.name}, CTA slots with work, by the schedule: %{y:")
+
+
+@pytest.mark.parametrize(
+    ("short", "says"),
+    [
+        (["w"], "% of the read floor, has a warning at context 2k"),
+        ([], "% of the read floor at context 1k"),
+    ],
+)
+def test_a_best_bandwidth_with_a_warning_says_so(write_run: WriteRun, short: list[str], says: str) -> None:
+    rows = [row(problem(1024), "lean", 10.0, warnings=short), row(problem(2048), "lean", 10.0, warnings=["w"])]
+    assert says in text_of(html_of(write_run(rows)), '<section id="summary"', '<section id="charts"')
 
 
 def text_of(html: str, start: str, end: str) -> str:
@@ -211,12 +235,16 @@ def test_energy_is_in_the_summary(write_run: WriteRun) -> None:
     html = html_of(write_run(rows_with_all_fields()))
     text = text_of(html, '<section id="summary"', '<section id="charts"')
     # Energy goes with latency: 2x and 8x of lean's.
-    assert "lowest 2.00× context 1k energy 4.00× fa2's over lean's; lean needs less on 2 of 2" in text.replace(
-        "&#39;", "'"
+    assert (
+        "lowest 2.00× context 1k energy 4.00× fa2's over lean's; lean needs less on 2 of 2, within 1% on 0, more on 0"
+        in text.replace("&#39;", "'")
     )
-    assert "mean power 500 W median; highest 500 W sustained +25.0% over burst latency, median" in text
+    assert "mean power 500 W median; highest 500 W sustained +25.0% against burst latency, median" in text
     floors = [500.0 * 1.25 * us * 1e-3 / (problem(n).kv_bytes * 1e-7) for us, n in ((10.0, 1024), (200.0, 65536))]
-    assert f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× the energy floor, geometric mean" in text
+    assert (
+        f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× the energy of only reading K and V, geometric mean"
+        in text
+    )
     assert "rows 6 4 ok 1 noisy 1 suspect" in text
 
 
@@ -233,7 +261,7 @@ def test_the_page_says_how_far_to_trust_it(write_run: WriteRun) -> None:
     text = text_of(html, '<section id="trust"', '<section id="flagged"')
     assert text.startswith("How far to trust these numbers stopping rule 4 of 5 timed rows met the stopping rule")
     assert "cross-check The cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs" in text
-    assert "launched one by one from the host, queued behind a kernel that blocks the stream." in text
+    assert "launches in a graph under torch's profiler: from one launch's first kernel to the next one's" in text
     assert "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows." in text
     # Two rows, one line, the worse numbers and their problem.
     assert "fa2 warning the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1 h56 n1024" in text
@@ -252,6 +280,12 @@ def test_columns_without_values_are_hidden_and_the_others_explained(write_run: W
     assert not {"counted_dram_bytes", "warnings", "throttle_reasons", "cache", "lean_energy_ratio"} & set(shown)
     assert shown["energy_mj"]["unit"] == "mJ"
     assert "waiting" in shown["sm_busy_share"]["meaning"]
+    assert shown["crosscheck_difference"]["heading"] == "cross-check off by"
+    assert shown["sustained_slowdown"]["heading"] == "sustained over burst"
+    # Energy before what only says how sure the latency is.
+    order = list(shown)
+    assert order.index("latency_us") < order.index("energy_mj") < order.index("energy_delay_mj_us")
+    assert order.index("energy_delay_mj_us") < order.index("latency_p25_us") < order.index("crosscheck_us")
     measured = {name for name in Row.model_fields if name not in LEFT_OUT}
     # A field without a heading of its own would be shown under its Python name.
     assert measured - {column.name for column in SHOWN} - set(DATA) - {"problem"} == set()

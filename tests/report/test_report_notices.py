@@ -27,7 +27,7 @@ def test_sentences_that_differ_in_numbers_are_one_with_its_worst() -> None:
     [notice] = warned(rows)
     # The percentage counts, not the larger number, and not the order of the letters.
     assert notice.sentence == "off by 11.0% after 10 samples"
-    assert (notice.kernel, notice.kind, notice.count) == ("lean", "warning", 3)
+    assert (notice.kernel, notice.kind, notice.count, notice.varies) == ("lean", "warning", 3, True)
     assert notice.problems == labels(2048, 1024, 4096)
 
 
@@ -42,6 +42,11 @@ def test_sentences_that_differ_in_numbers_are_one_with_its_worst() -> None:
 def test_worst_without_percentages(one: str, other: str, worst: str) -> None:
     [notice] = warned([warning(1024, one), warning(2048, other)])
     assert notice.sentence == worst
+
+
+def test_the_same_sentence_of_many_rows_does_not_vary() -> None:
+    [notice] = warned([warning(1024, "spills 4 registers"), warning(2048, "spills 4 registers")])
+    assert (notice.count, notice.varies) == (2, False)
 
 
 def test_kernels_and_sentences_are_kept_apart() -> None:

@@ -88,8 +88,57 @@ def test_run_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.Mon
         find_run("smoke")
     named = tmp_path / "runs" / "smoke-1"
     named.mkdir(parents=True)
-    (named / "manifest.json").write_text("{}")
+    (named / "results.jsonl").write_text("")
     assert find_run("smoke-1").resolve() == named
     assert find_run(str(named)) == named
-    with pytest.raises(UserError, match="there is no run 'smok-1', did you mean 'smoke-1'"):
-        find_run("smok-1")
+    for typed in ("smok-1", "smok-1/"):
+        with pytest.raises(UserError, match=f"there is no run '{typed}', did you mean 'smoke-1'"):
+            find_run(typed)
+
+
+def test_the_three_nearest_runs_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("before", "after", "nightly", "weekly", "x"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "results.jsonl").write_text("")
+    # A trace, and a sweep that is yet to begin.
+    (tmp_path / "runs" / "trace" / "deep").mkdir(parents=True)
+    (tmp_path / "runs" / "file").write_text("")
+    with pytest.raises(UserError) as caught:
+        find_run("trace-yz")
+    assert str(caught.value) == "there is no run 'trace-yz', nearest in runs/: after, weekly, nightly"
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("reports/h200/smoek", "there is no folder 'reports/h200/smoek', did you mean 'reports/h200/smoke'?"),
+        ("./reports/h200/smoek/", "there is no folder './reports/h200/smoek/', did you mean 'reports/h200/smoke'?"),
+        (
+            "reports/h200/nope",
+            "there is no folder 'reports/h200/nope', nearest in reports/h200/: smoke, a-a",
+        ),
+        (
+            "reports/h200/smoke/results.jsonl",
+            "reports/h200/smoke/results.jsonl is a file: name the folder it is in, reports/h200/smoke",
+        ),
+        (
+            "reports/trace",
+            "there is no folder 'reports/trace', reports/ holds no run: name a run directory, or a run under runs/",
+        ),
+        (
+            "report/h200/smoke",
+            "there is no folder 'report/h200/smoke', nor a folder 'report/h200': name a run directory, "
+            "or a run under runs/",
+        ),
+    ],
+)
+def test_a_path_is_told_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("smoke", "a-a"):
+        (tmp_path / "reports" / "h200" / name).mkdir(parents=True)
+        (tmp_path / "reports" / "h200" / name / "results.jsonl").write_text("")
+    (tmp_path / "reports" / "h200" / "nop").mkdir()
+    with pytest.raises(UserError) as caught:
+        find_run(typed)
+    assert str(caught.value) == says

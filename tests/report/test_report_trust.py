@@ -16,8 +16,8 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 def test_every_fact_of_a_run_with_all_fields() -> None:
     assert texts(rows_with_all_fields()) == {
         "stopping rule": (
-            "4 of 5 timed rows met the stopping rule: the confidence interval of their median reaches 1.00% to one "
-            "side in the median row, 1.00% in the worst; 1 more is suspect"
+            "4 of 5 timed rows met the stopping rule (1 more is suspect); half-width of the 95% interval of the "
+            "median: 1.00% in the median row, 1.00% in the worst"
         ),
         "cross-check": (
             "the cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs and by 3.00% in "
@@ -44,7 +44,7 @@ def test_a_run_of_before_has_the_stopping_rule_alone() -> None:
 
 def test_the_interval_that_reaches_farther_counts() -> None:
     rows = [row(problem(), "lean", 100.0, latency_ci_low_us=97.0, latency_ci_high_us=100.5)]
-    assert "3.00% to one side in the median row" in texts(rows)["stopping rule"]
+    assert "median: 3.00% in the median row, 3.00% in the worst" in texts(rows)["stopping rule"]
 
 
 def test_nothing_is_known_of_predictions_and_failures() -> None:
@@ -61,6 +61,18 @@ def test_noisy_and_suspect_rows_enter_no_agreement() -> None:
     assert "by 2.00% in the worst" in found["energy"]
     assert "1.020x in the worst" in found["instrumentation"]
     assert "lowered clocks" not in found
+
+
+def test_sustained_below_the_burst_is_told() -> None:
+    def sustained(us: float, kernel: str = "lean", **fields: Any) -> dict[str, Any]:
+        return row_with_all_fields(problem(), kernel, 100.0, sustained_us=us, **fields)
+
+    noisy = sustained(10.0, status="noisy", reason="wide")
+    assert "sustained" not in texts([sustained(120.0), sustained(99.2), noisy])
+    assert texts([sustained(120.0), sustained(98.0), sustained(92.5, "fa2"), noisy])["sustained"] == (
+        "sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the worst "
+        f"(fa2 · {SHORT}); the cause is not known"
+    )
 
 
 def test_no_throttling_is_a_fact_and_unknown_throttling_is_none() -> None:

@@ -145,10 +145,17 @@ def test_seconds(text, seconds):
     assert parse_seconds("--budget", text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "10 minutes", "1d", "inf", "99999999999"])
+@pytest.mark.parametrize("text", ["", "-1", "10 minutes", "1d", "inf", "99999999999"])
 def test_wrong_seconds(text):
     with pytest.raises(UserError, match="is not a duration, write for example 90s, 10m or 2h"):
         parse_seconds("--budget", text)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0.000 h"])
+def test_no_seconds_are_a_duration_that_is_too_short(text):
+    with pytest.raises(UserError) as error:
+        parse_seconds("--budget", text)
+    assert str(error.value) == f"--budget {text!r} must be above 0, write for example 90s, 10m or 2h"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +173,22 @@ def test_wrong_percent(text):
     assert str(error.value) == (
         f"--ci {text!r} is not a percentage, write a number from 0% to 50% with its sign, as in 5%"
     )
+
+
+@pytest.mark.parametrize("text", ["0%", " 0.000 %"])
+def test_zero_percent_is_refused_where_it_means_nothing(text):
+    assert parse_percent("--margin", text, most=50) == 0.0
+    with pytest.raises(UserError) as error:
+        parse_percent("--ci", text, most=50, above_zero=True)
+    assert str(error.value) == f"--ci {text!r} must be above 0%, write a number up to 50% with its sign, as in 5%"
+
+
+def test_percent_above_zero():
+    assert parse_percent("--ci", "0.000001%", most=50, above_zero=True) == pytest.approx(1e-8)
+    with pytest.raises(
+        UserError, match=r"--ci '0' is not a percentage, write a number above 0% and up to 50% with its"
+    ):
+        parse_percent("--ci", "0", most=50, above_zero=True)
 
 
 def test_the_most_of_a_percentage_is_the_callers():

@@ -201,11 +201,18 @@ def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatc
 
 
 def test_the_newest_run_of_a_sweep_is_found(tmp_path):
-    for name, sweep in (("b", "s"), ("a", "s"), ("c", "other")):
-        with RunDirectory.create(tmp_path / name, {**ASKED, "sweep": {"name": sweep}}):
+    for name, sweep, cells in (
+        ("b", "s", ["one", "two"]),
+        ("a", "s", ["one", "two"]),
+        ("d", "s", ["one"]),
+        ("c", "other", ["one"]),
+    ):
+        with RunDirectory.create(tmp_path / name, {**ASKED, "sweep": {"name": sweep}, "cells": cells}):
             pass
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "manifest.json").write_text("{")
-    assert newest_run(tmp_path, "s") == tmp_path / "a"
+    assert newest_run(tmp_path, "s", ["two", "one"]) == tmp_path / "a"
+    # None of these cells: the newest, and whoever resumes it will say what differs.
+    assert newest_run(tmp_path, "s", ["three"]) == tmp_path / "d"
     with pytest.raises(UserError, match="there is no run of sweep 'none'"):
-        newest_run(tmp_path, "none")
+        newest_run(tmp_path, "none", [])
