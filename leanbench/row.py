@@ -89,7 +89,8 @@ class Row(BaseModel):
     #: energy_mj of a kernel that only reads the same bytes.
     energy_floor_mj: float | None = None
 
-    #: Four kinds of occupancy. How evenly the schedule fills the CTA slots, see leanbench.decomposition.quantisation_efficiency.
+    #: Four kinds of occupancy. How evenly the schedule fills the CTA slots: see quantisation_efficiency in
+    #: leanbench.decomposition.
     quantisation_efficiency: float | None = None
     #: Share of SM time, from the first CTA's start to the last one's end, in which an SM had a CTA that was not
     #: waiting; and what the stamps that it was read from cost: instrumented latency over plain latency.
