@@ -54,6 +54,8 @@ class Row(BaseModel):
     #: The same launches in a graph under torch's profiler: from one launch's first kernel to the next one's, by CUPTI's
     #: time stamps.
     crosscheck_us: float | None = None
+    #: The GPU kernels of one launch in order, as the profiler names them.
+    gpu_kernels: list[str] | None = None
 
     #: Bytes of K and V that must be read.
     kv_bytes: int

@@ -58,7 +58,7 @@ def _table(pairs: Sequence[Pair], source: str) -> Table:
     from rich.text import Text
 
     kernels = {pair.kernels for pair in pairs}
-    shared, problems = _without_shared([pair.problem_label for pair in pairs])
+    shared, problems = output.without_shared([pair.problem_label for pair in pairs])
     # What is the same in every row stands above the table alone.
     subject = f"{pairs[0].kernels}, " if len(kernels) == 1 else ""
     table = output.table(escape(f"{subject}{source}{f', all {shared}' if shared else ''}"))
@@ -76,11 +76,3 @@ def _table(pairs: Sequence[Pair], source: str) -> Table:
             figures.append(energy_difference(pair))
         table.add_row(*names, *figures, Text(outcome(pair), style=_STYLES.get(group(pair), "")))
     return table
-
-
-def _without_shared(labels: list[str]) -> tuple[str, list[str]]:
-    """The words that all labels share, and each label without them; labels that are all alike stay as they are."""
-    split = [label.split() for label in labels]
-    shared = [word for word in split[0] if all(word in words for words in split)]
-    rest = [" ".join(word for word in words if word not in shared) for words in split]
-    return (" ".join(shared), rest) if all(rest) else ("", labels)

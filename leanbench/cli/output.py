@@ -51,6 +51,14 @@ def table(title: str | None = None) -> Table:
     )
 
 
+def without_shared(labels: list[str]) -> tuple[str, list[str]]:
+    """The words that all labels share, and each label without them; labels that are all alike stay as they are."""
+    split = [label.split() for label in labels]
+    shared = [word for word in split[0] if all(word in words for words in split)]
+    rest = [" ".join(word for word in words if word not in shared) for words in split]
+    return (" ".join(shared), rest) if all(rest) else ("", labels)
+
+
 def si_bytes(count: int) -> str:
     """``512 MB``; 1 MB is 10^6 bytes, as in bandwidths."""
     value, unit = float(count), "B"

@@ -134,13 +134,13 @@ def _show_occupancy(rows: Rows, title: str) -> None:
 def _show_by_problem(rows: Rows, title: str, columns: list[str], cells: Callable[[ByKernel], list[str]]) -> None:
     """A table with one line per problem; what all problems share stands in its title."""
     problems = _by_problem(rows)
-    shared, short = _shorten(list(problems))
+    shared, short = output.without_shared(list(problems))
     table = output.table(f"{title}{f', all {shared}' if shared else ''}")
     table.add_column("problem", no_wrap=True)
     for column in columns:
         table.add_column(_heading(column), justify="right")
-    for problem, of in problems.items():
-        table.add_row(short[problem], *cells(of))
+    for problem, of in zip(short, problems.values(), strict=True):
+        table.add_row(problem, *cells(of))
     output.show_table(table)
 
 
@@ -154,16 +154,6 @@ def _show_notices(notices: list[Notice]) -> None:
         output.show(f"{mark} {notice.kernel} · {named}{more}: {worst}{notice.sentence}")
     if len(notices) > NOTICES:
         output.show(f"and {len(notices) - NOTICES} more lines like these, see the report")
-
-
-def _shorten(labels: list[str]) -> tuple[str, dict[str, str]]:
-    """The words that all labels share, and each label without them; one label alone stays as it is."""
-    if len(labels) == 1:
-        return "", {labels[0]: labels[0]}
-    split = {label: label.split() for label in labels}
-    shared = [word for word in split[labels[0]] if all(word in words for words in split.values())]
-    rest = {label: " ".join(word for word in words if word not in shared) for label, words in split.items()}
-    return " ".join(shared), {label: short or label for label, short in rest.items()}
 
 
 def _heading(column: str) -> str:

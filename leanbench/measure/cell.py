@@ -268,6 +268,7 @@ class Bench:
             warnings.append(checked)
         else:
             row["crosscheck_us"] = checked.median_us
+            row["gpu_kernels"] = list(checked.kernels)
             differs = disagreement(checked.median_us, timing.samples_us)
             warnings += [differs] if differs else []
         row["raw_samples"] = fields.sample_fields(timing, () if isinstance(checked, str) else checked.samples_us)

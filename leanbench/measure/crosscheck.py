@@ -33,12 +33,11 @@ _LONG_US = 10_000.0
 
 
 @dataclass(frozen=True)
-class KernelSpan:
-    """One GPU kernel (or copy) as CUPTI saw it."""
+class KernelStart:
+    """When one GPU kernel (or copy) started, as CUPTI saw it."""
 
     name: str
     start_us: float
-    end_us: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     return from_spans(replays, count)
 
 
-def from_spans(replays: Sequence[Sequence[KernelSpan]], launches: int) -> CrossCheck | str:
+def from_spans(replays: Sequence[Sequence[KernelStart]], launches: int) -> CrossCheck | str:
     """The figure of each replay from its kernels' spans."""
     if not all(replays):
         return "the profiler saw no kernel, so there is no cross-check"
@@ -116,7 +115,7 @@ def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | Non
     )
 
 
-def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list[KernelSpan]:
+def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list[KernelStart]:
     """The kernels of one replay, in order of time. As long a one before it is left out: after an idle moment the first
     is off.
     """
@@ -132,10 +131,6 @@ def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list
             torch.cuda.synchronize()
         events = profiler.events()
     on_gpu = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
-    spans = [
-        KernelSpan(event.name, event.time_range.start, event.time_range.end)
-        for event in events or ()
-        if event.device_type == on_gpu
-    ]
+    spans = [KernelStart(event.name, event.time_range.start) for event in events or () if event.device_type == on_gpu]
     spans.sort(key=lambda span: span.start_us)
     return spans[len(spans) // 2 :]

@@ -140,6 +140,7 @@ SHOWN = (
     Column("temperature_c", "temperature", "°C", "int", "highest, read after each sample"),
     Column("throttled_samples", "repeated", "samples", "int", "thrown away because the GPU had lowered its clocks"),
     Column("throttle_reasons", "throttled by", meaning="why clocks were lowered in samples that were kept, by NVML"),
+    Column("gpu_kernels", "GPU kernels", meaning="of one launch in order, as the profiler names them"),
     Column("config", "config", meaning="launch settings"),
     Column("config_choice", "config choice", meaning="default, best of so many candidates, or given"),
     Column("warnings", "warnings", "", "sentence", "what a reader must know beside the figures"),

@@ -56,6 +56,7 @@ def test_a_cell(gpu):
         "total_heads": 4,
         **timing_fields(steady, 102_400, 8.0),
         "crosscheck_us": 10.1,
+        "gpu_kernels": ["right"],
         "quantisation_efficiency": pytest.approx(4 / 132),
         "warnings": [],
         "status": "ok",

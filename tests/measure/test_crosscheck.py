@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanbench.measure import crosscheck as module
-from leanbench.measure.crosscheck import CrossCheck, KernelSpan, cross_check, disagreement, from_spans
+from leanbench.measure.crosscheck import CrossCheck, KernelStart, cross_check, disagreement, from_spans
 
 
-def replay(launches: int, *kernels: tuple[str, float, float], every_us: float, at_us: float = 0.0) -> list[KernelSpan]:
+def replay(launches: int, *kernels: tuple[str, float, float], every_us: float, at_us: float = 0.0) -> list[KernelStart]:
     """`launches` launches, one each `every_us`, of (name, start in the launch, duration)."""
     return [
-        KernelSpan(name, at_us + launch * every_us + start, at_us + launch * every_us + start + lasts)
-        for launch in range(launches)
-        for name, start, lasts in kernels
+        KernelStart(name, at_us + launch * every_us + start) for launch in range(launches) for name, start, _ in kernels
     ]
 
 
@@ -47,7 +45,7 @@ def test_each_replay_gives_a_figure_and_the_median_counts():
 
 
 def test_uneven_gaps_are_averaged():
-    spans = [KernelSpan("attend", start, start + 5.0) for start in (0.0, 6.0, 20.0, 33.0)]
+    spans = [KernelStart("attend", start) for start in (0.0, 6.0, 20.0, 33.0)]
     assert from_spans([spans], launches=4) == CrossCheck((11.0,), ("attend",))
 
 
@@ -55,7 +53,7 @@ def test_uneven_gaps_are_averaged():
     ("spans", "sentence"),
     [
         (
-            [*replay(3, ("split", 0.0, 5.0), ("merge", 5.0, 1.0), every_us=8.0), KernelSpan("Memset", 30.0, 31.0)],
+            [*replay(3, ("split", 0.0, 5.0), ("merge", 5.0, 1.0), every_us=8.0), KernelStart("Memset", 30.0)],
             "the profiler saw 7 kernels in 3 launches (3 x split, 3 x merge, 1 x Memset), no whole number each",
         ),
         (
@@ -151,7 +149,7 @@ def test_a_replay_takes_two_milliseconds_and_all_ten(monkeypatch, captured, late
 
 @pytest.mark.usefixtures("captured")
 def test_a_profiler_that_fails_is_a_sentence(monkeypatch):
-    def fail(before: object, graph: object) -> list[KernelSpan]:
+    def fail(before: object, graph: object) -> list[KernelStart]:
         raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED\nand a stack")
 
     monkeypatch.setattr(module, "_profiled", fail)
@@ -188,7 +186,7 @@ def test_the_replay_before_the_one_that_counts_is_left_out(monkeypatch):
     graphs = [SimpleNamespace(replay=lambda name=name: replays.append(name)) for name in ("before", "counts")]
     spans = module._profiled(*graphs)  # pyright: ignore[reportArgumentType]
     assert replays == ["before", "counts"]
-    assert spans == [KernelSpan("a", 21.0, 22.0), KernelSpan("b", 31.0, 32.0)]
+    assert spans == [KernelStart("a", 21.0), KernelStart("b", 31.0)]
 
 
 def test_the_buffers_that_count_have_left_the_l2(monkeypatch, captured):
@@ -225,7 +223,7 @@ def test_an_error_of_the_kernel_is_not_the_profilers(monkeypatch):
     def sticky() -> None:
         raise RuntimeError("CUDA error: an illegal memory access, again")
 
-    def fail(before: object, graph: object) -> list[KernelSpan]:
+    def fail(before: object, graph: object) -> list[KernelStart]:
         monkeypatch.setattr("torch.cuda.synchronize", sticky)
         raise RuntimeError("CUDA error: an illegal memory access")
 
