@@ -25,24 +25,32 @@ BASE = "lean"
 #: Problems named in one line of notices, and lines.
 NAMED = 3
 NOTICES = 20
+#: Cells that a dry run names.
+LISTED = 40
 
 
 def show_dry_run(cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, predicted: bool) -> None:
-    """One line per cell, then the sum."""
+    """One line for each of the first `LISTED` cells, then the sum over those that fit."""
     table = output.table(f"{len(cells)} cells for {gpu.name}")
     for column in ("kernel", "problem", "configs"):
         table.add_column(column)
     for column in ("KV bytes", "about", "fits memory"):
         table.add_column(column, justify="right")
-    total = 0.0
-    for cell in cells:
+    total, large = 0.0, 0
+    for number, cell in enumerate(cells):
         seconds = estimated_seconds(cell, gpu, predicted, measure)
-        total += seconds
-        fit = "yes" if fits(cell.problem, gpu) else "no"
-        size = output.si_bytes(cell.problem.kv_bytes)
-        table.add_row(cell.kernel, cell.problem.label, cell.configs, size, _about(seconds), fit)
+        is_large = not fits(cell.problem, gpu)
+        total += 0.0 if is_large else seconds
+        large += is_large
+        if number < LISTED:
+            size = output.si_bytes(cell.problem.kv_bytes)
+            fit = "no" if is_large else "yes"
+            table.add_row(cell.kernel, cell.problem.label, cell.configs, size, _about(seconds), fit)
     output.show_table(table)
-    output.show(f"{len(cells)} cells, about {output.duration(total)}; nothing was run.")
+    if len(cells) > LISTED:
+        output.show(f"and {len(cells) - LISTED} more")
+    beside = f" ({large} do not fit its memory)" if large else ""
+    output.show(f"{len(cells)} cells{beside}, about {output.duration(total)}; nothing was run.")
 
 
 def _about(seconds: float) -> str:

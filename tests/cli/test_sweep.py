@@ -230,6 +230,15 @@ def test_ctrl_c_before_the_sweep_starts_is_130(monkeypatch):
     assert invoke("sweep", "--dry-run").exit_code == 130
 
 
+def test_a_dry_run_names_the_first_cells_and_counts_the_others():
+    result = invoke("sweep", "--dry-run", "--context", "1k:50k:+1k,2000m", "--kernels", "lean")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("lean") for line in lines) == 40
+    assert lines[-2] == "and 11 more"
+    assert lines[-1].startswith("51 cells (1 do not fit its memory), about ")
+
+
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     result = invoke("sweep", "--dry-run", "--out", str(tmp_path / "runs"), "--context", "1k,8m", "--kernels", "lean")
     assert result.exit_code == 0
