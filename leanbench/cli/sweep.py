@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from leanbench.run.directory import RunDirectory
     from leanbench.run.runner import Limits
 
-#: As long as leanbench.measure.counters waits for Nsight Compute.
-_COUNTERS_S = 90.0
-
 
 def _list(help: str, metavar: str = "LIST") -> Any:
     return typer.Option(metavar=metavar, help=help)
@@ -202,6 +199,7 @@ def _measure_flags(
 
 def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
     """What a cell and the sweep may take; what the options ask for comes on top of --timeout."""
+    from leanbench.measure.counters import TIMEOUT_S
     from leanbench.measure.energy import check_window
     from leanbench.run.axes import parse_seconds
     from leanbench.run.runner import Limits
@@ -212,7 +210,7 @@ def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits
         # The first kernel of a problem has the read floor's window too.
         timeout_s += 2 * measure.window_s
     if measure.counters:
-        timeout_s += _COUNTERS_S
+        timeout_s += TIMEOUT_S
     return Limits(timeout_s, None if budget is None else parse_seconds("--budget", budget))
 
 

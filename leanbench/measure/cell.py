@@ -17,7 +17,7 @@ from leanbench.measure import extras, fields
 from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
 from leanbench.measure.check import CELL_PAIRS, Reference
 from leanbench.measure.crosscheck import CrossCheck, cross_check, disagreement
-from leanbench.measure.energy import check_window
+from leanbench.measure.energy import check_window, row_fields
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor, fingerprint
 from leanbench.measure.timing import Launches, Replay, Timing, fastest, run_rounds
@@ -331,7 +331,7 @@ class Bench:
             self._loaded.floor_reading = self._sustained(Replay(launches, self.options.effort.sample_ms))
         floor = self._loaded.floor_reading
         candidate.warnings += [f"read floor: {warning}" for warning in (floor.warnings if floor else ())]
-        return extras.energy_fields(reading, self._calibration, self._loaded.floor_reading)
+        return row_fields(reading, self._calibration, self._loaded.floor_reading)
 
     def _sustained(self, replay: Replay) -> SustainedReading:
         from leanbench.measure.energy import measure_sustained

@@ -12,7 +12,7 @@ from leanbench.problem import AttentionProblem
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import Nvml
     from leanbench.measure.cell import Candidate
-    from leanbench.measure.energy import EnergyCalibration, SustainedReading
+    from leanbench.measure.energy import EnergyCalibration
 
 
 def calibrate(nvml: Nvml | None) -> EnergyCalibration | None:
@@ -22,14 +22,6 @@ def calibrate(nvml: Nvml | None) -> EnergyCalibration | None:
     from leanbench.measure import energy
 
     return energy.calibrate(nvml)
-
-
-def energy_fields(
-    reading: SustainedReading, calibration: EnergyCalibration | None, floor: SustainedReading | None
-) -> dict[str, Any]:
-    from leanbench.measure.energy import row_fields
-
-    return row_fields(reading, calibration, floor)
 
 
 def resource_fields(candidate: Candidate, buffers: list[AttentionInputs], spec: GpuSpec) -> dict[str, Any]:

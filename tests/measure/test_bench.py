@@ -241,7 +241,7 @@ def sustained(monkeypatch) -> list[tuple[int, object, float]]:
         return {"energy_mj": float(reading.number), "energy_floor_mj": None if floor is None else float(floor.number)}
 
     monkeypatch.setattr("leanbench.measure.energy.measure_sustained", fake)
-    monkeypatch.setattr(module.extras, "energy_fields", energy_fields)
+    monkeypatch.setattr(module, "row_fields", energy_fields)
     monkeypatch.setattr(module.extras, "calibrate", lambda nvml: SimpleNamespace(tick_ms=100.0))
     return calls
 
