@@ -2,4 +2,6 @@
 
 from leanbench.cli.main import main
 
-main()
+# Processes that compile import this file again, under another name.
+if __name__ == "__main__":
+    main()

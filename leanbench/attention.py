@@ -12,6 +12,8 @@ from leanbench.errors import UserError
 from leanbench.inputs import AttentionInputs
 from leanbench.problem import HEAD_DIMS, AttentionProblem
 from leanbench.registry import KernelConfig, kernel
+from leanbench.tune.lookup import choose
+from leanbench.tune.store import saves
 
 if TYPE_CHECKING:
     from leanbench.gpu.spec import GpuSpec
@@ -62,7 +64,9 @@ def lean_attn_with_kvcache(
         softmax_scale: defaults to head_dim ** -0.5.
         causal: makes no difference to one query token, accepted for code that passes it.
         return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads, 1), fp32.
-        config: launch settings; chosen from the shape by default.
+        config: launch settings. By default those that were kept for this GPU (`leanbench tune`), where they are
+            predicted to be faster than the kernel's heuristic for these sizes, or else the heuristic's; with a
+            `cache_seqlens` tensor, for a batch of the cache's whole length. See leanbench.tune.lookup.
         **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as they ask for nothing.
 
     Returns:
@@ -95,9 +99,12 @@ def lean_attn_with_kvcache(
         out=torch.empty(q.shape, dtype=q.dtype, device=q.device),
         lse=torch.empty(batch, q_heads, 1, dtype=torch.float32, device=q.device),
     )
-    config = config or _default_config(
-        batch, q_heads, k_cache.shape[2], context, head_dim, _DTYPE_NAMES[q.dtype], q.device
-    )
+    if config is None:
+        # HND: a head's tokens lie next to each other.
+        kv_layout = "HND" if k_cache.stride(2) > k_cache.stride(1) else "NHD"
+        dtype, uniform = _DTYPE_NAMES[q.dtype], inputs.cache_seqlens is None
+        sizes = batch, q_heads, k_cache.shape[2], context, head_dim
+        config = _default_config(*sizes, dtype, kv_layout, uniform, q.device, saves())
     kernel("lean").prepare(inputs, config)()
     return (inputs.out, inputs.lse) if return_softmax_lse else inputs.out
 
@@ -153,10 +160,20 @@ def _check_tensors(
 
 @lru_cache(maxsize=4096)
 def _default_config(
-    batch: int, q_heads: int, kv_heads: int, context: int, head_dim: int, dtype: str, device: torch.device
+    batch: int,
+    q_heads: int,
+    kv_heads: int,
+    context: int,
+    head_dim: int,
+    dtype: str,
+    kv_layout: str,
+    uniform: bool,
+    device: torch.device,
+    saves: int,
 ) -> KernelConfig:
-    problem = AttentionProblem(batch, q_heads, kv_heads, max(1, context), head_dim, dtype)
-    config = kernel("lean").default_config(problem, _spec(device))
+    """Args: saves: how often this process kept configs: what was chosen before may be out of date."""
+    problem = AttentionProblem(batch, q_heads, kv_heads, max(1, context), head_dim, dtype, kv_layout)
+    config = choose(kernel("lean"), problem, _spec(device), uniform=uniform).config
     assert config is not None
     return config
 

@@ -51,6 +51,13 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
 
 
+def cache_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
+    """K and V as they lie in memory."""
+    if problem.kv_layout == "HND":
+        return problem.batch, problem.kv_heads, problem.max_context, problem.head_dim
+    return problem.batch, problem.max_context, problem.kv_heads, problem.head_dim
+
+
 def make_inputs(
     problem: AttentionProblem, device: str | torch.device, seed: int | None = None, score_scale: float = 1.0
 ) -> AttentionInputs:
@@ -72,13 +79,9 @@ def make_inputs(
     def normal(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
 
-    tokens = problem.max_context
+    k_cache, v_cache = normal(*cache_shape(problem)), normal(*cache_shape(problem))
     if problem.kv_layout == "HND":
-        cache_shape = (problem.batch, problem.kv_heads, tokens, problem.head_dim)
-        k_cache, v_cache = normal(*cache_shape).transpose(1, 2), normal(*cache_shape).transpose(1, 2)
-    else:
-        cache_shape = (problem.batch, tokens, problem.kv_heads, problem.head_dim)
-        k_cache, v_cache = normal(*cache_shape), normal(*cache_shape)
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     q = normal(problem.batch, problem.q_len, problem.q_heads, problem.head_dim).mul_(score_scale)
     cache_seqlens = None
     if problem.is_ragged:
@@ -88,7 +91,7 @@ def make_inputs(
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=cache_seqlens,
-        context=tokens,
+        context=problem.max_context,
         softmax_scale=problem.head_dim**-0.5,
         out=torch.empty_like(q),
         lse=torch.empty(problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=device),

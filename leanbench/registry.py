@@ -85,6 +85,8 @@ class Kernel(ABC):
     source: str
     #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
     is_timed: bool = True
+    #: The kernel name that its kept configs go under; None: it is not tuned. A stream-K kernel, see leanbench.tune.
+    tuned_as: str | None = None
 
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         """One sentence why this kernel cannot run the problem, or None."""
@@ -92,12 +94,24 @@ class Kernel(ABC):
 
     @abstractmethod
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
-        """What runs when nobody chose; None for a kernel without launch settings."""
+        """The heuristic: what runs when nobody chose and nothing is kept; None for a kernel without launch settings."""
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         """What `--configs best` tries, the default among them."""
         config = self.default_config(problem, gpu)
         return [] if config is None else [config]
+
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        """What `leanbench tune` considers for problems of this head_dim, dtype, group size and layout, of any size."""
+        return []
+
+    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
+        """CTAs that the kernel launches at most where `wanted` were asked for, with `rows` query rows to a partial."""
+        return wanted
+
+    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
+        """Rounds of loads, each waiting for the one before, in which one CTA merges `partials` of `rows` query rows."""
+        return partials
 
     def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
         """Who does what, for predictions; None where the kernel's inside is unknown."""

@@ -27,8 +27,11 @@ class Row(BaseModel):
     decomposition: str
     #: The launch settings that ran; null where there are none or nothing ran.
     config: dict[str, Any] | None = None
-    #: `default`, `best of N` (all of the kernel's candidates were timed in this cell) or `given`.
+    #: `kept` (of leanbench.tune), `heuristic` (the kernel's own), `best of N` (all of the kernel's candidates were
+    #: timed in this cell) or `given`. Rows from before there were kept configs say `default` for `heuristic`.
     config_choice: str | None = None
+    #: One sentence why; null where there was nothing to choose from.
+    config_reason: str | None = None
     #: A real GPU, or the performance model.
     source: Literal["measured", "predicted"]
     status: Status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 from attention_calls import assert_right, attend
 
+from leanbench import attention
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.errors import UserError
 from leanbench.inputs import make_inputs
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
+from leanbench.tune.lookup import Choice
 
 CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
 
@@ -225,3 +228,51 @@ def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UserError, match=r"^the tensors are on cpu: move them to a GPU, or set TRITON_INTERPRET=1"):
         lean_attn_with_kvcache(Q, CACHE, CACHE, config=config)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
+    """What `choose` was asked for: the problem, and whether all lengths are known to be alike."""
+    found: list[tuple[AttentionProblem, bool]] = []
+
+    def choose(kernel: Any, problem: AttentionProblem, spec: Any, *, uniform: bool) -> Choice:
+        assert kernel.name == "lean"
+        found.append((problem, uniform))
+        return Choice(replace(CONFIG, num_stages=1), "kept", "in this test")
+
+    monkeypatch.setattr(attention, "choose", choose)
+    attention._default_config.cache_clear()
+    yield found
+    attention._default_config.cache_clear()
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_settings_are_looked_up_for_the_problem_as_it_is(asked, device, layout):
+    problem = AttentionProblem(2, 8, 4, 90, 64, "bf16", layout)
+    inputs = make_inputs(problem, device)
+    assert_right(inputs, *attend(inputs))
+    attend(inputs, cache_seqlens=70)
+    attend(inputs, cache_seqlens=torch.tensor([90, 7], dtype=torch.int32, device=device))
+    assert asked == [(problem, True), (replace(problem, context=70), True), (problem, False)]
+    # Once a shape; and not where they are given.
+    attend(inputs)
+    attend(inputs, cache_seqlens=33, config=CONFIG)
+    assert len(asked) == 3
+
+
+def test_kept_settings_are_launched(asked, device, monkeypatch):
+    launched: list[KernelConfig] = []
+    lean = attention.kernel("lean")
+    prepare = lean.prepare
+    monkeypatch.setattr(lean, "prepare", lambda inputs, config: launched.append(config) or prepare(inputs, config))
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
+    assert_right(inputs, *attend(inputs))
+    assert launched == [replace(CONFIG, num_stages=1)]
+
+
+def test_what_was_kept_since_the_last_call_is_looked_up(asked, device, monkeypatch):
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
+    attend(inputs)
+    monkeypatch.setattr(attention, "saves", lambda: 77)
+    attend(inputs)
+    assert len(asked) == 2

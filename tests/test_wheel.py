@@ -50,6 +50,9 @@ def test_the_wheel_carries_the_rooms(files):
         here = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
         assert here, f"nothing matches {pattern} in the checkout"
         assert here <= shipped
+    kept = {str(path.relative_to(ROOT)) for path in (ROOT / "leanbench/tune/shipped").iterdir()}
+    assert kept
+    assert kept <= set(files)
     assert not [name for name in files if "__pycache__" in name or name.startswith("leanbench/_shipped/reports/runs")]
 
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.fa2 import one_query_token
-from leanbench.kernels.launch import PARTIAL_ROW_EXTRA, LaunchShape, TritonKernel, TritonLaunch, padded
+from leanbench.kernels.launch import (
+    PARTIAL_ROW_EXTRA,
+    LaunchShape,
+    TritonKernel,
+    TritonLaunch,
+    merge_rows_at_once,
+    padded,
+)
 
 from leanbench.decomposition import Schedule, TileGrid, stream_k, stream_k_grid, tile_rows
 from leanbench.gpu.spec import GpuSpec
@@ -41,9 +49,17 @@ _CANDIDATES = (
     (256, 8, 3, 1, 1, False),
     (256, 8, 2, 1, 4, False),
 )
+#: What `leanbench tune` considers: all combinations whose stages fit. Eight warps want a LeanTile that feeds them.
+_TUNED_TILES = ((64, (4,)), (128, (4, 8)), (256, (4, 8)))
+_TUNED_STAGES = (2, 3, 4, 5, 6)
+_TUNED_CTAS_PER_SM = {4: (1, 2, 3, 4), 8: (1, 2)}
+_TUNED_MIN_TILES = (1, 2, 4, 8)
 #: Rounding the grid down to a multiple of the output tiles idles a share of the CTAs and saves the crossing of borders,
 #: about a microsecond. It pays while that share of the KV cache is below this (H200: between 32k and 64k at 56 heads).
 _ALIGN_BYTES = 80e6
+
+#: Partials that a merge loads at once, by whether a thread holds one number of each; kernels/lean/mailbox.py.
+PARTIALS_AT_ONCE = {True: 8, False: 16}
 
 #: 16 KB of stamps a CTA; more marks would need some 400k output tiles.
 _MAX_MARKS = 1024
@@ -54,6 +70,7 @@ class Lean(TritonKernel):
     title = "LeanAttention: stream-K over LeanTiles, reduction in the same launch (Triton)"
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's Triton kernel"
+    tuned_as = "lean"
 
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         return one_query_token(self.name, problem)
@@ -91,6 +108,26 @@ class Lean(TritonKernel):
         ]
         return list(dict.fromkeys([self.default_config(problem, gpu), *fitting]))
 
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        found: list[KernelConfig] = []
+        for tile_tokens, all_warps in _TUNED_TILES:
+            for num_warps, num_stages in product(all_warps, _TUNED_STAGES):
+                for ctas_per_sm in _TUNED_CTAS_PER_SM[num_warps]:
+                    if stages_that_fit(problem, tile_tokens, num_stages, gpu, ctas_per_sm) < num_stages:
+                        continue
+                    for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
+                        config = KernelConfig(tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles, align_grid)
+                        found.append(config)
+        return found
+
+    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
+        return lean_grid_limit(rows, head_dim, wanted)
+
+    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
+        at_once = merge_rows_at_once(rows, head_dim, num_warps)
+        each = PARTIALS_AT_ONCE[one_number_each(rows, head_dim, num_warps)]
+        return -(-rows // at_once) * -(-partials // each)
+
     def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
         assert config is not None
         assert config.ctas_per_sm is not None
@@ -120,6 +157,11 @@ def _most_segments(tiles: TileGrid, grid: int, min_tiles_per_cta: int) -> int:
     """Output tiles that one CTA has a part of."""
     segments = stream_k(tiles, grid, min_tiles_per_cta).segments
     return max(Counter(segment.cta for segment in segments).values())
+
+
+def one_number_each(row_count: int, head_dim: int, num_warps: int) -> bool:
+    """Whether a thread of the merge holds one number of the rows that are merged at once."""
+    return merge_rows_at_once(row_count, head_dim, num_warps) * padded(head_dim) <= 32 * num_warps
 
 
 def lean_grid_limit(row_count: int, head_dim: int, wanted: int) -> int:

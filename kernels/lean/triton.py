@@ -35,7 +35,7 @@ from leanbench.kernels.launch import (
     run_all,
     sm_count,
 )
-from leanbench.kernels.lean import WORKSPACE_BYTES, lean_grid_limit
+from leanbench.kernels.lean import WORKSPACE_BYTES, lean_grid_limit, one_number_each
 from leanbench.kernels.lean.mailbox import clear, collect, wait_for_all
 from leanbench.kernels.stamps import BEGIN, REDUCTION, TILES, WAIT, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import (
@@ -407,7 +407,7 @@ def launches(
         "ROW_COUNT": shape.row_count,
         "NUM_STAGES": config.num_stages,
         "MERGE_ROWS": merge_rows,
-        "ONE_EACH": merge_rows * padded(shape.head_dim) <= 32 * config.num_warps,
+        "ONE_EACH": one_number_each(shape.row_count, shape.head_dim, config.num_warps),
         "SLOT_SIZE_PADDED": padded(shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA)),
         "SEQUENCES_AT_ONCE": _SEQUENCES_AT_ONCE,
         "num_warps": config.num_warps,

@@ -11,11 +11,14 @@ import leanbench
 from leanbench.cli import output
 from leanbench.cli.check import check
 from leanbench.cli.compare import compare
+from leanbench.cli.configs import configs
 from leanbench.cli.doctor import doctor
 from leanbench.cli.list import list_
+from leanbench.cli.model import model
 from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
+from leanbench.cli.tune import tune
 from leanbench.errors import UserError
 
 
@@ -58,11 +61,14 @@ def _options(
 
 # The first sentences of their docstrings do not fit beside the names in a terminal of 80 columns.
 app.command("sweep", short_help="Measure (or predict) kernels over a grid of problems.")(sweep)
+app.command("tune", short_help="Find and keep the best launch settings for a GPU.")(tune)
 app.command("compare", short_help="Say cell by cell whether two runs differ.")(compare)
 app.command("trace", short_help="Draw what every CTA did and when.")(trace)
 app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
 app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
+app.add_typer(model, name="model", short_help="What predictions rest on, and how wrong they are.")
+app.add_typer(configs, name="configs", short_help="List, show, move and verify kept launch settings.")
 app.command("list", short_help="List kernels, sweeps or GPUs.")(list_)
 
 

@@ -39,7 +39,16 @@ def sweep(
     kv_layout: Annotated[str | None, _list("HND,NHD.")] = None,
     ragged: Annotated[str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")] = None,
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
-    configs: Annotated[str | None, _list("Each kernel's own choice, or its fastest candidate.", "default|best")] = None,
+    configs: Annotated[
+        str | None,
+        _list("Kept ones or else the heuristic's; the heuristic's; the fastest candidate.", "default|heuristic|best"),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KERNEL:FIELD=VALUE,...", help="A kernel's launch settings, whatever --configs says; repeatable."
+        ),
+    ] = None,
     cache: Annotated[str | None, _list("The L2 at each launch: cold, as in serving, or warm.", "cold|warm")] = None,
     sustained: Annotated[bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")] = False,
     energy: Annotated[bool, typer.Option("--energy", help="Also energy, over seconds back to back.")] = False,
@@ -83,13 +92,13 @@ def sweep(
     Exit code 1 means that a cell crashed, timed out or was incorrect.
     """
     from leanbench.gpu.local import choose
-    from leanbench.model import KNOWN_ERROR
+    from leanbench.model import known_error
     from leanbench.run.cells import AXES, expand
     from leanbench.run.sweep_file import requested_sweep
 
     flags = {axis: ctx.params[axis] for axis in AXES if ctx.params[axis] is not None}
     measure = _measure_flags(cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples)
-    asked = requested_sweep(file, flags, kernels, configs, measure)
+    asked = requested_sweep(file, flags, kernels, configs, measure, config or ())
     cells = expand(asked)
     limits = _limits(timeout, budget, asked.measure)
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
@@ -106,7 +115,7 @@ def sweep(
             output.say(f"{why}: this would be predicted for {target.spec.product}.")
         else:
             said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
-            output.say(f"{said} {KNOWN_ERROR}")
+            output.say(f"{said} {known_error(target.spec.name)}")
         _say_what_is_not_predicted(asked.measure)
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
@@ -268,5 +277,6 @@ def _command(ctx: typer.Context) -> list[str]:
         if value in (None, False, param.default) or param.name in ("name", "resume", "budget"):
             continue
         flag = [] if param.param_type_name == "argument" else [param.opts[0]]
-        words += flag if value is True else [*flag, str(value)]
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += flag if each is True else [*flag, str(each)]
     return words

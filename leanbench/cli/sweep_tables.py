@@ -45,7 +45,7 @@ def show_dry_run(cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, pr
         if number < LISTED:
             size = output.si_bytes(cell.problem.kv_bytes)
             fit = "no" if is_large else "yes"
-            table.add_row(cell.kernel, cell.problem.label, cell.configs, size, _about(seconds), fit)
+            table.add_row(cell.kernel, cell.problem.label, cell.request, size, _about(seconds), fit)
     output.show_table(table)
     if len(cells) > LISTED:
         output.show(f"and {len(cells) - LISTED} more")
@@ -64,6 +64,7 @@ def show_summary(rows: list[dict[str, Any]]) -> None:
         rows: as in results.jsonl. Predicted and measured ones, and those of a cold and a warm L2, have tables of their
             own.
     """
+    from leanbench.report.config_lines import config_lines
     from leanbench.report.notices import flagged, warned
     from leanbench.report.trust import facts
 
@@ -79,11 +80,11 @@ def show_summary(rows: list[dict[str, Any]]) -> None:
         if any(row.get("sm_busy_share") is not None for row in group):
             output.show("")
             _show_occupancy(group, f"{source} SM busy share (schedule: CTA slots with work){warm}")
-        found = facts(group)
+        found = [*config_lines(group), *(f"{fact.text[0].upper()}{fact.text[1:]}." for fact in facts(group))]
         if found:
             output.show("")
-        for fact in found:
-            output.show(f"{fact.text[0].upper()}{fact.text[1:]}.")
+        for line in found:
+            output.show(line)
     _show_notices(warned(rows))
     _show_notices(flagged(rows))
 

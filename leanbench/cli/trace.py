@@ -125,12 +125,12 @@ def _panels(
 def _predict(
     problem: AttentionProblem, kernels: list[Kernel], configs: str, target: Target, asked_gpu: str | None
 ) -> list[Timeline | str]:
-    from leanbench.model import KNOWN_ERROR
+    from leanbench.model import known_error
     from leanbench.model.timeline import predict_timeline
 
     why = target.note or f"No {asked_gpu or 'GPU'} here"
     said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
-    output.say(f"{said} {KNOWN_ERROR}")
+    output.say(f"{said} {known_error(target.spec.name)}")
     return [predict_timeline(problem, kernel, configs, target.spec) for kernel in kernels]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from leanbench.measure.read_floor import ReadFloor, fingerprint
 from leanbench.measure.timing import Launches, Replay, Timing, fastest, run_rounds
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune import lookup
 
 if TYPE_CHECKING:
     import torch
@@ -94,11 +95,19 @@ class Bench:
         if self._calibration is not None:
             check_window(self.options.window_s, self._calibration.tick_ms)
 
-    def run(self, problem: AttentionProblem, kernels: Sequence[Kernel], configs: str) -> dict[str, Outcome]:
+    def run(
+        self,
+        problem: AttentionProblem,
+        kernels: Sequence[Kernel],
+        configs: str,
+        pins: Mapping[str, KernelConfig] | None = None,
+    ) -> dict[str, Outcome]:
         """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
 
         Args:
-            configs: `default`, or `best` to time all of a kernel's candidates and report the fastest.
+            configs: `default` or `heuristic`, see leanbench.tune.lookup, or `best` to time all of a kernel's candidates
+                and report the fastest.
+            pins: launch settings by kernel, for those that `configs` is not asked about.
 
         Raises:
             Alarm: the kernel announced last did what makes its figures meaningless.
@@ -124,7 +133,7 @@ class Bench:
         candidates: dict[str, Candidate] = {}
         for kernel in able:
             self._announce(kernel.name)
-            candidate = self._prepare(problem, kernel, configs, rows[kernel.name])
+            candidate = self._prepare(problem, kernel, (pins or {}).get(kernel.name, configs), rows[kernel.name])
             if candidate is not None:
                 candidates[kernel.name] = candidate
         if candidates:
@@ -139,7 +148,7 @@ class Bench:
         if reason:
             return reason
         assert self._loaded is not None
-        config, _ = self._choose(problem, kernel, configs)
+        config = self._choose(problem, kernel, configs).config
         buffers = self._loaded.buffers
         replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], self.options.effort.sample_ms)
         timing = run_rounds({kernel.name: replay}, self.options.effort, self._state)[kernel.name]
@@ -168,11 +177,14 @@ class Bench:
         self._loaded = Loaded(problem, buffers, reference, fingerprint(buffers[0]))
         return None
 
-    def _prepare(self, problem: AttentionProblem, kernel: Kernel, configs: str, row: Outcome) -> Candidate | None:
+    def _prepare(
+        self, problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, row: Outcome
+    ) -> Candidate | None:
         """Chooses settings, runs once and checks; None if the output is wrong, `row` says so then."""
         assert self._loaded is not None
-        config, choice = self._choose(problem, kernel, configs)
-        row |= {"config": config.to_dict() if config else None, "config_choice": choice}
+        choice = self._choose(problem, kernel, configs)
+        config = choice.config
+        row |= lookup.row_fields(kernel, choice)
         launches = [kernel.prepare(inputs, config) for inputs in self._loaded.buffers]
         first = self._loaded.buffers[0]
         first.poison()
@@ -351,23 +363,19 @@ class Bench:
     def _state(self) -> Any:
         return None if self._nvml is None else self._nvml.state()
 
-    def _choose(
-        self, problem: AttentionProblem, kernel: Kernel, configs: str
-    ) -> tuple[KernelConfig | None, str | None]:
-        default = kernel.default_config(problem, self.spec)
-        if default is None:
-            return None, None
-        if configs == "default":
-            return default, "default"
+    def _choose(self, problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig) -> lookup.Choice:
+        choice = lookup.resolve(kernel, problem, self.spec, configs)
+        if configs != "best" or choice.config is None:
+            return choice
         assert self._loaded is not None
         buffers = self._loaded.buffers
 
         def prepare(config: KernelConfig) -> Launches:
             return [kernel.prepare(inputs, config) for inputs in buffers]
 
-        candidates = kernel.candidate_configs(problem, self.spec)
+        candidates = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, self.spec)])
         best, timed = fastest({config: lambda config=config: prepare(config) for config in candidates})
-        return best, f"best of {timed}"
+        return lookup.Choice(best, f"best of {timed}", f"the fastest of {timed} that were timed in this cell")
 
 
 def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:

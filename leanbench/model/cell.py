@@ -5,18 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 from leanbench.decomposition import Schedule, quantisation_efficiency
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
 from leanbench.gpu.spec import GpuSpec
-from leanbench.model.rates import read_floor_us, resident_ctas
-from leanbench.model.simulate import Simulation, simulate
+from leanbench.model.calibration import calibration_for
+from leanbench.model.energy import energy_mj
+from leanbench.model.rates import floor_us, resident_ctas
+from leanbench.model.simulate import latency_us
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune import lookup
 
 
-def predict_cell(problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec) -> dict[str, Any]:
+def predict_latency_us(
+    problem: AttentionProblem, kernel: Kernel, config: KernelConfig, spec: GpuSpec, resident: int | None = None
+) -> float:
+    """What one launch would take: 2 to 30 ms for a grid of 400 CTAs, for ranking candidates.
+
+    Args:
+        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared memory; left out, they
+            are estimated.
+
+    Raises:
+        UserError: the kernel has no schedule to predict from, or not even one CTA of this config fits an SM.
+    """
+    schedule = kernel.schedule(problem, config, spec)
+    if schedule is None:
+        raise UserError(f"{kernel.name} has no schedule to predict from: measure it, or leave it out")
+    return latency_us(schedule, problem, config, spec, resident=resident)
+
+
+def predict_energy_mj(predicted_us: float, problem: AttentionProblem, schedule: Schedule, spec: GpuSpec) -> float:
+    """Energy of one launch of this latency, back to back with others."""
+    in_use = calibration_for(spec)
+    running_sms = min(spec.sms, len({segment.cta for segment in schedule.segments}))
+    limit_w = find(in_use.calibration.gpu).power_limit_w
+    return energy_mj(predicted_us, problem.kv_bytes, running_sms, spec, in_use.constants, limit_w)
+
+
+def predict_cell(
+    problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
+) -> dict[str, Any]:
     """Fields of a `leanbench.row.Row`, `source` predicted; what only a measurement can know is left out.
 
     Args:
-        configs: `default`, or `best`: the kernel's candidate with the lowest predicted latency.
+        configs: `default` or `heuristic`, see leanbench.tune.lookup; `best`: the kernel's candidate with the lowest
+            predicted latency; or the launch settings themselves.
     """
     fields: dict[str, Any] = {
         "decomposition": kernel.decomposition,
@@ -27,7 +61,8 @@ def predict_cell(problem: AttentionProblem, kernel: Kernel, configs: str, spec: 
         return {**fields, "status": "unsupported", "reason": reason}
     if (reason := _memory_shortage(problem, spec)) is not None:
         return {**fields, "status": "out_of_memory", "reason": reason}
-    candidates = _candidates(problem, kernel, configs, spec)
+    choice = lookup.resolve(kernel, problem, spec, configs)
+    candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")
     schedules = [
         (config, schedule)
         for config in candidates
@@ -41,17 +76,18 @@ def predict_cell(problem: AttentionProblem, kernel: Kernel, configs: str, spec: 
             f"{kernel.name} has no config that fits the {spec.shared_kb_per_cta} KB of shared memory of {spec.name}"
         )
         return {**fields, "status": "unsupported", "reason": reason}
-    choice = f"best of {len(fitting)}" if configs == "best" else "default"
-    config, schedule, simulation = _fastest(fitting, problem, spec)
-    return {**fields, "config_choice": choice, **_result(config, schedule, simulation, problem, spec)}
+    config, schedule, predicted_us = _fastest(fitting, problem, spec)
+    result = _result(config, schedule, predicted_us, problem, spec)
+    if configs == "best":
+        why = f"the fastest of {len(fitting)} that were predicted for this cell"
+        choice = lookup.Choice(config, f"best of {len(fitting)}", why)
+    return {**fields, **result, **lookup.row_fields(kernel, choice)}
 
 
 def _candidates(
-    problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec
-) -> list[KernelConfig] | list[KernelConfig | None]:
-    if configs == "best":
-        return kernel.candidate_configs(problem, spec)
-    return [kernel.default_config(problem, spec)]
+    problem: AttentionProblem, kernel: Kernel, spec: GpuSpec, chosen: KernelConfig | None, all_of_them: bool
+) -> list[KernelConfig | None]:
+    return list(dict.fromkeys([chosen, *(kernel.candidate_configs(problem, spec) if all_of_them else ())]))
 
 
 def _memory_shortage(problem: AttentionProblem, spec: GpuSpec) -> str | None:
@@ -66,24 +102,29 @@ def _memory_shortage(problem: AttentionProblem, spec: GpuSpec) -> str | None:
 
 def _fastest(
     candidates: list[tuple[KernelConfig, Schedule]], problem: AttentionProblem, spec: GpuSpec
-) -> tuple[KernelConfig, Schedule, Simulation]:
+) -> tuple[KernelConfig, Schedule, float]:
     """The first of the fastest, so that equal ones do not change places between runs."""
-    played = [(config, schedule, simulate(schedule, problem, config, spec)) for config, schedule in candidates]
-    return min(played, key=lambda candidate: candidate[2].latency_us)
+    played = [(config, schedule, latency_us(schedule, problem, config, spec)) for config, schedule in candidates]
+    return min(played, key=lambda candidate: candidate[2])
 
 
 def _result(
-    config: KernelConfig, schedule: Schedule, simulation: Simulation, problem: AttentionProblem, spec: GpuSpec
+    config: KernelConfig,
+    schedule: Schedule,
+    predicted_us: float,
+    problem: AttentionProblem,
+    spec: GpuSpec,
 ) -> dict[str, Any]:
-    floor_us = read_floor_us(problem.kv_bytes, spec)
+    read_us = floor_us(problem.kv_bytes, spec, calibration_for(spec).constants)
     # As for measured rows: one CTA on an SM at once, or as many as the config asks for.
     slots = spec.sms * (config.ctas_per_sm or 1)
     return {
         "status": "ok",
         "config": config.to_dict(),
-        "latency_us": simulation.latency_us,
-        "bandwidth_tb_s": simulation.bandwidth_tb_s,
-        "read_floor_us": floor_us,
-        "read_floor_share": floor_us / simulation.latency_us,
+        "latency_us": predicted_us,
+        "bandwidth_tb_s": problem.kv_bytes / predicted_us / 1e6,
+        "read_floor_us": read_us,
+        "read_floor_share": read_us / predicted_us,
+        "energy_mj": predict_energy_mj(predicted_us, problem, schedule, spec),
         "quantisation_efficiency": quantisation_efficiency(schedule, slots),
     }

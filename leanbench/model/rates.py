@@ -1,70 +1,151 @@
-"""How fast a GPU's memory, one SM and one CTA can read, from its datasheet figures.
+"""How fast a GPU's memory, one SM and one CTA read, for one problem and config.
 
-Rates are bytes per microsecond. The constants were fitted to 39 medians of this project's kernels on an NVIDIA H200,
-fp16, each kernel with its best config: 56 heads of head_dim 64 at batch 1 from 1k to 512k, and three problems of 32
-query on 8 KV heads of head_dim 128. Over these same figures (tests/model/test_measured.py) the error is 1.3% in the
-median and 10.5% at most, at the shortest context; lean 2.0% and 5.9%, fa2 0.4% and 10.5%, fixed_split 1.8% and 7.3%.
-Nothing else has been compared: larger groups, other head_dims and ragged batches are extrapolated. On another GPU the
-constants are scaled by its bandwidth and clock, and nothing has checked them there yet.
+Rates are bytes per microsecond. The constants come from a calibration (leanbench.model.calibration): the GPU's own, or
+the nearest GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs.
 
-Not modelled: tensor-core throughput (decode with at most 64 query rows a tile stays below it), register spills, bank
-conflicts, the L2 as a cache (K and V are read once; row tiles that share a KV head count their reads apart), ECC, and
-clocks lowered by power or heat.
+Not modelled: spilled registers, bank conflicts, the L2 as a cache (K and V are read once; row tiles that share a KV
+head count their reads apart), ECC, and clocks lowered by power or heat.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+from leanbench.decomposition import tile_rows
 from leanbench.gpu.spec import GpuSpec
+from leanbench.model.constants import Constants
 from leanbench.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.registry import KernelConfig
 
-#: One node of a CUDA graph: an empty kernel takes as long on the H200.
-LAUNCH_US = 0.6
-#: From a kernel's start to full bandwidth, and from the last byte to its end: launching CTAs, address translation, the
-#: first DRAM access. With LAUNCH_US it is what remains of the read floor at zero bytes.
-RAMP_US = 1.6
-#: Share of the datasheet's bandwidth that a kernel which only reads gets on large buffers. Measured: H200 (2.1 GB in
-#: 468 us). For the others an assumption, in the middle of the 0.90 to 0.95 usual for HBM and GDDR6.
-ACHIEVABLE_SHARE = {"h200": 0.965}
-DEFAULT_ACHIEVABLE_SHARE = 0.92
-
-#: A DRAM read under load, from issue to arrival in shared memory.
-DRAM_LATENCY_US = 0.65
-#: One CTA's arithmetic for a LeanTile: a part for each tile (barriers, reductions across warps), one for each token
-#: (softmax), one for each byte (shared memory to tensor cores). Warps share the last two. From fa2, whose CTAs have an
-#: SM each: 46 GB/s at head_dim 64, 52 GB/s at 128.
-TILE_US = 0.23
-TOKEN_WARP_US = 0.0022
-WARP_BYTES_PER_US = 15_600.0
 #: An SM has four partitions, each with its own scheduler and tensor core: with a warp on each, more do not help.
 MAX_USEFUL_WARPS = 4
-#: The clock at which these figures hold.
-REFERENCE_CLOCK_MHZ = 1980
-#: An SM's port to the L2 is 64 bytes wide. The most that a kernel with one CTA to an SM was seen to use: 68 GB/s,
-#: FlashAttention-3.
-SM_BYTES_PER_CLOCK = 35
-
 #: Query tile, barriers and layout conversions beside the K and V stages, with the 1 KB that CUDA takes.
 SHARED_RESERVE_KB = 12
 #: What Triton's decode loop takes up to head_dim 128; the whole 255 above.
 REGISTERS_PER_THREAD = 128
 MAX_CTAS_PER_SM = 16
+#: SMs are played in this many classes of luck, dealt in turn: enough that they do not pause in step.
+SM_CLASSES = 6
+#: The warm-up is played in steps that end at these multiples of its time constant.
+WARM_UP_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0)
 
 
-def achievable_bytes_per_us(spec: GpuSpec) -> float:
+@dataclass(frozen=True)
+class Rates:
+    """What the simulation needs to know about one launch on one GPU."""
+
+    constants: Constants
+    sms: int
+    #: CTAs that an SM holds at once.
+    resident: int
+    #: K and V of one full LeanTile, and one CTA's arithmetic for it.
+    tile_bytes: int
+    compute_us: float
+    #: The most that one CTA reads when it is alone, one SM, and all together.
+    cta_bytes_per_us: float
+    sm_bytes_per_us: float
+    gpu_bytes_per_us: float
+    #: What one more partial adds to a stream-K merge, in which one CTA reads all rows of it.
+    merge_partial_us: float
+
+    @property
+    def slots(self) -> int:
+        return self.sms * self.resident
+
+    @property
+    def start_us(self) -> float:
+        """From the launch to the first CTAs' start."""
+        return self.constants.launch_us
+
+    @property
+    def first_byte_us(self) -> float:
+        """From the launch to the first CTAs' first byte."""
+        return self.constants.launch_us + self.constants.first_read_us + self.constants.segment_us
+
+    def weight(self, sm: int) -> float:
+        """An SM's share of full memory, over the mean."""
+        place = 2 * (sm % SM_CLASSES) / (SM_CLASSES - 1) - 1
+        return 1 + self.constants.sm_spread * place
+
+    def demand(self, streaming: int) -> float:
+        """What an SM with this many streaming CTAs asks for."""
+        return min(streaming * self.cta_bytes_per_us, self.sm_bytes_per_us)
+
+    def drain_us(self, reach: float) -> float:
+        """From a segment's last byte, as `cta_bytes_per_us` counts it, to the end of its arithmetic.
+
+        A CTA that waits for memory has its last LeanTile to compute when that arrives. A CTA whose arithmetic is the
+        limit has loaded ahead: only its first LeanTile was waited for, at the rate `reach` that memory had for it.
+        """
+        return min(self.compute_us, self.tile_bytes / reach)
+
+    def warm_up_ends(self) -> list[float]:
+        """When the memory's rate changes, microseconds from the launch."""
+        return [self.first_byte_us + step * self.constants.warm_up_us for step in WARM_UP_STEPS]
+
+    def memory_bytes_per_us(self, now_us: float) -> float:
+        """DRAM bandwidth at a time from the launch: the mean of `1 - exp(-t / warm_up)` over each step."""
+        since = (now_us - self.first_byte_us) / self.constants.warm_up_us
+        begin = 0.0
+        for end in WARM_UP_STEPS:
+            if since < end - 1e-9:
+                return self.gpu_bytes_per_us * (1 - (math.exp(-begin) - math.exp(-end)) / (end - begin))
+            begin = end
+        return self.gpu_bytes_per_us
+
+
+def rates_for(
+    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants, resident: int | None = None
+) -> Rates:
+    """The rates of a launch.
+
+    Args:
+        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared memory; left out, they
+            are estimated.
+    """
+    compute_us = tile_compute_us(problem, config, spec, constants)
+    rows = min(problem.group_size, tile_rows(problem.group_size, problem.head_dim, problem.q_len))
+    sm_rate = sm_bytes_per_us(spec, constants)
+    return Rates(
+        constants=constants,
+        sms=spec.sms,
+        resident=resident_ctas(problem, config, spec) if resident is None else resident,
+        tile_bytes=tile_bytes(problem, config),
+        compute_us=compute_us,
+        cta_bytes_per_us=cta_bytes_per_us(problem, config, spec, constants),
+        sm_bytes_per_us=sm_rate,
+        gpu_bytes_per_us=achievable_bytes_per_us(spec, constants),
+        # Each number is read, and its slot emptied for the next launch.
+        merge_partial_us=merge_partial_us(constants, 2 * rows * problem.head_dim, config.num_warps),
+    )
+
+
+def achievable_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
     """DRAM bandwidth that a kernel gets, all SMs together."""
-    share = ACHIEVABLE_SHARE.get(spec.name, DEFAULT_ACHIEVABLE_SHARE)
-    return share * spec.bandwidth_tb_s * 1e6
+    return constants.bandwidth_share * spec.bandwidth_tb_s * 1e6
 
 
-def read_floor_us(kv_bytes: int, spec: GpuSpec) -> float:
-    """The fastest kernel that only reads `kv_bytes`."""
-    return LAUNCH_US + RAMP_US + kv_bytes / achievable_bytes_per_us(spec)
+def floor_us(kv_bytes: int, spec: GpuSpec, constants: Constants) -> float:
+    """The fastest kernel that only reads `kv_bytes`: launch, first byte, and bandwidth that warms up.
+
+    Solves `streaming = t - warm_up (1 - exp(-t / warm_up))` for t by Newton's method.
+    """
+    streaming_us = kv_bytes / achievable_bytes_per_us(spec, constants)
+    warm_up_us = constants.warm_up_us
+    at_us = streaming_us + warm_up_us
+    for _ in range(20):
+        cold = math.exp(-at_us / warm_up_us)
+        step_us = (at_us - warm_up_us * (1 - cold) - streaming_us) / (1 - cold)
+        at_us -= step_us
+        if abs(step_us) < 1e-9:
+            break
+    return constants.launch_us + constants.first_read_us + at_us
 
 
-def sm_bytes_per_us(spec: GpuSpec) -> float:
+def sm_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
     """The most that one SM can read, whatever runs on it."""
-    return SM_BYTES_PER_CLOCK * spec.boost_clock_mhz
+    return constants.sm_bytes_per_clock * spec.boost_clock_mhz
 
 
 def tile_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
@@ -72,30 +153,37 @@ def tile_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     return 2 * config.tile_tokens * problem.head_dim * ELEMENT_BYTES
 
 
-def tile_compute_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> float:
+def tile_compute_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants) -> float:
     """One CTA's arithmetic for one LeanTile that is in shared memory already."""
     warps = min(config.num_warps, MAX_USEFUL_WARPS)
-    token_us = config.tile_tokens * TOKEN_WARP_US / warps
-    byte_us = tile_bytes(problem, config) / (warps * WARP_BYTES_PER_US)
-    return (TILE_US + token_us + byte_us) * REFERENCE_CLOCK_MHZ / spec.boost_clock_mhz
+    token_us = config.tile_tokens * constants.token_warp_us / warps
+    byte_us = tile_bytes(problem, config) / (warps * constants.warp_bytes_per_us)
+    more_rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len) / 16 - 1
+    tile_us = constants.tile_us + (token_us + byte_us) * (1 + constants.row_share * more_rows)
+    return tile_us * constants.reference_clock_mhz / spec.boost_clock_mhz
 
 
-def cta_bytes_per_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> float:
+def cta_bytes_per_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants) -> float:
     """The most that one CTA can read when it is alone.
 
     With one stage it loads, then computes. With more, the next `num_stages - 1` LeanTiles are on their way meanwhile
     (Little's law: bytes in flight over latency).
     """
-    compute_us = tile_compute_us(problem, config, spec)
+    compute_us = tile_compute_us(problem, config, spec, constants)
     if config.num_stages == 1:
-        period_us = DRAM_LATENCY_US + compute_us
+        period_us = constants.dram_latency_us + compute_us
     else:
-        period_us = max(compute_us, DRAM_LATENCY_US / (config.num_stages - 1))
+        period_us = max(compute_us, constants.dram_latency_us / (config.num_stages - 1))
     return tile_bytes(problem, config) / period_us
 
 
+def merge_partial_us(constants: Constants, numbers: int, warps: int) -> float:
+    """What one more partial adds to a merge in which a CTA of so many warps moves `numbers` of its numbers."""
+    return constants.merge_partial_us + constants.merge_number_warp_us * numbers / warps
+
+
 def resident_ctas(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> int:
-    """CTAs that one SM holds at once, by shared memory and registers; 0 if not even one fits."""
+    """CTAs that one SM holds at once, by an estimate of shared memory and registers; 0 if not even one fits."""
     # Triton pads head_dim to a power of two, and keeps `num_stages - 1` LeanTiles in shared memory.
     padded = 1 << (problem.head_dim - 1).bit_length()
     stages = max(1, config.num_stages - 1)

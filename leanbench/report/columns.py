@@ -142,7 +142,8 @@ SHOWN = (
     Column("throttle_reasons", "throttled by", meaning="why clocks were lowered in samples that were kept, by NVML"),
     Column("gpu_kernels", "GPU kernels", meaning="of one launch in order, as the profiler names them"),
     Column("config", "config", meaning="launch settings"),
-    Column("config_choice", "config choice", meaning="default, best of so many candidates, or given"),
+    Column("config_choice", "config choice", meaning="kept, heuristic, best of so many candidates, or given"),
+    Column("config_reason", "why this config", "", "sentence"),
     Column("warnings", "warnings", "", "sentence", "what a reader must know beside the figures"),
 )
 #: Stated in the page's header when the same in every row.

@@ -191,9 +191,12 @@ def _select(run: Run, kernel: str | None, kernels: Sequence[str]) -> Selection:
 
 
 def _request(run: Run, row: Row) -> str:
-    """What was asked of the launch settings: `default` or `best`. Rows that failed early do not say, the run does."""
+    """What was asked of the launch settings: `best` of many, or one known before, which is `default` whoever chose it.
+    Rows that failed early do not say, the run does.
+    """
     asked = _mapping(run.manifest.get("sweep")).get("configs")
-    return asked if isinstance(asked, str) else (row.config_choice or "default").split()[0]
+    asked = asked if isinstance(asked, str) else (row.config_choice or "default").split()[0]
+    return "default" if asked in ("heuristic", "kept", "given") else asked
 
 
 def _pair(base: Selection, new: Selection, margin: float) -> Comparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from leanbench.model import KNOWN_ERROR
+from leanbench.model import known_error
 from leanbench.paths import REPORT_TEMPLATES
 from leanbench.report.charts import Chart, charts_of, note
 from leanbench.report.figures import MARKERS, figure, kernel_styles
@@ -64,7 +64,7 @@ def page_context(run: Run, frame: DataFrame) -> dict[str, Any]:
         "run": run,
         "manifest": run.manifest,
         "subject": SUBJECT,
-        "model_error": KNOWN_ERROR,
+        "model_error": known_error(gpu_name(run.manifest)),
         "sources": sources,
         # A run with a cold L2 alone, as in serving, says nothing of it.
         "l2": f"{' and '.join(caches)} L2" if "warm" in caches else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
@@ -15,13 +15,14 @@ from typing import Any
 from leanbench.errors import UserError
 from leanbench.measure.options import CacheState, MeasureOptions
 from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
 from leanbench.run.ragged import ragged_contexts
 
 #: Cells of one sweep; more than this is a typo in an axis.
 MAX_CELLS = 100_000
 
 DEFAULT_KERNELS = ("lean", "fa2", "fixed_split")
-CONFIG_CHOICES = ("default", "best")
+CONFIG_CHOICES = ("default", "heuristic", "best")
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,23 @@ class Sweep:
     name: str
     grids: tuple[Grid, ...] = (Grid(),)
     kernels: tuple[str, ...] = DEFAULT_KERNELS
-    #: `default`: each kernel's own choice; `best`: the fastest of its candidates, found in each cell.
+    #: `default`: kept configs, or else the kernel's heuristic, see leanbench.tune.lookup; `heuristic`: that alone;
+    #: `best`: the fastest of the kernel's candidates, found in each cell.
     configs: str = "default"
     description: str = ""
     measure: MeasureOptions = field(default_factory=MeasureOptions)
+    #: Launch settings by kernel that hold whatever `configs` says.
+    pins: Mapping[str, KernelConfig] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for the manifest."""
+        pins = {"config": {name: config.to_dict() for name, config in self.pins.items()}} if self.pins else {}
         return {
             "name": self.name,
             "description": self.description,
             "kernels": list(self.kernels),
             "configs": self.configs,
+            **pins,
             "grids": [{axis: _plain(getattr(grid, axis)) for axis in AXES} for grid in self.grids],
         }
 
@@ -90,6 +96,13 @@ class Cell:
     kernel: str
     configs: str = "default"
     cache: CacheState = "cold"
+    #: Launch settings that were given for this kernel.
+    pin: KernelConfig | None = None
+
+    @property
+    def request(self) -> str:
+        """How its launch settings are chosen: `given`, or else `configs`."""
+        return self.configs if self.pin is None else "given"
 
     @cached_property
     def key(self) -> str:
@@ -97,8 +110,10 @@ class Cell:
 
         For example ``lean-b1-h32-8-n4096-d128-fp16-HND-default-3f9a01c2``.
         """
-        asked = {"problem": self.problem.to_dict(), "kernel": self.kernel, "configs": self.configs}
-        words = f"{self.kernel} {self.problem.label} {self.configs}"
+        asked: dict[str, Any] = {"problem": self.problem.to_dict(), "kernel": self.kernel, "configs": self.request}
+        words = f"{self.kernel} {self.problem.label} {self.request}"
+        if self.pin is not None:
+            asked["config"] = self.pin.to_dict()
         if self.cache != "cold":
             asked["cache"] = self.cache
             words += f" {self.cache}"
@@ -126,7 +141,11 @@ def expand(sweep: Sweep) -> list[Cell]:
     if not problems:
         raise UserError(f"sweep {sweep.name!r} has no cells: ragged below 1 needs a batch above 1, give --batch 8")
     kernels = dict.fromkeys(sweep.kernels)
-    return [Cell(problem, kernel, sweep.configs, sweep.measure.cache) for problem in problems for kernel in kernels]
+    return [
+        Cell(problem, kernel, sweep.configs, sweep.measure.cache, sweep.pins.get(kernel))
+        for problem in problems
+        for kernel in kernels
+    ]
 
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:

@@ -26,7 +26,7 @@ USABLE_MEMORY = 0.95
 def estimated_seconds(cell: Cell, gpu: GpuSpec, predicted: bool, options: MeasureOptions | None = None) -> float:
     """A rough figure: constants, and the traffic of a cell whose caches are large."""
     options = options or MeasureOptions()
-    candidates = len(kernel(cell.kernel).candidate_configs(cell.problem, gpu)) if cell.configs == "best" else 0
+    candidates = len(kernel(cell.kernel).candidate_configs(cell.problem, gpu)) if cell.request == "best" else 0
     if predicted:
         return max(1, candidates) * PREDICTED_CONFIG_S
     # Inputs are written, read by the reference and rewritten: some hundred passes over the caches.

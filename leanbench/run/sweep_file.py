@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,9 +14,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from leanbench.errors import UserError, nearest
 from leanbench.measure.options import MeasureOptions
 from leanbench.paths import SWEEPS
-from leanbench.registry import kernel
+from leanbench.registry import KernelConfig, kernel
 from leanbench.run import axes
 from leanbench.run.cells import AXES, CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
+from leanbench.run.pins import check_pinned, parse_pins
 
 #: How each axis and the list of kernels is read, in flags and in files alike.
 PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
@@ -47,6 +48,19 @@ def _reads(axis: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
+def _read_pins(value: Any) -> dict[str, KernelConfig]:
+    """Reads a string, or each of a list of them, as --config does."""
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"{value!r} is not understood, write a string such as lean:tile_tokens=128,... or a list of them"
+        )
+    try:
+        return parse_pins(texts)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
 class _Axes(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -70,7 +84,9 @@ class SweepFile(_Axes):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     description: str = ""
     kernels: Annotated[tuple[str, ...], _reads("kernels")] = DEFAULT_KERNELS
-    configs: Literal["default", "best"] = "default"
+    configs: Literal["default", "heuristic", "best"] = "default"
+    #: Launch settings of a kernel, whatever `configs` says.
+    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_pins)] = {}
     #: What is measured beside latency, as the flags of the same names.
     cache: Literal["cold", "warm"] = "cold"
     sustained: bool = False
@@ -88,7 +104,7 @@ class SweepFile(_Axes):
             occupancy=self.occupancy,
             counters=self.counters,
         )
-        return Sweep(self.name, grids, self.kernels, self.configs, self.description, measure)
+        return Sweep(self.name, grids, self.kernels, self.configs, self.description, measure, self.config)
 
 
 def shipped_sweeps() -> dict[str, Path]:
@@ -165,11 +181,14 @@ def requested_sweep(
     kernels: str | None,
     configs: str | None,
     measure: dict[str, Any] | None = None,
+    pins: Sequence[str] = (),
 ) -> Sweep:
     """The sweep of a command line: a file's, or the default grid's where only axes are given, or smoke; flags win.
 
     Args:
         measure: fields of MeasureOptions that flags set.
+        pins: launch settings of kernels, as `leanbench.run.pins.parse_pin` reads them; another kernel's in the file
+            stay.
 
     Raises:
         UserError: anything in it is wrong, an unknown kernel included.
@@ -184,4 +203,7 @@ def requested_sweep(
         sweep = replace(sweep, measure=replace(sweep.measure, **measure))
     if configs is not None:
         sweep = replace(sweep, configs=axes.choose("configs", configs, CONFIG_CHOICES))
+    if pins:
+        sweep = replace(sweep, pins={**sweep.pins, **parse_pins(pins)})
+    check_pinned(sweep.pins, sweep.kernels)
     return sweep

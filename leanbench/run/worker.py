@@ -14,17 +14,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, kernel
+from leanbench.registry import Kernel, KernelConfig, kernel
 
 Outcome = dict[str, Any]
-#: Row fields by kernel, for a problem, its kernels and how their configs are chosen.
-RunProblem = Callable[[AttentionProblem, Sequence[Kernel], str], dict[str, Outcome]]
+#: Row fields by kernel, for a problem, its kernels, how their configs are chosen, and those that are given instead.
+RunProblem = Callable[[AttentionProblem, Sequence[Kernel], str, Mapping[str, KernelConfig]], dict[str, Outcome]]
 #: Told whose code runs next, None for nobody's.
 Announce = Callable[[str | None], None]
 
@@ -73,11 +73,13 @@ def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[s
 
         spec = spec_from_dict(init["gpu"])
 
-        def predict(problem: AttentionProblem, kernels: Sequence[Kernel], configs: str) -> dict[str, Outcome]:
+        def predict(
+            problem: AttentionProblem, kernels: Sequence[Kernel], configs: str, pins: Mapping[str, KernelConfig]
+        ) -> dict[str, Outcome]:
             rows = {}
             for each in kernels:
                 announce(each.name)
-                rows[each.name] = predict_cell(problem, each, configs, spec)
+                rows[each.name] = predict_cell(problem, each, pins.get(each.name, configs), spec)
             return rows
 
         return predict, predicted_environment()
@@ -99,7 +101,8 @@ def _attempt(
     names = request["kernels"]
     try:
         kernels = [kernel(name) for name in names]
-        return run_problem(AttentionProblem.from_dict(request["problem"]), kernels, request["configs"]), True
+        pins = {name: KernelConfig(**config) for name, config in request.get("pins", {}).items()}
+        return run_problem(AttentionProblem.from_dict(request["problem"]), kernels, request["configs"], pins), True
     except Exception as error:
         outcome, usable = _failure(error)
         blamed = at()

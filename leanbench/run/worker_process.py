@@ -101,7 +101,8 @@ class WorkerProcess:
         """
         first = cells[0]
         kernels = [cell.kernel for cell in cells]
-        request = {"problem": first.problem.to_dict(), "kernels": kernels, "configs": first.configs}
+        pins = {cell.kernel: cell.pin.to_dict() for cell in cells if cell.pin is not None}
+        request = {"problem": first.problem.to_dict(), "kernels": kernels, "configs": first.configs, "pins": pins}
         answer = self._ask(request, timeout_s)
         return answer["rows"], answer["usable"]
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from leanbench.cli.main import app
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.model import KNOWN_ERROR
+from leanbench.model import known_error
 from leanbench.model.timeline import predict_timeline
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel
@@ -35,7 +35,7 @@ def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     result = invoke("h56", "n64k", "d64", "--gpu", "h200", "--out", "here")
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("No h200 here: predicted by the performance model for NVIDIA H200, nothing was")
-    assert result.stderr.rstrip().endswith(KNOWN_ERROR)
+    assert result.stderr.rstrip().endswith(known_error("h200"))
     lines = result.stdout.splitlines()
     assert lines[0] == "b1 h56 n65536 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
     kernels = [line.split()[0] for line in lines if "SMs busy" in line]
@@ -43,7 +43,8 @@ def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     assert lines[-3:] == ["here/trace.html", "here/trace.svg", "here/trace.json"]
     assert all((tmp_path / line).stat().st_size > 1000 for line in lines[-3:])
     # 56 CTAs on 132 SMs: nine to a row, the seventh row has two of them.
-    picture = lines[next(i for i, line in enumerate(lines) if line.startswith("fa2")) + 1 :][:15]
+    below = lines[next(i for i, line in enumerate(lines) if line.startswith("fa2")) + 1 :]
+    picture = [line for line in below if "│" in line][:15]
     assert [line[9:10] for line in picture] == ["█"] * 6 + ["░"] + [" "] * 8
     assert max(map(len, lines)) <= 120
 
@@ -121,7 +122,10 @@ def test_with_a_gpu_it_measures(monkeypatch):
         (["h8", "d64"], "the problem has no n (context): write for example h32/8 n4096 d128"),
         (["h8", "n4k", "d64", "x9"], "problem word 'x9' is not understood"),
         (["h8", "n4k", "d64", "--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
-        (["h8", "n4k", "d64", "--configs", "worst"], "configs 'worst' is not supported, choose from default, best"),
+        (
+            ["h8", "n4k", "d64", "--configs", "worst"],
+            "configs 'worst' is not supported, choose from default, heuristic, best",
+        ),
         (["h8", "n4k", "d64", "--format", "png"], "format 'png' is not supported, choose from html, svg, json"),
         (["h8", "n4k", "d64", "--gpu", ""], "--gpu is empty: name a GPU"),
         (["h8", "n4k", "d64", "--gpu", "a1000"], "'a1000'"),

@@ -26,6 +26,7 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, kernel
 from leanbench.row import Row
 from leanbench.run.samples import Samples
+from leanbench.tune.lookup import Choice
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def test_a_cell(gpu):
         "kv_bytes": 102_400,
         "cache": "cold",
         "config": CONFIG.to_dict(),
-        "config_choice": "default",
+        "config_choice": "heuristic",
+        "config_reason": None,
         "checked_heads": 4,
         "total_heads": 4,
         **timing_fields(steady, 102_400, 8.0),
@@ -316,3 +318,32 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
     assert found == (PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))
     assert bench.timeline(PROBLEM, Right("untraced"), "default") == "untraced has no instrumented build"
     assert bench.timeline(replace(PROBLEM, head_dim=256), Right("a"), "default") == "a knows no head_dim 256"
+
+
+def test_settings_that_are_kept_or_given(gpu, monkeypatch):
+    """Where the settings come from, leanbench.tune.lookup says."""
+
+    def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
+        assert (problem, spec) == (PROBLEM, Bench(0).spec)
+        asked.append(request)
+        given = isinstance(request, KernelConfig)
+        return Choice(request, "given", "given") if given else Choice(FASTER, "kept", "from a file")
+
+    asked: list[object] = []
+    monkeypatch.setattr(module.lookup, "resolve", choose)
+    tuned, other = Right("tuned"), Right("other")
+    tuned.tuned_as = "tuned"
+    rows = Bench(0).run(PROBLEM, [tuned, other], "heuristic", {"other": CONFIG})
+    assert asked == ["heuristic", CONFIG]
+    chosen = [[rows[name][field] for field in ("config", "config_choice", "config_reason")] for name in rows]
+    assert chosen == [[FASTER.to_dict(), "kept", "from a file"], [CONFIG.to_dict(), "given", None]]
+    assert (tuned.prepared, other.prepared) == ([FASTER] * 3, [CONFIG] * 3)
+
+
+def test_best_tries_what_is_kept_too(gpu, monkeypatch):
+    kept = KernelConfig(256, 4, 2)
+    monkeypatch.setattr(module.lookup, "resolve", lambda *asked: Choice(kept, "kept", "from a file"))
+    tried: list[object] = []
+    monkeypatch.setattr(module, "fastest", lambda candidates: (tried.extend(candidates), (kept, 3))[1])
+    assert measure(gpu, Right(), configs="best")["right"]["config"] == kept.to_dict()
+    assert tried == [kept, CONFIG, FASTER]

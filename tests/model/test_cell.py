@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
+from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.spec import GpuSpec
 from leanbench.inputs import AttentionInputs
-from leanbench.model.cell import predict_cell
-from leanbench.model.rates import read_floor_us
-from leanbench.model.simulate import simulate
+from leanbench.model.calibration import calibration_for
+from leanbench.model.cell import predict_cell, predict_latency_us
+from leanbench.model.energy import energy_mj
+from leanbench.model.rates import floor_us
+from leanbench.model.simulate import latency_us
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig, kernels
 from leanbench.row import Row
@@ -74,19 +77,23 @@ def row(fields: dict[str, Any]) -> Row:
 
 def test_default() -> None:
     fields = predict_cell(PROBLEM, Plain(FAST, SLOW), "default", H200)
-    simulation = simulate(one_cta_per_tile(TileGrid.of(PROBLEM, 128)), PROBLEM, FAST, H200)
-    floor_us = read_floor_us(PROBLEM.kv_bytes, H200)
+    predicted_us = latency_us(one_cta_per_tile(TileGrid.of(PROBLEM, 128)), PROBLEM, FAST, H200)
+    costs = calibration_for(H200).constants
+    read_us = floor_us(PROBLEM.kv_bytes, H200, costs)
     assert fields == {
         "decomposition": "one_cta_per_tile",
         "source": "predicted",
         "status": "ok",
         "config": {"tile_tokens": 128, "num_warps": 4, "num_stages": 3},
-        "config_choice": "default",
-        "latency_us": simulation.latency_us,
+        "config_choice": "heuristic",
+        "config_reason": None,
+        "latency_us": predicted_us,
         "kv_bytes": 2 * 65_536 * 56 * 64 * 2,
-        "bandwidth_tb_s": simulation.bandwidth_tb_s,
-        "read_floor_us": floor_us,
-        "read_floor_share": floor_us / simulation.latency_us,
+        "bandwidth_tb_s": PROBLEM.kv_bytes / predicted_us / 1e6,
+        "read_floor_us": read_us,
+        "read_floor_share": read_us / predicted_us,
+        # A CTA for each of 56 heads, each on an SM of its own.
+        "energy_mj": energy_mj(predicted_us, PROBLEM.kv_bytes, 56, H200, costs, 700),
         "quantisation_efficiency": pytest.approx(56 / 132),
     }
     assert row(fields).samples is None
@@ -100,11 +107,12 @@ def test_best_keeps_the_fastest_that_fits() -> None:
 
 
 def test_stream_k_fills_all_sms() -> None:
-    one, two = (KernelConfig(128, 4, 3, ctas_per_sm=ctas_per_sm) for ctas_per_sm in (1, 2))
-    for config in (one, two):
+    # One CTA's arithmetic cannot keep up with an SM's part of the memory, that of two can.
+    for ctas_per_sm, floor_share in ((1, 0.87), (2, 0.94)):
+        config = KernelConfig(128, 4, 3, ctas_per_sm=ctas_per_sm)
         fields = predict_cell(PROBLEM, Balanced(config), "default", H200)
         assert fields["quantisation_efficiency"] == pytest.approx(1, abs=0.01)
-        assert fields["read_floor_share"] > 0.95
+        assert floor_share < fields["read_floor_share"] < floor_share + 0.05
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,8 @@ def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
     for name in ("lean", "fa2", "fixed_split"):
         default, best = (predict_cell(problem, kernels()[name], configs, spec) for configs in ("default", "best"))
         assert (default["status"], best["status"]) == ("ok", "ok"), (name, default.get("reason"), best.get("reason"))
-        assert read_floor_us(problem.kv_bytes, spec) < best["latency_us"] <= default["latency_us"]
+        costs = calibration_for(spec).constants
+        assert floor_us(problem.kv_bytes, spec, costs) < best["latency_us"] <= default["latency_us"]
         row(best)
 
 
@@ -163,3 +172,31 @@ def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
     problem = AttentionProblem(1, 16, 16, 524_288, 64)
     us = {name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"] for name in ("lean", "fa2")}
     assert us["fa2"] > 4 * us["lean"]
+
+
+def test_one_config_for_the_tuner() -> None:
+    kernel = kernels()["lean"]
+    config = kernel.default_config(PROBLEM, H200)
+    assert config is not None
+    assert (
+        predict_latency_us(PROBLEM, kernel, config, H200)
+        == predict_cell(PROBLEM, kernel, "default", H200)["latency_us"]
+    )
+    # What the compiler found counts: one CTA on an SM cannot keep as many bytes on their way as two.
+    alone_us, together_us = (predict_latency_us(PROBLEM, kernel, config, H200, resident=ctas) for ctas in (1, 2))
+    assert alone_us > together_us
+    with pytest.raises(UserError, match="secret has no schedule to predict from"):
+        predict_latency_us(PROBLEM, Secret(FAST), FAST, H200)
+    with pytest.raises(UserError, match="do not fit the 227 KB"):
+        predict_latency_us(PROBLEM, Plain(TOO_LARGE), TOO_LARGE, H200)
+    with pytest.raises(UserError, match="do not fit"):
+        predict_latency_us(PROBLEM, Plain(FAST), FAST, H200, resident=0)
+
+
+def test_energy_is_capped_by_the_power_limit() -> None:
+    lean, fa2 = (predict_cell(PROBLEM, kernels()[name], "default", H200) for name in ("lean", "fa2"))
+    power_w = {
+        name: fields["energy_mj"] / fields["latency_us"] * 1e3 for name, fields in (("lean", lean), ("fa2", fa2))
+    }
+    assert 690 < power_w["lean"] < 700
+    assert 450 < power_w["fa2"] < 560

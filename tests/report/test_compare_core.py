@@ -521,3 +521,17 @@ def test_damaged_samples_are_named(tmp_path, line):
 )
 def test_microseconds(value, expected):
     assert microseconds(value) == expected
+
+
+def test_kept_heuristic_and_given_settings_pair(tmp_path):
+    """Whether one is faster than the other is what the comparison is for; all settings were known before."""
+    cells = {(SHORT, "lean"): spread(10.0)}
+    base = run_of(tmp_path / "heuristic", cells, configs="heuristic")
+    new = write_run(
+        tmp_path / "new",
+        [row(SHORT, "lean", spread(9.0), config={"tile_tokens": 128}, config_choice="kept")],
+        configs="default",
+    )
+    comparison = compare(str(base), str(new), margin=MARGIN)
+    assert counts(comparison.pairs) == {"faster": 1}
+    assert comparison.other_settings == 1

@@ -17,7 +17,7 @@ from example_runs import (
     rows_with_all_fields,
 )
 
-from leanbench.model import KNOWN_ERROR
+from leanbench.model import known_error
 from leanbench.problem import AttentionProblem
 from leanbench.report import write_report
 from leanbench.report.charts import CHARTS
@@ -97,7 +97,7 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
     html = without_plotly(html_of(write_run(rows, source="predicted", gpu=PREDICTED_GPU)))
     banner = "Predicted by the performance model for NVIDIA A100-SXM4-80GB; nothing was measured."
     assert banner in html
-    assert KNOWN_ERROR in html
+    assert known_error("a100") in html
     titles = re.findall(r"<figcaption>.*?</figcaption>|<h2>.*?</h2>", html)
     tagged = [title for title in titles if '<span class="tag">predicted</span>' in title]
     # Every title but that of the environment, which is what computed the prediction.

@@ -6,7 +6,7 @@ from leanbench.errors import UserError
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.paths import SWEEPS
-from leanbench.registry import kernels
+from leanbench.registry import KernelConfig, kernels
 from leanbench.run.cells import Grid, Sweep, expand
 from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps
 
@@ -158,5 +158,37 @@ def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():
 def test_unknown_kernels_and_configs_are_refused():
     with pytest.raises(UserError, match="there is no kernel 'laen', did you mean 'lean'"):
         requested_sweep(None, {}, "laen", None)
-    with pytest.raises(UserError, match="configs 'bset' is not supported, choose from default, best"):
+    with pytest.raises(UserError, match="configs 'bset' is not supported, choose from default, heuristic, best"):
         requested_sweep(None, {}, None, "bset")
+
+
+LEAN = "lean:tile_tokens=128,num_warps=4,num_stages=3,ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
+FA2 = "fa2:tile_tokens=64,num_warps=4,num_stages=3"
+
+
+def test_a_file_may_give_settings(tmp_path):
+    lean, fa2 = KernelConfig(128, 4, 3, 2, 1, False), KernelConfig(64, 4, 3)
+    file = write(tmp_path, f'name = "a"\nconfigs = "heuristic"\nconfig = "{LEAN}"\n')
+    assert (load_sweep(file).configs, load_sweep(file).pins) == ("heuristic", {"lean": lean})
+    # A flag's settings win over the file's of the same kernel, and leave the others.
+    other = KernelConfig(128, 4, 3, 1, 1, False)
+    flags = [LEAN.replace("ctas_per_sm=2", "ctas_per_sm=1"), FA2]
+    assert requested_sweep(file, {}, None, None, pins=flags).pins == {"lean": other, "fa2": fa2}
+    assert requested_sweep(file, {}, None, None).pins == {"lean": lean}
+    file = write(tmp_path, f'name = "a"\nconfig = ["{LEAN}", "{FA2}"]\n')
+    assert load_sweep(file).pins == {"lean": lean, "fa2": fa2}
+    with pytest.raises(UserError, match="add fa2 to --kernels or leave its config out"):
+        requested_sweep(file, {}, "lean", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('config = "lean:tile_tokens=96"', ", line 2, key 'config': config 'lean:tile_tokens=96': tile_tokens '96' is"),
+        ("config = 3", ", line 2, key 'config': 3 is not understood, write a string such as lean:tile_tokens=128,..."),
+        ("config = []", ", line 2, key 'config': [] is not understood"),
+        (f'config = ["{FA2}", "{FA2}"]', f", line 2, key 'config': config '{FA2}': fa2 has settings already"),
+    ],
+)
+def test_settings_of_a_file_are_checked_as_those_of_flags(tmp_path, text, words):
+    assert refusal(tmp_path, f'name = "a"\n{text}\n').startswith(words)

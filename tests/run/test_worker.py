@@ -18,7 +18,7 @@ from leanbench.errors import UserError
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.measure.cell import Alarm
 from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
+from leanbench.registry import KernelConfig, kernel
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
 from leanbench.run.environment import environment_key, predicted_environment
@@ -26,6 +26,7 @@ from leanbench.run.worker import _attempt, spec_from_dict
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
+PIN = KernelConfig(64, 4, 2, 1, 1, False)
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
@@ -58,7 +59,7 @@ def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     ],
 )
 def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason, usable, capsys):
-    def run_problem(problem, kernels, configs):
+    def run_problem(problem, kernels, configs, pins):
         raise error
 
     rows, can_go_on = _attempt(run_problem, request("lean", "fa2", "fixed_split"), lambda: "fa2")
@@ -72,7 +73,7 @@ def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason
 
 
 def test_what_fails_where_no_kernels_code_runs_is_everybodys():
-    def run_problem(problem, kernels, configs):
+    def run_problem(problem, kernels, configs, pins):
         raise OutOfMemoryError("no room for the inputs")
 
     rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: None)
@@ -83,7 +84,7 @@ def test_what_fails_where_no_kernels_code_runs_is_everybodys():
 
 
 def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
-    def run_problem(problem, kernels, configs):
+    def run_problem(problem, kernels, configs, pins):
         raise Alarm("lean changed its inputs")
 
     assert _attempt(run_problem, request("lean", "fa2"), lambda: "lean") == (
@@ -94,13 +95,22 @@ def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
 
 
 def test_a_request_reaches_its_kernels_unchanged():
-    def run_problem(problem, kernels, configs):
-        return {each.name: {"seen": (problem, configs)} for each in kernels}
+    def run_problem(problem, kernels, configs, pins):
+        return {each.name: {"seen": (problem, configs, pins)} for each in kernels}
 
     rows, can_go_on = _attempt(run_problem, request("fa2", "lean", configs="best"), lambda: None)
-    assert rows == {"fa2": {"seen": (PROBLEM, "best")}, "lean": {"seen": (PROBLEM, "best")}}
+    assert rows == {"fa2": {"seen": (PROBLEM, "best", {})}, "lean": {"seen": (PROBLEM, "best", {})}}
     assert list(rows) == ["fa2", "lean"]
     assert can_go_on
+
+
+def test_given_settings_reach_the_worker():
+    def run_problem(problem, kernels, configs, pins):
+        return {each.name: {"seen": pins.get(each.name, configs)} for each in kernels}
+
+    asked = {**request("fa2", "lean", configs="heuristic"), "pins": {"lean": PIN.to_dict()}}
+    rows, _ = _attempt(run_problem, json.loads(json.dumps(asked)), lambda: None)
+    assert rows == {"fa2": {"seen": "heuristic"}, "lean": {"seen": PIN}}
 
 
 @contextmanager
@@ -125,6 +135,15 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
     assert again == {
         "fixed_split": json.loads(json.dumps(predict_cell(PROBLEM, kernel("fixed_split"), "best", find("h200"))))
     }
+
+
+def test_a_worker_predicts_given_settings_beside_the_heuristic(tmp_path):
+    with started(tmp_path / "log") as worker:
+        rows, _ = worker.run([Cell(PROBLEM, "lean", pin=PIN), Cell(PROBLEM, "fa2")], timeout_s=60)
+    heuristic = kernel("fa2").default_config(PROBLEM, find("h200"))
+    assert heuristic is not None
+    assert (rows["lean"]["config"], rows["lean"]["config_choice"]) == (PIN.to_dict(), "given")
+    assert (rows["fa2"]["config"], rows["fa2"]["config_choice"]) == (heuristic.to_dict(), "heuristic")
 
 
 def test_a_worker_that_is_late_is_a_timeout(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from leanbench.model import KNOWN_ERROR
+from leanbench.model import known_error
 from leanbench.paths import REPORT_TEMPLATES
 from leanbench.report.trace.picture import TILE_COLORS, Mark, Panel, merge_to
 from leanbench.report.trace.words import config_words, instrumentation_cost, microseconds, percent, source_words
@@ -44,7 +44,7 @@ def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
         "source": first.source,
         "source_words": source_words(first),
         "gpu": first.gpu,
-        "model_error": KNOWN_ERROR,
+        "model_error": known_error(first.gpu),
         "colors": TILE_COLORS,
         "has_bands": any(panel.lanes > 1 for panel in panels),
         "rows": [_row(panel) for panel in panels],

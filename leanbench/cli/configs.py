@@ -1,0 +1,196 @@
+"""`leanbench configs`: look at kept launch settings, carry them from machine to machine, hold them against the GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leanbench.cli import output
+from leanbench.cli.configs_validate import validate
+from leanbench.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.tune.kept import Family
+    from leanbench.tune.store import File
+
+configs = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+Gpu = Annotated[str, typer.Argument(metavar="GPU", help="A name from `leanbench configs list`.")]
+
+
+@configs.command("list", short_help="List the files there are.")
+def list_() -> None:
+    """List the files of kept configs: yours, and those that come with leanbench."""
+    from leanbench.cli.configs_tables import files_table
+    from leanbench.tune.store import all_files, configs_folder
+
+    files = all_files()
+    for file in files:
+        if isinstance(file.content, str):
+            output.say(f"! {file.content}")
+    readable = [file for file in files if not isinstance(file.content, str)]
+    if not readable:
+        output.show(f"Nothing is kept: run `leanbench tune`, it writes to {configs_folder()}.")
+        return
+    output.show_table(files_table(readable))
+
+
+@configs.command("show", short_help="Show what is kept for a GPU.")
+def show(
+    gpu: Gpu,
+    head_dim: Annotated[int | None, typer.Option(metavar="N", help="Only families of this head_dim.")] = None,
+    group: Annotated[int | None, typer.Option(metavar="N", help="Only families of this group size.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="NAME", help="Only fp16 or bf16.")] = None,
+    kv_layout: Annotated[str | None, typer.Option(metavar="NAME", help="Only HND or NHD.")] = None,
+) -> None:
+    """Show each family's shortlist, and each tuned problem's chosen config with its gain over the heuristic."""
+    from leanbench.cli.configs_tables import family_lines, problems_table, shortlist_table
+
+    asked = {"head_dim": head_dim, "group_size": group, "dtype": dtype, "kv_layout": kv_layout}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    files = _files_of(gpu)
+    shown = 0
+    for file in files:
+        for family in file.kept.families:
+            if any(getattr(family, name) != value for name, value in asked.items()):
+                continue
+            output.show("\n" * bool(shown) + "\n".join(family_lines(file, family)))
+            output.show_table(shortlist_table(family))
+            output.show_table(problems_table(family))
+            shown += 1
+    if not shown:
+        there = "; ".join(dict.fromkeys(family.label for file in files for family in file.kept.families))
+        words = ", ".join(f"{name} {value}" for name, value in asked.items())
+        raise UserError(f"nothing is kept for {gpu} with {words or 'any family'}, there is: {there or 'no family'}")
+
+
+@configs.command("export", short_help="Write what is kept for a GPU to a file.")
+def export(
+    gpu: Gpu, file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; it must not be there yet.")]
+) -> None:
+    """Write what is kept for a GPU to one file: your families, and those shipped ones that you have not tuned."""
+    from leanbench.tune.store import merge
+
+    if file.exists():
+        raise UserError(f"{file} is there already: remove it or choose another name")
+    first, *others = _files_of(gpu)
+    families = {family.key: family for each in reversed([first, *others]) for family in each.kept.families}
+    merge(first.kept.gpu, list(families.values()), file, kernel=first.kept.kernel)
+    output.show(f"{file}: {_count(len(families))} of {first.kept.gpu.product}")
+
+
+@configs.command("import", short_help="Merge a file into yours.")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `leanbench configs export` writes it.")],
+) -> None:
+    """Merge a file of kept configs into yours.
+
+    A family that you have is replaced, but a measured one by no predicted one.
+    """
+    from leanbench.tune.store import fault_of, merge, read
+
+    try:
+        kept = read(file)
+    except UserError as error:
+        raise UserError(
+            f"{fault_of(error)}: give a file that `leanbench configs export` of this version wrote"
+        ) from None
+    saved = merge(kept.gpu, kept.families, kernel=kept.kernel)
+    replaced = {family.key: family for family in saved.replaced}
+    for family in kept.families:
+        before = replaced.get(family.key)
+        if before == family:
+            output.show(f"unchanged {family.label}: {_source(family)}")
+        elif before is not None:
+            output.show(f"replaced {family.label}: {_source(before)} by {_source(family)}")
+        elif family in saved.added:
+            output.show(f"added {family.label}: {_source(family)}")
+        else:
+            output.show(f"left out {family.label}: {_source(family)}, yours is measured")
+    output.show(f"{saved.path}: {_count(len(saved.added) + len(saved.replaced))} of {kept.gpu.product} imported")
+
+
+@configs.command("verify", short_help="Time the kept choices again on the GPU that is here.")
+def verify(
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only N of the tuned problems, evenly spread.")
+    ] = None,
+) -> None:
+    """Time each tuned problem's chosen config again, beside those that tied with it and the heuristic's.
+
+    A choice holds within 1% of the fastest. Exit code 1 means that the median choice is more than 2% slower than the
+    fastest: tune again.
+    """
+    from leanbench.gpu.local import choose
+    from leanbench.registry import kernel
+    from leanbench.tune.store import kept_for
+    from leanbench.tune.verify import FAILS_ABOVE, GpuTimer, judge, median_regret, tasks_of
+
+    target = choose(gpu, require_gpu=False)
+    if target.local_index is None:
+        why = target.note or f"there is no {gpu or 'GPU'} here"
+        raise UserError(f"{why}, and configs verify times kernels: run it where the GPU is")
+    files = kept_for(target.spec)
+    families = {family.key: family for file in reversed(files) for family in file.kept.families}
+    tasks = tasks_of(list(families.values()), sample)
+    if not tasks:
+        raise UserError(f"no tuned problems are kept for {target.spec.product}: run `leanbench tune` first")
+    timer = GpuTimer(kernel(files[0].kept.kernel), target.local_index, target.spec)
+    verdicts = []
+    for task in tasks:
+        verdict = judge(task, timer)
+        if isinstance(verdict, str):
+            output.show(f"{task.problem.label}: not timed, {verdict}")
+            continue
+        verdicts.append(verdict)
+        words = "holds" if verdict.holds else f"does not hold, {_words(verdict.fastest.to_dict())} is faster"
+        output.show(f"{task.problem.label}: {verdict.chosen_us:.2f} µs, {verdict.regret:.1%} over the fastest: {words}")
+    if not verdicts:
+        raise UserError("none of the tuned problems could be timed here: free the GPU's memory, or tune again")
+    regret = median_regret(verdicts)
+    held = sum(verdict.holds for verdict in verdicts)
+    output.show(f"{held} of {len(verdicts)} choices hold within 1%; median regret {regret:.2%}")
+    if regret > FAILS_ABOVE:
+        output.say(f"The median regret is above {FAILS_ABOVE:.0%}: run `leanbench tune` again.")
+        raise typer.Exit(1)
+
+
+configs.command("validate", short_help="Hold the choices against every candidate on other problems.")(validate)
+
+
+def _files_of(gpu: str) -> list[File]:
+    """The readable files of a GPU by its name, the user's first; raises UserError where there are none."""
+    from leanbench.errors import nearest
+    from leanbench.gpu.catalogue import find, slug
+    from leanbench.tune.store import all_files
+
+    names = {slug(gpu)}
+    # A GPU that the catalogue does not know may have been tuned all the same.
+    with contextlib.suppress(UserError):
+        names.add(find(gpu).name)
+    files = all_files()
+    named = [file for file in files if names & file.names]
+    faults = [file.content for file in named if isinstance(file.content, str)]
+    found = [file for file in named if not isinstance(file.content, str)]
+    for fault in faults:
+        output.say(f"! {fault}")
+    if not found:
+        known = {name for file in files for name in file.names}
+        raise UserError(f"nothing is kept for a GPU {gpu!r}, {nearest(gpu, known) if known else 'nor for any other'}")
+    return found
+
+
+def _source(family: Family) -> str:
+    return f"{family.source} {family.time[:10]}"
+
+
+def _count(families: int) -> str:
+    return f"{families} famil{'y' if families == 1 else 'ies'}"
+
+
+def _words(values: dict[str, int | bool]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())

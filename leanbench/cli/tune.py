@@ -1,0 +1,194 @@
+"""`leanbench tune`: find the best launch settings for a GPU, and keep them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanbench.cli import output
+from leanbench.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.gpu.local import Target
+    from leanbench.tune.kept import Family
+    from leanbench.tune.result import Summary
+    from leanbench.tune.run import Request
+    from leanbench.tune.search import Plan
+
+#: Budgets where none is given.
+_MEASURED_S, _PREDICTED_S = 60.0, 110.0
+_OBJECTIVES = ("latency", "energy", "edp")
+#: LeanTiles in tokens that the LeanAttention paper found on an A100, fp16 (arXiv 2405.10480).
+_PAPER_TILES = {64: 256, 128: 128}
+
+
+def tune(
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU to tune for; by the model if it is not here.")
+    ] = None,
+    head_dim: Annotated[str, typer.Option(metavar="LIST", help="Any of 64, 80, 96, 128, 256.")] = "64,128",
+    group: Annotated[str, typer.Option(metavar="LIST", help="Query heads per KV head; 1 is MHA.")] = "1,4,8",
+    dtype: Annotated[str, typer.Option(metavar="LIST", help="fp16,bf16.")] = "fp16",
+    kv_layout: Annotated[str, typer.Option(metavar="LIST", help="HND,NHD.")] = "HND",
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Compiling included: 90s, 10m. Default: 60s on a GPU, 110s for the model."),
+    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Time every candidate, on more problems; no budget unless given.")
+    ] = False,
+    objective: Annotated[str, typer.Option(metavar="latency|energy|edp", help="What is to be least.")] = "latency",
+    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
+    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Write what was found to the kept configs.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
+) -> None:
+    """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them for all later calls.
+
+    Candidates are compiled for the GPU, pruned by what they take, timed in turn over problems of all sizes, and carried
+    to other problems by a formula fitted to the timings. The same command goes on after an interruption.
+    """
+    import time
+
+    began_s = time.monotonic()
+    request = _request(gpu, head_dim, group, dtype, kv_layout, (budget, exhaustive), objective, require_gpu)
+    if request.target.local_index is None:
+        _say_predicted(request.target, gpu)
+    results = _tune(request, began_s, quiet=quiet)
+    if not quiet:
+        _show(results, request.target, time.monotonic() - began_s)
+    if keep:
+        from leanbench.tune.store import save_families
+
+        saved = save_families(request.target.spec, [family for _, family in results])
+        output.say(f"Kept in {saved.path}; used from now on where --config and --configs say nothing else.")
+        for family in saved.refused:
+            output.say(
+                f"Measured entries are there for head_dim {family.head_dim}, group size {family.group_size}, "
+                f"{family.dtype} {family.kv_layout}: the predicted ones were not kept."
+            )
+
+
+def _request(
+    gpu: str | None,
+    head_dim: str,
+    group: str,
+    dtype: str,
+    kv_layout: str,
+    effort: tuple[str | None, bool],
+    objective: str,
+    require_gpu: bool,
+) -> Request:
+    """What the flags ask for."""
+    from leanbench.gpu.local import choose as choose_gpu
+    from leanbench.registry import kernel
+    from leanbench.run import axes
+    from leanbench.tune.run import Request
+    from leanbench.tune.space import default_families
+
+    groups = axes.parse_numbers("group", group)
+    if max(groups) > 64:
+        raise UserError(f"--group {max(groups)} is above 64: an output tile holds at most 64 query rows")
+    families = default_families(
+        axes.parse_head_dims(head_dim), groups, axes.parse_dtypes(dtype), axes.parse_kv_layouts(kv_layout)
+    )
+    if gpu is not None and not gpu.strip():
+        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
+    target = choose_gpu(gpu, require_gpu)
+    plan = _plan(*effort, predicted=target.local_index is None)
+    aim: Any = axes.choose("objective", objective, _OBJECTIVES)
+    return Request(kernel("lean"), families, target, plan, aim)
+
+
+def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
+    from leanbench.run.axes import parse_seconds
+    from leanbench.tune.search import EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS, PROBLEMS, Plan
+
+    if budget is not None:
+        budget_s = parse_seconds("--budget", budget)
+    elif exhaustive:
+        budget_s = float("inf")
+    else:
+        budget_s = _PREDICTED_S if predicted else _MEASURED_S
+    problems = EXHAUSTIVE_PROBLEMS if exhaustive else PREDICTED_PROBLEMS if predicted else PROBLEMS
+    return Plan(budget_s, problems, every_candidate=exhaustive or predicted)
+
+
+def _say_predicted(target: Target, gpu: str | None) -> None:
+    from leanbench.tune.words import predicted_banner
+
+    output.say(predicted_banner(target, gpu))
+
+
+def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summary, Family]]:
+    from leanbench.cli.tune_progress import TuneProgress
+    from leanbench.tune.run import tune as run
+
+    with TuneProgress(quiet=quiet) as progress:
+        try:
+            return run(request, progress, began_s)
+        except KeyboardInterrupt:
+            progress.stop()
+            measured = request.target.local_index is not None
+            done = f"{progress.done} problems are timed and noted" if measured else "nothing was kept"
+            output.say(f"Stopped: {done}; the same command goes on from there.")
+            raise typer.Exit(130) from None
+
+
+def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:
+    source = "measured" if target.local_index is not None else "predicted"
+    title = f"{source} on {target.spec.product}" if source == "measured" else f"predicted for {target.spec.product}"
+    table = output.table(title)
+    for name in ("family", "problems", "timed", "left out", "LeanTiles", "listed", "ties", "gain", "most", "held out"):
+        table.add_column(name, justify="left" if name in ("family", "LeanTiles") else "right", no_wrap=True)
+    for summary, _ in results:
+        table.add_row(
+            summary.family.label,
+            str(summary.problems),
+            str(summary.timed),
+            str(summary.left_out),
+            ", ".join(f"{tokens} ({times})" for tokens, times in summary.tile_tokens.items()),
+            str(len(summary.shortlist)),
+            f"{summary.ties:.1f}",
+            f"{summary.gain - 1:+.1%}",
+            f"{summary.most_gain - 1:+.1%}",
+            "-" if summary.held_out is None else f"{summary.held_out:.1%}",
+        )
+    output.show_table(table)
+    _show_notes(results, took_s)
+
+
+def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
+    from leanbench.tune.result import geometric_mean
+
+    summaries = [summary for summary, _ in results]
+    gain = geometric_mean([summary.gain for summary in summaries]) - 1
+    output.show(f"\nThe heuristic takes {gain:.1%} longer than the best found (geometric mean over timed problems).")
+    held = [summary for summary in summaries if summary.held_out is not None]
+    if held:
+        mean = geometric_mean([summary.held_out or 1.0 for summary in held])
+        worst = min(summary.worst_held_out or 1.0 for summary in held)
+        output.show(
+            f"On problems left out of the fit, the formula's choice reaches {mean:.1%} of the best timed there "
+            f"(worst {worst:.1%})."
+        )
+    untried = geometric_mean([summary.untried for summary in summaries])
+    errors = [summary.median_error for summary in summaries]
+    output.show(
+        f"Candidates that were not timed would have been {1 - untried:.1%} faster at most, by the formula, whose "
+        f"median error is {min(errors):.1%} to {max(errors):.1%}."
+    )
+    output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
+    for head_dim, paper in _PAPER_TILES.items():
+        tiles: dict[int, int] = {}
+        for summary in summaries:
+            if summary.family.head_dim == head_dim:
+                for tokens, times in summary.tile_tokens.items():
+                    tiles[tokens] = tiles.get(tokens, 0) + times
+        if tiles:
+            most = max(tiles, key=tiles.__getitem__)
+            share = tiles[most] / sum(tiles.values())
+            output.show(
+                f"LeanTile for head_dim {head_dim}: {most} tokens on {share:.0%} of the problems; the LeanAttention "
+                f"paper names {paper} for an A100."
+            )

@@ -1,0 +1,270 @@
+"""Plays a schedule over a GPU, event by event.
+
+CTAs start in order as slots (SMs x resident CTAs) fall free. A CTA walks its segments: after `segment_us` it streams
+the segment's K and V, then computes what is left and writes an output or a partial. A host block keeps its slot until
+the partials of its output tile have arrived and are merged. What a streaming CTA gets depends on its SM: on how many of
+that SM's CTAs stream, and on how the SMs share the memory (leanbench.model.sharing).
+
+SMs of one class with the same number of streaming CTAs all give each CTA the same rate. So one number for each such
+group tells how far its CTAs have come: the bytes that a CTA which had streamed in it from the start would have read
+(`_Group.clock`). A CTA ends its segment when that number has grown by the segment's bytes, whatever the rate was in
+between; when its SM changes group, only that SM's CTAs are moved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+
+from leanbench.decomposition import Schedule, Segment, TileGrid
+from leanbench.model.rates import SM_CLASSES, Rates
+from leanbench.model.sharing import Load, share
+from leanbench.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.timeline import Span, SpanKind
+
+#: Events closer than this happen at once.
+SAME_US = 1e-9
+#: What is left of a segment after rounding.
+SAME_BYTES = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class CtaWork:
+    """What one CTA has to do, in order."""
+
+    cta: int
+    segments: tuple[Segment, ...]
+    #: K and V of each segment.
+    read_bytes: tuple[float, ...]
+
+
+def work_of(schedule: Schedule, problem: AttentionProblem, tile_tokens: int) -> list[CtaWork]:
+    """Every CTA that has work; tokens past the end of a context are masked and not read."""
+    contexts, per_sequence = problem.contexts, TileGrid.of(problem, tile_tokens).per_sequence
+    token_bytes = 2 * problem.head_dim * ELEMENT_BYTES
+    work = []
+    for cta, run in groupby(schedule.segments, key=lambda segment: segment.cta):
+        segments = tuple(run)
+        ends = (min(part.last * tile_tokens, contexts[part.output_tile // per_sequence]) for part in segments)
+        read = tuple(token_bytes * (end - part.first * tile_tokens) for end, part in zip(ends, segments, strict=True))
+        work.append(CtaWork(cta, segments, read))
+    return work
+
+
+@dataclass(slots=True, eq=False)
+class _Sm:
+    number: int
+    streaming: list[_Run] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A CTA that has started."""
+
+    work: CtaWork
+    sm: _Sm
+    start_us: float
+    #: The segment it is in, since when, and the value of its group's clock at which that ends.
+    at: int = 0
+    began_us: float = 0.0
+    ends_at: float = 0.0
+    #: The heap entry that counts; older ones are stale.
+    entry: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    load: Load
+    clock: float = 0.0
+    heap: list[tuple[float, int, _Run]] = field(default_factory=list)
+
+    def left_bytes(self) -> float:
+        """What the CTA that is nearest to its segment's end has still to read; infinite where none streams."""
+        heap = self.heap
+        while heap and heap[0][1] != heap[0][2].entry:
+            heappop(heap)
+        return heap[0][0] - self.clock if heap else float("inf")
+
+    def pop_ended(self) -> list[_Run]:
+        ended = []
+        while self.left_bytes() <= SAME_BYTES:
+            ended.append(heappop(self.heap)[2])
+        return ended
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """When a CTA ran, in microseconds from the launch, and on which SM."""
+
+    cta: int
+    sm: int
+    start_us: float
+    end_us: float
+
+
+class Player:
+    """One play of a schedule."""
+
+    def __init__(
+        self,
+        work: Sequence[CtaWork],
+        rates: Rates,
+        merge_launch: bool,
+        spans: list[tuple[int, Span]] | None = None,
+    ) -> None:
+        self.rates = rates
+        self.now_us = 0.0
+        self.played: list[Played] = []
+        self._work = work
+        self._merge_launch = merge_launch
+        self._spans = spans
+        self._next = 0
+        self._order = 0
+        self._due: list[tuple[float, int, Callable[[_Run], None], _Run]] = []
+        self._groups: dict[tuple[int, int], _Group] = {}
+        self._active: list[_Group] = []
+        self._stale = True
+        self._parts = Counter(
+            part.output_tile for one in work for part in one.segments if not (part.is_whole or merge_launch)
+        )
+        self._missing = dict(self._parts)
+        #: By output tile: when the last partial so far arrived, and the host block once it has its own.
+        self._arrived_us: dict[int, float] = {}
+        self._hosts: dict[int, tuple[_Run, float]] = {}
+
+    def play(self) -> float:
+        """Microseconds from the launch to the last CTA's end."""
+        sms = [_Sm(number) for number in range(self.rates.sms)]
+        for slot in range(min(self.rates.slots, len(self._work))):
+            self._start(sms[slot % len(sms)], self.rates.start_us, self.rates.first_byte_us)
+        heapify(self._due)
+        changes = [*self.rates.warm_up_ends(), float("inf")]
+        while self._due or self._active:
+            while self._due and self._due[0][0] <= self.now_us + SAME_US:
+                _, _, event, run = heappop(self._due)
+                event(run)
+            while changes[0] <= self.now_us + SAME_US:
+                changes.pop(0)
+                self._stale = True
+            if self._stale:
+                self._share()
+            self._step(changes[0])
+        return max((one.end_us for one in self.played), default=0.0)
+
+    def _step(self, change_us: float) -> None:
+        """To the next event: a segment's last byte, or something that is due, or the memory's next rate."""
+        if not self._active:
+            # Nobody streams: the memory's rate matters to nobody either.
+            self.now_us = max(self.now_us, self._due[0][0]) if self._due else self.now_us
+            return
+        soonest_us = min(group.left_bytes() / group.load.rate for group in self._active)
+        until_us = min(change_us, self._due[0][0] if self._due else float("inf"))
+        step_us = max(0.0, min(soonest_us, until_us - self.now_us))
+        self.now_us += step_us
+        ended: list[tuple[_Run, float]] = []
+        for group in self._active:
+            group.clock += group.load.rate * step_us
+            ended += [(run, group.load.reach) for run in group.pop_ended()]
+        # All of them found the memory as it was until now; their slots go to the next CTAs SM by SM.
+        for run, reach in sorted(ended, key=lambda one: one[0].work.cta):
+            self._on_read(run, reach)
+
+    def _share(self) -> None:
+        self._active = [group for group in self._groups.values() if group.load.sms]
+        available = self.rates.memory_bytes_per_us(self.now_us + SAME_US)
+        share([group.load for group in self._active], available, self.rates.sm_bytes_per_us)
+        self._stale = False
+
+    def _group(self, sm: _Sm) -> _Group:
+        """Where an SM belongs by the CTAs that stream on it now."""
+        key = sm.number % SM_CLASSES, len(sm.streaming)
+        group = self._groups.get(key)
+        if group is None:
+            weight, demand = self.rates.weight(sm.number), self.rates.demand(key[1])
+            group = self._groups[key] = _Group(Load(weight, key[1], demand))
+        return group
+
+    def _regroup(self, sm: _Sm, joins: _Run | None = None, leaves: _Run | None = None) -> None:
+        """Moves an SM to its new group, when a CTA of it begins to stream or ends."""
+        clock = 0.0
+        if sm.streaming:
+            old = self._group(sm)
+            old.load.sms -= 1
+            clock = old.clock
+        if leaves is not None:
+            sm.streaming.remove(leaves)
+            leaves.entry = -1
+        if joins is not None:
+            sm.streaming.append(joins)
+            joins.ends_at = clock + joins.work.read_bytes[joins.at]
+        if sm.streaming:
+            new = self._group(sm)
+            new.load.sms += 1
+            for run in sm.streaming:
+                self._order += 1
+                run.ends_at += new.clock - clock
+                run.entry = self._order
+                heappush(new.heap, (run.ends_at, self._order, run))
+        self._stale = True
+
+    def _start(self, sm: _Sm, at_us: float, first_byte_us: float) -> None:
+        run = _Run(self._work[self._next], sm, at_us, began_us=at_us)
+        self._next += 1
+        self._at(first_byte_us, self._on_filled, run)
+
+    def _at(self, due_us: float, event: Callable[[_Run], None], run: _Run) -> None:
+        self._order += 1
+        heappush(self._due, (due_us, self._order, event, run))
+
+    def _on_filled(self, run: _Run) -> None:
+        self._regroup(run.sm, joins=run)
+
+    def _on_read(self, run: _Run, reach: float) -> None:
+        """A segment's last byte is there."""
+        done_us = self.now_us + self.rates.drain_us(reach)
+        self._regroup(run.sm, leaves=run)
+        part = run.work.segments[run.at]
+        self._note("tiles", run, part, run.began_us, done_us)
+        if part.is_whole or self._merge_launch:
+            self._go_on(run, done_us)
+            return
+        tile = part.output_tile
+        self._missing[tile] -= 1
+        self._arrived_us[tile] = max(done_us, self._arrived_us.get(tile, 0.0))
+        if part.is_host:
+            self._hosts[tile] = run, done_us
+        else:
+            self._go_on(run, done_us)
+        if not self._missing[tile]:
+            self._merge(tile)
+
+    def _merge(self, tile: int) -> None:
+        """The last partial is on its way: the host block, which has waited in its slot, merges."""
+        run, waits_since_us = self._hosts[tile]
+        part, arrived_us = run.work.segments[run.at], self._arrived_us[tile]
+        done_us = arrived_us + self.rates.constants.merge_us + self.rates.merge_partial_us * self._parts[tile]
+        self._note("wait", run, part, waits_since_us, arrived_us)
+        self._note("reduction", run, part, arrived_us, done_us)
+        self._go_on(run, done_us)
+
+    def _go_on(self, run: _Run, done_us: float) -> None:
+        """A CTA is through with a segment: on to its next one, or its slot to the next CTA."""
+        run.at += 1
+        if run.at < len(run.work.segments):
+            run.began_us = done_us
+            self._at(done_us + self.rates.constants.segment_us, self._on_filled, run)
+            return
+        self.played.append(Played(run.work.cta, run.sm.number, run.start_us, done_us))
+        if self._next < len(self._work):
+            self._at(done_us, self._on_free, run)
+
+    def _on_free(self, run: _Run) -> None:
+        if self._next < len(self._work):
+            self._start(run.sm, self.now_us, self.now_us + self.rates.constants.segment_us)
+
+    def _note(self, kind: SpanKind, run: _Run, part: Segment, start_us: float, end_us: float) -> None:
+        if self._spans is not None and end_us > start_us:
+            self._spans.append((run.work.cta, Span(kind, part.output_tile, start_us, end_us)))

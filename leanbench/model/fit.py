@@ -1,0 +1,261 @@
+"""Fits the model's constants to measured rows and says how wrong it is on rows that it was not fitted to.
+
+The rows are split by shape: all kernels of a shape, and all batches and head counts that make the same output tiles,
+are on one side. Half of the shapes are fitted to, one row for each kernel and config, drawn by a hash and so the same
+every time. The read floor's constants come from the floors, the others from the latencies, by least squares of the
+logarithm of predicted over measured (a soft L1 loss, so that a few odd rows weigh little). A weak pull to the start
+keeps constants that the rows say nothing about where they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.model.calibration import Errors, RunErrors
+from leanbench.model.constants import Constants, names
+from leanbench.model.energy import energy_mj, fit_energy
+from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders
+from leanbench.model.rates import floor_us
+from leanbench.model.simulate import latency_us
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Rows that a fit evaluates at most, and needs at least.
+MOST_ROWS, FEWEST_ROWS = 300, 12
+#: Schedules with more segments take longer than they tell.
+_MOST_SEGMENTS = 2500
+#: Errors beyond this weigh less than by their square.
+_SOFT_ERROR = 0.03
+#: What a change of a constant by its e-fold counts, as an error of every row in units of `_SOFT_ERROR`. The floors tell
+#: their three constants apart by themselves.
+_PULL, _FLOOR_PULL = 0.1, 0.005
+_MOST_EVALUATIONS = 12
+
+
+def split(run: MeasuredRun) -> tuple[list[MeasuredCell], list[MeasuredCell]]:
+    """Cells to fit to and cells to check with; deterministic, see the module."""
+    fitted: dict[tuple[object, ...], MeasuredCell] = {}
+    checked = []
+    for cell in run.cells:
+        if _hash(cell.shape) % 2:
+            checked.append(cell)
+        else:
+            fitted.setdefault((cell.kernel, cell.config, *cell.shape), cell)
+    return list(fitted.values()), checked
+
+
+def sample(cells: Sequence[MeasuredCell], spec: GpuSpec, most: int = MOST_ROWS) -> list[MeasuredCell]:
+    """At most so many cells, as many of each kernel, spread over the sizes; quick ones only."""
+    quick = [cell for cell in cells if len(cell.schedule(spec).segments) <= _MOST_SEGMENTS]
+    if len(quick) <= most:
+        return quick
+    by_kernel: dict[str, list[MeasuredCell]] = {}
+    for cell in sorted(quick, key=lambda cell: (cell.problem.kv_bytes, _hash(cell.shape))):
+        by_kernel.setdefault(cell.kernel, []).append(cell)
+    each = most // len(by_kernel)
+    chosen = []
+    for own in by_kernel.values():
+        count = min(each, len(own))
+        chosen += [own[index * len(own) // count] for index in range(count)]
+    return chosen
+
+
+def fit(
+    cells: Sequence[MeasuredCell],
+    spec: GpuSpec,
+    start: Constants,
+    workers: int | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> Constants:
+    """Constants for these cells of one GPU, energy included where rows have it.
+
+    Args:
+        workers: processes; left out, one for each core.
+        told: called with a line about the progress.
+
+    Raises:
+        UserError: too few cells to fit to.
+    """
+    if len(cells) < FEWEST_ROWS:
+        raise UserError(
+            f"{len(cells)} rows are too few to fit the model to, it needs {FEWEST_ROWS} of different shapes: "
+            "name another run as well, for example of `leanbench sweep smoke`"
+        )
+    constants = _fit_floor(cells, spec, start)
+    constants = _fit_latency(cells, spec, constants, workers, told)
+    return _fit_energy(cells, spec, constants)
+
+
+def _fit_floor(cells: Sequence[MeasuredCell], spec: GpuSpec, start: Constants) -> Constants:
+    floors = [(cell.problem.kv_bytes, cell.read_floor_us) for cell in cells if cell.read_floor_us]
+    free = names("floor")
+    if len({read for read, _ in floors}) < len(free):
+        return start
+
+    def residuals(constants: Constants) -> list[float]:
+        return [math.log(floor_us(read, spec, constants) / us) for read, us in floors]
+
+    return _least_squares(residuals, free, start, _FLOOR_PULL * math.sqrt(len(floors)), most=200)
+
+
+def _fit_latency(
+    cells: Sequence[MeasuredCell],
+    spec: GpuSpec,
+    start: Constants,
+    workers: int | None,
+    told: Callable[[str], None],
+) -> Constants:
+    chosen = sample(cells, spec)
+    told(f"Fitting {len(names('latency'))} constants to {len(chosen)} rows")
+    with predictor(chosen, spec, workers) as predict:
+
+        def residuals(constants: Constants) -> list[float]:
+            predicted = predict(constants)
+            return [math.log(us / cell.latency_us) for us, cell in zip(predicted, chosen, strict=True)]
+
+        return _least_squares(residuals, names("latency"), start, _PULL * math.sqrt(len(chosen)))
+
+
+def _least_squares(
+    residuals: Callable[[Constants], list[float]],
+    free: Sequence[str],
+    start: Constants,
+    pull: float,
+    most: int | None = None,
+) -> Constants:
+    """Moves the free constants, each by a factor: none changes its sign, and small ones move as easily as large."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    def at(steps: Any) -> Constants:
+        # A factor beyond e^4 means nothing any more.
+        factors = np.exp(np.clip(steps, -4, 4))
+        moved = {name: float(getattr(start, name) * factor) for name, factor in zip(free, factors, strict=True)}
+        return replace(start, **moved)
+
+    found = least_squares(
+        lambda steps: np.concatenate([residuals(at(steps)), pull * _SOFT_ERROR * steps]),
+        np.zeros(len(free)),
+        loss="soft_l1",
+        f_scale=_SOFT_ERROR,
+        # Events change places with small steps: the play is smooth on this scale only.
+        diff_step=1e-2,
+        max_nfev=most or _MOST_EVALUATIONS,
+    )
+    return at(found.x)
+
+
+def _fit_energy(cells: Sequence[MeasuredCell], spec: GpuSpec, constants: Constants) -> Constants:
+    figures = [
+        (
+            latency_us(cell.schedule(spec), cell.problem, cell.config, spec, constants=constants),
+            cell.problem.kv_bytes,
+            running_sms(cell, spec),
+            cell.energy_mj,
+            cell.idle_power_w,
+            cell.sustained_power_w,
+        )
+        for cell in cells
+        if cell.energy_mj and cell.idle_power_w and cell.sustained_power_w
+    ]
+    return fit_energy(figures, spec, constants)
+
+
+def running_sms(cell: MeasuredCell, spec: GpuSpec) -> int:
+    """SMs that run a CTA of this cell."""
+    return min(spec.sms, len({segment.cta for segment in cell.schedule(spec).segments}))
+
+
+def check(
+    run: MeasuredRun, cells: Sequence[MeasuredCell], constants: Constants, role: str, workers: int | None = None
+) -> list[tuple[RunErrors, list[float]]]:
+    """Errors on cells of a run: of latency, and of energy where rows have it; with the signed error of every cell."""
+    if not cells:
+        return []
+    with predictor(cells, run.spec, workers) as predict:
+        predicted = predict(constants)
+    errors = [us / cell.latency_us - 1 for us, cell in zip(predicted, cells, strict=True)]
+    found = [(_run_errors(run, role, "latency", cells, errors, orders(cells, predicted)), errors)]
+    drawn = [(us, cell) for us, cell in zip(predicted, cells, strict=True) if cell.energy_mj]
+    if drawn:
+        limit_w = run.spec.power_limit_w
+        energies = [
+            energy_mj(us, cell.problem.kv_bytes, running_sms(cell, run.spec), run.spec, constants, limit_w)
+            / (cell.energy_mj or math.nan)
+            - 1
+            for us, cell in drawn
+        ]
+        found.append((_run_errors(run, role, "energy", [cell for _, cell in drawn], energies, (0, 0)), energies))
+    return found
+
+
+def _run_errors(
+    run: MeasuredRun,
+    role: Any,
+    quantity: Any,
+    cells: Sequence[MeasuredCell],
+    errors: Sequence[float],
+    order: tuple[int, int],
+) -> RunErrors:
+    by_kernel: dict[str, list[float]] = {}
+    for cell, error in zip(cells, errors, strict=True):
+        by_kernel.setdefault(cell.kernel, []).append(error)
+    figures: dict[str, Errors] = {kernel: errors_of(own) for kernel, own in sorted(by_kernel.items())}
+    return RunErrors(run.name, role, quantity, errors_of(errors), figures, order[0], order[1], run.environment)
+
+
+#: What a worker process predicts.
+_cells: list[MeasuredCell] = []
+_spec: list[GpuSpec] = []
+
+
+def _take(cells: Sequence[MeasuredCell], spec: GpuSpec) -> None:
+    _cells[:], _spec[:] = cells, [spec]
+
+
+def _predict_some(task: tuple[Constants, int, int]) -> list[float]:
+    constants, first, step = task
+    return [
+        latency_us(cell.schedule(_spec[0]), cell.problem, cell.config, _spec[0], constants=constants)
+        for cell in _cells[first::step]
+    ]
+
+
+@contextmanager
+def predictor(
+    cells: Sequence[MeasuredCell], spec: GpuSpec, workers: int | None
+) -> Iterator[Callable[[Constants], list[float]]]:
+    """A function that predicts all cells, on several cores where there are many cells."""
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    if workers < 2 or len(cells) < 40:
+        yield lambda constants: [
+            latency_us(cell.schedule(spec), cell.problem, cell.config, spec, constants=constants) for cell in cells
+        ]
+        return
+    with ProcessPoolExecutor(workers, initializer=_take, initargs=(tuple(cells), spec)) as pool:
+
+        def predict(constants: Constants) -> list[float]:
+            predicted = [0.0] * len(cells)
+            # More tasks than workers, so that a slow one holds nobody up.
+            step = 4 * workers
+            tasks = [(constants, first, step) for first in range(step)]
+            for (_, first, _), own in zip(tasks, pool.map(_predict_some, tasks), strict=True):
+                predicted[first::step] = own
+            return predicted
+
+        yield predict
+
+
+def _hash(shape: tuple[object, ...]) -> int:
+    """The same in every process, unlike `hash`."""
+    return int.from_bytes(hashlib.sha256(repr(shape).encode()).digest()[:8], "big")

@@ -1,0 +1,145 @@
+"""Measured rows that a model can be fitted to or checked with, and how far a prediction is from them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from leanbench.decomposition import Schedule
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.model.calibration import Errors
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernels
+
+#: Two kernels that differ by less than this have no order worth predicting.
+ORDER_MARGIN = 0.05
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """One measured row, with the config that ran."""
+
+    kernel: str
+    problem: AttentionProblem
+    config: KernelConfig
+    latency_us: float
+    read_floor_us: float | None
+    energy_mj: float | None
+    idle_power_w: float | None
+    sustained_power_w: float | None
+
+    def schedule(self, spec: GpuSpec) -> Schedule:
+        """Who does what; cells are made of kernels that can say it."""
+        schedule = kernels()[self.kernel].schedule(self.problem, self.config, spec)
+        assert schedule is not None
+        return schedule
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Alike for cells in which every kernel does the same: batch and KV heads only count by their product."""
+        problem = self.problem
+        contexts = problem.contexts if problem.is_ragged else problem.context
+        tiles = problem.kv_heads if problem.is_ragged else problem.batch * problem.kv_heads
+        return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """The usable rows of one run: status ok, cold cache, a kernel whose schedule is known."""
+
+    name: str
+    spec: GpuSpec
+    cells: tuple[MeasuredCell, ...]
+    environment: dict[str, str]
+
+
+def read_measured(run: str, gpu: str | None = None) -> MeasuredRun:
+    """The usable rows of a run (a path, or a name under `runs/`).
+
+    Args:
+        gpu: the GPU it must be of (catalogue name).
+
+    Raises:
+        UserError: the run was predicted, is of another GPU, or has no usable row.
+    """
+    from leanbench.report.run_files import find_run, read_run
+    from leanbench.run.worker import spec_from_dict
+
+    directory = find_run(run)
+    found = read_run(directory)
+    name = directory.resolve().name
+    if found.manifest.get("source") == "predicted" or any(row.source == "predicted" for row, _ in found.results):
+        raise UserError(f"{run} was predicted by the model itself: name a run that was measured on a GPU")
+    try:
+        spec = spec_from_dict(found.manifest["gpu"])
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"{directory}/manifest.json does not say which GPU was measured: name another run") from None
+    if gpu is not None and spec.name != gpu:
+        raise UserError(
+            f"{run} was measured on {spec.name}, not on {gpu}: a model holds for one GPU, leave this run out"
+        )
+    cells = tuple(cell for row, problem in found.results if (cell := _cell(row, problem, spec)) is not None)
+    if not cells:
+        raise UserError(
+            f"{run} has no row to compare with: none is ok, cold and of a kernel whose schedule is known "
+            f"({len(found.results)} rows)"
+        )
+    return MeasuredRun(name, spec, cells, _environment(found.manifest))
+
+
+def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell | None:
+    from leanbench.row import Row
+
+    assert isinstance(row, Row)
+    if row.status != "ok" or row.cache != "cold" or row.config is None or not row.latency_us:
+        return None
+    kernel = kernels().get(row.kernel)
+    try:
+        config = KernelConfig(**row.config)
+    except TypeError:  # a setting of another version
+        return None
+    if kernel is None or kernel.schedule(problem, config, spec) is None:
+        return None
+    return MeasuredCell(
+        kernel=row.kernel,
+        problem=problem,
+        config=config,
+        latency_us=row.latency_us,
+        read_floor_us=row.read_floor_us,
+        energy_mj=row.energy_mj,
+        idle_power_w=row.idle_power_w,
+        sustained_power_w=row.sustained_power_w,
+    )
+
+
+def _environment(manifest: dict[str, object]) -> dict[str, str]:
+    environments = manifest.get("environments")
+    known = [one for one in environments.values() if isinstance(one, dict)] if isinstance(environments, dict) else []
+    kept = {"gpu": "gpu_uuid", "torch": "torch", "triton": "triton", "driver": "driver", "leanbench": "leanbench"}
+    return {key: ", ".join(sorted({str(one[name]) for one in known if name in one})) for key, name in kept.items()}
+
+
+def errors_of(errors: Iterable[float]) -> Errors:
+    """Of signed relative errors."""
+    sizes = sorted(abs(error) for error in errors)
+    if len(sizes) < 2:
+        return Errors(len(sizes), *(sizes * 3 or [0.0, 0.0, 0.0]))
+    p90 = statistics.quantiles(sizes, n=10, method="inclusive")[-1]
+    return Errors(len(sizes), statistics.median(sizes), p90, sizes[-1])
+
+
+def orders(cells: Sequence[MeasuredCell], predicted_us: Sequence[float]) -> tuple[int, int]:
+    """Pairs of kernels of a problem that differ by more than `ORDER_MARGIN`, and how many are predicted in order."""
+    by_problem: dict[AttentionProblem, list[tuple[float, float]]] = {}
+    for cell, us in zip(cells, predicted_us, strict=True):
+        by_problem.setdefault(cell.problem, []).append((cell.latency_us, us))
+    pairs = right = 0
+    for figures in by_problem.values():
+        for (one_us, one), (other_us, other) in combinations(figures, 2):
+            if max(one_us, other_us) > (1 + ORDER_MARGIN) * min(one_us, other_us):
+                pairs += 1
+                right += (one < other) == (one_us < other_us)
+    return pairs, right

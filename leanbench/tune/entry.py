@@ -1,0 +1,147 @@
+"""A family of kept configs, laid out for the look-up: what a choice needs, and nothing that must be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune.formula import Coefficients, Work
+from leanbench.tune.nearness import FamilyKey
+from leanbench.tune.space import BuildKey, build_key
+
+if TYPE_CHECKING:
+    from leanbench.tune.kept import Build, Candidate, Family, TunedProblem
+    from leanbench.tune.store import File
+
+#: Of contexts that share an answer where the family has no shortlist: the smallest LeanTile there is.
+_GRANULE = 64
+#: What a gain in each objective is called.
+_BETTER = {"latency": "faster", "energy": "lower in energy", "edp": "lower in energy x latency"}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a launch of one build costs."""
+
+    coefficients: Coefficients
+    #: 1 for latency.
+    power_kw: float
+    #: Of latency in the objective: 2 for energy x latency.
+    exponent: int
+
+    def cost(self, work: Work) -> float:
+        return self.power_kw * self.coefficients.latency_us(work) ** self.exponent
+
+
+@dataclass(frozen=True)
+class TimedChoice:
+    """What to use on a problem that was timed."""
+
+    config: KernelConfig
+    #: Of latency over the heuristic's; None where that is not what was sought, or not known.
+    gain: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A family that answers for `key` on the GPU `spec`, perhaps in the place of its own."""
+
+    kernel: Kernel
+    spec: GpuSpec
+    #: What was asked for.
+    key: FamilyKey
+    #: Where it comes from: ``measured 2026-11-21 on NVIDIA H200, shipped``.
+    said: str
+    #: What a better choice is called.
+    better: str
+    shortlist: tuple[tuple[KernelConfig, Rates], ...]
+    rates: Mapping[BuildKey, Rates]
+    #: By (batch x KV heads, context rounded up to `granule`).
+    timed: Mapping[tuple[int, int], TimedChoice]
+
+    @cached_property
+    def granule(self) -> int:
+        """Contexts of as many of these make the same schedules."""
+        return min((config.tile_tokens for config, _ in self.shortlist), default=_GRANULE)
+
+    def rates_of(self, config: KernelConfig) -> Rates | None:
+        return self.rates.get(build_key(config))
+
+    @classmethod
+    def of(cls, kernel: Kernel, spec: GpuSpec, key: FamilyKey, file: File, family: Family) -> Entry:
+        """A family of `file` for the GPU `spec`; where that is not the file's, the memory's rate is scaled, and what
+        does not fit is left out.
+        """
+        gpu = file.kept.gpu
+        here = gpu.is_like(spec)
+        bandwidth_ratio = 1.0 if here else spec.bandwidth_tb_s / gpu.bandwidth_tb_s
+        builds = [_rates(build, family.objective, bandwidth_ratio) for build in family.builds]
+        rates: dict[BuildKey, Rates] = {}
+        for candidate in family.candidates:
+            found = None if candidate.build is None else builds[candidate.build]
+            if found is not None:
+                rates.setdefault(build_key(candidate.config), found)
+        shortlist = [family.candidates[index] for index in family.shortlist]
+        shortlist = [candidate for candidate in shortlist if here or _fits(candidate, key, spec)]
+        listed = [
+            (candidate.config, rates[build_key(candidate.config)])
+            for candidate in shortlist
+            if build_key(candidate.config) in rates
+        ]
+        said = _said(file, family, key)
+        entry = cls(kernel, spec, key, said, _BETTER[family.objective], tuple(listed), rates, {})
+        # Times of another GPU, or of other query rows, are none of this problem's.
+        same = here and family.group_size == key[2]
+        return replace(entry, timed=_timed(family, entry.granule)) if same else entry
+
+
+def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None:
+    """None where the power is not known that the objective asks for."""
+    coefficients = build.coefficients
+    coefficients = replace(coefficients, gpu_bytes_per_us=coefficients.gpu_bytes_per_us * bandwidth_ratio)
+    power_kw = 1.0 if objective == "latency" else build.power_kw
+    return None if power_kw is None else Rates(coefficients, power_kw, 2 if objective == "edp" else 1)
+
+
+def _timed(family: Family, granule: int) -> dict[tuple[int, int], TimedChoice]:
+    found: dict[tuple[int, int], TimedChoice] = {}
+    for problem in family.problems:
+        context = -(-problem.context // granule) * granule
+        found[problem.batch * problem.kv_heads, context] = _timed_choice(family, problem)
+    return found
+
+
+def _timed_choice(family: Family, problem: TunedProblem) -> TimedChoice:
+    times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
+    chosen_us, heuristic_us = times_us.get(problem.chosen), times_us.get(problem.heuristic)
+    gain = None
+    if family.objective == "latency" and problem.chosen != problem.heuristic and chosen_us and heuristic_us:
+        gain = 1 - chosen_us / heuristic_us
+    return TimedChoice(family.candidates[problem.chosen].config, gain)
+
+
+def _fits(candidate: Candidate, key: FamilyKey, spec: GpuSpec) -> bool:
+    """Whether a GPU with other shared memory than the one it was timed on holds the candidate's CTAs."""
+    from leanbench.kernels.configs import stages_that_fit  # pyright: ignore[reportMissingImports]
+
+    if candidate.shared_bytes is not None:
+        shared_kb = candidate.shared_bytes / 1024
+        return shared_kb <= min(spec.shared_kb_per_cta, spec.shared_kb_per_sm / candidate.ctas_per_sm - 1)
+    head_dim, dtype, group_size, kv_layout, _ = key
+    problem = AttentionProblem(1, group_size, 1, candidate.tile_tokens, head_dim, dtype, kv_layout)
+    stages = stages_that_fit(problem, candidate.tile_tokens, candidate.num_stages, spec, candidate.ctas_per_sm)
+    return stages == candidate.num_stages
+
+
+def _said(file: File, family: Family, key: FamilyKey) -> str:
+    _, dtype, group_size, kv_layout, _ = key
+    said = f"{family.source} {family.time[:10]} on {file.kept.gpu.product}, {file.where}"
+    own = {"dtype": (family.dtype, dtype), "layout": (family.kv_layout, kv_layout)}
+    own["group size"] = (str(family.group_size), str(group_size))
+    instead = [f"{name} {of_family} for {asked}" for name, (of_family, asked) in own.items() if of_family != asked]
+    return f"{said}, {', '.join(instead)}" if instead else said

@@ -1,0 +1,207 @@
+"""Picks the launch settings of a call: those that were kept for this GPU where they promise to be faster than the
+kernel's heuristic, or else the heuristic's.
+
+Files are parsed once, and contexts of as many LeanTiles share an answer: a call costs microseconds. Nothing here asks
+the device or imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune import store
+from leanbench.tune.formula import Shape, divide
+from leanbench.tune.nearness import FamilyKey, gpu_distance, rank
+
+if TYPE_CHECKING:
+    from leanbench.tune.entry import Entry
+    from leanbench.tune.kept import Family
+
+#: `off` or 0: heuristics alone choose.
+SWITCH = "LEANBENCH_CONFIGS"
+#: What a kept config must promise to be taken instead of the heuristic's: the formula is no better than that.
+LEAST_GAIN = 0.005
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Launch settings and where they come from."""
+
+    #: None for a kernel without launch settings.
+    config: KernelConfig | None
+    #: `given`, `kept`, `heuristic` or `none`.
+    how: str
+    #: One sentence, without its full stop.
+    why: str
+
+
+def resolve(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: str | KernelConfig) -> Choice:
+    """What a sweep's request means: settings of its own, `heuristic`, or `default`: kept ones where there are any."""
+    if isinstance(request, KernelConfig):
+        return choose(kernel, problem, spec, request)
+    if request == "heuristic":
+        return _heuristic(kernel, problem, spec, "the heuristic was asked for")
+    return choose(kernel, problem, spec)
+
+
+def row_fields(kernel: Kernel, choice: Choice) -> dict[str, Any]:
+    """The fields of a leanbench.row.Row that say which settings ran; a reason only where there was a choice."""
+    chosen = choice.how != "none"
+    return {
+        "config": choice.config.to_dict() if choice.config else None,
+        "config_choice": choice.how if chosen else None,
+        "config_reason": choice.why if chosen and kernel.tuned_as is not None else None,
+    }
+
+
+def choose(
+    kernel: Kernel,
+    problem: AttentionProblem,
+    spec: GpuSpec,
+    explicit: KernelConfig | None = None,
+    *,
+    objective: str = "latency",
+    uniform: bool = True,
+) -> Choice:
+    """The settings to launch `problem` with: given, kept, or the heuristic's.
+
+    Args:
+        objective: `latency`, `energy` or `edp`: what the kept configs were tuned for.
+        uniform: False where lengths are on the device and `problem.context` is only the longest they may be.
+    """
+    if explicit is not None:
+        return Choice(explicit, "given", "the settings were given")
+    if kernel.tuned_as is None:
+        return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
+    if os.environ.get(SWITCH, "").lower() in ("off", "0"):
+        return _heuristic(kernel, problem, spec, f"{SWITCH} turns kept configs off")
+    key = (problem.head_dim, problem.dtype, problem.group_size, problem.kv_layout, objective)
+    entry = _entry(kernel, spec, key, _state())
+    if entry is None or problem.q_len != 1:
+        what = f"head_dim {problem.head_dim}, group size {problem.group_size}, {objective}"
+        return _heuristic(kernel, problem, spec, f"nothing is kept that fits {what} on {spec.product}")
+    if problem.is_ragged:
+        return _choose_lengths(entry, problem)
+    context = -(-problem.max_context // entry.granule) * entry.granule
+    return _choose_sizes(entry, problem.batch, problem.kv_heads, context, uniform)
+
+
+@lru_cache(maxsize=65536)
+def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform: bool) -> Choice:
+    family = entry.key
+    problem = AttentionProblem(batch, kv_heads * family[2], kv_heads, context, family[0], family[1], family[3])
+    heuristic = entry.kernel.default_config(problem, entry.spec)
+    assert heuristic is not None
+    shape = Shape.of(problem)
+    if not uniform:
+        shape = Shape(shape.output_tiles, shape.context, shape.head_dim, shape.rows, uniform=False)
+    timed = entry.timed.get((batch * kv_heads, context)) if uniform else None
+    if timed is None:
+        return _by_formula(entry, shape, heuristic)
+    if timed.config == heuristic:
+        return Choice(heuristic, "heuristic", f"{entry.said}: on this problem nothing timed was faster")
+    gain = "" if timed.gain is None else f", {timed.gain:.1%} faster than the heuristic"
+    return Choice(timed.config, "kept", f"{entry.said}: timed on this problem{gain}")
+
+
+@lru_cache(maxsize=4096)
+def _choose_lengths(entry: Entry, problem: AttentionProblem) -> Choice:
+    """A ragged batch counts as one of its longest context, see Shape.of; the heuristic knows the lengths."""
+    heuristic = entry.kernel.default_config(problem, entry.spec)
+    assert heuristic is not None
+    return _by_formula(entry, Shape.of(problem), heuristic)
+
+
+def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
+    sms, kernel = entry.spec.sms, entry.kernel
+    rates = entry.rates_of(heuristic)
+    if rates is None or not entry.shortlist:
+        missing = "the heuristic's settings have no formula" if rates is None else "no settings are on its shortlist"
+        return Choice(heuristic, "heuristic", f"{entry.said}: {missing}, so nothing can be compared")
+    heuristic_cost = rates.cost(divide(shape, heuristic, sms, kernel))
+    costs = [rates.cost(divide(shape, config, sms, kernel)) for config, rates in entry.shortlist]
+    best = min(costs)
+    gain = 1 - best / heuristic_cost
+    if gain < LEAST_GAIN:
+        why = f"no kept config is predicted at least {LEAST_GAIN:.1%} {entry.better} than the heuristic here"
+        return Choice(heuristic, "heuristic", f"{entry.said}: {why}")
+    config, _ = entry.shortlist[costs.index(best)]
+    return Choice(config, "kept", f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here")
+
+
+def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
+    config = kernel.default_config(problem, spec)
+    return Choice(config, "heuristic", why) if config else Choice(None, "none", f"{kernel.name} has no settings")
+
+
+def _state() -> tuple[str | None, str | None, int]:
+    """What the answers depend on beside the question."""
+    return os.environ.get("LEANBENCH_HOME"), os.environ.get("XDG_DATA_HOME"), store.saves()
+
+
+@lru_cache(maxsize=512)
+def _entry(kernel: Kernel, spec: GpuSpec, key: FamilyKey, state: tuple[str | None, str | None, int]) -> Entry | None:
+    """The family that answers for `key` on this GPU, ready to be asked."""
+    from leanbench.tune.entry import Entry
+
+    found = _find(kernel, spec, key)
+    if found is None:
+        return None
+    file, family = found
+    return Entry.of(kernel, spec, key, file, family)
+
+
+def _find(kernel: Kernel, spec: GpuSpec, key: FamilyKey) -> tuple[store.File, Family] | None:
+    """Measured families of this GPU's files, then of the nearest GPUs', then predicted ones of this GPU's."""
+    files = [file for file in _readable(spec) if file.kept.kernel == kernel.tuned_as]
+    own = [file for file in files if file.kept.gpu.is_like(spec)]
+    near = [(gpu_distance(file.kept.gpu, spec), file) for file in files if not file.kept.gpu.is_like(spec)]
+    others = [file for _, file in sorted(((far, file) for far, file in near if far is not None), key=itemgetter(0))]
+    for source, searched in (("measured", [*own, *others]), ("predicted", own)):
+        for file in searched:
+            ranked = {
+                order: family
+                for family in file.kept.families
+                if family.source == source and (order := rank(family, key)) is not None
+            }
+            if ranked:
+                if not file.kept.gpu.is_like(spec):
+                    _say_nearest(file, spec)
+                return file, ranked[min(ranked)]
+    return None
+
+
+def _readable(spec: GpuSpec) -> list[store.File]:
+    """All files of kept configs: the user's, then the shipped ones, the GPU's namesake first in each."""
+    files = sorted(store.all_files(), key=lambda file: (file.where != "yours", file.path.stem != spec.name))
+    for file in files:
+        if isinstance(file.content, str) and file.path not in _warned:
+            _warned.add(file.path)
+            warnings.warn(f"{file.content}; it is not used", stacklevel=2)
+    return [file for file in files if not isinstance(file.content, str)]
+
+
+#: Said once a process: files that cannot be used, and pairs of GPUs.
+_warned: set[Path] = set()
+_told: set[tuple[str, str]] = set()
+
+
+def _say_nearest(file: store.File, spec: GpuSpec) -> None:
+    product = file.kept.gpu.product
+    if (product, spec.product) in _told:
+        return
+    _told.add((product, spec.product))
+    warnings.warn(
+        f"no configs are kept for {spec.product}, those of {product} ({file.where}) are used: run "
+        "`leanbench tune` to find this GPU's own",
+        stacklevel=2,
+    )

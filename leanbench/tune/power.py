@@ -1,0 +1,65 @@
+"""Power of each build, for `--objective energy|edp`: energy of a launch is its latency times this.
+
+Measured once for a build, on a problem that fills the GPU: while K and V stream, a build draws the same power whatever
+the problem, and a window of seconds for every candidate on every problem would take an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from leanbench.errors import UserError
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune.space import BuildKey, build_key
+from leanbench.tune.stopwatch import GpuStopwatch
+
+#: Builds of a family whose power is measured, the fastest first.
+MOST_BUILDS = 8
+#: Window of one measurement, and what comes around it: warming up, capture, waiting for a tick.
+WINDOW_S, AROUND_S = 2.0, 1.6
+#: Idle power and the counter's tick.
+CALIBRATION_S = 2.5
+
+
+def needed_s(families: int) -> float:
+    """What measuring power takes, beside the latencies."""
+    return CALIBRATION_S + families * MOST_BUILDS * (WINDOW_S + AROUND_S)
+
+
+def measure_power(
+    kernel: Kernel,
+    index: int,
+    stopwatch: GpuStopwatch,
+    work: Sequence[tuple[AttentionProblem, Sequence[KernelConfig]]],
+    told: Callable[[KernelConfig], None] = lambda config: None,
+) -> list[dict[BuildKey, float]]:
+    """kW of each config's build while it runs back to back, for each problem of `work`.
+
+    Raises:
+        UserError: NVML or its energy counter cannot be used here.
+    """
+    import torch
+
+    from leanbench.gpu.nvml import Nvml, NvmlError
+    from leanbench.measure.energy import calibrate, measure_sustained
+    from leanbench.measure.timing import Replay
+
+    found: list[dict[BuildKey, float]] = []
+    try:
+        with Nvml(str(torch.cuda.get_device_properties(index).uuid)) as nvml:
+            calibration = calibrate(nvml)
+            for problem, configs in work:
+                buffers = stopwatch.buffers(problem)
+                power: dict[BuildKey, float] = {}
+                for config in configs[:MOST_BUILDS]:
+                    told(config)
+                    replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], 4.0)
+                    reading = measure_sustained(replay.graph.replay, replay.launches, nvml, calibration, WINDOW_S)
+                    if reading.energy_mj is None:
+                        raise UserError("this GPU has no energy counter that can be read: tune for --objective latency")
+                    power[build_key(config)] = reading.energy_mj / reading.sustained_us
+                found.append(power)
+    except NvmlError as error:
+        raise UserError(f"--objective energy and edp need NVML, which cannot be used here: {error}") from None
+    return found

@@ -1,0 +1,250 @@
+"""The search: compile and prune the candidates, time the promising ones on one problem after another, fit, shorten."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from leanbench.build import Build, Job, build, build_all
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune.fits import Fit, Fitter, held_out
+from leanbench.tune.problems import problems
+from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, candidates, distinct, jobs
+from leanbench.tune.stopwatch import Stopwatch, Time
+
+#: Candidates timed on a problem: more while the formula has learned nothing yet and the model ranks.
+_FIRST_PROBLEMS, _FIRST_CANDIDATES, _CANDIDATES = 5, 64, 24
+#: Problems of a family after which the formula is fitted again.
+_FIT_AFTER = (5, 12)
+#: Problems of a family: by default, with --exhaustive, and where the model predicts them.
+PROBLEMS, EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS = 24, 40, 12
+#: Seconds of the budget kept for the last fits, and a problem's share at least.
+_LAST_S, _PROBLEM_S = 4.0, 0.4
+
+
+class Observer(Protocol):
+    """Who is told how the tuning goes on."""
+
+    def compiling(self, done: int, total: int) -> None: ...
+
+    def timing(self, family: FamilyKey, problem: AttentionProblem, done: int, total: int) -> None: ...
+
+    def fitting(self) -> None: ...
+
+
+#: Ranks configs of a problem by predicted latency in microseconds, before anything was timed.
+Ranker = Callable[[AttentionProblem, Sequence[KernelConfig], dict[BuildKey, Build]], list[float]]
+
+
+@dataclass
+class Progress:
+    """What is known of a family so far."""
+
+    family: FamilyKey
+    able: list[Candidate]
+    left_out: dict[KernelConfig, str]
+    times: dict[AttentionProblem, dict[KernelConfig, Time]] = field(default_factory=dict)
+    #: The heuristic's choice on each problem that was timed.
+    heuristic: dict[AttentionProblem, KernelConfig] = field(default_factory=dict)
+    fits: dict[BuildKey, Fit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a tuning found for a family."""
+
+    progress: Progress
+    builds: dict[BuildKey, Build]
+    fits: dict[BuildKey, Fit]
+    shortlist: list[KernelConfig]
+    #: See leanbench.tune.fits.held_out.
+    held_out: list[float]
+    stopped: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far a search goes."""
+
+    #: Everything included; infinite for no limit.
+    budget_s: float
+    #: Of each family.
+    problems: int = PROBLEMS
+    #: Time every candidate that compiles on every problem, not only the promising ones.
+    every_candidate: bool = False
+
+
+class Search:
+    """Tunes one kernel on one GPU.
+
+    Args:
+        began_s: `time.monotonic()` when the budget started to run.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        spec: GpuSpec,
+        plan: Plan,
+        observer: Observer,
+        began_s: float,
+    ) -> None:
+        self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
+        self._began_s = began_s
+        #: Told of every problem that was timed, for a journal.
+        self.note: Callable[[FamilyKey, AttentionProblem, dict[KernelConfig, Time]], None] = lambda *noted: None
+        self._fitter = Fitter(kernel, spec)
+
+    def compile(self, families: Sequence[FamilyKey], pool: Executor) -> list[tuple[Progress, dict[BuildKey, Build]]]:
+        """Every build of every family, and the candidates that are left after it.
+
+        Raises:
+            UserError: none of a family's candidates can run on this GPU.
+        """
+        wanted = [
+            (family, key, job) for family in families for key, job in jobs(self._kernel, family, self._spec).items()
+        ]
+        done = 0
+
+        def told(build: Build) -> None:
+            nonlocal done
+            done += 1
+            self._observer.compiling(done, len(wanted))
+
+        self._observer.compiling(0, len(wanted))
+        built = build_all([job for _, _, job in wanted], self._spec.compute_capability, pool, told)
+        found: list[tuple[Progress, dict[BuildKey, Build]]] = []
+        for family in families:
+            builds = {key: build for (of, key, _), build in zip(wanted, built, strict=True) if of == family}
+            able, left_out = candidates(self._kernel, family, self._spec, builds)
+            if not able:
+                reason = next(iter(left_out.values()), "there is none")
+                raise UserError(f"no candidate of {family.label} can run on {self._spec.product}: {reason}")
+            found.append((Progress(family, able, left_out), builds))
+        return found
+
+    def run(
+        self,
+        compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]],
+        stopwatch: Stopwatch,
+        rank: Ranker,
+        most_bytes: float,
+    ) -> str:
+        """Times problems of all families in turn until the plan or the budget ends; returns why it stopped.
+
+        Raises:
+            UserError: the budget ends before every family has enough timings to learn from.
+        """
+        streams = [problems(progress.family, self._spec, most_bytes) for progress, _ in compiled]
+        total = self._plan.problems * len(compiled)
+        for number in range(self._plan.problems):
+            for place, ((progress, builds), stream) in enumerate(zip(compiled, streams, strict=True)):
+                problem = next(stream)
+                done = number * len(compiled) + place
+                if problem in progress.times:
+                    # From the journal of a tuning that was interrupted.
+                    progress.heuristic[problem] = self._heuristic(progress, problem)
+                    continue
+                if self._left_s() < _LAST_S + _PROBLEM_S:
+                    self._refuse_too_little(compiled)
+                    return f"the budget of {self._plan.budget_s:.0f} s was spent after {done} of {total} problems"
+                self._observer.timing(progress.family, problem, done, total)
+                self._time(progress, builds, problem, stopwatch, rank)
+            if number + 1 in _FIT_AFTER:
+                self._observer.fitting()
+                for progress, _ in compiled:
+                    progress.fits = self._fitter.fits(progress.times)
+        return f"all {total} problems were timed"
+
+    def finish(
+        self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]], stopped: str, pool: Executor
+    ) -> list[Found]:
+        """The last fits, and the shortlists."""
+        self._observer.fitting()
+        futures = [pool.submit(_finish, self._kernel.name, self._spec, progress) for progress, _ in compiled]
+        results = [future.result() for future in futures]
+        return [
+            Found(progress, builds, fits, shortlist, shares, stopped)
+            for (progress, builds), (fits, shortlist, shares) in zip(compiled, results, strict=True)
+        ]
+
+    def _left_s(self) -> float:
+        return self._began_s + self._plan.budget_s - time.monotonic()
+
+    def _refuse_too_little(self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]]) -> None:
+        fewest = min(len(progress.times) for progress, _ in compiled)
+        if fewest >= _FIRST_PROBLEMS:
+            return
+        spent_s = time.monotonic() - self._began_s
+        timed = sum(len(progress.times) for progress, _ in compiled)
+        missing = _FIRST_PROBLEMS * len(compiled) - timed
+        needed_s = math.ceil((spent_s + _LAST_S + missing * 2 * _PROBLEM_S) / 10) * 10
+        raise UserError(
+            f"--budget {self._plan.budget_s:.0f}s is too small: {spent_s:.0f} s went by and {timed} problems are "
+            f"timed, {_FIRST_PROBLEMS} of each of {len(compiled)} families are needed; some {needed_s} s would do"
+        )
+
+    def _heuristic(self, progress: Progress, problem: AttentionProblem) -> KernelConfig:
+        """The heuristic's choice, as the candidate that makes the same launch where there is one."""
+        config = self._kernel.default_config(problem, self._spec)
+        assert config is not None
+        own = Candidate(config, build_key(config))
+        # The first of equal launches is kept.
+        launches = distinct([*progress.able, own], problem, self._kernel, self._spec)
+        if own in launches:
+            return config
+        return next(
+            candidate.config
+            for candidate in launches
+            if len(distinct([candidate, own], problem, self._kernel, self._spec)) == 1
+        )
+
+    def _time(
+        self,
+        progress: Progress,
+        builds: dict[BuildKey, Build],
+        problem: AttentionProblem,
+        stopwatch: Stopwatch,
+        rank: Ranker,
+    ) -> None:
+        launches = [candidate.config for candidate in distinct(progress.able, problem, self._kernel, self._spec)]
+        if progress.fits:
+            predicted = [self._fitter.predict_us(progress.fits, problem, config) for config in launches]
+        else:
+            predicted = rank(problem, launches, builds)
+        order = sorted(range(len(launches)), key=predicted.__getitem__)
+        most = _CANDIDATES if progress.fits else _FIRST_CANDIDATES
+        heuristic = self._heuristic(progress, problem)
+        if build_key(heuristic) not in builds:
+            # Not one of the candidates', and found is held against it all the same.
+            job = Job(self._kernel.name, problem, heuristic)
+            builds[build_key(heuristic)] = build(job, self._spec.compute_capability)
+        first = [launches[index] for index in (order if self._plan.every_candidate else order[:most])]
+        # The heuristic leads: the others' outputs are held against its.
+        result = stopwatch.time(problem, list(dict.fromkeys([heuristic, *first])))
+        progress.left_out |= result.failures
+        failed = {build_key(config) for config in result.failures}
+        progress.able = [candidate for candidate in progress.able if candidate.build not in failed]
+        if heuristic in result.times:
+            progress.times[problem] = result.times
+            progress.heuristic[problem] = heuristic
+            self.note(progress.family, problem, result.times)
+
+
+def _finish(
+    kernel_name: str, spec: GpuSpec, progress: Progress
+) -> tuple[dict[BuildKey, Fit], list[KernelConfig], list[float]]:
+    """In a process of its own: a second or two of fitting for each family."""
+    from leanbench.registry import kernel
+
+    fitter = Fitter(kernel(kernel_name), spec)
+    fits = fitter.fits(progress.times)
+    shortlist = fitter.shortlist(progress.family, progress.able, fits, progress.times)
+    return fits, shortlist, held_out(kernel(kernel_name), progress.family, spec, progress.able, progress.times)

@@ -1,0 +1,192 @@
+"""Times the candidates of one problem: in rounds that drop the losers on a GPU, or by the performance model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.inputs import AttentionInputs, cache_shape, torch_dtype
+from leanbench.measure.timing import Replay, Sampler, Timing
+from leanbench.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Time:
+    """One config's latency; a 95% confidence interval of the median where there were samples enough."""
+
+    latency_us: float
+    low_us: float | None = None
+    high_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of timing some configs on a problem."""
+
+    times: dict[KernelConfig, Time]
+    #: A sentence each for those that could not be timed.
+    failures: dict[KernelConfig, str]
+
+
+class Stopwatch(Protocol):
+    """Times configs on a problem."""
+
+    def time(self, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Result: ...
+
+
+#: Samples of each round, and how far above the fastest a candidate may be to see the next one.
+ROUNDS = ((2, 1.15), (3, 1.04), (8, 1.0))
+
+
+def knock_out(samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float]] = ROUNDS) -> dict[Key, Timing]:
+    """Timings of all, more samples for those that may be the fastest.
+
+    Within a round one sample of each is taken in turn, so that drifting clocks meet all alike; the first pass over all
+    is not counted, as in leanbench.measure.timing.run_rounds.
+    """
+    for sampler in samplers.values():
+        sampler.sample_us()
+    timings = {key: Timing(sampler.launches) for key, sampler in samplers.items()}
+    left = list(samplers)
+    number = 0
+    for samples, within in rounds:
+        for _ in range(samples):
+            for key in left:
+                timings[key].samples_us.append(samplers[key].sample_us())
+                timings[key].rounds.append(number)
+            number += 1
+        fastest_us = min((timings[key].median_us for key in left), default=0.0)
+        left = [key for key in left if timings[key].median_us <= within * fastest_us]
+    return timings
+
+
+#: Samples behind an interval; fewer give none at 95%.
+_LEAST_SAMPLES = 6
+#: Device time of one sample.
+_SAMPLE_MS = 0.4
+#: Launches rotate over this many times the L2.
+_COLD_L2_MULTIPLE = 3
+#: Random numbers that K and V of all problems are cut from.
+_POOL_BYTES = 2_000_000_000
+_POOL_SHARE = 0.5
+#: ||out - the first config's out|| over its norm: both differ from the truth by a few roundings of the output.
+_RELATIVE_LIMIT = {"fp16": 4e-3, "bf16": 2e-2}
+
+
+class GpuStopwatch:
+    """On the GPU that torch counts as `index`.
+
+    K and V of all problems are views of one pool of random numbers: nothing is filled or freed between problems.
+    """
+
+    def __init__(self, kernel: Kernel, index: int, spec: GpuSpec) -> None:
+        import torch
+
+        self._kernel, self._spec = kernel, spec
+        self._device = torch.device("cuda", index)
+        torch.cuda.set_device(self._device)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        #: The largest problem's K and V.
+        self.most_bytes = int(min(_POOL_BYTES, _POOL_SHARE * free))
+        self._pools: dict[str, torch.Tensor] = {}
+
+    def time(self, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Result:
+        """Times configs on rotating buffers, cold L2; each output is held against that of the first config, and that
+        one against the fp64 reference.
+        """
+        from triton.runtime.errors import OutOfResources
+
+        buffers = self.buffers(problem)
+        failures: dict[KernelConfig, str] = {}
+        replays: dict[KernelConfig, Replay] = {}
+        expected = None
+        for config in configs:
+            buffers[0].poison()
+            try:
+                replay = Replay([self._kernel.prepare(inputs, config) for inputs in buffers], _SAMPLE_MS)
+            except OutOfResources as error:
+                failures[config] = str(error).partition("\n")[0]
+                continue
+            out = buffers[0].out.double()
+            if expected is None:
+                expected = self._checked(buffers[0])
+            wrong = float((out - expected).norm() / expected.norm())
+            if not wrong <= _RELATIVE_LIMIT[problem.dtype]:
+                failures[config] = f"differs from the other configs by {wrong:.1e} of the output's norm"
+                continue
+            replays[config] = replay
+        timings = knock_out(replays)
+        return Result({config: _time(timing) for config, timing in timings.items()}, failures)
+
+    def buffers(self, problem: AttentionProblem) -> list[AttentionInputs]:
+        """Inputs that launches rotate over."""
+        import torch
+
+        pool = self._pool(problem.dtype)
+        half = problem.kv_bytes // (2 * ELEMENT_BYTES)
+        wanted = math.ceil(_COLD_L2_MULTIPLE * self._spec.l2_mb * 1e6 / problem.kv_bytes)
+        copies = max(1, min(wanted, pool.numel() // (2 * half)))
+        found: list[AttentionInputs] = []
+        for copy in range(copies):
+            k_cache, v_cache = (
+                pool[(2 * copy + number) * half : (2 * copy + number + 1) * half].view(cache_shape(problem))
+                for number in (0, 1)
+            )
+            if problem.kv_layout == "HND":
+                k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+            q = torch.randn(
+                (problem.batch, problem.q_len, problem.q_heads, problem.head_dim),
+                dtype=pool.dtype,
+                device=self._device,
+            )
+            lse = torch.empty(problem.batch, problem.q_heads, problem.q_len, device=self._device)
+            found.append(
+                AttentionInputs(
+                    q=q,
+                    k_cache=k_cache,
+                    v_cache=v_cache,
+                    cache_seqlens=None,
+                    context=problem.max_context,
+                    softmax_scale=problem.head_dim**-0.5,
+                    out=torch.empty_like(q),
+                    lse=lse,
+                )
+            )
+        return found
+
+    def _pool(self, dtype: str) -> torch.Tensor:
+        import torch
+
+        if dtype not in self._pools:
+            self._pools.clear()
+            self._pools[dtype] = torch.empty(
+                self.most_bytes // ELEMENT_BYTES, dtype=torch_dtype(dtype), device=self._device
+            ).normal_()
+        return self._pools[dtype]
+
+    def _checked(self, inputs: AttentionInputs) -> Any:
+        """The output that is there, in fp64, after a look at a few heads of it."""
+        from leanbench.measure.check import Reference
+
+        dtype = "fp16" if str(inputs.q.dtype) == "torch.float16" else "bf16"
+        failure = Reference(inputs, max_pairs=4).check(inputs).failure(dtype)
+        if failure:
+            raise UserError(f"{self._kernel.name} cannot be tuned here, its output is wrong: {failure}")
+        return inputs.out.double()
+
+
+def _time(timing: Timing) -> Time:
+    if len(timing.samples_us) < _LEAST_SAMPLES:
+        return Time(timing.median_us)
+    low_us, high_us = timing.interval_us
+    return Time(timing.median_us, low_us, high_us)

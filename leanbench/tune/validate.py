@@ -1,0 +1,125 @@
+"""What kept configs are worth on problems that were not tuned: the looked-up choice against every candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.measure.timing import Effort, Replay, run_rounds
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune.lookup import Choice, choose
+from leanbench.tune.problems import problems
+from leanbench.tune.space import Candidate, FamilyKey, build_key, distinct
+
+if TYPE_CHECKING:
+    from leanbench.tune.kept import Family
+    from leanbench.tune.stopwatch import GpuStopwatch
+
+#: (sequence, KV head) pairs and context of decode steps that models run: powers of two, and lengths in between.
+_STEPS = (
+    (8, 2048),
+    (8, 32768),
+    (32, 8192),
+    (128, 4096),
+    (16, 1000),
+    (256, 1500),
+    (64, 20000),
+    (32, 3000),
+    (8, 131072),
+    (24, 1024),
+    (128, 2048),
+    (56, 16384),
+)
+#: Every other problem comes from the tuner's own sequence, from here on: no tuning gets so far.
+_SKIPPED = 60
+#: The fastest of the first rounds that are timed again, beside the choice and the heuristic.
+_FINALISTS = 5
+_EFFORT = Effort(relative_ci=0.003, max_samples=40, max_seconds=0.3, sample_ms=1.0, max_repeats=0)
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """One problem that was not tuned."""
+
+    problem: AttentionProblem
+    choice: Choice
+    chosen_us: float
+    heuristic_us: float
+    best: KernelConfig
+    best_us: float
+    #: Launches that were timed.
+    candidates: int
+
+    @property
+    def share(self) -> float:
+        """The best's latency over the choice's: 1 is as good as it gets."""
+        return self.best_us / self.chosen_us
+
+    @property
+    def heuristic_share(self) -> float:
+        """The same of the heuristic."""
+        return self.best_us / self.heuristic_us
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        assert self.choice.config is not None
+        return {
+            "problem": self.problem.to_dict(),
+            "config": self.choice.config.to_dict(),
+            "config_choice": self.choice.how,
+            "config_reason": self.choice.why,
+            "chosen_us": round(self.chosen_us, 3),
+            "heuristic_us": round(self.heuristic_us, 3),
+            "best_config": self.best.to_dict(),
+            "best_us": round(self.best_us, 3),
+            "candidates": self.candidates,
+        }
+
+
+def unseen_problems(family: Family, spec: GpuSpec, count: int, most_bytes: float) -> list[AttentionProblem]:
+    """`count` problems of a family that it was not tuned on: decode steps of models and others, in turn."""
+    key = FamilyKey(family.head_dim, family.group_size, family.dtype, family.kv_layout)
+    tuned = {(problem.batch * problem.kv_heads, problem.context) for problem in family.problems}
+    steps = (key.problem(*step) for step in _STEPS if step not in tuned)
+    others = islice(problems(key, spec, most_bytes), _SKIPPED, None)
+    found = _in_turn(steps, others)
+    fitting = (problem for problem in found if problem.kv_bytes <= most_bytes)
+    fresh = (problem for problem in fitting if (problem.batch * problem.kv_heads, problem.max_context) not in tuned)
+    return list(islice(fresh, count))
+
+
+def _in_turn(first: Iterator[AttentionProblem], second: Iterator[AttentionProblem]) -> Iterator[AttentionProblem]:
+    for problem in second:
+        step = next(first, None)
+        if step is not None:
+            yield step
+        yield problem
+
+
+def validate(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, watch: GpuStopwatch) -> Unseen:
+    """Times every launch that the candidates come down to on a problem, the fastest few and the choice again."""
+    choice = choose(kernel, problem, spec)
+    heuristic = kernel.default_config(problem, spec)
+    assert choice.config is not None
+    assert heuristic is not None
+    space = [Candidate(config, build_key(config)) for config in kernel.tuning_space(problem, spec)]
+    launches = [candidate.config for candidate in distinct(space, problem, kernel, spec)]
+    times = watch.time(problem, list(dict.fromkeys([heuristic, *launches]))).times
+    finalists = sorted(times, key=lambda config: times[config].latency_us)[:_FINALISTS]
+    latencies = _again(kernel, problem, list(dict.fromkeys([choice.config, heuristic, *finalists])), watch)
+    best = min(latencies, key=latencies.__getitem__)
+    return Unseen(problem, choice, latencies[choice.config], latencies[heuristic], best, latencies[best], len(times))
+
+
+def _again(
+    kernel: Kernel, problem: AttentionProblem, configs: Sequence[KernelConfig], watch: GpuStopwatch
+) -> dict[KernelConfig, float]:
+    buffers = watch.buffers(problem)
+    replays = {
+        config: Replay([kernel.prepare(inputs, config) for inputs in buffers], _EFFORT.sample_ms) for config in configs
+    }
+    return {config: timing.median_us for config, timing in run_rounds(replays, _EFFORT).items()}

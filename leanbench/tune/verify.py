@@ -1,0 +1,125 @@
+"""Are kept configs still the ones to use? Times those that tied, and the heuristic, again on the tuned problems."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.measure.timing import Effort, Replay, run_rounds
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    from leanbench.tune.kept import Family, TunedProblem
+
+#: A choice still holds within this of the fastest.
+HOLDS_WITHIN = 0.01
+#: The median regret above which a file is out of date.
+FAILS_ABOVE = 0.02
+#: Fine enough to tell 1% apart.
+EFFORT = Effort(relative_ci=0.003, max_samples=60)
+
+#: Microseconds of each config on a problem, or one sentence why there are none. Configs that do not fit are missing.
+TimeConfigs = Callable[[AttentionProblem, Sequence[KernelConfig]], Mapping[KernelConfig, float] | str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A tuned problem to time again."""
+
+    family: Family
+    tuned: TunedProblem
+
+    @property
+    def problem(self) -> AttentionProblem:
+        family, tuned = self.family, self.tuned
+        q_heads = tuned.kv_heads * family.group_size
+        return AttentionProblem(
+            tuned.batch, q_heads, tuned.kv_heads, tuned.context, family.head_dim, family.dtype, family.kv_layout
+        )
+
+    @property
+    def chosen(self) -> KernelConfig:
+        return self.family.candidates[self.tuned.chosen].config
+
+    @property
+    def configs(self) -> list[KernelConfig]:
+        """The chosen one, those that tied with it, the heuristic's."""
+        indices = dict.fromkeys((self.tuned.chosen, *self.tuned.ties, self.tuned.heuristic))
+        return [self.family.candidates[index].config for index in indices]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a problem's chosen config is worth now."""
+
+    task: Task
+    chosen_us: float
+    fastest: KernelConfig
+    fastest_us: float
+
+    @property
+    def regret(self) -> float:
+        """What the choice takes longer than the fastest, as a share."""
+        return self.chosen_us / self.fastest_us - 1
+
+    @property
+    def holds(self) -> bool:
+        return self.regret <= HOLDS_WITHIN
+
+
+def tasks_of(families: Sequence[Family], sample: int | None = None) -> list[Task]:
+    """The tuned problems of all families that were tuned for latency; `sample` of them evenly spread, where given."""
+    found = [Task(family, tuned) for family in families if family.objective == "latency" for tuned in family.problems]
+    if sample is None or sample >= len(found):
+        return found
+    return [found[number * len(found) // sample] for number in range(sample)]
+
+
+def judge(task: Task, time: TimeConfigs) -> Verdict | str:
+    """Times the task's configs; one sentence where the chosen one cannot be judged."""
+    latencies_us = time(task.problem, task.configs)
+    if isinstance(latencies_us, str):
+        return latencies_us
+    if task.chosen not in latencies_us:
+        return "the chosen config does not fit this GPU any more"
+    fastest = min(latencies_us, key=lambda config: latencies_us[config])
+    return Verdict(task, latencies_us[task.chosen], fastest, latencies_us[fastest])
+
+
+def median_regret(verdicts: Sequence[Verdict]) -> float:
+    return statistics.median(verdict.regret for verdict in verdicts)
+
+
+class GpuTimer:
+    """A `TimeConfigs` on the GPU that torch counts as `index`: rotating buffers, cold L2, configs in turn."""
+
+    def __init__(self, kernel: Kernel, index: int, spec: GpuSpec) -> None:
+        import torch
+
+        self._kernel, self._spec = kernel, spec
+        self._device = torch.device("cuda", index)
+        torch.cuda.set_device(self._device)
+
+    def __call__(
+        self, problem: AttentionProblem, configs: Sequence[KernelConfig]
+    ) -> Mapping[KernelConfig, float] | str:
+        from triton.runtime.errors import OutOfResources
+
+        from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
+
+        free_memory(self._spec)
+        shortage = memory_shortage(problem, self._device)
+        if shortage is not None:
+            return shortage
+        buffers = rotating_inputs(problem, self._device, self._spec, "cold")
+        replays: dict[KernelConfig, Replay] = {}
+        for config in configs:
+            try:
+                replays[config] = Replay([self._kernel.prepare(inputs, config) for inputs in buffers], EFFORT.sample_ms)
+            except OutOfResources:
+                continue
+        return {config: timing.median_us for config, timing in run_rounds(replays, EFFORT).items()}

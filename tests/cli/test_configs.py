@@ -1,0 +1,250 @@
+"""`leanbench configs`: what it prints of kept configs, what it refuses, and what verify makes of times."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_examples import H200, HEURISTIC, LARGE, WIDE, build, candidate, family, gpu, kept, tuned
+from typer.testing import CliRunner, Result
+
+from leanbench.cli.main import app
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
+from leanbench.tune import store
+from leanbench.tune.store import read, save_families
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing kept, nothing shipped; the folder for what is."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(store, "SHIPPED", folder)
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    return folder
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, ["configs", *words])
+
+
+def assert_refused(result: Result, words: str) -> None:
+    assert result.exit_code == 2, result.output
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert words in error
+    assert result.stdout == ""
+
+
+def lines(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return [re.sub(r"\s+", " ", line).strip() for line in result.stdout.splitlines()]
+
+
+def test_a_machine_where_nothing_is_kept(tmp_path):
+    folder = tmp_path / "home" / "configs"
+    assert lines(invoke("list")) == [f"Nothing is kept: run `leanbench tune`, it writes to {folder}."]
+    assert_refused(invoke("show", "h200"), "nothing is kept for a GPU 'h200', nor for any other")
+    assert_refused(invoke("export", "h200", str(tmp_path / "out.json")), "nothing is kept for a GPU 'h200'")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_list_has_a_line_for_each_file(shipped):
+    path = save_families(H200, [family(problems=[tuned(), tuned(1024)]), family(source="predicted", head_dim=64)]).path
+    (shipped / "a100-80gb.json").write_text(kept(family(time="2026-01-02"), of=gpu("a100")).model_dump_json())
+    (shipped / "broken.json").write_text("{")
+    result = invoke("list")
+    table = [line for line in lines(result) if ".json" in line]
+    assert table == [
+        f"h200 yours lean measured, predicted 2026-11-21 2 2 4 {path}",
+        f"a100-80gb shipped lean measured 2026-01-02 1 0 2 {shipped / 'a100-80gb.json'}",
+    ]
+    assert f"! {shipped / 'broken.json'} is not a file of kept configs" in result.stderr
+
+
+def three() -> Any:
+    """A family with a candidate that was never timed, and two tuned problems."""
+    candidates = [candidate(HEURISTIC, 0), candidate(LARGE, 1), candidate(WIDE, None, shared_bytes=None)]
+    return family(candidates=candidates, problems=[tuned(), tuned(1024, chosen=0, ties=[0, 1])])
+
+
+def test_show_has_the_shortlist_and_every_tuned_problem():
+    save_families(H200, [three()])
+    shown = lines(invoke("show", "H200"))
+    assert shown[:4] == [
+        "NVIDIA H200 (yours) · head_dim 128, group size 4, fp16, HND",
+        "measured 2026-11-21T09:30:00+00:00 with leanbench 0.1.0, torch 2.12",
+        "2 problems, 2 of 3 candidates timed",
+        "stopped: the plan was done",
+    ]
+    # tile_tokens, warps, stages, CTAs per SM, least tiles, align; registers, shared KB, timings, median error.
+    assert "128 4 3 1 1 yes 128 96 10 1.0%" in shown
+    # batch, KV heads, context, settings; µs, ties, gain.
+    assert shown[-2:] == ["1 8 1024 64 4 4 1 1 yes 10.00 2 same", "1 8 4096 128 4 3 1 1 yes 9.00 1 10.0%"]
+
+
+def test_show_does_not_call_predictions_timings():
+    save_families(H200, [family(source="predicted")])
+    assert "0 problems, 2 of 2 candidates predicted" in lines(invoke("show", "h200"))
+
+
+def test_show_chooses_families():
+    save_families(H200, [family(), family(group_size=8), family(head_dim=64, dtype="bf16", kv_layout="NHD")])
+
+    def shown(*words: str) -> list[str]:
+        return [line.partition("· ")[2] for line in lines(invoke("show", "h200", *words)) if "·" in line]
+
+    assert len(shown()) == 3
+    assert shown("--group", "8") == ["head_dim 128, group size 8, fp16, HND"]
+    expected = ["head_dim 64, group size 4, bf16, NHD"]
+    assert shown("--head-dim", "64") == shown("--dtype", "bf16") == shown("--kv-layout", "NHD") == expected
+    refused = invoke("show", "h200", "--group", "5", "--head-dim", "64")
+    assert_refused(refused, "nothing is kept for h200 with head_dim 64, group_size 5, there is: head_dim 128, group")
+
+
+def test_a_name_that_is_nearly_right_is_suggested():
+    save_families(H200, [family()])
+    assert_refused(invoke("show", "h20"), "nothing is kept for a GPU 'h20', did you mean 'h200'?")
+    for name in ("h200", "NVIDIA H200", "h200-sxm5"):
+        assert invoke("show", name).exit_code == 0
+
+
+def test_what_is_exported_is_imported_again(tmp_path, shipped):
+    (shipped / "h200.json").write_text(kept(family(large_us=5.0), family(head_dim=64)).model_dump_json())
+    save_families(H200, [three()])
+    file = tmp_path / "out" / "mine.json"
+    assert lines(invoke("export", "h200", str(file))) == [f"{file}: 2 families of NVIDIA H200"]
+    # One's own where there are both.
+    assert {each.head_dim: each for each in read(file).families} == {128: three(), 64: family(head_dim=64)}
+    assert_refused(invoke("export", "h200", str(file)), "mine.json is there already: remove it or choose another name")
+
+    mine = store.path_of("h200")
+    save_families(H200, [family(time="2026-11-20")])
+    assert lines(invoke("import", str(file))) == [
+        "replaced head_dim 128, group size 4, fp16, HND: measured 2026-11-20 by measured 2026-11-21",
+        "added head_dim 64, group size 4, fp16, HND: measured 2026-11-21",
+        f"{mine}: 2 families of NVIDIA H200 imported",
+    ]
+    assert {each.key: each for each in read(mine).families} == {each.key: each for each in read(file).families}
+    assert (
+        lines(invoke("import", str(file)))[0] == "unchanged head_dim 128, group size 4, fp16, HND: measured 2026-11-21"
+    )
+
+
+def test_an_import_leaves_measured_families_alone(tmp_path):
+    save_families(H200, [family()])
+    file = tmp_path / "predicted.json"
+    file.write_text(kept(family(source="predicted")).model_dump_json())
+    assert lines(invoke("import", str(file))) == [
+        "left out head_dim 128, group size 4, fp16, HND: predicted 2026-11-21, yours is measured",
+        f"{store.path_of('h200')}: 0 families of NVIDIA H200 imported",
+    ]
+    assert read(store.path_of("h200")) == kept()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not a file of kept configs (no JSON, "),
+        (json.dumps({"configs": []}), "is not a file of kept configs, it has no schema_version and families"),
+        (json.dumps({"schema_version": 7, "families": []}), "has schema version 7, this leanbench reads 1"),
+        (kept(family(shortlist=[9])).model_dump_json(), "a candidate of the shortlist is 9, there are 2"),
+    ],
+)
+def test_foreign_files_are_not_imported(tmp_path, text, words):
+    file = tmp_path / "in.json"
+    file.write_text(text)
+    refused = invoke("import", str(file))
+    assert_refused(refused, words)
+    assert refused.stderr.endswith(": give a file that `leanbench configs export` of this version wrote\n")
+    assert not store.path_of("h200").exists()
+
+
+def test_an_import_over_a_broken_file_is_refused(tmp_path):
+    file = tmp_path / "in.json"
+    file.write_text(kept().model_dump_json())
+    path = store.path_of("h200")
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    assert_refused(invoke("import", str(file)), "move it away, it is not overwritten")
+    assert path.read_text() == "mine"
+
+
+def test_verify_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
+    save_families(H200, [three()])
+    assert_refused(invoke("verify"), "there is no GPU here, and configs verify times kernels: run it where the GPU is")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """An H200 on which configs take what they are said to take; returns the problems that were timed."""
+
+    def set_latencies(**latencies_us: float) -> list[Any]:
+        named = {"heuristic": HEURISTIC, "large": LARGE}
+        problems: list[Any] = []
+
+        class Timer:
+            def __init__(self, kernel: Any, index: int, spec: Any) -> None:
+                assert (kernel.name, index, spec) == ("lean", 3, find("h200"))
+
+            def __call__(self, problem: Any, configs: Any) -> Any:
+                problems.append(problem)
+                if not latencies_us:
+                    return "needs 200 GB"
+                return {config: latencies_us[name] for name, config in named.items() if config in configs}
+
+        monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require_gpu: Target(find("h200"), 3))
+        monkeypatch.setattr("leanbench.tune.verify.GpuTimer", Timer)
+        return problems
+
+    return set_latencies
+
+
+def test_verify_says_what_holds(timed):
+    problems = timed(heuristic=10.0, large=9.5)
+    save_families(H200, [three()])
+    assert lines(invoke("verify", "--sample", "1")) == [
+        "b1 h32/8 n4096 d128 fp16 HND: 9.50 µs, 0.0% over the fastest: holds",
+        "1 of 1 choices hold within 1%; median regret 0.00%",
+    ]
+    result = invoke("verify")
+    assert result.exit_code == 1
+    # The second problem's choice is the heuristic.
+    settings = "tile_tokens=128 num_warps=4 num_stages=3 ctas_per_sm=1 min_tiles_per_cta=1 align_grid=True"
+    assert result.stdout.splitlines()[1:] == [
+        f"b1 h32/8 n1024 d128 fp16 HND: 10.00 µs, 5.3% over the fastest: does not hold, {settings} is faster",
+        "1 of 2 choices hold within 1%; median regret 2.63%",
+    ]
+    assert "The median regret is above 2%: run `leanbench tune` again." in result.stderr
+    assert [problem.context for problem in problems] == [4096, 4096, 1024]
+
+
+def test_verify_takes_ones_own_before_the_shipped(timed, shipped):
+    problems = timed(heuristic=10.0, large=10.0)
+    (shipped / "h200.json").write_text(
+        kept(family(problems=[tuned(512)]), family(head_dim=64, problems=[tuned(256)])).model_dump_json()
+    )
+    save_families(H200, [family(problems=[tuned(2048)])])
+    assert lines(invoke("verify"))[-1] == "2 of 2 choices hold within 1%; median regret 0.00%"
+    assert sorted(problem.context for problem in problems) == [256, 2048]
+
+
+def test_verify_without_anything_to_verify(timed):
+    timed()
+    assert_refused(invoke("verify"), "no tuned problems are kept for NVIDIA H200: run `leanbench tune` first")
+    save_families(H200, [three()])
+    result = invoke("verify")
+    assert result.exit_code == 2
+    assert result.stdout.splitlines()[0] == "b1 h32/8 n4096 d128 fp16 HND: not timed, needs 200 GB"
+    assert "Error: none of the tuned problems could be timed here" in result.stderr
+    assert invoke("verify", "--sample", "0").exit_code == 2
+
+
+def test_builds_are_what_the_shortlist_shows():
+    save_families(H200, [family(builds=[build(1.0), build(2.0, points=44, median_error=0.0123)])])
+    assert "128 4 3 1 1 yes 128 96 44 1.2%" in lines(invoke("show", "h200"))

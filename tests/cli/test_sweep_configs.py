@@ -1,0 +1,135 @@
+"""Where the launch settings of a sweep come from, from the command line to the rows and the summary."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_examples import H200, HEURISTIC, LARGE, family, tuned
+from typer.testing import CliRunner, Result
+
+from leanbench.cli.main import app
+from leanbench.cli.sweep_tables import show_summary
+from leanbench.problem import AttentionProblem
+from leanbench.run.directory import read_manifest, read_rows
+from leanbench.tune import store
+from leanbench.tune.store import save_families
+
+PIN = "lean:tile_tokens=64,num_warps=4,num_stages=2,ctas_per_sm=1,min_tiles_per_cta=1,align_grid=false"
+SWEEP = ("--heads", "32/8", "--context", "4k,8k", "--kernels", "lean,fa2", "--gpu", "h200", "--no-report")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU, nothing kept; workers see the same."""
+    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("LEANBENCH_CONFIGS")
+
+
+def sweep(tmp_path: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["sweep", *SWEEP, "--out", str(tmp_path / "runs"), *words])
+
+
+def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], dict[str, Any]]:
+    rows = read_rows(tmp_path / "runs" / name)
+    return {(row["kernel"], row["problem"]["context"]): row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config", "lean:tile_tokens=64"], "lean needs num_warps, num_stages, ctas_per_sm, min_tiles_per_cta"),
+        (["--config", "laen:tile_tokens=64"], "there is no kernel 'laen', did you mean 'lean'?"),
+        (["--config", PIN, "--config", PIN], "lean has settings already"),
+        (["--config", PIN, "--kernels", "fa2"], "add lean to --kernels or leave its config out"),
+        (["--configs", "kept"], "configs 'kept' is not supported, choose from default, heuristic, best"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, words, sentence):
+    result = sweep(tmp_path, *words)
+    assert result.exit_code == 2
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert sentence in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
+    result = sweep(tmp_path, "--dry-run", "--configs", "heuristic", "--config", PIN)
+    cells = [line.split() for line in result.stdout.splitlines() if line.startswith(("lean", "fa2"))]
+    chosen = {kernel: {"given", "heuristic"} & {*words} for kernel, *words in cells}
+    assert (len(cells), chosen) == (4, {"lean": {"given"}, "fa2": {"heuristic"}})
+
+
+def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
+    save_families(H200, [family(10.0, 9.0, problems=[tuned(4096), tuned(8192, chosen=0)])])
+    result = sweep(tmp_path, "--name", "kept")
+    assert result.exit_code == 0, result.output
+    cells = by_cell(tmp_path, "kept")
+    where = "measured 2026-11-21 on NVIDIA H200, yours"
+    chosen = {key: (row["config"], row["config_choice"], row["config_reason"]) for key, row in cells.items()}
+    assert chosen["lean", 4096] == (
+        LARGE.to_dict(),
+        "kept",
+        f"{where}: timed on this problem, 10.0% faster than the heuristic",
+    )
+    assert chosen["lean", 8192] == (
+        HEURISTIC.to_dict(),
+        "heuristic",
+        f"{where}: on this problem nothing timed was faster",
+    )
+    assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
+    assert f"lean: 1 of 2 cells with kept configs ({where}), 1 by the heuristic." in result.stdout.splitlines()
+    # The heuristic is still to be had, under its own cells.
+    assert sweep(tmp_path, "--name", "heuristic", "--configs", "heuristic", "--quiet").exit_code == 0
+    plain = by_cell(tmp_path, "heuristic")
+    assert plain["lean", 4096]["config"] == HEURISTIC.to_dict()
+    assert plain["lean", 4096]["config_reason"] == "the heuristic was asked for"
+    assert not {row["cell"] for row in plain.values()} & {row["cell"] for row in cells.values()}
+
+
+def test_given_settings_are_run_and_resumed(tmp_path):
+    fa2 = "fa2:tile_tokens=64,num_warps=4,num_stages=2"
+    assert sweep(tmp_path, "--config", PIN, "--config", fa2, "--name", "given").exit_code == 0
+    cells = by_cell(tmp_path, "given")
+    assert {row["config_choice"] for row in cells.values()} == {"given"}
+    assert cells["lean", 4096]["config"] == {
+        "tile_tokens": 64,
+        "num_warps": 4,
+        "num_stages": 2,
+        "ctas_per_sm": 1,
+        "min_tiles_per_cta": 1,
+        "align_grid": False,
+    }
+    assert cells["fa2", 8192]["config"] == {"tile_tokens": 64, "num_warps": 4, "num_stages": 2}
+    manifest = read_manifest(tmp_path / "runs" / "given")
+    assert manifest["sweep"]["config"]["fa2"] == cells["fa2", 4096]["config"]
+    # The command can be repeated as it stands there.
+    again = shlex.split(manifest["command"])[1:]
+    assert again.count("--config") == 2
+    results = tmp_path / "runs" / "given" / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:-1]))
+    resumed = CliRunner().invoke(app, [*again, "--name", "given", "--resume"])
+    assert resumed.exit_code == 0, resumed.output
+    assert "3 of 4 cells are done, 1 are left." in resumed.stderr
+    assert [row["cell"] for row in read_rows(tmp_path / "runs" / "given")] == manifest["cells"]
+    # Other settings are other cells.
+    refused = sweep(tmp_path, "--config", fa2, "--name", "given", "--resume")
+    assert "is a run of other cells" in refused.stderr
+
+
+def test_the_summary_of_rows_from_before_there_were_kept_configs(capsys):
+    row = {
+        "problem": AttentionProblem(1, 8, 8, 1024, 64).to_dict(),
+        "kernel": "lean",
+        "source": "measured",
+        "status": "ok",
+        "latency_us": 10.0,
+        "config_choice": "default",
+    }
+    show_summary([row])
+    assert "cell" not in capsys.readouterr().out

@@ -1,0 +1,82 @@
+"""Kept configs made up so that it can be said in the head which candidate is the fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from leanbench.gpu.catalogue import find
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+from leanbench.tune.kept import Build, Candidate, Family, KeptConfigs, KeptGpu, Timed, TunedProblem
+
+H200 = find("h200")
+LEAN = kernel("lean")
+#: head_dim 128, group size 4; its heuristic is 64 tokens, 4 warps, 4 stages, 1 CTA an SM.
+PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
+HEURISTIC = KernelConfig(64, 4, 4, 1, 1, True)
+#: As the heuristic but for its grid: the same build.
+SAME_BUILD = KernelConfig(64, 4, 4, 1, 2, False)
+LARGE = KernelConfig(128, 4, 3, 1, 1, True)
+WIDE = KernelConfig(128, 8, 3, 1, 1, True)
+assert LEAN.default_config(PROBLEM, H200) == HEURISTIC
+
+#: How `family` says where it comes from, but for whose file it is in.
+FROM = "measured 2026-11-21 on NVIDIA H200"
+
+
+def problem_of(group_size: int, head_dim: int = 128) -> AttentionProblem:
+    return AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
+
+
+#: Coefficients that make a launch take its start alone, within 0.1 us for the problems here.
+_INSTANT = dict.fromkeys(("gpu_bytes_per_us", "cta_bytes_per_us", "sm_bytes_per_us"), 1e12)
+_NOTHING = dict.fromkeys(
+    ("ramp_us", "border_us", "more_borders_us", "cut_us", "more_cuts_us", "round_us", "excess"),
+    1e-9,
+)
+
+
+def build(start_us: float, **fields: Any) -> Build:
+    """One whose launches take `start_us`, whatever the problem."""
+    values: dict[str, Any] = {"start_us": start_us, **_INSTANT, **_NOTHING, "points": 10, "median_error": 0.01}
+    return Build(**{**values, **fields})
+
+
+def candidate(config: KernelConfig, build: int | None, **fields: Any) -> Candidate:
+    values: dict[str, Any] = {**config.to_dict(), "registers_per_thread": 128, "shared_bytes": 98304}
+    return Candidate(**{**values, "spilled_registers": 0, "build": build, **fields})
+
+
+def tuned(context: int = 4096, chosen: int = 1, **fields: Any) -> TunedProblem:
+    values: dict[str, Any] = {"batch": 1, "kv_heads": 8, "context": context, "heuristic": 0, "chosen": chosen}
+    timed = [Timed(candidate=1, latency_us=9.0), Timed(candidate=0, latency_us=10.0)]
+    return TunedProblem(**{**values, "ties": [1], "timed": timed, **fields})
+
+
+def family(heuristic_us: float = 10.0, large_us: float = 9.0, **fields: Any) -> Family:
+    """Candidates 0: the heuristic's; 1: LARGE, alone on the shortlist; each build takes a constant time."""
+    values: dict[str, Any] = {
+        "head_dim": 128,
+        "dtype": "fp16",
+        "group_size": 4,
+        "kv_layout": "HND",
+        "source": "measured",
+        "objective": "latency",
+        "time": "2026-11-21T09:30:00+00:00",
+        "versions": {"leanbench": "0.1.0", "torch": "2.12"},
+        "stopped": "the plan was done",
+        "candidates": [candidate(HEURISTIC, 0), candidate(LARGE, 1)],
+        "builds": [build(heuristic_us), build(large_us)],
+        "shortlist": [1],
+        "problems": [],
+    }
+    return Family(**{**values, **fields})
+
+
+def gpu(name: str = "h200", **fields: Any) -> KeptGpu:
+    return KeptGpu.of(replace(find(name), **fields))
+
+
+def kept(*families: Family, of: KeptGpu | None = None) -> KeptConfigs:
+    return KeptConfigs(kernel="lean", gpu=of or gpu(), families=list(families) or [family()])

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.model import known_error
+from leanbench.model.calibration import (
+    SHIPPED,
+    Calibration,
+    Errors,
+    RunErrors,
+    calibration_for,
+    home,
+    read_calibration,
+    to_json,
+    user_file,
+    write_calibration,
+)
+from leanbench.model.constants import Constants
+
+H200, A100, L4 = find("h200"), find("a100"), find("l4")
+
+
+def made(gpu: str, **constants: float) -> Calibration:
+    errors = Errors(10, 0.02, 0.05, 0.1)
+    run = RunErrors("grid", "checked", "latency", errors, {"lean": errors}, 5, 4, {"gpu": "GPU-1"})
+    return Calibration(gpu, Constants(**constants), (run,), "0.1.0", "2026-11-21T00:00:00+00:00")
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_where_the_user_s_own_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "here"))
+    assert user_file("h200") == tmp_path / "here" / "models" / "h200.json"
+    monkeypatch.setenv("LEANBENCH_HOME", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert home() == tmp_path / "data" / "leanbench"
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert home() == tmp_path / ".local" / "share" / "leanbench"
+
+
+def test_what_is_written_is_read(own: Path) -> None:
+    calibration = made("l4", tile_us=0.7)
+    path = own / "deep" / "l4.json"
+    write_calibration(calibration, path)
+    assert read_calibration(path) == calibration
+    assert json.loads(path.read_text())["constants"]["tile_us"] == {
+        "value": 0.7,
+        "unit": "us",
+        "meaning": "one CTA's arithmetic for a LeanTile, whatever its size",
+        "fitted": "latency",
+    }
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_own_before_shipped_before_nearest(own: Path) -> None:
+    shipped = calibration_for(H200)
+    assert (shipped.path, shipped.is_scaled) == (SHIPPED / "h200.json", False)
+    scaled = calibration_for(A100)
+    assert (scaled.calibration, scaled.is_scaled) == (shipped.calibration, True)
+    write_calibration(made("h200", tile_us=0.9), user_file("h200"))
+    assert calibration_for(H200).constants.tile_us == 0.9
+    assert calibration_for(A100).constants.tile_us == 0.9
+    # The same generation is nearer than a similar bandwidth, the own GPU nearest.
+    write_calibration(made("a100-40gb", tile_us=0.4), user_file("a100-40gb"))
+    assert calibration_for(A100).constants.tile_us == 0.4
+    assert calibration_for(H200).constants.tile_us == 0.9
+    write_calibration(made("a100-80gb", tile_us=0.3), user_file("a100-80gb"))
+    assert calibration_for(A100).constants.tile_us == 0.3
+    assert not calibration_for(A100).is_scaled
+
+
+def broken(change: dict[str, object], drop: str = "") -> str:
+    content = {**to_json(made("h200")), **change}
+    if drop:
+        del content["constants"][drop]
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no calibration (Expecting property name"),
+        ("[]", "is no calibration ('list' object has no attribute 'get')"),
+        (broken({"schema_version": 2}), "schema version 2, this leanbench reads 1"),
+        (broken({}, drop="tile_us"), "constants without a value: tile_us"),
+        (broken({"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": "x"}}}), "tile_us"),
+        (broken({"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": -1}}}), "tile_us is -1"),
+        (broken({"runs": [{"run": "r"}]}), "runs.0.role: Field required"),
+        (broken({"gpu": "h300"}), "there is no GPU 'h300'"),
+    ],
+)
+def test_a_damaged_file_is_named_passed_over_and_kept(own: Path, text: str, said: str) -> None:
+    path = user_file("h200")
+    path.parent.mkdir()
+    path.write_text(text)
+    in_use = calibration_for(H200)
+    assert in_use.path == SHIPPED / "h200.json"
+    [note] = in_use.notes
+    assert str(path) in note
+    assert said in note
+    assert note in known_error("h200")
+    assert calibration_for(A100).notes == ()
+    with pytest.raises(UserError, match="is no calibration"):
+        write_calibration(made("h200"), path)
+    assert path.read_text() == text
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*give another --out"):
+        write_calibration(made("h200"), tmp_path / "file" / "h200.json")
+
+
+def test_the_sentence_beside_a_prediction(own: Path) -> None:
+    write_calibration(made("h200"), user_file("h200"))
+    words = "Model error on h200, 10 rows that it was not fitted to: 2.0% median and 5.0% at the 90th percentile (grid)"
+    assert known_error("h200") == known_error("NVIDIA H200") == f"{words}, 10% worst."
+    assert known_error("a100") == f"{words}, 10% worst; scaled from h200, unchecked on a100-80gb."
+    assert known_error("Imagined X1") == f"{words}, 10% worst; scaled from h200, unchecked on Imagined X1."
+
+
+def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own: Path) -> None:
+    fitted = made("h200")
+    write_calibration(replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200"))
+    assert "10 rows that it was fitted to" in known_error("h200")
+    write_calibration(replace(fitted, runs=()), user_file("h200"))
+    assert known_error("h200") == "Model error on h200: unknown."

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from leanbench.claims import SAMPLES, SINGLE_STAGE, TOLERANCE, claims, evaluate
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_latency_us
+from leanbench.registry import kernel
+
+A100 = find("a100-80gb")
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claims but for the two means of 500 samples, which take seconds."""
+    chosen = tuple(claim for claim in claims() if len(claim.problems) < SAMPLES)
+    monkeypatch.setattr("leanbench.claims.claims", lambda: chosen)
+
+
+def test_every_figure_is_there() -> None:
+    assert {claim.figure for claim in claims()} == {"abstract", "4", "7a", "7b", "7c", "text", "9", "11", "13"}
+    assert claims() == claims()
+    samples = next(claim.problems for claim in claims() if claim.statistic == "mean" and len(claim.problems) == SAMPLES)
+    assert max(problem.kv_bytes for problem in samples) < 60e9
+    assert len({problem.q_heads for problem in samples}) == 7
+
+
+def test_ragged_batches_get_more_uneven() -> None:
+    [claim] = [claim for claim in claims() if claim.figure == "11"]
+    shares = [problem.total_context / problem.batch / problem.max_context for problem in claim.problems]
+    assert shares == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2], abs=1e-4)
+
+
+@pytest.mark.usefixtures("few")
+def test_outcomes_are_ratios_of_predictions() -> None:
+    outcomes = {(one.claim.figure, one.claim.words): one for one in evaluate(A100)}
+    one = outcomes["7a", "LA over FA2 at 512k"]
+    [problem] = one.claim.problems
+    lean, fa2 = kernel("lean"), kernel("fa2")
+    lean_config, fa2_config = (each.default_config(problem, A100) for each in (lean, fa2))
+    assert lean_config is not None
+    assert fa2_config is not None
+    lean_us = predict_latency_us(problem, lean, lean_config, A100)
+    assert one.predicted == pytest.approx(predict_latency_us(problem, fa2, fa2_config, A100) / lean_us)
+    assert one.single_stage == pytest.approx(predict_latency_us(problem, fa2, SINGLE_STAGE, A100) / lean_us)
+    assert one.holds == (abs(one.predicted / 2.46 - 1) <= TOLERANCE)
+    assert one.claim.paper_words == "2.46x"
+    assert outcomes["7a", "LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"].claim.paper_words == "≥ 2.00x"
+    fd = outcomes["text", "LA over FD, lowest: 24 heads, 1k"]
+    assert (fd.single_stage, fd.single_stage_words) == (None, "")
+    assert 0 < outcomes["4", "occupancy of FA2 is low"].predicted < 0.6
+
+
+@pytest.mark.usefixtures("few")
+def test_another_gpu_another_figure() -> None:
+    def at_512k(spec: object) -> float:
+        return next(one.predicted for one in evaluate(spec) if one.claim.words == "LA over FA2 at 512k")  # type: ignore[arg-type]
+
+    # With the H200's bandwidth 56 SMs are further from enough.
+    assert at_512k(replace(A100, bandwidth_tb_s=4.8)) > 1.3 * at_512k(A100)

@@ -1,0 +1,202 @@
+"""Fitting, splitting and refusing, on runs that the model itself made as if they had been measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.model.calibrate import calibrate, check_runs, read_runs
+from leanbench.model.calibration import Errors
+from leanbench.model.constants import Constants, names
+from leanbench.model.fit import MOST_ROWS, check, fit, predictor, sample, split
+from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders, read_measured
+from leanbench.model.rates import floor_us
+from leanbench.model.simulate import latency_us
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernel
+
+H200 = find("h200")
+#: What "the GPU" of these tests is made of.
+TRUE = Constants(bandwidth_share=0.9, tile_us=0.8, merge_launch_us=2.0)
+PROBLEMS = [
+    AttentionProblem(1, heads, heads, context, head_dim)
+    for heads in (8, 56)
+    for context in (1024, 8192, 32_768)
+    for head_dim in (64, 128)
+]
+
+
+def cell(name: str, problem: AttentionProblem, constants: Constants = TRUE) -> MeasuredCell:
+    config = kernel(name).default_config(problem, H200)
+    schedule = kernel(name).schedule(problem, config, H200)
+    assert config is not None
+    assert schedule is not None
+    us = latency_us(schedule, problem, config, H200, constants=constants)
+    return MeasuredCell(name, problem, config, us, floor_us(problem.kv_bytes, H200, constants), None, None, None)
+
+
+def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made") -> MeasuredRun:
+    cells = [cell(one, problem) for problem in problems for one in ("lean", "fa2", "fixed_split")]
+    return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
+
+
+def test_a_fit_finds_what_made_the_rows() -> None:
+    run = measured()
+    before = check(run, run.cells, Constants(), "checked", workers=1)[0][0].all
+    found = fit(run.cells, H200, Constants(), workers=1)
+    after = check(run, run.cells, found, "checked", workers=1)[0][0].all
+    assert before.median > 0.05
+    assert after.median < 0.01
+    assert after.worst < 0.04
+    assert found.bandwidth_share == pytest.approx(0.9, rel=0.01)
+    assert found.tile_us == pytest.approx(0.8, rel=0.1)
+    # What no run tells apart stays.
+    for name in names("held"):
+        assert getattr(found, name) == getattr(TRUE, name)
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(UserError, match="3 rows are too few to fit the model to, it needs 12"):
+        fit(measured(PROBLEMS[:1]).cells, H200, Constants())
+
+
+def test_halves_share_no_shape() -> None:
+    """Batch and heads that make the same output tiles are one shape."""
+    same = [AttentionProblem(batch, 64 // batch, 64 // batch, 2048, 64) for batch in (1, 2, 4)]
+    others = [AttentionProblem(1, 8, 8, 256 * context, 64) for context in range(1, 25)]
+    fitted, checked = split(measured([*same, *others]))
+    shapes = {one.shape for one in fitted}, {one.shape for one in checked}
+    assert not shapes[0] & shapes[1]
+    assert len(shapes[0] | shapes[1]) == 25
+    assert min(len(shape) for shape in shapes) > 5
+    # All kernels of a shape are on one side; of three batches that make one shape, one is fitted to.
+    assert len(fitted) == 3 * len(shapes[0])
+    assert split(measured([*same, *others])) == (fitted, checked)
+
+
+def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
+    cells = [
+        replace(cell("fa2", PROBLEMS[0]), kernel=name, problem=AttentionProblem(1, 8, 8, 64 * context, 64))
+        for name in ("fa2", "lean")
+        for context in range(1, 300)
+    ]
+    lean = kernel("lean").default_config(PROBLEMS[0], H200)
+    assert lean is not None
+    cells = [replace(one, config=lean) if one.kernel == "lean" else one for one in cells]
+    chosen = sample(cells, H200, most=20)
+    assert [one.kernel for one in chosen].count("lean") == 10
+    contexts = [one.problem.max_context for one in chosen if one.kernel == "fa2"]
+    assert contexts[0] < 64 * 30
+    assert contexts[-1] > 64 * 260
+    assert len(cells) < 2 * MOST_ROWS
+
+
+def test_several_processes_predict_the_same() -> None:
+    cells = measured([AttentionProblem(1, 8, 8, 128 * tiles, 64) for tiles in range(1, 16)]).cells
+    assert len(cells) >= 40
+    with predictor(cells, H200, workers=2) as several, predictor(cells, H200, workers=1) as one:
+        assert several(TRUE) == one(TRUE) == [cell.latency_us for cell in cells]
+
+
+def test_errors_by_hand() -> None:
+    found = errors_of([-0.1, 0.02, 0.03, -0.04, 0.05])
+    assert (found.rows, found.median, found.worst) == (5, 0.04, 0.1)
+    assert found.p90 == pytest.approx(0.08)
+    assert errors_of([-0.5]) == Errors(1, 0.5, 0.5, 0.5)
+
+
+def test_order_counts_pairs_that_differ() -> None:
+    cells = [replace(cell("fa2", PROBLEMS[0]), kernel=name, latency_us=us) for name, us in (("a", 100), ("b", 104))]
+    cells += [replace(cells[0], kernel="c", latency_us=200), replace(cells[0], problem=PROBLEMS[1], latency_us=1)]
+    # a and b are too near to have an order; c is slower than both, predicted slower than one.
+    assert orders(cells, [100, 300, 250, 1]) == (2, 1)
+
+
+def written(tmp_path: Path, change: Callable[[dict[str, Any]], object] = lambda row: None, **manifest: Any) -> str:
+    """A run directory as `leanbench sweep` writes it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    content = {"schema_version": 1, "name": "r", "source": "measured", "gpu": asdict(H200), "environments": {}}
+    (folder / "manifest.json").write_text(json.dumps({**content, **manifest}))
+    lines = []
+    for index, one in enumerate(measured(PROBLEMS[:2]).cells):
+        row = {
+            "cell": str(index),
+            "problem": one.problem.to_dict(),
+            "kernel": one.kernel,
+            "decomposition": kernel(one.kernel).decomposition,
+            "config": one.config.to_dict(),
+            "source": "measured",
+            "status": "ok",
+            "latency_us": one.latency_us,
+            "kv_bytes": one.problem.kv_bytes,
+            "wall_s": 1,
+            "time": "t",
+            "environment": "e",
+        }
+        change(row)
+        lines.append(json.dumps(row) + "\n")
+    (folder / "results.jsonl").write_text("".join(lines))
+    return str(folder)
+
+
+def test_only_usable_rows_are_read(tmp_path: Path) -> None:
+    def change(row: dict[str, Any]) -> None:
+        changes = {"0": {"status": "noisy"}, "1": {"cache": "warm"}, "2": {"kernel": "unknown"}}
+        row.update(changes.get(row["cell"], {}))
+
+    run = read_measured(written(tmp_path, change))
+    assert [(one.kernel, one.problem) for one in run.cells] == [
+        (name, PROBLEMS[1]) for name in ("lean", "fa2", "fixed_split")
+    ]
+    assert run.cells[0].latency_us == cell("lean", PROBLEMS[1]).latency_us
+
+
+@pytest.mark.parametrize(
+    ("change", "manifest", "said"),
+    [
+        ({}, {"source": "predicted"}, "was predicted by the model itself: name a run that was measured"),
+        ({"source": "predicted"}, {}, "was predicted by the model itself"),
+        ({"status": "noisy"}, {}, r"has no row to compare with: .*\(6 rows\)"),
+        ({}, {"gpu": asdict(find("a100"))}, "was measured on a100-80gb, not on h200"),
+        ({}, {"gpu": None}, "does not say which GPU"),
+    ],
+)
+def test_unusable_runs_are_refused(tmp_path: Path, change: dict[str, Any], manifest: dict[str, Any], said: str) -> None:
+    run = written(tmp_path, lambda row: row.update(change), **manifest)
+    with pytest.raises(UserError, match=said):
+        read_runs([run], "h200")
+
+
+def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None:
+    contexts = [AttentionProblem(1, 8, 8, 512 * tiles, 64) for tiles in range(1, 16)]
+    run, other = measured(contexts), measured(PROBLEMS[:2], "other")
+    fitted = calibrate([run], [other], workers=1)
+    assert fitted.calibration.gpu == "h200"
+    rows = {(figures.run, figures.role): figures.all.rows for figures in fitted.calibration.runs}
+    assert rows["made", "fitted"] + rows["made", "checked"] == 45
+    assert rows["other", "checked"] == 6
+    for before, after in zip(fitted.before, fitted.calibration.runs, strict=True):
+        assert (before.run, before.role, before.all.rows) == (after.run, after.role, after.all.rows)
+        assert after.all.median < before.all.median
+    with pytest.raises(UserError, match="made is among the runs to fit to and to check with"):
+        calibrate([run], [run])
+
+
+def test_the_worst_cells_come_first() -> None:
+    run = measured(PROBLEMS[:4])
+    wrong = replace(run.cells[3], latency_us=2 * run.cells[3].latency_us)
+    run = replace(run, cells=(*run.cells[:3], wrong, *run.cells[4:]))
+    [figures], cells = check_runs([run], TRUE, workers=1)
+    assert cells[0].cell == wrong
+    assert cells[0].error == pytest.approx(-0.5)
+    assert figures.all.worst == pytest.approx(0.5)
+    assert math.isclose(figures.all.median, 0, abs_tol=1e-9)

@@ -1,0 +1,72 @@
+"""The shortcuts of `latency_us` against the whole play."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanbench.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.spec import GpuSpec
+from leanbench.model.constants import Constants
+from leanbench.model.engine import work_of
+from leanbench.model.simulate import latency_us, simulate
+from leanbench.model.waves import are_alike
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+H200 = find("h200")
+CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
+COSTS = Constants()
+
+
+def both(schedule: Schedule, problem: AttentionProblem, spec: GpuSpec = H200) -> tuple[float, float]:
+    whole = simulate(schedule, problem, CONFIG, spec, constants=COSTS).latency_us
+    return latency_us(schedule, problem, CONFIG, spec, constants=COSTS), whole
+
+
+@given(
+    st.integers(1, 1500),
+    st.integers(1, 40),
+    st.sampled_from([64, 128]),
+    st.sampled_from([H200, find("a100"), find("b200")]),
+)
+@settings(max_examples=25, deadline=None)
+def test_equal_ctas_together(heads: int, tiles: int, head_dim: int, spec: GpuSpec) -> None:
+    problem = AttentionProblem(1, heads, heads, tiles * 128, head_dim)
+    schedule = one_cta_per_tile(TileGrid.of(problem, 128))
+    assert are_alike(work_of(schedule, problem, 128), merge_launch=False)
+    quick, whole = both(schedule, problem, spec)
+    # CTAs that end at once may change places.
+    assert quick == pytest.approx(whole, rel=0.03 if heads > spec.sms else 1e-6)
+
+
+@pytest.mark.parametrize(("heads", "splits"), [(7, 4), (56, 7), (132, 2), (100, 8)])
+def test_equal_splits_together(heads: int, splits: int) -> None:
+    problem = AttentionProblem(1, heads, heads, splits * 1024, 64)
+    schedule = fixed_split(TileGrid.of(problem, 128), splits)
+    assert are_alike(work_of(schedule, problem, 128), merge_launch=True)
+    quick, whole = both(schedule, problem)
+    assert quick == pytest.approx(whole, rel=0.01)
+
+
+def test_unequal_ones_are_played_one_by_one() -> None:
+    short_last = AttentionProblem(1, 56, 56, 65_536, 64)
+    schedule = fixed_split(TileGrid.of(short_last, 128), 7)
+    assert not are_alike(work_of(schedule, short_last, 128), merge_launch=True)
+    ragged = AttentionProblem(2, 8, 8, (1000, 2000), 64)
+    assert not are_alike(work_of(one_cta_per_tile(TileGrid.of(ragged, 128)), ragged, 128), merge_launch=False)
+    # A CTA of stream-K may wait for another's partial.
+    split = stream_k(TileGrid.of(AttentionProblem(1, 1, 1, 1024, 64), 128), 8)
+    assert not are_alike(work_of(split, AttentionProblem(1, 1, 1, 1024, 64), 128), merge_launch=False)
+
+
+@pytest.mark.parametrize(("heads", "context", "grid"), [(2048, 1024, 264), (2600, 5000, 396), (1024, 2048, 132)])
+def test_many_whole_tiles_in_one(heads: int, context: int, grid: int) -> None:
+    problem = AttentionProblem(1, heads, heads, context, 64)
+    schedule = stream_k(TileGrid.of(problem, 128), grid)
+    assert len(schedule.segments) > 6 * grid
+    quick, whole = both(schedule, problem)
+    assert quick != whole
+    assert quick == pytest.approx(whole, rel=0.03)

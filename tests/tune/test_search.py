@@ -1,0 +1,186 @@
+"""The search on a GPU that does not exist: what it finds can be held against the truth."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+import pytest
+from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking, true_us
+
+from leanbench.errors import UserError
+from leanbench.tune import search as search_module
+from leanbench.tune.fits import Fitter, held_out
+from leanbench.tune.problems import problems
+from leanbench.tune.result import geometric_mean, summarise, ties, to_family
+from leanbench.tune.search import Plan, Progress, Search
+from leanbench.tune.space import Candidate, FamilyKey, build_key, distinct
+from leanbench.tune.stopwatch import Time
+
+FAMILY = FamilyKey(128, 4)
+
+
+def compiled(family=FAMILY):
+    builds = builds_of(family)
+    space = LEAN.tuning_space(family.problem(8, 4096), H200)
+    able = [Candidate(config, build_key(config)) for config in space]
+    return Progress(family, able, {}), builds
+
+
+def run(world, plan=None, family=FAMILY):
+    search = Search(LEAN, H200, plan or Plan(1e9), Silent(), time.monotonic())
+    pairs = [compiled(family)]
+    stopped = search.run(pairs, world, no_ranking, 1e12)
+    return search.finish(pairs, stopped, Here())[0]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return run(World())
+
+
+def test_the_choice_is_near_the_best_where_nothing_was_timed(found):
+    fitter = Fitter(LEAN, H200)
+    shares, heuristic = [], []
+    for problem in islice(problems(FAMILY, H200), 60, 100):
+        assert problem not in found.progress.times
+        launches = distinct(found.progress.able, problem, LEAN, H200)
+        best_us = min(true_us(problem, launch.config) for launch in launches)
+        chosen = min(found.shortlist, key=lambda config: fitter.predict_us(found.fits, problem, config))
+        shares.append(best_us / true_us(problem, chosen))
+        heuristic.append(best_us / true_us(problem, LEAN.default_config(problem, H200)))
+    assert geometric_mean(shares) > 0.985
+    assert min(shares) > 0.92
+    # And the task is not trivial.
+    assert geometric_mean(heuristic) < 0.97
+
+
+def test_it_says_how_good_the_choice_is(found):
+    assert geometric_mean(found.held_out) > 0.97
+    summary = summarise(found, LEAN, H200)
+    assert summary.problems == search_module.PROBLEMS
+    assert summary.gain > 1.03
+    assert summary.most_gain >= summary.gain
+    assert summary.median_error < 0.02
+    assert 0.95 < summary.untried <= 1
+    assert sum(summary.tile_tokens.values()) == summary.problems
+    assert found.stopped == "all 24 problems were timed"
+
+
+def test_fewer_candidates_are_timed_once_the_formula_knows(found):
+    world = World()
+    run(world)
+    counts = [len(configs) for _, configs in world.calls]
+    assert max(counts[:5]) in (64, 65)
+    assert max(counts[5:]) in (24, 25)
+
+
+def test_every_candidate_is_timed_where_that_is_asked():
+    world = World()
+    run(world, Plan(1e9, problems=7, every_candidate=True))
+    assert len(world.calls) == 7
+    for problem, configs in world.calls:
+        launches = {candidate.config for candidate in distinct(compiled()[0].able, problem, LEAN, H200)}
+        assert launches <= set(configs)
+
+
+def test_a_candidate_that_fails_leaves_with_its_build_and_a_reason():
+    world = World(fails=lambda config: config.tile_tokens == 256)
+    result = run(world)
+    assert {config.tile_tokens for config in result.progress.left_out} == {256}
+    assert all(config.tile_tokens != 256 for config in result.shortlist)
+    timed = [configs for _, configs in world.calls]
+    assert all(config.tile_tokens != 256 for configs in timed[3:] for config in configs)
+
+
+def test_the_budget_ends_it(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(search_module.time, "monotonic", lambda: now[0])
+
+    class Slow(World):
+        def time(self, problem, configs):
+            now[0] += 1.0
+            return super().time(problem, configs)
+
+    world = Slow()
+    search = Search(LEAN, H200, Plan(15.0), Silent(), 0.0)
+    stopped = search.run([compiled()], world, no_ranking, 1e12)
+    assert len(world.calls) == 11
+    assert stopped == "the budget of 15 s was spent after 11 of 24 problems"
+
+
+def test_too_small_a_budget_says_what_it_needs(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(search_module.time, "monotonic", lambda: now[0])
+
+    class Slow(World):
+        def time(self, problem, configs):
+            now[0] += 1.0
+            return super().time(problem, configs)
+
+    search = Search(LEAN, H200, Plan(6.0), Silent(), 0.0)
+    with pytest.raises(UserError, match=r"--budget 6s is too small: 2 s went by and 2 problems are timed, 5 .* 10 s"):
+        search.run([compiled()], Slow(), no_ranking, 1e12)
+
+
+def test_what_was_timed_before_is_not_timed_again():
+    first = World()
+    run(first)
+    search = Search(LEAN, H200, Plan(1e9), Silent(), time.monotonic())
+    progress, builds = compiled()
+    for problem, configs in first.calls[:10]:
+        progress.times[problem] = World().time(problem, configs).times
+    second = World()
+    search.run([(progress, builds)], second, no_ranking, 1e12)
+    assert [problem for problem, _ in second.calls] == [problem for problem, _ in first.calls[10:]]
+    assert len(progress.heuristic) == 24
+
+
+def test_the_heuristic_is_always_timed(found):
+    for problem, times in found.progress.times.items():
+        heuristic = found.progress.heuristic[problem]
+        assert heuristic in times
+        same = Candidate(heuristic, build_key(heuristic))
+        default = LEAN.default_config(problem, H200)
+        assert default is not None
+        assert len(distinct([same, Candidate(default, build_key(default))], problem, LEAN, H200)) == 1
+
+
+def test_held_out_problems_are_not_fitted_to():
+    result = run(World(noise=0.0))
+    candidates = result.progress.able
+    assert min(held_out(LEAN, FAMILY, H200, candidates, result.progress.times)) > 0.9
+    assert held_out(LEAN, FAMILY, H200, candidates, {}) == []
+
+
+def test_ties_are_intervals_that_overlap():
+    configs = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)[:4]
+    readings = [Time(10, 9.9, 10.1), Time(10.05, 10, 10.2), Time(10.3, 10.2, 10.4), Time(12)]
+    times = dict(zip(configs, readings, strict=True))
+    assert ties(times) == configs[:2]
+
+
+def test_what_is_kept(found):
+    family = to_family(found, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"})
+    assert (family.head_dim, family.group_size, family.source) == (128, 4, "measured")
+    assert len(family.problems) == 24
+    for kept, (problem, times) in zip(family.problems, found.progress.times.items(), strict=True):
+        assert kept.batch * kept.kv_heads == problem.batch * problem.kv_heads
+        assert {family.candidates[timed.candidate].config for timed in kept.timed} == set(times)
+        assert kept.timed[0].candidate == kept.chosen
+        assert kept.chosen in kept.ties
+        fastest = min(times.values(), key=lambda time: time.latency_us)
+        assert kept.timed[0].latency_us == pytest.approx(fastest.latency_us, abs=5e-4)
+    assert [family.candidates[index].config for index in family.shortlist] == found.shortlist
+    for index in family.shortlist:
+        build = family.candidates[index].build
+        assert build is not None
+        config = family.candidates[index].config
+        assert family.builds[build].coefficients == found.fits[build_key(config)].coefficients
+
+
+def test_energy_chooses_by_power_times_latency(found):
+    power = {key: 0.5 if key[0] == 64 else 5.0 for key in found.builds}
+    energy = to_family(found, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power)
+    assert {energy.candidates[problem.chosen].tile_tokens for problem in energy.problems} == {64}
+    assert {build.power_kw for build in energy.builds} == {0.5, 5.0}

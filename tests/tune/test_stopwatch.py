@@ -1,0 +1,101 @@
+"""Rounds that drop the losers."""
+
+from __future__ import annotations
+
+import pytest
+from leanbench.kernels.lean import Lean  # pyright: ignore[reportMissingImports]
+
+from leanbench.errors import UserError
+from leanbench.registry import kernel
+from leanbench.tune.space import FamilyKey
+from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, Time, _time, knock_out
+
+LEAN = kernel("lean")
+
+
+class Fake:
+    launches = 3
+
+    def __init__(self, latency_us, seen, name):
+        self.latency_us, self.seen, self.name = latency_us, seen, name
+
+    def sample_us(self):
+        self.seen.append(self.name)
+        return self.latency_us
+
+
+def test_losers_leave_after_their_round():
+    seen = []
+    latencies = {"best": 10.0, "near": 10.3, "far": 11.2, "lost": 20.0}
+    timings = knock_out({name: Fake(value, seen, name) for name, value in latencies.items()})
+    assert {name: len(timing.samples_us) for name, timing in timings.items()} == {
+        "best": 13,
+        "near": 13,
+        "far": 5,
+        "lost": 2,
+    }
+    # One sample each in turn, after a pass that is not counted.
+    assert seen[:12] == list(latencies) * 3
+    assert sum(samples for samples, _ in ROUNDS) == 13
+
+
+def test_a_median_of_few_samples_has_no_interval():
+    seen = []
+    timings = knock_out({"best": Fake(10.0, seen, "best"), "lost": Fake(20.0, seen, "lost")})
+    assert _time(timings["lost"]) == Time(20.0)
+    assert _time(timings["best"]) == Time(10.0, 10.0, 10.0)
+
+
+def test_nothing_to_time():
+    assert knock_out({}) == {}
+
+
+@pytest.fixture
+def h200():
+    from leanbench.gpu.local import choose
+
+    target = choose(None, require_gpu=True)
+    assert target.local_index is not None
+    return target.local_index, target.spec
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("group", "layout", "dtype"), [(1, "HND", "fp16"), (8, "NHD", "bf16")])
+def test_times_on_the_gpu(h200, group, layout, dtype):
+    index, spec = h200
+    problem = FamilyKey(64, group, dtype, layout).problem(32, 5000)
+    configs = LEAN.tuning_space(problem, spec)[:6]
+    result = GpuStopwatch(LEAN, index, spec).time(problem, configs)
+    assert result.failures == {}
+    assert set(result.times) == set(configs)
+    floor_us = problem.kv_bytes / (1.1e6 * spec.bandwidth_tb_s)
+    assert all(floor_us < time.latency_us < 20 * floor_us + 50 for time in result.times.values())
+
+
+class Wrong(Lean):
+    """Right with every config but one."""
+
+    def __init__(self, bad):
+        self.bad = bad
+
+    def prepare(self, inputs, config):
+        launch = super().prepare(inputs, config)
+
+        def run():
+            launch()
+            if config == self.bad:
+                inputs.out.mul_(1.01)
+
+        return run
+
+
+@pytest.mark.gpu
+def test_a_wrong_kernel_is_not_timed(h200):
+    index, spec = h200
+    problem = FamilyKey(64, 1).problem(32, 5000)
+    configs = LEAN.tuning_space(problem, spec)[:3]
+    result = GpuStopwatch(Wrong(configs[1]), index, spec).time(problem, configs)
+    assert list(result.failures) == [configs[1]]
+    assert "differs from the other configs" in result.failures[configs[1]]
+    with pytest.raises(UserError, match="lean cannot be tuned here"):
+        GpuStopwatch(Wrong(configs[0]), index, spec).time(problem, configs)

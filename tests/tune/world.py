@@ -1,0 +1,96 @@
+"""A GPU that does not exist: latencies from coefficients that the tuner does not know, with noise."""
+
+from __future__ import annotations
+
+import math
+import random
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+from leanbench.build import Build
+from leanbench.gpu.catalogue import find
+from leanbench.registry import LaunchResources, kernel
+from leanbench.tune.formula import Coefficients, Shape, divide
+from leanbench.tune.space import FamilyKey, build_key, jobs
+from leanbench.tune.stopwatch import Result, Time
+
+LEAN = kernel("lean")
+H200 = find("h200")
+
+
+class Here(Executor):
+    """An executor that runs jobs at once, in this process."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class Silent:
+    """Hears of a tuning's progress and counts."""
+
+    def __init__(self):
+        self.compiled = self.timed = self.fitted = 0
+
+    def compiling(self, done, total):
+        self.compiled = done
+
+    def timing(self, family, problem, done, total):
+        self.timed += 1
+
+    def fitting(self):
+        self.fitted += 1
+
+
+def true_us(problem, config):
+    """Builds differ in their rates, so that no build is the best everywhere."""
+    tokens, warps, stages, cap = build_key(config)
+    rate = 2e4 * math.log2(stages + 1) * (tokens / 128) ** 0.4 * (1.1 if warps == 8 else 1.0)
+    coefficients = Coefficients(
+        start_us=3.5 + tokens / 200 + 0.3 * (warps == 8) + 0.1 * stages,
+        ramp_us=2.0,
+        gpu_bytes_per_us=4.6e6,
+        cta_bytes_per_us=rate,
+        sm_bytes_per_us=1.4 * rate * (0.9 if cap else 1.0),
+        border_us=0.9,
+        more_borders_us=0.6,
+        cut_us=0.7,
+        more_cuts_us=0.06,
+        round_us=0.4,
+        excess=0.2,
+    )
+    return coefficients.latency_us(divide(Shape.of(problem), config, H200.sms, LEAN))
+
+
+class World:
+    """A stopwatch of that GPU."""
+
+    def __init__(self, noise=0.005, fails=lambda config: False):
+        self.random = random.Random(3)
+        self.noise, self.fails = noise, fails
+        self.calls = []
+
+    def time(self, problem, configs):
+        self.calls.append((problem, list(configs)))
+        times, failures = {}, {}
+        for config in configs:
+            if self.fails(config):
+                failures[config] = "out of shared memory"
+                continue
+            value = true_us(problem, config) * (1 + self.noise * self.random.gauss(0, 1))
+            times[config] = Time(value, 0.99 * value, 1.01 * value)
+        return Result(times, failures)
+
+
+def builds_of(family: FamilyKey) -> dict:
+    taken = LaunchResources("lean_kernel", 132, 4, 128, 50_000, 0)
+    return {
+        key: Build(job, (replace(taken, num_warps=job.config.num_warps),))
+        for key, job in jobs(LEAN, family, H200).items()
+    }
+
+
+def no_ranking(problem, configs, builds):
+    """The model knows nothing: all alike."""
+    return [1.0] * len(configs)
