@@ -65,8 +65,8 @@ class Work:
 
     #: K and V of all output tiles.
     kv_bytes: Any
-    #: LeanTiles of the CTA that has most, as bytes of K and V: a context's last one counts whole, its missing tokens are
-    #: not read but take their share of the arithmetic.
+    #: LeanTiles of the CTA that has most, as bytes of K and V. A context's last one counts whole: its missing tokens
+    #: take their share of the arithmetic.
     longest_bytes: Any
     #: What would be read beyond `kv_bytes` if every CTA read as much.
     excess_bytes: Any

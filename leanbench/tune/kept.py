@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 from leanbench.gpu.spec import GpuSpec
 from leanbench.registry import KernelConfig
@@ -64,11 +64,11 @@ class Candidate(_Model):
     min_tiles_per_cta: Positive
     align_grid: bool
     #: Of the compiled kernel; null if it did not compile.
-    registers_per_thread: Positive | None
-    shared_bytes: Annotated[int, Field(ge=0)] | None
-    spilled_registers: Annotated[int, Field(ge=0)] | None
+    registers_per_thread: Positive | None = None
+    shared_bytes: Annotated[int, Field(ge=0)] | None = None
+    spilled_registers: Annotated[int, Field(ge=0)] | None = None
     #: Index into `Family.builds`; null where it has no coefficients: never timed, or too seldom.
-    build: Annotated[int, Field(ge=0)] | None
+    build: Annotated[int, Field(ge=0)] | None = None
     #: One sentence why it was never timed.
     left_out: str | None = None
 
@@ -111,7 +111,7 @@ class Build(_Model):
 
 
 class Timed(_Model):
-    """One candidate's time on one problem."""
+    """One candidate's time on one problem; in the file a list of these figures, there are thousands."""
 
     #: Index into `Family.candidates`.
     candidate: Annotated[int, Field(ge=0)]
@@ -119,6 +119,21 @@ class Timed(_Model):
     #: 95% confidence interval of the median; null where the model predicted it.
     low_us: PositiveFloat | None = None
     high_us: PositiveFloat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_list(cls, value: Any) -> Any:
+        names = ("candidate", "latency_us", "low_us", "high_us")
+        if not isinstance(value, list):
+            return value
+        if len(value) > len(names):
+            raise ValueError(f"has {len(value)} figures, at most {len(names)} are known")
+        return dict(zip(names, value, strict=False))
+
+    @model_serializer
+    def _to_list(self) -> list[float]:
+        figures = (self.candidate, self.latency_us, self.low_us, self.high_us)
+        return [figure for figure in figures if figure is not None]
 
 
 class TunedProblem(_Model):

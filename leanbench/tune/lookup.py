@@ -20,7 +20,7 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune import store
 from leanbench.tune.formula import Shape, divide
-from leanbench.tune.nearness import FamilyKey, gpu_distance, rank
+from leanbench.tune.nearness import NEARBY_GROUP, FamilyKey, gpu_distance, rank
 
 if TYPE_CHECKING:
     from leanbench.tune.entry import Entry
@@ -166,17 +166,19 @@ def _find(kernel: Kernel, spec: GpuSpec, key: FamilyKey) -> tuple[store.File, Fa
     own = [file for file in files if file.kept.gpu.is_like(spec)]
     near = [(gpu_distance(file.kept.gpu, spec), file) for file in files if not file.kept.gpu.is_like(spec)]
     others = [file for _, file in sorted(((far, file) for far, file in near if far is not None), key=itemgetter(0))]
-    for source, searched in (("measured", [*own, *others]), ("predicted", own)):
-        for file in searched:
-            ranked = {
-                order: family
-                for family in file.kept.families
-                if family.source == source and (order := rank(family, key)) is not None
-            }
-            if ranked:
-                if not file.kept.gpu.is_like(spec):
-                    _say_nearest(file, spec)
-                return file, ranked[min(ranked)]
+    # This GPU's files together: a shipped family of the group size itself says more than one's own of another.
+    for source, together in (("measured", own), *(("measured", [file]) for file in others), ("predicted", own)):
+        ranked = [
+            ((order[0] == NEARBY_GROUP, place, order), file, family)
+            for place, file in enumerate(together)
+            for family in file.kept.families
+            if family.source == source and (order := rank(family, key)) is not None
+        ]
+        if ranked:
+            _, file, family = min(ranked, key=itemgetter(0))
+            if not file.kept.gpu.is_like(spec):
+                _say_nearest(file, spec)
+            return file, family
     return None
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 FamilyKey = tuple[int, str, int, str, str]
 #: How far the group size of a stand-in may be away, as a factor.
 MOST_GROUP_RATIO = 2
+#: The rank of such a stand-in, whose merge takes other rounds.
+NEARBY_GROUP = 2
 
 
 def rank(family: Family, key: FamilyKey) -> tuple[int, float, int] | None:
@@ -33,7 +35,7 @@ def rank(family: Family, key: FamilyKey) -> tuple[int, float, int] | None:
     same_rows = tile_rows(family.group_size, head_dim) == tile_rows(group_size, head_dim)
     if ratio > MOST_GROUP_RATIO or not same_rows or 1 in (family.group_size, group_size):
         return None
-    return 2, math.log(ratio), others
+    return NEARBY_GROUP, math.log(ratio), others
 
 
 def gpu_distance(gpu: KeptGpu, spec: GpuSpec) -> float | None:

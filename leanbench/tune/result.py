@@ -19,6 +19,9 @@ from leanbench.tune.search import Found
 from leanbench.tune.space import BuildKey, FamilyKey, build_key, distinct
 from leanbench.tune.stopwatch import Time
 
+#: Times of a problem that are kept where the model predicted them.
+_PREDICTED_KEPT = 8
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -110,7 +113,8 @@ def to_family(
 ) -> kept.Family:
     """What is kept of a family: every candidate that was timed or ruled out, with the reason."""
     progress = found.progress
-    configs = dict.fromkeys([*found.shortlist, *(config for times in progress.times.values() for config in times)])
+    all_times = progress.times if source == "measured" else _fastest(found)
+    configs = dict.fromkeys([*found.shortlist, *(config for times in all_times.values() for config in times)])
     # One for each build that compiling ruled out: its other grids would be out for the same reason.
     refused = {build_key(config): config for config in reversed(progress.left_out) if config not in configs}
     listed = [*configs, *refused.values()]
@@ -140,9 +144,19 @@ def to_family(
         shortlist=[places[config] for config in found.shortlist],
         problems=[
             _problem(problem, times, progress.heuristic[problem], places, objective, power_kw)
-            for problem, times in progress.times.items()
+            for problem, times in all_times.items()
         ],
     )
+
+
+def _fastest(found: Found) -> dict[AttentionProblem, dict[KernelConfig, Time]]:
+    """Of each problem the few fastest and the heuristic's: the model can tell the others again."""
+    kept_times: dict[AttentionProblem, dict[KernelConfig, Time]] = {}
+    for problem, times in found.progress.times.items():
+        order = sorted(times, key=lambda config, times=times: times[config].latency_us)
+        few = dict.fromkeys([*order[:_PREDICTED_KEPT], found.progress.heuristic[problem]])
+        kept_times[problem] = {config: times[config] for config in few}
+    return kept_times
 
 
 def _candidate(found: Found, config: KernelConfig, keys: Sequence[BuildKey]) -> kept.Candidate:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -164,7 +165,7 @@ def merge(gpu: KeptGpu, families: Sequence[Family], path: Path | None = None, *,
         with _locked(path):
             before = _before(path, new)
             merged, saved = _merged(path, before, new)
-            _write(path, merged.model_dump_json(indent=1) + "\n")
+            _write(path, _text(merged))
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME") from None
     _saves += 1
@@ -292,6 +293,14 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _text(kept: KeptConfigs) -> str:
+    """JSON with a line for each candidate, build and time; fields that are null are left out."""
+    indented = json.dumps(kept.model_dump(mode="json", exclude_none=True), indent=1)
+    # What holds no object or list itself comes on one line. A string has no line breaks that are not escaped.
+    flat = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\n *", " ", found[0]), indented)
+    return flat + "\n"
 
 
 def _write(path: Path, text: str) -> None:

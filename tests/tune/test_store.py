@@ -146,7 +146,7 @@ FAULTS = {
     ),
     "a tie past the end": (spoiled("families.0.problems.0.ties", [1, 7]), "a candidate of problem 0 is 7, there are 2"),
     "a time past the end": (
-        spoiled("families.0.problems.0.timed.1.candidate", 5),
+        spoiled("families.0.problems.0.timed.1.0", 5),
         "a candidate of problem 0 is 5, there are 2",
     ),
     "listed but never timed": (
