@@ -129,9 +129,10 @@ def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summar
             return run(request, progress, began_s)
         except KeyboardInterrupt:
             progress.stop()
-            measured = request.target.local_index is not None
-            done = f"{progress.done} problems are timed and noted" if measured else "nothing was kept"
-            output.say(f"Stopped: {done}; the same command goes on from there.")
+            if request.target.local_index is None:
+                output.say("Stopped: nothing was kept.")
+            else:
+                output.say(f"Stopped: {progress.done} problems are noted, the same command goes on from there.")
             raise typer.Exit(130) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -44,8 +44,12 @@ class Fitter:
     def __init__(self, kernel: Kernel, spec: GpuSpec) -> None:
         self._kernel, self._spec = kernel, spec
 
-    def fits(self, times: Times) -> dict[BuildKey, Fit]:
-        """Every build with `LEAST_POINTS` timings; all lean on the coefficients of all together."""
+    def fits(self, times: Times, whatever: Collection[KernelConfig] = ()) -> dict[BuildKey, Fit]:
+        """Every build with `LEAST_POINTS` timings; all lean on the coefficients of all together.
+
+        Args:
+            whatever: configs whose builds are fitted to what there is: the heuristic's, which others are held against.
+        """
         by_build: dict[BuildKey, list[Point]] = {}
         for problem, timed in times.items():
             fastest_us = min(time.latency_us for time in timed.values())
@@ -56,7 +60,12 @@ class Fitter:
         if len(everything) < LEAST_POINTS:
             return {}
         together = fit(everything, self._spec.bandwidth_tb_s)
-        return {key: self._fit(points, together) for key, points in by_build.items() if len(points) >= LEAST_POINTS}
+        needed = {build_key(config) for config in whatever}
+        return {
+            key: self._fit(points, together)
+            for key, points in by_build.items()
+            if len(points) >= LEAST_POINTS or key in needed
+        }
 
     def predict_us(self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: KernelConfig) -> float:
         """By the formula; infinite for a build without coefficients."""

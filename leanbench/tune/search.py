@@ -160,7 +160,7 @@ class Search:
             if number + 1 in _FIT_AFTER:
                 self._observer.fitting()
                 for progress, _ in compiled:
-                    progress.fits = self._fitter.fits(progress.times)
+                    progress.fits = self._fitter.fits(progress.times, progress.heuristic.values())
         return f"all {total} problems were timed"
 
     def finish(
@@ -245,6 +245,6 @@ def _finish(
     from leanbench.registry import kernel
 
     fitter = Fitter(kernel(kernel_name), spec)
-    fits = fitter.fits(progress.times)
+    fits = fitter.fits(progress.times, progress.heuristic.values())
     shortlist = fitter.shortlist(progress.family, progress.able, fits, progress.times)
     return fits, shortlist, held_out(kernel(kernel_name), progress.family, spec, progress.able, progress.times)

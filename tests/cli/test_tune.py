@@ -1,0 +1,92 @@
+"""`leanbench tune` through Typer's runner; the search itself is tested in tests/tune."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from leanbench.cli.main import app
+from leanbench.gpu.catalogue import find
+from leanbench.tune import run as run_module
+from leanbench.tune.store import load_user
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def tune(*words: str):
+    return CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "160"})
+
+
+def test_without_a_gpu_the_model_tunes_and_says_so(home):
+    result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "tuned by the performance model of NVIDIA A100-SXM4-80GB, nothing is measured" in result.stderr
+    assert "unchecked on a100-80gb" in result.stderr
+    assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
+    assert "d256 MHA fp16 HND" in result.stdout
+    assert "all 12 problems were timed" in result.stdout
+    kept = load_user(find("a100-80gb"))
+    assert kept is not None
+    (family,) = kept.families
+    assert (family.head_dim, family.group_size, family.source) == (256, 1, "predicted")
+    assert len(family.problems) == 12
+    assert family.shortlist
+    listed = CliRunner().invoke(app, ["configs", "list"])
+    assert "a100-80gb" in listed.stdout
+    assert "predicted" in listed.stdout
+
+
+def test_nothing_is_kept_where_that_is_asked(home, monkeypatch):
+    monkeypatch.setattr(run_module, "tune", lambda request, observer, began_s: [])
+    monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
+    assert tune("--gpu", "a100", "--no-keep").exit_code == 0
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--gpu", "a10"), "there is no GPU 'a10' in the catalogue, did you mean 'a10g'?"),
+        (("--gpu", " "), "--gpu is empty"),
+        (("--gpu", "l4", "--require-gpu"), "--require-gpu"),
+        (("--head-dim", "100"), "head_dim"),
+        (("--group", "0"), "group"),
+        (("--group", "65"), "--group 65 is above 64"),
+        (("--dtype", "fp8"), "fp8"),
+        (("--kv-layout", "HDN"), "HDN"),
+        (("--budget", "soon"), "--budget 'soon' is not a duration"),
+        (("--objective", "speed"), "objective 'speed'"),
+        (("--gpu", "a100", "--objective", "energy"), "--objective energy cannot be predicted yet"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, says):
+    result = tune(*words)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_interruption_says_how_to_go_on(monkeypatch):
+    def interrupted(request, observer, began_s):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "tune", interrupted)
+    result = tune("--gpu", "a100")
+    assert result.exit_code == 130
+    assert "Stopped: nothing was kept." in result.stderr
+
+
+def test_a_foreign_file_is_not_overwritten(home):
+    path = home / "configs" / "a100-80gb.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"models": []}))
+    result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1", "--quiet")
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+    assert json.loads(path.read_text()) == {"models": []}
