@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import warnings
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,7 @@ from leanbench.errors import UserError
 from leanbench.inputs import AttentionInputs
 from leanbench.problem import HEAD_DIMS, AttentionProblem
 from leanbench.registry import KernelConfig, kernel
-from leanbench.tune.lookup import choose
-from leanbench.tune.store import saves
+from leanbench.tune.lookup import State, choose, state
 
 if TYPE_CHECKING:
     from leanbench.gpu.spec import GpuSpec
@@ -88,12 +89,13 @@ def lean_attn_with_kvcache(
             )
     _check_tensors(q, k_cache, v_cache, cache_seqlens)
     batch, _, q_heads, head_dim = q.shape
-    context = cache_seqlens if isinstance(cache_seqlens, int) else k_cache.shape[1]
+    lengths = cache_seqlens if isinstance(cache_seqlens, torch.Tensor) else None
+    context = k_cache.shape[1] if cache_seqlens is None or lengths is not None else operator.index(cache_seqlens)
     inputs = AttentionInputs(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,
-        cache_seqlens=cache_seqlens if isinstance(cache_seqlens, torch.Tensor) else None,
+        cache_seqlens=lengths,
         context=context,
         softmax_scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
         out=torch.empty(q.shape, dtype=q.dtype, device=q.device),
@@ -102,11 +104,41 @@ def lean_attn_with_kvcache(
     if config is None:
         # HND: a head's tokens lie next to each other.
         kv_layout = "HND" if k_cache.stride(2) > k_cache.stride(1) else "NHD"
-        dtype, uniform = _DTYPE_NAMES[q.dtype], inputs.cache_seqlens is None
         sizes = batch, q_heads, k_cache.shape[2], context, head_dim
-        config = _default_config(*sizes, dtype, kv_layout, uniform, q.device, saves())
-    kernel("lean").prepare(inputs, config)()
+        chosen = _default_config(*sizes, _DTYPE_NAMES[q.dtype], kv_layout, lengths is None, q.device, state())
+        _launch_chosen(inputs, *chosen)
+    else:
+        _launch(inputs, config)
     return (inputs.out, inputs.lse) if return_softmax_lse else inputs.out
+
+
+def _launch(inputs: AttentionInputs, config: KernelConfig) -> None:
+    device = inputs.q.device
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel("lean").prepare(inputs, config)()
+        return
+    # Triton launches on the current device.
+    with torch.cuda.device(device):
+        kernel("lean").prepare(inputs, config)()
+
+
+def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: KernelConfig) -> None:
+    """Kept settings were compiled by the Triton of their day: where they do not fit any more, the heuristic's run."""
+    if config in _refused:
+        config = heuristic
+    try:
+        _launch(inputs, config)
+    except Exception as error:
+        if config == heuristic or type(error).__name__ != "OutOfResources":
+            raise
+        _refused.add(config)
+        said = str(error).partition("\n")[0]
+        warnings.warn(f"kept settings do not fit any more ({said}), the heuristic's are used: tune again", stacklevel=3)
+        _launch(inputs, heuristic)
+
+
+#: Kept settings that did not fit this GPU.
+_refused: set[KernelConfig] = set()
 
 
 def _check_tensors(
@@ -154,6 +186,8 @@ def _check_tensors(
             )
         if cache_seqlens.device != q.device:
             raise ValueError(f"cache_seqlens is on {cache_seqlens.device}, q on {q.device}: move it there")
+    elif isinstance(cache_seqlens, bool) or (cache_seqlens is not None and not hasattr(cache_seqlens, "__index__")):
+        raise ValueError(f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them")
     elif cache_seqlens is not None and not 0 <= cache_seqlens <= k_cache.shape[1]:
         raise ValueError(f"cache_seqlens {cache_seqlens} is outside the cache's 0 to {k_cache.shape[1]} tokens")
 
@@ -169,13 +203,19 @@ def _default_config(
     kv_layout: str,
     uniform: bool,
     device: torch.device,
-    saves: int,
-) -> KernelConfig:
-    """Args: saves: how often this process kept configs: what was chosen before may be out of date."""
+    state: State,
+) -> tuple[KernelConfig, KernelConfig]:
+    """The settings to use, and the heuristic's.
+
+    Args:
+        state: what was chosen before is out of date when it changes.
+    """
     problem = AttentionProblem(batch, q_heads, kv_heads, max(1, context), head_dim, dtype, kv_layout)
     config = choose(kernel("lean"), problem, _spec(device), uniform=uniform).config
+    heuristic = kernel("lean").default_config(problem, _spec(device))
     assert config is not None
-    return config
+    assert heuristic is not None
+    return config, heuristic
 
 
 @cache

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attention_calls import assert_right, attend
@@ -273,6 +274,54 @@ def test_kept_settings_are_launched(asked, device, monkeypatch):
 def test_what_was_kept_since_the_last_call_is_looked_up(asked, device, monkeypatch):
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     attend(inputs)
-    monkeypatch.setattr(attention, "saves", lambda: 77)
+    monkeypatch.setenv("LEANBENCH_HOME", "elsewhere")
     attend(inputs)
     assert len(asked) == 2
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
+    attend(inputs)
+    assert len(asked) == 3
+
+
+def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypatch):
+    class OutOfResources(Exception):
+        """Called like Triton's."""
+
+    lean = attention.kernel("lean")
+    prepare = lean.prepare
+    tried: list[int] = []
+
+    def prepare_or_not(inputs: Any, config: KernelConfig) -> Any:
+        tried.append(config.num_stages)
+        if config.num_stages == 1:
+            raise OutOfResources("shared memory, 300000 of 232448 bytes\nmore")
+        return prepare(inputs, config)
+
+    monkeypatch.setattr(lean, "prepare", prepare_or_not)
+    monkeypatch.setattr(lean, "default_config", lambda problem, spec: CONFIG)
+    monkeypatch.setattr(attention, "_refused", set())
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
+    words = r"kept settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the heuristic's are used"
+    with pytest.warns(UserWarning, match=words):
+        assert_right(inputs, *attend(inputs))
+    # Said and tried once.
+    assert_right(inputs, *attend(inputs))
+    assert tried == [1, 2, 2]
+    # Settings that were given are given.
+    with pytest.raises(OutOfResources):
+        attend(inputs, config=replace(CONFIG, num_stages=1))
+
+
+@pytest.mark.parametrize("length", [np.int64(37), np.int32(37), torch.tensor(37).item()])
+def test_any_whole_number_is_a_length(length, device):
+    inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
+    expected, _ = attend(inputs, cache_seqlens=37)
+    out, _ = attend(inputs, cache_seqlens=length)
+    assert torch.equal(out, expected)
+    whole, _ = attend(inputs)
+    assert not torch.equal(out, whole)
+
+
+@pytest.mark.parametrize("length", [37.0, True, "37", [37]])
+def test_what_is_no_number_of_tokens_is_refused(length):
+    with pytest.raises(ValueError, match="expected a number of tokens, or a tensor of them"):
+        lean_attn_with_kvcache(Q, CACHE, CACHE, cache_seqlens=length)

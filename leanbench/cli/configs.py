@@ -178,6 +178,10 @@ def _files_of(gpu: str) -> list[File]:
     found = [file for file in named if not isinstance(file.content, str)]
     for fault in faults:
         output.say(f"! {fault}")
+    # A slice of a GPU, and a GPU under another's name, have files of their own: the namesake's come first.
+    found.sort(key=lambda file: file.path.stem not in names)
+    if found:
+        found = [file for file in found if file.kept.gpu.is_like(found[0].kept.gpu)]
     if not found:
         known = {name for file in files for name in file.names}
         raise UserError(f"nothing is kept for a GPU {gpu!r}, {nearest(gpu, known) if known else 'nor for any other'}")

@@ -57,16 +57,27 @@ def tune(
     results = _tune(request, began_s, quiet=quiet)
     if not quiet:
         _show(results, request.target, time.monotonic() - began_s)
+    from leanbench.tune.run import forget
+
     if keep:
         from leanbench.tune.store import save_families
 
         saved = save_families(request.target.spec, [family for _, family in results])
-        output.say(f"Kept in {saved.path}; used from now on where --config and --configs say nothing else.")
+        output.say(f"Kept in {saved.path}; {_who_uses_it(request)}.")
         for family in saved.refused:
             output.say(
                 f"Measured entries are there for head_dim {family.head_dim}, group size {family.group_size}, "
                 f"{family.dtype} {family.kv_layout}: the predicted ones were not kept."
             )
+    forget(request)
+
+
+def _who_uses_it(request: Request) -> str:
+    if request.objective != "latency":
+        return f"`leanbench sweep --configs {request.objective}` uses it"
+    if request.target.local_index is None:
+        return f"used on {request.target.spec.product} where nothing that was measured fits"
+    return "used from now on where --config and --configs say nothing else"
 
 
 def _request(
@@ -164,7 +175,9 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
 
     summaries = [summary for summary, _ in results]
     gain = geometric_mean([summary.gain for summary in summaries]) - 1
-    output.show(f"\nThe heuristic takes {gain:.1%} longer than the best found (geometric mean over timed problems).")
+    costs = {"latency": "takes {} longer", "energy": "takes {} more energy", "edp": "has {} more energy x latency"}
+    words = costs[results[0][1].objective].format(f"{gain:.1%}")
+    output.show(f"\nThe heuristic {words} than what was chosen (geometric mean over timed problems).")
     held = [summary for summary in summaries if summary.held_out is not None]
     if held:
         mean = geometric_mean([summary.held_out or 1.0 for summary in held])
@@ -175,9 +188,10 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
         )
     untried = geometric_mean([summary.untried for summary in summaries])
     errors = [summary.median_error for summary in summaries]
+    fitted, able = (sum(getattr(summary, name) for summary in summaries) for name in ("fitted", "able"))
     output.show(
-        f"Candidates that were not timed would have been {1 - untried:.1%} faster at most, by the formula, whose "
-        f"median error is {min(errors):.1%} to {max(errors):.1%}."
+        f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean, by the formula, which "
+        f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to {max(errors):.1%}."
     )
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     for head_dim, paper in _PAPER_TILES.items():

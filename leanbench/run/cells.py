@@ -22,7 +22,7 @@ from leanbench.run.ragged import ragged_contexts
 MAX_CELLS = 100_000
 
 DEFAULT_KERNELS = ("lean", "fa2", "fixed_split")
-CONFIG_CHOICES = ("default", "heuristic", "best")
+CONFIG_CHOICES = ("default", "heuristic", "best", "energy", "edp")
 
 
 @dataclass(frozen=True)

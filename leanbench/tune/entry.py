@@ -43,6 +43,8 @@ class TimedChoice:
     """What to use on a problem that was timed."""
 
     config: KernelConfig
+    #: ``timed at 8 x 4096 tokens``: (sequence, KV head) pairs and context.
+    said: str
     #: Of latency over the heuristic's; None where that is not what was sought, or not known.
     gain: float | None
 
@@ -122,7 +124,10 @@ def _timed_choice(family: Family, problem: TunedProblem) -> TimedChoice:
     gain = None
     if family.objective == "latency" and problem.chosen != problem.heuristic and chosen_us and heuristic_us:
         gain = 1 - chosen_us / heuristic_us
-    return TimedChoice(family.candidates[problem.chosen].config, gain)
+    verb = "timed" if family.source == "measured" else "predicted"
+    said = f"{verb} at {problem.batch * problem.kv_heads} x {problem.context} tokens"
+    config = family.candidates[problem.chosen].config
+    return TimedChoice(config, said, gain)
 
 
 def _fits(candidate: Candidate, key: FamilyKey, spec: GpuSpec) -> bool:

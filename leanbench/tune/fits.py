@@ -114,9 +114,7 @@ class Fitter:
         return [value - least for value in predicted]
 
 
-def held_out(
-    kernel: Kernel, family: FamilyKey, spec: GpuSpec, candidates: Sequence[Candidate], times: Times, every: int = 5
-) -> list[float]:
+def held_out(kernel: Kernel, spec: GpuSpec, times: Times, every: int = 5) -> list[float]:
     """What the formula reaches on problems that it was not fitted to: the fastest timed latency over the chosen one's,
     for every `every`-th problem, from a fit without those.
 

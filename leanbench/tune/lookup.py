@@ -19,12 +19,16 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune import store
-from leanbench.tune.formula import Shape, divide
+from leanbench.tune.formula import Shape, divide, grid_of
 from leanbench.tune.nearness import NEARBY_GROUP, FamilyKey, gpu_distance, rank
+from leanbench.tune.space import build_key
 
 if TYPE_CHECKING:
     from leanbench.tune.entry import Entry
     from leanbench.tune.kept import Family
+
+#: Folders of the user's files, how often this process saved any, whether they are turned off.
+State = tuple[str | None, str | None, int, bool]
 
 #: `off` or 0: heuristics alone choose.
 SWITCH = "LEANBENCH_CONFIGS"
@@ -45,12 +49,14 @@ class Choice:
 
 
 def resolve(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: str | KernelConfig) -> Choice:
-    """What a sweep's request means: settings of its own, `heuristic`, or `default`: kept ones where there are any."""
+    """What a sweep's request means: settings of its own, `heuristic`, or kept ones where there are any: for latency
+    (`default`), `energy` or `edp`.
+    """
     if isinstance(request, KernelConfig):
         return choose(kernel, problem, spec, request)
     if request == "heuristic":
         return _heuristic(kernel, problem, spec, "the heuristic was asked for")
-    return choose(kernel, problem, spec)
+    return choose(kernel, problem, spec, objective=request if request in ("energy", "edp") else "latency")
 
 
 def row_fields(kernel: Kernel, choice: Choice) -> dict[str, Any]:
@@ -82,11 +88,13 @@ def choose(
         return Choice(explicit, "given", "the settings were given")
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
-    if os.environ.get(SWITCH, "").lower() in ("off", "0"):
+    if _off():
         return _heuristic(kernel, problem, spec, f"{SWITCH} turns kept configs off")
+    if problem.q_len != 1:
+        return _heuristic(kernel, problem, spec, f"configs are kept for one query token, not for {problem.q_len}")
     key = (problem.head_dim, problem.dtype, problem.group_size, problem.kv_layout, objective)
-    entry = _entry(kernel, spec, key, _state())
-    if entry is None or problem.q_len != 1:
+    entry = _entry(kernel, spec, key, state())
+    if entry is None:
         what = f"head_dim {problem.head_dim}, group size {problem.group_size}, {objective}"
         return _heuristic(kernel, problem, spec, f"nothing is kept that fits {what} on {spec.product}")
     if problem.is_ragged:
@@ -107,10 +115,10 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform
     timed = entry.timed.get((batch * kv_heads, context)) if uniform else None
     if timed is None:
         return _by_formula(entry, shape, heuristic)
-    if timed.config == heuristic:
-        return Choice(heuristic, "heuristic", f"{entry.said}: on this problem nothing timed was faster")
+    if _same_launch(entry, shape, timed.config, heuristic):
+        return Choice(heuristic, "heuristic", f"{entry.said}: {timed.said}, where nothing was faster")
     gain = "" if timed.gain is None else f", {timed.gain:.1%} faster than the heuristic"
-    return Choice(timed.config, "kept", f"{entry.said}: timed on this problem{gain}")
+    return Choice(timed.config, "kept", f"{entry.said}: {timed.said}{gain}")
 
 
 @lru_cache(maxsize=4096)
@@ -138,18 +146,28 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
     return Choice(config, "kept", f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here")
 
 
+def _same_launch(entry: Entry, shape: Shape, one: KernelConfig, other: KernelConfig) -> bool:
+    """Settings that differ may come down to the same build and grid."""
+    grids = (grid_of(shape, config, entry.spec.sms, entry.kernel) for config in (one, other))
+    return build_key(one) == build_key(other) and len(set(grids)) == 1
+
+
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
     config = kernel.default_config(problem, spec)
     return Choice(config, "heuristic", why) if config else Choice(None, "none", f"{kernel.name} has no settings")
 
 
-def _state() -> tuple[str | None, str | None, int]:
-    """What the answers depend on beside the question."""
-    return os.environ.get("LEANBENCH_HOME"), os.environ.get("XDG_DATA_HOME"), store.saves()
+def _off() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("off", "0")
+
+
+def state() -> State:
+    """What the answers depend on beside the question. Files that other processes change meanwhile are not among it."""
+    return os.environ.get("LEANBENCH_HOME"), os.environ.get("XDG_DATA_HOME"), store.saves(), _off()
 
 
 @lru_cache(maxsize=512)
-def _entry(kernel: Kernel, spec: GpuSpec, key: FamilyKey, state: tuple[str | None, str | None, int]) -> Entry | None:
+def _entry(kernel: Kernel, spec: GpuSpec, key: FamilyKey, state: State) -> Entry | None:
     """The family that answers for `key` on this GPU, ready to be asked."""
     from leanbench.tune.entry import Entry
 

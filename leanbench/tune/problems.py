@@ -34,8 +34,10 @@ def problems(family: FamilyKey, spec: GpuSpec, most_bytes: float = math.inf) -> 
     low, high = _LEAST_BYTES * spec.bandwidth_tb_s, min(most_bytes, _MOST_BYTES * spec.bandwidth_tb_s)
     seen: set[tuple[int, int]] = set()
     for output_tiles, context in _COMMON:
-        seen.add((output_tiles, context))
-        yield family.problem(output_tiles, context)
+        problem = family.problem(output_tiles, context)
+        if problem.kv_bytes <= most_bytes:
+            seen.add((output_tiles, context))
+            yield problem
     number = 0
     while True:
         number += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
 from typing import Literal
@@ -37,12 +37,14 @@ class Summary:
     tile_tokens: dict[int, int]
     #: Mean size of a tie set.
     ties: float
-    #: Heuristic's latency over the chosen one's: geometric mean, and the most.
+    #: What the heuristic costs over what the chosen one costs: geometric mean, and the most.
     gain: float
     most_gain: float
     #: Latency of the best that was not timed, by the formula, over that of the best that was: geometric mean over the
-    #: problems, at most 1.
+    #: problems, at most 1. Only builds with coefficients can be told: `fitted` of `able`.
     untried: float
+    fitted: int
+    able: int
     #: Fastest timed latency over the chosen one's on problems that the formula was not fitted to: geometric mean and
     #: worst. None: too few problems.
     held_out: float | None
@@ -59,15 +61,33 @@ def ties(times: Mapping[KernelConfig, Time]) -> list[KernelConfig]:
     return [order[0], *(config for config in order[1:] if (times[config].low_us or float("inf")) <= limit_us)]
 
 
-def summarise(found: Found, kernel: Kernel, spec: GpuSpec) -> Summary:
-    """The figures to print."""
+#: What is to be least of a config and its time.
+Cost = Callable[[KernelConfig, Time], float]
+
+
+def cost_of(objective: Objective, power_kw: Mapping[BuildKey, float] | None = None) -> Cost:
+    """Latency, energy or energy times latency; infinite where a build's power is not known."""
+
+    def cost(config: KernelConfig, time: Time) -> float:
+        if objective == "latency":
+            return time.latency_us
+        power = (power_kw or {}).get(build_key(config), float("inf"))
+        return power * time.latency_us if objective == "energy" else power * time.latency_us**2
+
+    return cost
+
+
+def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summary:
+    """The figures to print; gains and LeanTiles are those of what is chosen by `cost`."""
     progress = found.progress
     gains, sizes, tiles, untried = [], [], Counter[int](), []
     for problem, times in progress.times.items():
         tied = ties(times)
-        gains.append(times[progress.heuristic[problem]].latency_us / times[tied[0]].latency_us)
+        chosen = min(times, key=lambda config, times=times: cost(config, times[config]))
+        heuristic = progress.heuristic[problem]
+        gains.append(cost(heuristic, times[heuristic]) / cost(chosen, times[chosen]))
         sizes.append(len(tied))
-        tiles[tied[0].tile_tokens] += 1
+        tiles[chosen.tile_tokens] += 1
         untried.append(_untried(found, kernel, spec, problem, times))
     errors = [fit.median_error for fit in found.fits.values()]
     return Summary(
@@ -81,6 +101,8 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec) -> Summary:
         gain=geometric_mean(gains),
         most_gain=max(gains),
         untried=geometric_mean(untried),
+        fitted=len(found.fits),
+        able=len({candidate.build for candidate in progress.able} | set(found.fits)),
         held_out=geometric_mean(found.held_out) if found.held_out else None,
         worst_held_out=min(found.held_out, default=None),
         median_error=statistics.median(errors) if errors else float("nan"),
@@ -143,7 +165,7 @@ def to_family(
         builds=builds,
         shortlist=[places[config] for config in found.shortlist],
         problems=[
-            _problem(problem, times, progress.heuristic[problem], places, objective, power_kw)
+            _problem(problem, times, progress.heuristic[problem], places, cost_of(objective, power_kw))
             for problem, times in all_times.items()
         ],
     )
@@ -184,23 +206,15 @@ def _problem(
     times: Mapping[KernelConfig, Time],
     heuristic: KernelConfig,
     places: Mapping[KernelConfig, int],
-    objective: Objective,
-    power_kw: Mapping[BuildKey, float] | None,
+    cost: Cost,
 ) -> kept.TunedProblem:
-    def cost(config: KernelConfig) -> float:
-        latency_us = times[config].latency_us
-        if objective == "latency":
-            return latency_us
-        power = (power_kw or {}).get(build_key(config), float("inf"))
-        return power * latency_us if objective == "energy" else power * latency_us**2
-
     order = sorted(times, key=lambda config: times[config].latency_us)
     return kept.TunedProblem(
         batch=problem.batch,
         kv_heads=problem.kv_heads,
         context=problem.max_context,
         heuristic=places[heuristic],
-        chosen=places[min(times, key=cost)],
+        chosen=places[min(times, key=lambda config: cost(config, times[config]))],
         ties=[places[config] for config in ties(times)],
         timed=[
             kept.Timed(

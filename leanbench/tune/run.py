@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.build import process_pool
@@ -19,9 +17,9 @@ from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.journal import Journal
 from leanbench.tune.kept import Family, Objective
 from leanbench.tune.predicted import ModelStopwatch, model_ranker, no_ranking
-from leanbench.tune.result import Summary, summarise, to_family
+from leanbench.tune.result import Summary, cost_of, summarise, to_family
 from leanbench.tune.search import Found, Observer, Plan, Progress, Search
-from leanbench.tune.space import BuildKey, FamilyKey
+from leanbench.tune.space import BuildKey, FamilyKey, build_key
 
 if TYPE_CHECKING:
     from leanbench.build import Build
@@ -43,20 +41,16 @@ class Request:
     workers: int | None = None
 
 
-def journal_path(target: Target) -> Path:
-    """Where an interrupted tuning of a GPU is noted."""
-    return user_folder() / "tuning" / f"{target.spec.name}.jsonl"
-
-
 def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Summary, Family]]:
-    """Tunes every family; what to print of each, and what to keep.
+    """Tunes every family; what to print of each, and what to keep. `forget` what was noted once it is kept.
 
     Raises:
         UserError: the budget is too small, or nothing can run on this GPU.
     """
     check_budget(request)
+    plan = replace(request.plan, reserve_s=_power_s(request))
     with process_pool(request.workers) as pool:
-        search = Search(request.kernel, request.target.spec, request.plan, observer, began_s)
+        search = Search(request.kernel, request.target.spec, plan, observer, began_s)
         compiled = search.compile(request.families, pool)
         if request.target.local_index is None:
             return _predicted(request, search, compiled, pool)
@@ -69,15 +63,25 @@ def check_budget(request: Request) -> None:
         return
     if request.target.local_index is None:
         raise UserError(f"--objective {request.objective} cannot be predicted yet: leave it out, or tune on the GPU")
-    from leanbench.tune.power import needed_s
-
-    least_s = needed_s(len(request.families)) + 10 * len(request.families)
+    least_s = _power_s(request) + 10 * len(request.families)
     if request.plan.budget_s < least_s:
         raise UserError(
             f"--objective {request.objective} measures the power of up to 8 builds of each of "
             f"{len(request.families)} families for seconds: --budget {request.plan.budget_s:.0f}s is too small, "
             f"give it {least_s:.0f}s or fewer families (--head-dim, --group)"
         )
+
+
+def _power_s(request: Request) -> float:
+    from leanbench.tune.power import needed_s
+
+    return 0.0 if request.objective == "latency" else needed_s(len(request.families))
+
+
+def forget(request: Request) -> None:
+    """Drops what was noted of this tuning: it is kept, or nobody wants it."""
+    if request.target.local_index is not None:
+        _journal(request, versions(request.target.local_index)).forget(request.families)
 
 
 def _predicted(request: Request, search: Search, compiled: Compiled, pool: Executor) -> list[tuple[Summary, Family]]:
@@ -95,41 +99,42 @@ def _measured(request: Request, search: Search, compiled: Compiled, pool: Execut
     assert index is not None
     spec, kernel = request.target.spec, request.kernel
     about = versions(index)
-    journal = Journal(journal_path(request.target), {**about, "gpu": spec.product, "kernel": kernel.name})
-    _take_up(journal, compiled)
+    journal = _journal(request, about)
+    by_family = {progress.family: progress for progress, _ in compiled}
+    for family, problem, times in journal.read(request.families):
+        search.take_up(by_family[family], problem, times)
     search.note = journal.add
     watch = GpuStopwatch(kernel, index, spec)
     stopped = search.run(compiled, watch, model_ranker(kernel, spec, pool), watch.most_bytes)
     found = search.finish(compiled, stopped, pool)
     power = _power(request, found, watch, index) if request.objective != "latency" else [None] * len(found)
-    results = [_kept(request, each, "measured", about, kw) for each, kw in zip(found, power, strict=True)]
-    journal.end()
-    return results
+    return [_kept(request, each, "measured", about, kw) for each, kw in zip(found, power, strict=True)]
 
 
-def _take_up(journal: Journal, compiled: Compiled) -> None:
-    """Goes on from what an interrupted tuning of the same families had timed."""
-    by_family = {progress.family: progress for progress, _ in compiled}
-    kept = [timed for timed in journal.read() if timed[0] in by_family]
-    for family, problem, times in kept:
-        by_family[family].times[problem] = times
-    journal.begin(kept)
+def _journal(request: Request, about: dict[str, str]) -> Journal:
+    index = request.target.local_index
+    assert index is not None
+    from leanbench.run.environment import measured_environment
+
+    board = str(measured_environment(index)["gpu_uuid"])
+    path = user_folder() / "tuning" / f"{request.target.spec.name}.jsonl"
+    return Journal(path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate)
 
 
 def _power(request: Request, found: Sequence[Found], watch: GpuStopwatch, index: int) -> list[dict[BuildKey, float]]:
+    """kW of the heuristic's builds, which others are held against, and of the fastest where K and V stream."""
     from leanbench.tune.power import measure_power
 
     work: list[tuple[AttentionProblem, list[KernelConfig]]] = []
     for each in found:
-        problem = max(each.progress.times, key=lambda problem: problem.kv_bytes)
-        times = each.progress.times[problem]
-        # The fastest of each build; a build that is slow where bandwidth counts saves no energy either.
-        fastest: dict[BuildKey, KernelConfig] = {}
-        from leanbench.tune.space import build_key
-
-        for config in sorted(times, key=lambda config, times=times: times[config].latency_us):
-            fastest.setdefault(build_key(config), config)
-        work.append((problem, list(fastest.values())))
+        progress = each.progress
+        problem = max(progress.times, key=lambda problem: problem.kv_bytes)
+        times = progress.times[problem]
+        order = sorted(times, key=lambda config, times=times: times[config].latency_us)
+        by_build: dict[BuildKey, KernelConfig] = {}
+        for config in [*progress.heuristic.values(), *order]:
+            by_build.setdefault(build_key(config), config)
+        work.append((problem, list(by_build.values())))
     return measure_power(request.kernel, index, watch, work)
 
 
@@ -142,7 +147,7 @@ def _kept(
 ) -> tuple[Summary, Family]:
     when = datetime.now(UTC).isoformat(timespec="seconds")
     family = to_family(found, source, request.objective, when, about, power_kw)
-    return summarise(found, request.kernel, request.target.spec), family
+    return summarise(found, request.kernel, request.target.spec, cost_of(request.objective, power_kw)), family
 
 
 def versions(index: int | None) -> dict[str, str]:
@@ -152,8 +157,3 @@ def versions(index: int | None) -> dict[str, str]:
     environment = predicted_environment() if index is None else measured_environment(index)
     names = ("leanbench", "torch", "triton", "driver")
     return {name: str(environment[name]) for name in names if environment.get(name)}
-
-
-def now_s() -> float:
-    """The clock that a budget runs by."""
-    return time.monotonic()

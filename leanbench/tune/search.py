@@ -15,12 +15,15 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.fits import Fit, Fitter, held_out
+from leanbench.tune.journal import Note
 from leanbench.tune.problems import problems
 from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, candidates, distinct, jobs
 from leanbench.tune.stopwatch import Stopwatch, Time
 
 #: Candidates timed on a problem: more while the formula has learned nothing yet and the model ranks.
 _FIRST_PROBLEMS, _FIRST_CANDIDATES, _CANDIDATES = 5, 64, 24
+#: Launches of builds that too little is known of, beside the promising ones.
+_UNKNOWN = 2
 #: Problems of a family after which the formula is fitted again.
 _FIT_AFTER = (5, 12)
 #: Problems of a family: by default, with --exhaustive, and where the model predicts them.
@@ -79,6 +82,8 @@ class Plan:
     problems: int = PROBLEMS
     #: Time every candidate that compiles on every problem, not only the promising ones.
     every_candidate: bool = False
+    #: Seconds of the budget for what comes after the timings, beside the last fits.
+    reserve_s: float = 0.0
 
 
 class Search:
@@ -98,8 +103,8 @@ class Search:
     ) -> None:
         self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
         self._began_s = began_s
-        #: Told of every problem that was timed, for a journal.
-        self.note: Callable[[FamilyKey, AttentionProblem, dict[KernelConfig, Time]], None] = lambda *noted: None
+        self.note: Note = lambda family, problem, times: None
+        self._timing_began_s: float | None = None
         self._fitter = Fitter(kernel, spec)
 
     def compile(self, families: Sequence[FamilyKey], pool: Executor) -> list[tuple[Progress, dict[BuildKey, Build]]]:
@@ -150,8 +155,9 @@ class Search:
                 done = number * len(compiled) + place
                 if problem in progress.times:
                     # From the journal of a tuning that was interrupted.
-                    progress.heuristic[problem] = self._heuristic(progress, problem)
                     continue
+                if self._timing_began_s is None:
+                    self._timing_began_s = time.monotonic()
                 if self._left_s() < _LAST_S + _PROBLEM_S:
                     self._refuse_too_little(compiled)
                     return f"the budget of {self._plan.budget_s:.0f} s was spent after {done} of {total} problems"
@@ -161,6 +167,10 @@ class Search:
                 self._observer.fitting()
                 for progress, _ in compiled:
                     progress.fits = self._fitter.fits(progress.times, progress.heuristic.values())
+        for progress, _ in compiled:
+            if not progress.times:
+                reason = next(reversed(progress.left_out.values()), "its settings do not fit")
+                raise UserError(f"nothing of {progress.family.label} could be timed on {self._spec.product}: {reason}")
         return f"all {total} problems were timed"
 
     def finish(
@@ -176,16 +186,26 @@ class Search:
         ]
 
     def _left_s(self) -> float:
-        return self._began_s + self._plan.budget_s - time.monotonic()
+        return self._began_s + self._plan.budget_s - self._plan.reserve_s - time.monotonic()
+
+    def take_up(self, progress: Progress, problem: AttentionProblem, times: dict[KernelConfig, Time]) -> None:
+        """What an interrupted tuning had timed; without the heuristic's settings of today it is of no use."""
+        heuristic = self._heuristic(progress, problem)
+        if heuristic in times:
+            progress.times[problem] = times
+            progress.heuristic[problem] = heuristic
 
     def _refuse_too_little(self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]]) -> None:
         fewest = min(len(progress.times) for progress, _ in compiled)
         if fewest >= _FIRST_PROBLEMS:
             return
-        spent_s = time.monotonic() - self._began_s
+        now_s = time.monotonic()
+        spent_s = now_s - self._began_s
         timed = sum(len(progress.times) for progress, _ in compiled)
         missing = _FIRST_PROBLEMS * len(compiled) - timed
-        needed_s = math.ceil((spent_s + _LAST_S + missing * 2 * _PROBLEM_S) / 10) * 10
+        each_s = (now_s - (self._timing_began_s or now_s)) / timed if timed else 0.0
+        rest_s = missing * max(each_s, 2 * _PROBLEM_S) + _LAST_S + self._plan.reserve_s
+        needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(
             f"--budget {self._plan.budget_s:.0f}s is too small: {spent_s:.0f} s went by and {timed} problems are "
             f"timed, {_FIRST_PROBLEMS} of each of {len(compiled)} families are needed; some {needed_s} s would do"
@@ -221,6 +241,10 @@ class Search:
             predicted = rank(problem, launches, builds)
         order = sorted(range(len(launches)), key=predicted.__getitem__)
         most = _CANDIDATES if progress.fits else _FIRST_CANDIDATES
+        # Builds without coefficients stand last: some of them are timed all the same, or nobody would ever know.
+        unknown = [index for index in order[most:] if predicted[index] == math.inf]
+        order[most:most] = unknown[:_UNKNOWN]
+        most += len(unknown[:_UNKNOWN])
         heuristic = self._heuristic(progress, problem)
         if build_key(heuristic) not in builds:
             # Not one of the candidates', and found is held against it all the same.
@@ -229,13 +253,28 @@ class Search:
         first = [launches[index] for index in (order if self._plan.every_candidate else order[:most])]
         # The heuristic leads: the others' outputs are held against its.
         result = stopwatch.time(problem, list(dict.fromkeys([heuristic, *first])))
-        progress.left_out |= result.failures
-        failed = {build_key(config) for config in result.failures}
-        progress.able = [candidate for candidate in progress.able if candidate.build not in failed]
+        if result.failures:
+            _drop(progress, result.failures)
         if heuristic in result.times:
             progress.times[problem] = result.times
             progress.heuristic[problem] = heuristic
             self.note(progress.family, problem, result.times)
+
+
+def _drop(progress: Progress, failures: dict[KernelConfig, str]) -> None:
+    """Takes the builds of these configs out, with the reason, and what was timed of them."""
+    reasons = {build_key(config): reason for config, reason in failures.items()}
+    for candidate in progress.able:
+        if candidate.build in reasons:
+            progress.left_out[candidate.config] = reasons[candidate.build]
+    progress.left_out |= failures
+    progress.able = [candidate for candidate in progress.able if candidate.build not in reasons]
+    for problem, times in list(progress.times.items()):
+        left = {config: time for config, time in times.items() if build_key(config) not in reasons}
+        if progress.heuristic[problem] in left:
+            progress.times[problem] = left
+        else:
+            del progress.times[problem]
 
 
 def _finish(
@@ -247,4 +286,4 @@ def _finish(
     fitter = Fitter(kernel(kernel_name), spec)
     fits = fitter.fits(progress.times, progress.heuristic.values())
     shortlist = fitter.shortlist(progress.family, progress.able, fits, progress.times)
-    return fits, shortlist, held_out(kernel(kernel_name), progress.family, spec, progress.able, progress.times)
+    return fits, shortlist, held_out(kernel(kernel_name), spec, progress.times)

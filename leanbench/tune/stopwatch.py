@@ -49,7 +49,7 @@ ROUNDS = ((2, 1.15), (3, 1.04), (8, 1.0))
 
 
 def knock_out(samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float]] = ROUNDS) -> dict[Key, Timing]:
-    """Timings of all, more samples for those that may be the fastest.
+    """Timings of all, more samples for those that may be the fastest, and for the first: gains are counted against it.
 
     Within a round one sample of each is taken in turn, so that drifting clocks meet all alike; the first pass over all
     is not counted, as in leanbench.measure.timing.run_rounds.
@@ -58,6 +58,7 @@ def knock_out(samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float
         sampler.sample_us()
     timings = {key: Timing(sampler.launches) for key, sampler in samplers.items()}
     left = list(samplers)
+    first = left[0] if left else None
     number = 0
     for samples, within in rounds:
         for _ in range(samples):
@@ -66,7 +67,7 @@ def knock_out(samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float
                 timings[key].rounds.append(number)
             number += 1
         fastest_us = min((timings[key].median_us for key in left), default=0.0)
-        left = [key for key in left if timings[key].median_us <= within * fastest_us]
+        left = [key for key in left if key == first or timings[key].median_us <= within * fastest_us]
     return timings
 
 

@@ -162,10 +162,10 @@ def merge(gpu: KeptGpu, families: Sequence[Family], path: Path | None = None, *,
         raise UserError(f"these configs are not saved in {path}, {fault}: tune again")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with locked(path):
             before = _before(path, new)
             merged, saved = _merged(path, before, new)
-            _write(path, _text(merged))
+            replace_file(path, _text(merged))
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME") from None
     _saves += 1
@@ -285,7 +285,7 @@ def _damaged(path: Path, fault: str) -> UserError:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Waits until nobody else writes `path`. The lock's file stays: removing it would let two in."""
     lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -303,7 +303,7 @@ def _text(kept: KeptConfigs) -> str:
     return flat + "\n"
 
 
-def _write(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """A reader, or a crash, sees the old file or the new one, never a part."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

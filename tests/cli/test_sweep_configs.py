@@ -74,12 +74,12 @@ def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
     assert chosen["lean", 4096] == (
         LARGE.to_dict(),
         "kept",
-        f"{where}: timed on this problem, 10.0% faster than the heuristic",
+        f"{where}: timed at 8 x 4096 tokens, 10.0% faster than the heuristic",
     )
     assert chosen["lean", 8192] == (
         HEURISTIC.to_dict(),
         "heuristic",
-        f"{where}: on this problem nothing timed was faster",
+        f"{where}: timed at 8 x 8192 tokens, where nothing was faster",
     )
     assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
     assert f"lean: 1 of 2 cells with kept configs ({where}), 1 by the heuristic." in result.stdout.splitlines()

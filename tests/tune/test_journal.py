@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
+import pytest
+
 from leanbench.registry import KernelConfig
 from leanbench.tune.journal import Journal
 from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import Time
 
-FAMILY = FamilyKey(64, 4)
+FAMILY, OTHER = FamilyKey(64, 4), FamilyKey(128, 1)
 TIMES = {KernelConfig(64, 4, 3, 1, 1, True): Time(10.5, 10.4, 10.6), KernelConfig(128, 4, 3, 2, 1, False): Time(12.0)}
+ABOUT = {"triton": "3.6.0", "gpu_uuid": "GPU-1"}
 
 
-def test_what_was_noted_is_read_back(tmp_path):
-    journal = Journal(tmp_path / "deep" / "h200.jsonl", {"triton": "3.6.0"})
-    assert journal.read() == []
-    journal.begin([])
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "h200.jsonl"
+
+
+def test_what_was_noted_is_read_back(path):
+    journal = Journal(path, ABOUT)
+    assert journal.read([FAMILY]) == []
     noted = [(FAMILY, FAMILY.problem(tiles, 1000), TIMES) for tiles in (8, 20)]
     for one in noted:
         journal.add(*one)
-    assert Journal(tmp_path / "deep" / "h200.jsonl", {"triton": "3.6.0"}).read() == noted
+    assert Journal(path, ABOUT).read([FAMILY]) == noted
+    assert Journal(path, ABOUT).read([OTHER]) == []
+    assert Journal(path, {**ABOUT, "triton": "3.7.0"}).read([FAMILY]) == []
 
 
-def test_another_tuning_begins_anew(tmp_path):
-    path = tmp_path / "h200.jsonl"
-    journal = Journal(path, {"triton": "3.6.0"})
-    journal.begin([(FAMILY, FAMILY.problem(8, 1000), TIMES)])
-    assert Journal(path, {"triton": "3.7.0"}).read() == []
+def test_what_is_kept_is_forgotten_and_nothing_else(path):
+    mine, others = Journal(path, ABOUT), Journal(path, {**ABOUT, "gpu_uuid": "GPU-2"})
+    mine.add(FAMILY, FAMILY.problem(8, 1000), TIMES)
+    mine.add(OTHER, OTHER.problem(8, 1000), TIMES)
+    others.add(FAMILY, FAMILY.problem(8, 1000), TIMES)
+    mine.forget([FAMILY])
+    assert mine.read([FAMILY, OTHER]) == [(OTHER, OTHER.problem(8, 1000), TIMES)]
+    assert len(others.read([FAMILY])) == 1
+    mine.forget([OTHER])
+    others.forget([FAMILY])
+    assert not path.exists()
+    mine.forget([FAMILY])
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path):
-    path = tmp_path / "h200.jsonl"
-    journal = Journal(path, {})
-    journal.begin([(FAMILY, FAMILY.problem(8, 1000), TIMES), (FAMILY, FAMILY.problem(20, 1000), TIMES)])
+def test_a_thorough_tuning_takes_up_thorough_lines_only(path):
+    Journal(path, ABOUT).add(FAMILY, FAMILY.problem(8, 1000), TIMES)
+    Journal(path, ABOUT, thorough=True).add(FAMILY, FAMILY.problem(20, 1000), TIMES)
+    assert len(Journal(path, ABOUT).read([FAMILY])) == 2
+    (only,) = Journal(path, ABOUT, thorough=True).read([FAMILY])
+    assert only[1] == FAMILY.problem(20, 1000)
+
+
+def test_damaged_lines_are_left_out(path):
+    journal = Journal(path, ABOUT)
+    journal.add(FAMILY, FAMILY.problem(8, 1000), TIMES)
+    journal.add(FAMILY, FAMILY.problem(20, 1000), TIMES)
     whole = path.read_text()
-    path.write_text(whole[:-40])
-    assert [problem for _, problem, _ in journal.read()] == [FAMILY.problem(8, 1000)]
+    bad = whole.splitlines()[0].replace('"batch": 1', '"batch": 0')
+    path.write_text(f"{bad}\n[]\nhello\n{whole[:-40]}")
+    assert [problem for _, problem, _ in journal.read([FAMILY])] == [FAMILY.problem(8, 1000)]
     path.write_bytes(b"\xff\xfe\x00")
-    assert journal.read() == []
-
-
-def test_the_end_removes_it(tmp_path):
-    journal = Journal(tmp_path / "h200.jsonl", {})
-    journal.begin([])
-    journal.end()
-    journal.end()
-    assert not (tmp_path / "h200.jsonl").exists()
+    assert journal.read([FAMILY]) == []

@@ -115,7 +115,7 @@ def test_the_heuristic_is_judged_by_its_build_not_by_its_candidate():
 def test_a_problem_that_was_timed_takes_what_was_chosen_there():
     """Even where the formula says otherwise."""
     save_families(H200, [family(10.0, 11.0, problems=[tuned(4096)])])
-    why = f"{FROM}, yours: timed on this problem, 10.0% faster than the heuristic"
+    why = f"{FROM}, yours: timed at 8 x 4096 tokens, 10.0% faster than the heuristic"
     assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "kept", why)
     # As many (sequence, KV head) pairs are the same launch.
     assert choose(LEAN, AttentionProblem(2, 16, 4, 4096, 128), H200) == Choice(LARGE, "kept", why)
@@ -125,14 +125,16 @@ def test_a_problem_that_was_timed_takes_what_was_chosen_there():
 
 def test_a_problem_where_the_heuristic_was_chosen():
     save_families(H200, [family(10.0, 1.0, problems=[tuned(4096, chosen=0)])])
-    assert choose(LEAN, PROBLEM, H200) == heuristic_because(f"{FROM}, yours: on this problem nothing timed was faster")
+    assert choose(LEAN, PROBLEM, H200) == heuristic_because(
+        f"{FROM}, yours: timed at 8 x 4096 tokens, where nothing was faster"
+    )
     assert choose(LEAN, replace(PROBLEM, context=8192), H200).how == "kept"
 
 
 def test_a_heuristic_that_has_changed_since_leaves_the_timed_one():
     candidates = [candidate(SAME_BUILD, 0), candidate(LARGE, 1)]
     save_families(H200, [family(candidates=candidates, problems=[tuned(4096, chosen=0)])])
-    assert choose(LEAN, PROBLEM, H200) == Choice(SAME_BUILD, "kept", f"{FROM}, yours: timed on this problem")
+    assert choose(LEAN, PROBLEM, H200) == Choice(SAME_BUILD, "kept", f"{FROM}, yours: timed at 8 x 4096 tokens")
 
 
 @pytest.mark.parametrize("uniform", [True, False])

@@ -37,7 +37,7 @@ def test_dtype_and_layout_stand_in_for_each_other():
     bf16 = choose(LEAN, replace(PROBLEM, dtype="bf16", kv_layout="NHD"), H200)
     instead = "dtype fp16 for bf16, layout HND for NHD"
     assert bf16 == Choice(
-        LARGE, "kept", f"{FROM}, yours, {instead}: timed on this problem, 10.0% faster than the heuristic"
+        LARGE, "kept", f"{FROM}, yours, {instead}: timed at 8 x 4096 tokens, 10.0% faster than the heuristic"
     )
     # One's own comes first, then the one that differs less.
     save_families(H200, [family(large_us=8.0, dtype="bf16")])
