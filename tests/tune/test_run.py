@@ -1,0 +1,117 @@
+"""A tuning from beginning to end on a GPU that does not exist."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking
+
+from leanbench.errors import UserError
+from leanbench.gpu.local import Target
+from leanbench.run import environment
+from leanbench.tune import power, run, stopwatch
+from leanbench.tune.run import Request, forget, tune
+from leanbench.tune.search import Plan, Progress, Search
+from leanbench.tune.space import Candidate, FamilyKey, build_key
+
+FAMILY, OTHER = FamilyKey(128, 4), FamilyKey(128, 8)
+
+
+@pytest.fixture
+def worlds(tmp_path, monkeypatch):
+    """What was timed, a stopwatch for each tuning."""
+    made: list[World] = []
+
+    class Watch(World):
+        most_bytes = 1e12
+
+        def __init__(self, kernel, index, spec):
+            super().__init__()
+            made.append(self)
+
+    def compile(self, families, pool):
+        found = []
+        for family in families:
+            space = LEAN.tuning_space(family.problem(8, 4096), H200)
+            able = [Candidate(config, build_key(config)) for config in space]
+            found.append((Progress(family, able, {}), builds_of(family)))
+        return found
+
+    described = {"leanbench": "1", "torch": "2", "triton": "3", "driver": "4", "gpu_uuid": "GPU-1", "commit": None}
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path))
+    monkeypatch.setattr(stopwatch, "GpuStopwatch", Watch)
+    monkeypatch.setattr(Search, "compile", compile)
+    monkeypatch.setattr(run, "process_pool", lambda workers: contextlib.nullcontext(Here()))
+    monkeypatch.setattr(run, "model_ranker", lambda kernel, spec, pool: no_ranking)
+    monkeypatch.setattr(environment, "measured_environment", lambda index: described)
+    return made
+
+
+def request(families=(FAMILY,), objective: Any = "latency", **plan):
+    return Request(LEAN, list(families), Target(H200, 0), Plan(**{"budget_s": 1e9, "problems": 8, **plan}), objective)
+
+
+def test_what_was_timed_is_measured_and_forgotten_once_it_is_kept(worlds, tmp_path):
+    asked = request()
+    ((summary, family),) = tune(asked, Silent(), time.monotonic())
+    assert family.source == "measured"
+    assert family.versions == {"leanbench": "1", "torch": "2", "triton": "3", "driver": "4"}
+    assert summary.problems == len(family.problems) == 8
+    assert list(tmp_path.glob("tuning/*.jsonl"))
+    forget(asked)
+    assert not list(tmp_path.glob("tuning/*.jsonl"))
+
+
+def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
+    class Interrupted(Silent):
+        def timing(self, family, problem, done, total):
+            super().timing(family, problem, done, total)
+            if self.timed == 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(request(), Interrupted(), time.monotonic())
+    assert len(worlds[0].calls) == 5
+    tune(request([OTHER]), Silent(), time.monotonic())
+    forget(request([OTHER]))
+    # Another plan and a further family: what was timed counts, the rest is timed.
+    results = tune(request([FAMILY, OTHER], problems=4), Silent(), time.monotonic())
+    assert [summary.problems for summary, _ in results] == [5, 4]
+    assert len(worlds[2].calls) == 4
+    # Every candidate is another promise.
+    tune(request(problems=3, every_candidate=True), Silent(), time.monotonic())
+    assert len(worlds[3].calls) == 3
+
+
+def test_energy_goes_by_power(worlds, monkeypatch):
+    asked = []
+
+    def measure(kernel, index, watch, work):
+        asked.extend(work)
+        return [
+            {build_key(config): 0.5 if config.tile_tokens == 64 else 5.0 for config in configs} for _, configs in work
+        ]
+
+    monkeypatch.setattr(power, "measure_power", measure)
+    ((summary, family),) = tune(request(objective="energy"), Silent(), time.monotonic())
+    assert family.objective == "energy"
+    assert summary.tile_tokens == {64: 8}
+    assert summary.gain >= 1
+    ((problem, configs),) = asked
+    largest = max(family.problems, key=lambda tuned: tuned.batch * tuned.kv_heads * tuned.context)
+    assert (problem.batch, problem.kv_heads, problem.max_context) == (largest.batch, largest.kv_heads, largest.context)
+    # What the others are held against is among those whose power is measured.
+    heuristics = {build_key(family.candidates[tuned.heuristic].config) for tuned in family.problems}
+    assert heuristics <= {build_key(config) for config in configs[: power.MOST_BUILDS]}
+
+
+def test_windows_must_fit_the_budget(worlds):
+    with pytest.raises(
+        UserError, match=r"--objective edp measures the power .* --budget 30s is too small, give it 41s"
+    ):
+        tune(request(objective="edp", budget_s=30.0), Silent(), time.monotonic())
+    with pytest.raises(UserError, match="--objective energy cannot be predicted yet"):
+        tune(Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"), Silent(), time.monotonic())
