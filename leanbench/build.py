@@ -61,10 +61,15 @@ def process_pool(workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
     pool = ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), context)
+    wait = True
     try:
         yield pool
+    except KeyboardInterrupt:
+        # A kernel that compiles may take seconds more; the processes end by themselves.
+        wait = False
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=wait, cancel_futures=True)
 
 
 def build_all(

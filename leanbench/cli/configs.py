@@ -90,6 +90,7 @@ def import_(
 
     A family that you have is replaced, but a measured one by no predicted one.
     """
+    from leanbench.registry import kernels
     from leanbench.tune.store import fault_of, merge, read
 
     try:
@@ -98,6 +99,11 @@ def import_(
         raise UserError(
             f"{fault_of(error)}: give a file that `leanbench configs export` of this version wrote"
         ) from None
+    if not kept.families:
+        raise UserError(f"{file} holds no families: export again from where they were tuned")
+    known = {each.tuned_as for each in kernels().values() if each.tuned_as is not None}
+    if kept.kernel not in known:
+        raise UserError(f"{file} is of kernel {kept.kernel!r}, configs are kept for {', '.join(sorted(known))} only")
     saved = merge(kept.gpu, kept.families, kernel=kept.kernel)
     replaced = {family.key: family for family in saved.replaced}
     for family in kept.families:
@@ -169,9 +175,11 @@ def _files_of(gpu: str) -> list[File]:
     from leanbench.tune.store import all_files
 
     names = {slug(gpu)}
+    catalogued = None
     # A GPU that the catalogue does not know may have been tuned all the same.
     with contextlib.suppress(UserError):
-        names.add(find(gpu).name)
+        catalogued = find(gpu).name
+        names.add(catalogued)
     files = all_files()
     named = [file for file in files if names & file.names]
     faults = [file.content for file in named if isinstance(file.content, str)]
@@ -183,6 +191,8 @@ def _files_of(gpu: str) -> list[File]:
     if found:
         found = [file for file in found if file.kept.gpu.is_like(found[0].kept.gpu)]
     if not found:
+        if catalogued is not None:
+            raise UserError(f"nothing is kept for {catalogued}: run `leanbench tune --gpu {catalogued}`")
         known = {name for file in files for name in file.names}
         raise UserError(f"nothing is kept for a GPU {gpu!r}, {nearest(gpu, known) if known else 'nor for any other'}")
     return found

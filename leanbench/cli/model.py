@@ -53,7 +53,8 @@ def fit(
         _show_json(to_json(fitted.calibration))
     else:
         _show_errors(fitted.calibration.runs, fitted.before)
-    output.say(f"Wrote {path}.")
+    used = "" if out else ": predictions go by it from now on; remove it to go back to the one that ships"
+    output.say(f"Wrote {path}{used}.")
 
 
 @model.command("check")

@@ -122,6 +122,10 @@ def sweep(
 
         show_dry_run(cells, target.spec, asked.measure, predicted=predicted)
         return
+    from leanbench.tune.store import user_faults
+
+    for fault in user_faults():
+        output.say(f"! {fault}; it is not used.")
     path = _run_path(out, name, cells, asked, target, resume)
     command = _command(ctx)
     failed = _run(path, cells, asked, target, limits, command, resume=resume, quiet=quiet)

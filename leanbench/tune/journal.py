@@ -15,9 +15,9 @@ from typing import Any
 from leanbench.errors import UserError
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
+from leanbench.tune.files import locked, replace_file
 from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import Time
-from leanbench.tune.store import locked, replace_file
 
 Timed = tuple[FamilyKey, AttentionProblem, dict[KernelConfig, Time]]
 

@@ -184,7 +184,9 @@ def _fastest(found: Found) -> dict[AttentionProblem, dict[KernelConfig, Time]]:
 def _candidate(found: Found, config: KernelConfig, keys: Sequence[BuildKey]) -> kept.Candidate:
     build = found.builds.get(build_key(config))
     taken = build.resources[0] if build is not None and build.resources else None
-    reason = found.progress.left_out.get(config)
+    # The heuristic's settings are timed even where compiling rules them out: others are held against them.
+    timed = any(config in times for times in found.progress.times.values())
+    reason = None if timed else found.progress.left_out.get(config)
     fitted = build_key(config) in keys and reason is None
     return kept.Candidate(
         tile_tokens=config.tile_tokens,

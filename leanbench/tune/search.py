@@ -207,8 +207,9 @@ class Search:
         rest_s = missing * max(each_s, 2 * _PROBLEM_S) + _LAST_S + self._plan.reserve_s
         needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(
-            f"--budget {self._plan.budget_s:.0f}s is too small: {spent_s:.0f} s went by and {timed} problems are "
-            f"timed, {_FIRST_PROBLEMS} of each of {len(compiled)} families are needed; some {needed_s} s would do"
+            f"--budget {self._plan.budget_s:.0f}s is too small: after {spent_s:.0f} s {timed} problems are timed, the "
+            f"last fits take {_LAST_S:.0f} s more, and {_FIRST_PROBLEMS} problems of each of {len(compiled)} families "
+            f"are needed; some {needed_s} s would do"
         )
 
     def _heuristic(self, progress: Progress, problem: AttentionProblem) -> KernelConfig:

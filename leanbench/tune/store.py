@@ -6,11 +6,9 @@ A user's files lie in `configs/` of leanbench.paths.user_folder(), those that co
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.paths import user_folder
+from leanbench.tune.files import locked, replace_file
 
 if TYPE_CHECKING:
     from leanbench.tune.kept import Family, KeptConfigs, KeptGpu
@@ -141,6 +140,30 @@ def save_families(
     from leanbench.tune.kept import KeptGpu
 
     return merge(KeptGpu.of(spec), families, path, kernel=kernel)
+
+
+def check_target(spec: GpuSpec) -> None:
+    """Looks whether families of a GPU could be saved, before a minute is spent on finding them.
+
+    Raises:
+        UserError: what is there is no file of kept configs, or the folder cannot be written.
+    """
+    from leanbench.tune.kept import KeptConfigs, KeptGpu
+
+    gpu = KeptGpu.of(spec)
+    path = _users_path(gpu)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            _before(path, KeptConfigs(kernel="lean", gpu=gpu, families=[]))
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME") from None
+
+
+def user_faults() -> list[str]:
+    """A sentence for each of the user's files that cannot be used."""
+    files = [_file(path, "yours") for path in _files(configs_folder())]
+    return [file.content for file in files if isinstance(file.content, str)]
 
 
 def merge(gpu: KeptGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean") -> Saved:
@@ -276,23 +299,12 @@ def _check_version(path: Path, content: dict[str, Any]) -> None:
     if version == SCHEMA_VERSION and isinstance(version, int):
         return
     newer = isinstance(version, int) and version > SCHEMA_VERSION
-    fix = "update leanbench" if newer else "tune again"
-    raise UserError(f"{path} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}{_FIX}, or {fix}")
+    fix = ", or update leanbench" if newer else " and tune again"
+    raise UserError(f"{path} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}{_FIX}{fix}")
 
 
 def _damaged(path: Path, fault: str) -> UserError:
-    return UserError(f"{path} is not a file of kept configs ({fault}){_FIX}, or tune again")
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Waits until nobody else writes `path`. The lock's file stays: removing it would let two in."""
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+    return UserError(f"{path} is not a file of kept configs ({fault}){_FIX} and tune again")
 
 
 def _text(kept: KeptConfigs) -> str:
@@ -301,16 +313,3 @@ def _text(kept: KeptConfigs) -> str:
     # What holds no object or list itself comes on one line. A string has no line breaks that are not escaped.
     flat = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\n *", " ", found[0]), indented)
     return flat + "\n"
-
-
-def replace_file(path: Path, text: str) -> None:
-    """A reader, or a crash, sees the old file or the new one, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

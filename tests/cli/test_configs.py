@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -48,8 +49,9 @@ def lines(result: Result) -> list[str]:
 def test_a_machine_where_nothing_is_kept(tmp_path):
     folder = tmp_path / "home" / "configs"
     assert lines(invoke("list")) == [f"Nothing is kept: run `leanbench tune`, it writes to {folder}."]
-    assert_refused(invoke("show", "h200"), "nothing is kept for a GPU 'h200', nor for any other")
-    assert_refused(invoke("export", "h200", str(tmp_path / "out.json")), "nothing is kept for a GPU 'h200'")
+    assert_refused(invoke("show", "h200"), "nothing is kept for h200: run `leanbench tune --gpu h200`")
+    assert_refused(invoke("export", "h200", str(tmp_path / "out.json")), "nothing is kept for h200")
+    assert_refused(invoke("show", "mine"), "nothing is kept for a GPU 'mine', nor for any other")
     assert not (tmp_path / "out.json").exists()
 
 
@@ -64,6 +66,29 @@ def test_the_list_has_a_line_for_each_file(shipped):
         f"a100-80gb shipped lean measured 2026-01-02 1 0 2 {shipped / 'a100-80gb.json'}",
     ]
     assert f"! {shipped / 'broken.json'} is not a file of kept configs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"families": []}, "holds no families"),
+        ({"kernel": "fa2"}, "is of kernel 'fa2', configs are kept for lean only"),
+    ],
+)
+def test_import_refuses_what_nothing_would_use(tmp_path, fields, words):
+    file = tmp_path / "other.json"
+    file.write_text(kept(family()).model_copy(update=fields).model_dump_json())
+    assert_refused(invoke("import", str(file)), words)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_slice_of_the_gpu_is_not_mixed_with_it(tmp_path):
+    whole = save_families(H200, [family()]).path
+    slice_of_it = dataclasses.replace(H200, sms=16, bandwidth_tb_s=0.6)
+    save_families(slice_of_it, [family(head_dim=64)])
+    exported = tmp_path / "out.json"
+    assert invoke("export", "h200", str(exported)).exit_code == 0
+    assert read(exported).families == read(whole).families
 
 
 def three() -> Any:

@@ -59,7 +59,7 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
     assert code == 0, err
     path = user_file("h200")
     assert path == own / "models" / "h200.json"
-    assert f"Wrote {path}." in err
+    assert f"Wrote {path}: predictions go by it from now on; remove it to go back" in err
     before, after = (
         next(line for line in out.splitlines() if line.startswith("paper-fig7a")).split("30  ")[1].split("  ")[:2]
     )

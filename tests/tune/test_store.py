@@ -120,7 +120,7 @@ FAULTS = {
     "no JSON": ("hello", r"\(no JSON, Expecting value"),
     "a list": ([1], "it has no schema_version and families: move it away"),
     "another tool's": ({"models": []}, "it has no schema_version and families: move it away"),
-    "older": (plain(schema_version=0), "has schema version 0, this leanbench reads 1: move it away, or tune again"),
+    "older": (plain(schema_version=0), "has schema version 0, this leanbench reads 1: move it away and tune again"),
     "newer": (plain(schema_version=2), "has schema version 2, this .* 1: move it away, or update leanbench"),
     "no version": (plain(schema_version="one"), "has schema version 'one'"),
     "an unknown field": (plain(more=1), r"\(more: extra inputs are not permitted\)"),
