@@ -41,7 +41,10 @@ def sweep(
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
     configs: Annotated[
         str | None,
-        _list("Kept ones or else the heuristic's; the heuristic's; the fastest candidate.", "default|heuristic|best"),
+        _list(
+            "Kept ones or else the heuristic's; the heuristic's; the fastest candidate; kept ones of least energy.",
+            "default|heuristic|best|energy|edp",
+        ),
     ] = None,
     config: Annotated[
         list[str] | None,

@@ -30,7 +30,10 @@ def trace(
         str, typer.Option(metavar="LIST", help="Names from `leanbench list kernels`.")
     ] = "lean,fixed_split,fa2",
     configs: Annotated[
-        str, typer.Option(metavar="default|best", help="Each kernel's own choice, or its fastest candidate.")
+        str,
+        typer.Option(
+            metavar="default|heuristic|best", help="Kept settings or the heuristic's, or the fastest candidate."
+        ),
     ] = "default",
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
