@@ -125,25 +125,11 @@ def shape_only(problem: AttentionProblem) -> Any:
     """Inputs of a problem without memory behind them: shapes, strides and dtypes are what a compiler asks for."""
     import torch
 
-    from leanbench.inputs import AttentionInputs, cache_shape, torch_dtype
+    from leanbench.inputs import cache_shape, inputs_over, query_shape, torch_dtype
 
-    dtype = torch_dtype(problem.dtype)
-
-    def empty(*shape: int, dtype: Any = dtype) -> Any:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    q = empty(problem.batch, problem.q_len, problem.q_heads, problem.head_dim)
-    cache = empty(*cache_shape(problem))
-    cache = cache.transpose(1, 2) if problem.kv_layout == "HND" else cache
-    return AttentionInputs(
-        q=q,
-        k_cache=cache,
-        v_cache=cache,
-        cache_seqlens=empty(problem.batch, dtype=torch.int32) if problem.is_ragged else None,
-        context=problem.max_context,
-        softmax_scale=problem.head_dim**-0.5,
-        out=q,
-        lse=empty(problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32),
+    shapes = query_shape(problem), cache_shape(problem), cache_shape(problem)
+    return inputs_over(
+        problem, *(torch.empty(shape, dtype=torch_dtype(problem.dtype), device="meta") for shape in shapes)
     )
 
 

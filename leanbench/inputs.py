@@ -58,6 +58,37 @@ def cache_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
     return problem.batch, problem.max_context, problem.kv_heads, problem.head_dim
 
 
+def query_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
+    return problem.batch, problem.q_len, problem.q_heads, problem.head_dim
+
+
+def inputs_over(
+    problem: AttentionProblem, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> AttentionInputs:
+    """The call of `problem` on these tensors, outputs not yet written.
+
+    Args:
+        q: of `query_shape`.
+        k_cache: of `cache_shape`, on the device of `q`.
+        v_cache: like `k_cache`.
+    """
+    import torch
+
+    if problem.kv_layout == "HND":
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    lengths = torch.tensor(problem.contexts, dtype=torch.int32, device=q.device) if problem.is_ragged else None
+    return AttentionInputs(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=lengths,
+        context=problem.max_context,
+        softmax_scale=problem.head_dim**-0.5,
+        out=torch.empty_like(q),
+        lse=torch.empty(problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=q.device),
+    )
+
+
 def make_inputs(
     problem: AttentionProblem, device: str | torch.device, seed: int | None = None, score_scale: float = 1.0
 ) -> AttentionInputs:
@@ -80,21 +111,7 @@ def make_inputs(
         return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
 
     k_cache, v_cache = normal(*cache_shape(problem)), normal(*cache_shape(problem))
-    if problem.kv_layout == "HND":
-        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-    q = normal(problem.batch, problem.q_len, problem.q_heads, problem.head_dim).mul_(score_scale)
-    cache_seqlens = None
-    if problem.is_ragged:
-        cache_seqlens = torch.tensor(problem.contexts, dtype=torch.int32, device=device)
-    inputs = AttentionInputs(
-        q=q,
-        k_cache=k_cache,
-        v_cache=v_cache,
-        cache_seqlens=cache_seqlens,
-        context=problem.max_context,
-        softmax_scale=problem.head_dim**-0.5,
-        out=torch.empty_like(q),
-        lse=torch.empty(problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=device),
-    )
+    q = normal(*query_shape(problem)).mul_(score_scale)
+    inputs = inputs_over(problem, q, k_cache, v_cache)
     inputs.poison()
     return inputs

@@ -131,9 +131,11 @@ def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
 
 
 def _say_predicted(target: Target, gpu: str | None) -> None:
-    from leanbench.tune.words import predicted_banner
+    from leanbench.model import known_error
 
-    output.say(predicted_banner(target, gpu))
+    why = target.note or f"No {gpu or 'GPU'} here"
+    said = f"{why}: tuned by the performance model of {target.spec.product}, nothing is measured."
+    output.say(f"{said} {known_error(target.spec.name)}")
 
 
 def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summary, Family]]:

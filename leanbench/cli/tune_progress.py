@@ -62,6 +62,10 @@ class TuneProgress:
         self._bar.update(self._timing, description="fitting the formula")
         self._say("fitting the formula", last=True)
 
+    def power(self, done: int, total: int) -> None:
+        self._bar.update(self._timing, completed=done, total=total, description="measuring power")
+        self._say(f"measuring power, build {done + 1} of {total}")
+
     def _say(self, line: str, *, last: bool = False) -> None:
         now_s = time.monotonic()
         if self._lines and (last or now_s - self._last_line_s > _LINE_EVERY_S):

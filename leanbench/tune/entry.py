@@ -11,7 +11,7 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.formula import Coefficients, Work
-from leanbench.tune.nearness import FamilyKey
+from leanbench.tune.nearness import EntryKey
 from leanbench.tune.space import BuildKey, build_key
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Entry:
     kernel: Kernel
     spec: GpuSpec
     #: What was asked for.
-    key: FamilyKey
+    key: EntryKey
     #: Where it comes from: ``measured 2026-11-21 on NVIDIA H200, shipped``.
     said: str
     #: What a better choice is called.
@@ -75,7 +75,7 @@ class Entry:
         return self.rates.get(build_key(config))
 
     @classmethod
-    def of(cls, kernel: Kernel, spec: GpuSpec, key: FamilyKey, file: File, family: Family) -> Entry:
+    def of(cls, kernel: Kernel, spec: GpuSpec, key: EntryKey, file: File, family: Family) -> Entry:
         """A family of `file` for the GPU `spec`; where that is not the file's, the memory's rate is scaled, and what
         does not fit is left out.
         """
@@ -130,7 +130,7 @@ def _timed_choice(family: Family, problem: TunedProblem) -> TimedChoice:
     return TimedChoice(config, said, gain)
 
 
-def _fits(candidate: Candidate, key: FamilyKey, spec: GpuSpec) -> bool:
+def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
     """Whether a GPU with other shared memory than the one it was timed on holds the candidate's CTAs."""
     from leanbench.kernels.configs import stages_that_fit  # pyright: ignore[reportMissingImports]
 
@@ -143,7 +143,7 @@ def _fits(candidate: Candidate, key: FamilyKey, spec: GpuSpec) -> bool:
     return stages == candidate.num_stages
 
 
-def _said(file: File, family: Family, key: FamilyKey) -> str:
+def _said(file: File, family: Family, key: EntryKey) -> str:
     _, dtype, group_size, kv_layout, _ = key
     said = f"{family.source} {family.time[:10]} on {file.kept.gpu.product}, {file.where}"
     own = {"dtype": (family.dtype, dtype), "layout": (family.kv_layout, kv_layout)}

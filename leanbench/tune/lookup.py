@@ -20,7 +20,7 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune import store
 from leanbench.tune.formula import Shape, divide, grid_of
-from leanbench.tune.nearness import NEARBY_GROUP, FamilyKey, gpu_distance, rank
+from leanbench.tune.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
 from leanbench.tune.space import build_key
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def state() -> State:
 
 
 @lru_cache(maxsize=512)
-def _entry(kernel: Kernel, spec: GpuSpec, key: FamilyKey, state: State) -> Entry | None:
+def _entry(kernel: Kernel, spec: GpuSpec, key: EntryKey, state: State) -> Entry | None:
     """The family that answers for `key` on this GPU, ready to be asked."""
     from leanbench.tune.entry import Entry
 
@@ -178,7 +178,7 @@ def _entry(kernel: Kernel, spec: GpuSpec, key: FamilyKey, state: State) -> Entry
     return Entry.of(kernel, spec, key, file, family)
 
 
-def _find(kernel: Kernel, spec: GpuSpec, key: FamilyKey) -> tuple[store.File, Family] | None:
+def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Family] | None:
     """Measured families of this GPU's files, then of the nearest GPUs', then predicted ones of this GPU's."""
     files = [file for file in _readable(spec) if file.kept.kernel == kernel.tuned_as]
     own = [file for file in files if file.kept.gpu.is_like(spec)]

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from leanbench.tune.kept import Family, KeptGpu
 
 #: head_dim, dtype, group_size, kv_layout, objective.
-FamilyKey = tuple[int, str, int, str, str]
+EntryKey = tuple[int, str, int, str, str]
 #: How far the group size of a stand-in may be away, as a factor.
 MOST_GROUP_RATIO = 2
 #: The rank of such a stand-in, whose merge takes other rounds.
 NEARBY_GROUP = 2
 
 
-def rank(family: Family, key: FamilyKey) -> tuple[int, float, int] | None:
+def rank(family: Family, key: EntryKey) -> tuple[int, float, int] | None:
     """How well a family answers for `key`, the least is best; None where it does not.
 
     0: the same. 1: another dtype or layout, which move the same bytes through the same instructions. 2: the nearest

@@ -14,7 +14,7 @@ from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.space import BuildKey, build_key
 from leanbench.tune.stopwatch import GpuStopwatch
 
-#: Builds of a family whose power is measured, the fastest first.
+#: Builds of a family whose power is measured: the first of those that are asked for.
 MOST_BUILDS = 8
 #: Window of one measurement, and what comes around it: warming up, capture, waiting for a tick.
 WINDOW_S, AROUND_S = 2.0, 1.6
@@ -32,9 +32,12 @@ def measure_power(
     index: int,
     stopwatch: GpuStopwatch,
     work: Sequence[tuple[AttentionProblem, Sequence[KernelConfig]]],
-    told: Callable[[KernelConfig], None] = lambda config: None,
+    told: Callable[[int, int], None],
 ) -> list[dict[BuildKey, float]]:
     """kW of each config's build while it runs back to back, for each problem of `work`.
+
+    Args:
+        told: how many builds are done, of how many.
 
     Raises:
         UserError: NVML or its energy counter cannot be used here.
@@ -46,6 +49,7 @@ def measure_power(
     from leanbench.measure.timing import Replay
 
     found: list[dict[BuildKey, float]] = []
+    total, done = sum(len(configs[:MOST_BUILDS]) for _, configs in work), 0
     try:
         with Nvml(str(torch.cuda.get_device_properties(index).uuid)) as nvml:
             calibration = calibrate(nvml)
@@ -53,7 +57,8 @@ def measure_power(
                 buffers = stopwatch.buffers(problem)
                 power: dict[BuildKey, float] = {}
                 for config in configs[:MOST_BUILDS]:
-                    told(config)
+                    told(done, total)
+                    done += 1
                     replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], 4.0)
                     reading = measure_sustained(replay.graph.replay, replay.launches, nvml, calibration, WINDOW_S)
                     if reading.energy_mj is None:

@@ -37,8 +37,6 @@ class Request:
     target: Target
     plan: Plan
     objective: Objective = "latency"
-    #: Processes that compile and fit; None: one for each core.
-    workers: int | None = None
 
 
 def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Summary, Family]]:
@@ -49,12 +47,12 @@ def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Sum
     """
     check_budget(request)
     plan = replace(request.plan, reserve_s=_power_s(request))
-    with process_pool(request.workers) as pool:
+    with process_pool() as pool:
         search = Search(request.kernel, request.target.spec, plan, observer, began_s)
         compiled = search.compile(request.families, pool)
         if request.target.local_index is None:
             return _predicted(request, search, compiled, pool)
-        return _measured(request, search, compiled, pool)
+        return _measured(request, search, compiled, pool, observer)
 
 
 def check_budget(request: Request) -> None:
@@ -65,8 +63,10 @@ def check_budget(request: Request) -> None:
         raise UserError(f"--objective {request.objective} cannot be predicted yet: leave it out, or tune on the GPU")
     least_s = _power_s(request) + 10 * len(request.families)
     if request.plan.budget_s < least_s:
+        from leanbench.tune.power import MOST_BUILDS
+
         raise UserError(
-            f"--objective {request.objective} measures the power of up to 8 builds of each of "
+            f"--objective {request.objective} measures the power of up to {MOST_BUILDS} builds of each of "
             f"{len(request.families)} families for seconds: --budget {request.plan.budget_s:.0f}s is too small, "
             f"give it {least_s:.0f}s or fewer families (--head-dim, --group)"
         )
@@ -92,7 +92,9 @@ def _predicted(request: Request, search: Search, compiled: Compiled, pool: Execu
     return [_kept(request, each, "predicted", versions(None)) for each in found]
 
 
-def _measured(request: Request, search: Search, compiled: Compiled, pool: Executor) -> list[tuple[Summary, Family]]:
+def _measured(
+    request: Request, search: Search, compiled: Compiled, pool: Executor, observer: Observer
+) -> list[tuple[Summary, Family]]:
     from leanbench.tune.stopwatch import GpuStopwatch
 
     index = request.target.local_index
@@ -107,7 +109,8 @@ def _measured(request: Request, search: Search, compiled: Compiled, pool: Execut
     watch = GpuStopwatch(kernel, index, spec)
     stopped = search.run(compiled, watch, model_ranker(kernel, spec, pool), watch.most_bytes)
     found = search.finish(compiled, stopped, pool)
-    power = _power(request, found, watch, index) if request.objective != "latency" else [None] * len(found)
+    latency = request.objective == "latency"
+    power = [None] * len(found) if latency else _power(request, found, watch, index, observer)
     return [_kept(request, each, "measured", about, kw) for each, kw in zip(found, power, strict=True)]
 
 
@@ -121,7 +124,9 @@ def _journal(request: Request, about: dict[str, str]) -> Journal:
     return Journal(path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate)
 
 
-def _power(request: Request, found: Sequence[Found], watch: GpuStopwatch, index: int) -> list[dict[BuildKey, float]]:
+def _power(
+    request: Request, found: Sequence[Found], watch: GpuStopwatch, index: int, observer: Observer
+) -> list[dict[BuildKey, float]]:
     """kW of the heuristic's builds, which others are held against, and of the fastest where K and V stream."""
     from leanbench.tune.power import measure_power
 
@@ -135,7 +140,7 @@ def _power(request: Request, found: Sequence[Found], watch: GpuStopwatch, index:
         for config in [*progress.heuristic.values(), *order]:
             by_build.setdefault(build_key(config), config)
         work.append((problem, list(by_build.values())))
-    return measure_power(request.kernel, index, watch, work)
+    return measure_power(request.kernel, index, watch, work, observer.power)
 
 
 def _kept(

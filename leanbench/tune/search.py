@@ -41,6 +41,8 @@ class Observer(Protocol):
 
     def fitting(self) -> None: ...
 
+    def power(self, done: int, total: int) -> None: ...
+
 
 #: Ranks configs of a problem by predicted latency in microseconds, before anything was timed.
 Ranker = Callable[[AttentionProblem, Sequence[KernelConfig], dict[BuildKey, Build]], list[float]]
@@ -103,6 +105,7 @@ class Search:
     ) -> None:
         self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
         self._began_s = began_s
+        #: Told of every problem that was timed.
         self.note: Note = lambda family, problem, times: None
         self._timing_began_s: float | None = None
         self._fitter = Fitter(kernel, spec)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, cache_shape, torch_dtype
+from leanbench.inputs import AttentionInputs, cache_shape, inputs_over, query_shape, torch_dtype
 from leanbench.measure.timing import Replay, Sampler, Timing
 from leanbench.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
@@ -143,26 +143,8 @@ class GpuStopwatch:
                 pool[(2 * copy + number) * half : (2 * copy + number + 1) * half].view(cache_shape(problem))
                 for number in (0, 1)
             )
-            if problem.kv_layout == "HND":
-                k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-            q = torch.randn(
-                (problem.batch, problem.q_len, problem.q_heads, problem.head_dim),
-                dtype=pool.dtype,
-                device=self._device,
-            )
-            lse = torch.empty(problem.batch, problem.q_heads, problem.q_len, device=self._device)
-            found.append(
-                AttentionInputs(
-                    q=q,
-                    k_cache=k_cache,
-                    v_cache=v_cache,
-                    cache_seqlens=None,
-                    context=problem.max_context,
-                    softmax_scale=problem.head_dim**-0.5,
-                    out=torch.empty_like(q),
-                    lse=lse,
-                )
-            )
+            q = torch.randn(query_shape(problem), dtype=pool.dtype, device=self._device)
+            found.append(inputs_over(problem, q, k_cache, v_cache))
         return found
 
     def _pool(self, dtype: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from leanbench.gpu.spec import GpuSpec
-from leanbench.measure.timing import Effort, Replay, run_rounds
+from leanbench.measure.timing import Effort, measure_interleaved
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.lookup import Choice, choose
@@ -119,7 +119,5 @@ def _again(
     kernel: Kernel, problem: AttentionProblem, configs: Sequence[KernelConfig], watch: GpuStopwatch
 ) -> dict[KernelConfig, float]:
     buffers = watch.buffers(problem)
-    replays = {
-        config: Replay([kernel.prepare(inputs, config) for inputs in buffers], _EFFORT.sample_ms) for config in configs
-    }
-    return {config: timing.median_us for config, timing in run_rounds(replays, _EFFORT).items()}
+    launches = {config: [kernel.prepare(inputs, config) for inputs in buffers] for config in configs}
+    return {config: timing.median_us for config, timing in measure_interleaved(launches, _EFFORT).items()}

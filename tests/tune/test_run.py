@@ -44,7 +44,7 @@ def worlds(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path))
     monkeypatch.setattr(stopwatch, "GpuStopwatch", Watch)
     monkeypatch.setattr(Search, "compile", compile)
-    monkeypatch.setattr(run, "process_pool", lambda workers: contextlib.nullcontext(Here()))
+    monkeypatch.setattr(run, "process_pool", lambda: contextlib.nullcontext(Here()))
     monkeypatch.setattr(run, "model_ranker", lambda kernel, spec, pool: no_ranking)
     monkeypatch.setattr(environment, "measured_environment", lambda index: described)
     return made
@@ -89,7 +89,7 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
 def test_energy_goes_by_power(worlds, monkeypatch):
     asked = []
 
-    def measure(kernel, index, watch, work):
+    def measure(kernel, index, watch, work, told):
         asked.extend(work)
         return [
             {build_key(config): 0.5 if config.tile_tokens == 64 else 5.0 for config in configs} for _, configs in work

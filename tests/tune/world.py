@@ -42,6 +42,9 @@ class Silent:
     def fitting(self):
         self.fitted += 1
 
+    def power(self, done, total):
+        pass
+
 
 def true_us(problem, config):
     """Builds differ in their rates, so that no build is the best everywhere."""
