@@ -21,7 +21,8 @@ def shared_kb(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu:
     Triton keeps `num_stages - 1` of each in flight; one more where Hopper's asynchronous matrix instructions (64 rows
     and up) still read the oldest.
     """
-    asynchronous = gpu.compute_capability[0] == 9 and tile_rows(problem.group_size, problem.head_dim) >= 64
+    rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
+    asynchronous = gpu.compute_capability[0] == 9 and rows >= 64
     in_flight = num_stages if asynchronous else num_stages - 1
     return in_flight * 2 * tile_tokens * padded(problem.head_dim) * ELEMENT_BYTES / 1024
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from leanbench.decomposition import tile_rows
+from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, LaunchResources
 
 if TYPE_CHECKING:
     import torch
 
+    from leanbench.gpu.spec import GpuSpec
     from leanbench.inputs import AttentionInputs
     from leanbench.registry import KernelConfig, TracedCall
 
@@ -31,6 +33,7 @@ class LaunchShape:
     batch: int
     kv_heads: int
     group_size: int
+    q_len: int
     head_dim: int
     rows: int
     row_tiles: int
@@ -39,16 +42,17 @@ class LaunchShape:
 
     @classmethod
     def of(cls, inputs: AttentionInputs) -> LaunchShape:
-        group_size, head_dim = inputs.group_size, inputs.head_dim
-        rows = tile_rows(group_size, head_dim)
+        group_size, q_len, head_dim = inputs.group_size, inputs.q_len, inputs.head_dim
+        rows = tile_rows(group_size, head_dim, q_len)
         return cls(
             batch=inputs.q.shape[0],
-            kv_heads=inputs.k_cache.shape[2],
+            kv_heads=inputs.kv_heads,
             group_size=group_size,
+            q_len=q_len,
             head_dim=head_dim,
             rows=rows,
-            row_tiles=-(-group_size // rows),
-            row_count=min(group_size, rows),
+            row_tiles=-(-group_size * q_len // rows),
+            row_count=min(group_size * q_len, rows),
         )
 
     @property
@@ -72,6 +76,23 @@ class TritonLaunch:
     #: Compile-time parameters of the kernel and of Triton, by name.
     options: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def run(self) -> Callable[[], None]:
+        """A function that makes the launch."""
+        function, grid, arguments, options = self.function, (self.grid,), self.arguments, self.options
+
+        def launch() -> None:
+            function[grid](*arguments, **options)
+
+        return launch
+
+    def stamped(self, stamps: torch.Tensor, marks: int) -> TritonLaunch:
+        """The same launch of a build with room for `marks` marks a CTA; see leanbench.kernels.stamps."""
+        return replace(self, options={**self.options, "stamps": stamps, "MARKS": marks})
+
     def resources(self) -> LaunchResources | None:
         """What a CTA of the compiled kernel takes; None in the interpreter, which compiles nothing.
 
@@ -84,7 +105,7 @@ class TritonLaunch:
         # Registers are known once the kernel is on the GPU, which otherwise the first launch does.
         compiled._init_handles()
         return LaunchResources(
-            launch=self.function.__name__,
+            launch=self.name,
             ctas=self.grid,
             num_warps=compiled.metadata.num_warps,
             registers_per_thread=compiled.n_regs,
@@ -93,24 +114,37 @@ class TritonLaunch:
         )
 
 
-def run_all(launches: Sequence[TritonLaunch]) -> Callable[[], None]:
+class Launch(Protocol):
+    """One launch of a GPU kernel."""
+
+    @property
+    def name(self) -> str:
+        """The GPU kernel's."""
+        ...
+
+    @property
+    def grid(self) -> int:
+        """CTAs."""
+        ...
+
+    def run(self) -> Callable[[], None]:
+        """A function that makes the launch."""
+        ...
+
+    def stamped(self, stamps: torch.Tensor, marks: int) -> Launch:
+        """The same launch of a build with room for `marks` marks a CTA; see leanbench.kernels.stamps."""
+        ...
+
+
+def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
     """A function that makes these launches in order, with as little work on the host as calls written out."""
-    runs = [_run_one(launch) for launch in launches]
+    runs = [launch.run() for launch in launches]
     if len(runs) == 1:
         return runs[0]
 
     def run() -> None:
         for one in runs:
             one()
-
-    return run
-
-
-def _run_one(launch: TritonLaunch) -> Callable[[], None]:
-    function, grid, arguments, options = launch.function, (launch.grid,), launch.arguments, launch.options
-
-    def run() -> None:
-        function[grid](*arguments, **options)
 
     return run
 
@@ -144,7 +178,7 @@ class TritonKernel(Kernel):
 
 
 def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:
-    """(batch, head, token) strides of K, then of V, in elements."""
+    """(batch or page, head, token) strides of K, then of V, in elements."""
     strides = []
     for cache in (inputs.k_cache, inputs.v_cache):
         batch, token, head, _ = cache.stride()
@@ -152,22 +186,35 @@ def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def row_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    """(batch, head, query position) strides of Q or of the output; the last is None where there is one position."""
+    batch, position, head, _ = tensor.stride()
+    return batch, head, position if tensor.shape[1] > 1 else None
+
+
+def block_table(inputs: AttentionInputs) -> tuple[torch.Tensor | None, int | None]:
+    """The block table and its row stride, None without pages: what is None is no argument of the compiled kernel."""
+    return inputs.block_table, None if inputs.block_table is None else inputs.block_table.stride(0)
+
+
 def qk_scale(inputs: AttentionInputs) -> float:
     """Softmax scale in units of log2, the kernels exponentiate with base 2."""
     return inputs.softmax_scale * math.log2(math.e)
 
 
-def constants(shape: LaunchShape, config: KernelConfig, ragged: bool) -> dict[str, Any]:
+def constants(inputs: AttentionInputs, config: KernelConfig) -> dict[str, Any]:
     """The compile-time parameters that all kernels of this room take; shapes that change between calls are not
     among them.
     """
+    shape = LaunchShape.of(inputs)
     return {
         "GROUP_SIZE": shape.group_size,
+        "Q_LEN": shape.q_len,
         "TILE_ROWS": shape.rows,
         "TILE_TOKENS": config.tile_tokens,
         "HEAD_DIM": shape.head_dim,
         "HEAD_DIM_PADDED": padded(shape.head_dim),
-        "RAGGED": ragged,
+        "RAGGED": inputs.cache_seqlens is not None,
     }
 
 
@@ -191,6 +238,33 @@ def registers_per_thread(warps_per_sm: int) -> int | None:
     """
     cap = 65536 // (32 * warps_per_sm) // 8 * 8
     return cap if _MIN_REGISTERS <= cap < 255 else None
+
+
+def problem_of(inputs: AttentionInputs) -> AttentionProblem:
+    """What these tensors ask for, without reading lengths from the device."""
+    import torch
+
+    return AttentionProblem(
+        batch=inputs.q.shape[0],
+        q_heads=inputs.q.shape[2],
+        kv_heads=inputs.kv_heads,
+        context=max(1, inputs.context),
+        head_dim=inputs.head_dim,
+        dtype="bf16" if inputs.q.dtype == torch.bfloat16 else "fp16",
+        q_len=inputs.q_len,
+        page_size=inputs.page_size,
+    )
+
+
+def spec_of(device: torch.device) -> GpuSpec:
+    """The GPU of these tensors; the interpreter plays an H200."""
+    if device.type == "cuda":
+        from leanbench.gpu.local import spec_of_device
+
+        return spec_of_device(device.index or 0)
+    from leanbench.gpu.catalogue import find
+
+    return find("h200")
 
 
 def sm_count(device: torch.device) -> int:

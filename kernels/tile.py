@@ -2,7 +2,8 @@
 
 Because all three call the same code, a comparison between them shows their decomposition and nothing else.
 
-Notation: R = `TILE_ROWS` rows of an output tile (query heads of one KV head), D = `HEAD_DIM`, DP = D rounded up to a
+Notation: R = `TILE_ROWS` rows of an output tile (a KV head's query heads, once for each of `Q_LEN` query positions:
+row = position x `GROUP_SIZE` + head), D = `HEAD_DIM`, DP = D rounded up to a
 power of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory traffic). A
 partial is (acc, m, l): the un-scaled output, the running maximum of the scores in units of log2, and the sum of
 exponentials.
@@ -34,16 +35,49 @@ def _dot(a, b, acc):
 
 
 @triton.jit
+def row_offsets(rows, stride_head, stride_position, GROUP_SIZE: tl.constexpr, Q_LEN: tl.constexpr):
+    """Where the rows of an output tile lie, from the KV head's first query head at query position 0."""
+    if Q_LEN == 1:
+        offsets = rows * stride_head
+    else:
+        offsets = rows // GROUP_SIZE * stride_position + rows % GROUP_SIZE * stride_head
+    return offsets
+
+
+@triton.jit
+def _pages(table, start, context, TILE_TOKENS: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """The page of the LeanTile that starts at token `start`, or, where it has several, the page of each token."""
+    if PAGE_SIZE >= TILE_TOKENS:
+        pages = tl.load(table + start // PAGE_SIZE, mask=start < context, other=0)
+    else:
+        tokens = start + tl.arange(0, TILE_TOKENS)
+        pages = tl.load(table + tokens // PAGE_SIZE, mask=tokens < context, other=0)
+    return pages
+
+
+@triton.jit
 def lean_tiles(
     q,  # (R, DP) query rows
-    k,  # pointers to the KV head's first token
+    k,  # (batch, tokens, kv_heads, D), or (pages, PAGE_SIZE, kv_heads, D), through strides
     v,
+    block_table,  # (batch, pages of a sequence), int32; None without a PAGE_SIZE
+    stride_table,
+    sequence,  # int64
+    kv_head,
+    stride_k_batch,  # of a page in a paged cache
+    stride_k_head,
     stride_k_token,
+    stride_v_batch,
+    stride_v_head,
     stride_v_token,
+    rows,  # (R,) see row_offsets
     first,  # LeanTiles [first, last) are walked
     last,
     context,  # tokens of this sequence
     qk_scale,  # softmax scale x log2(e)
+    GROUP_SIZE: tl.constexpr,
+    Q_LEN: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,  # 0: the cache is contiguous
     TILE_ROWS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -53,12 +87,24 @@ def lean_tiles(
     """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc, m, l).
 
     The loop of FlashAttention-2 (Dao 2023, Algorithm 1), whose re-scaling LeanAttention (section III) takes as its
-    associative reduction.
+    associative reduction. A row of query position i sees the tokens up to context - Q_LEN + i.
     """
     tokens = tl.arange(0, TILE_TOKENS)
     columns = tl.arange(0, HEAD_DIM_PADDED)
-    k_offsets = columns[:, None] + tokens[None, :] * stride_k_token
-    v_offsets = tokens[:, None] * stride_v_token + columns[None, :]
+    lines = tokens
+    if PAGE_SIZE == 0:
+        k += sequence * stride_k_batch + kv_head * stride_k_head
+        v += sequence * stride_v_batch + kv_head * stride_v_head
+    else:
+        k += kv_head * stride_k_head
+        v += kv_head * stride_v_head
+        lines = tokens % PAGE_SIZE
+        table = block_table + sequence * stride_table
+        next_pages = _pages(table, first * TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
+    k_offsets = columns[:, None] + lines[None, :] * stride_k_token
+    v_offsets = lines[:, None] * stride_v_token + columns[None, :]
+    if Q_LEN > 1:
+        seen = context - Q_LEN + 1 + rows // GROUP_SIZE
 
     acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
     m = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
@@ -66,9 +112,22 @@ def lean_tiles(
     for tile in tl.range(first, last, num_stages=NUM_STAGES):
         start = tile * TILE_TOKENS
         valid = start + tokens < context
-        # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start.
-        k_tile = k + start.to(tl.int64) * stride_k_token
-        v_tile = v + start.to(tl.int64) * stride_v_token
+        # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start, and so are pages.
+        if PAGE_SIZE == 0:
+            k_tile = k + start.to(tl.int64) * stride_k_token
+            v_tile = v + start.to(tl.int64) * stride_v_token
+        else:
+            pages = next_pages.to(tl.int64)
+            # Read a step ahead: loads of K and V that had to wait for it could not be in flight together.
+            next_pages = _pages(table, start + TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
+            k_tile = k + pages * stride_k_batch
+            v_tile = v + pages * stride_v_batch
+            if PAGE_SIZE >= TILE_TOKENS:
+                k_tile += start % PAGE_SIZE * stride_k_token
+                v_tile += start % PAGE_SIZE * stride_v_token
+            else:
+                k_tile = k_tile[None, :]
+                v_tile = v_tile[:, None]
         if HEAD_DIM == HEAD_DIM_PADDED:
             k_mask = valid[None, :]
             v_mask = valid[:, None]
@@ -77,9 +136,12 @@ def lean_tiles(
             v_mask = valid[:, None] & (columns[None, :] < HEAD_DIM)
         k_block = tl.load(k_tile + k_offsets, mask=k_mask, other=0.0)
         scores = _dot(q, k_block, tl.zeros((TILE_ROWS, TILE_TOKENS), tl.float32)) * qk_scale
-        scores = tl.where(valid[None, :], scores, float("-inf"))
+        if Q_LEN == 1:
+            scores = tl.where(valid[None, :], scores, float("-inf"))
+        else:
+            scores = tl.where((start + tokens)[None, :] < seen[:, None], scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
-        # An empty sequence has no finite score: without this its -inf - -inf would be NaN.
+        # A row that sees nothing has no finite score: without this its -inf - -inf would be NaN.
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
         p = tl.exp2(scores - m_finite[:, None])
         rescale = tl.exp2(m - m_finite)
@@ -92,15 +154,15 @@ def lean_tiles(
 
 
 @triton.jit
-def write_output(acc, m, l, out, lse, rows, valid_rows, stride_out_row, HEAD_DIM: tl.constexpr):  # noqa: E741
+def write_output(acc, m, l, out, lse, out_offsets, lse_offsets, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
     """Scales a complete (acc, m, l) and writes its valid rows: O = acc / l, LSE = ln(sum of exponentials)."""
     columns = tl.arange(0, acc.shape[1])
-    # l is 0 for an empty sequence only: its output is 0 and its LSE -inf.
+    # l is 0 only where a row sees nothing: its output is 0 and its LSE -inf.
     divisor = tl.where(l > 0.0, l, 1.0)
     scaled = acc / divisor[:, None]
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    tl.store(out + rows[:, None] * stride_out_row + columns[None, :], scaled.to(out.dtype.element_ty), mask=mask)
-    tl.store(lse + rows, (m + tl.log2(divisor)) * 0.6931471805599453, mask=valid_rows)
+    tl.store(out + out_offsets[:, None] + columns[None, :], scaled.to(out.dtype.element_ty), mask=mask)
+    tl.store(lse + lse_offsets, (m + tl.log2(divisor)) * 0.6931471805599453, mask=valid_rows)
 
 
 @triton.jit
@@ -112,7 +174,7 @@ def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_D
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    # l is 0 for an empty sequence only.
+    # l is 0 only where a row sees nothing of this part.
     divisor = tl.where(l > 0.0, l, 1.0)
     # .cg: to the L2, where the CTA that merges reads it.
     rows_bits = _bits(acc / divisor[:, None])
@@ -168,11 +230,11 @@ def merge_partials(
 
 
 @triton.jit
-def load_query(q, rows, valid_rows, stride_q_head, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr):
+def load_query(q, offsets, valid_rows, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr):
     """The query rows of an output tile, (R, DP), zero where there is no row or column."""
     columns = tl.arange(0, HEAD_DIM_PADDED)
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    return tl.load(q + rows[:, None] * stride_q_head + columns[None, :], mask=mask, other=0.0)
+    return tl.load(q + offsets[:, None] + columns[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

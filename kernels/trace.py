@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
-from leanbench.kernels.launch import TritonLaunch, run_all
+from leanbench.kernels.launch import Launch, run_all
 from leanbench.kernels.stamps import HEADER_WORDS, MARK_WORDS, REDUCTION, TILES, WAIT
 
 from leanbench.registry import TracedCall
@@ -24,7 +23,7 @@ class StampedCall(TracedCall):
         marks: how many marks a CTA's row has room for; each value is compiled on its own.
     """
 
-    def __init__(self, launches: Sequence[TritonLaunch], marks: int, device: torch.device) -> None:
+    def __init__(self, launches: Sequence[Launch], marks: int, device: torch.device) -> None:
         self._launches = tuple(launches)
         self._marks = marks
         words = HEADER_WORDS.value + MARK_WORDS.value * marks
@@ -32,10 +31,7 @@ class StampedCall(TracedCall):
             torch.full((launch.grid, words), _NEVER, dtype=torch.int64, device=device) for launch in launches
         ]
         self._run = run_all(
-            [
-                replace(launch, options={**launch.options, "stamps": stamps, "MARKS": marks})
-                for launch, stamps in zip(launches, self._stamps, strict=True)
-            ]
+            [launch.stamped(stamps, marks) for launch, stamps in zip(launches, self._stamps, strict=True)]
         )
 
     def launch(self) -> None:
@@ -55,7 +51,7 @@ class StampedCall(TracedCall):
         if origin_ns == _NEVER:
             raise RuntimeError("the stamps were read before the traced call was launched")
         return tuple(
-            self._cta(launch.function.__name__, cta, row, origin_ns)
+            self._cta(launch.name, cta, row, origin_ns)
             for launch, launch_rows in zip(self._launches, rows, strict=True)
             for cta, row in enumerate(launch_rows)
         )

@@ -1,7 +1,7 @@
 """Compiles kernels for a GPU that need not be here, many at once, and says what a CTA of each takes.
 
 Triton compiles without a GPU once it is told what to compile for, and keeps the result in its cache: what is compiled
-here for the GPU of this machine is found there by the first launch.
+here for the GPU of this machine is found there by the first launch. So does leanbench.nvrtc with CUDA C++.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
-import subprocess
-import tempfile
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
+from leanbench.cubin import cubin_resources
 from leanbench.errors import UserError
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, LaunchResources, kernel
@@ -60,7 +57,7 @@ def process_pool(workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
-    pool = ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), context)
+    pool = ProcessPoolExecutor(workers or len(os.sched_getaffinity(0)), context, initializer=_leave_interrupts)
     wait = True
     try:
         yield pool
@@ -70,6 +67,11 @@ def process_pool(workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; this one's parent decides what becomes of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def build_all(
@@ -103,6 +105,8 @@ def build_all(
 def build(job: Job, capability: tuple[int, int]) -> Build:
     """Compiles one job in this process."""
     try:
+        if job.config.implementation == "cuda":
+            return Build(job, (_cuda_resources(job, capability),))
         with _target(capability):
             launches = _launches(job)
             return Build(job, tuple(_resources(launch) for launch in launches))
@@ -115,59 +119,46 @@ def build(job: Job, capability: tuple[int, int]) -> Build:
 def _launches(job: Job) -> tuple[Any, ...]:
     from leanbench.kernels.launch import TritonKernel  # pyright: ignore[reportMissingImports]
 
-    found: Any = kernel(job.kernel)
+    found: Any = kernel(job.kernel).implementation_of(job.config)
     if not isinstance(found, TritonKernel):
         raise TypeError(f"{job.kernel} is not compiled by Triton")
     return found.launches(shape_only(job.problem), job.config)
+
+
+def _cuda_resources(job: Job, capability: tuple[int, int]) -> LaunchResources:
+    from leanbench.nvrtc import compile_cuda
+
+    found: Any = kernel(job.kernel).implementation_of(job.config)
+    if not hasattr(found, "cuda_source"):
+        raise TypeError(f"{job.kernel} has no CUDA C++")
+    binary = compile_cuda(found.cuda_source(job.problem, job.config, capability))
+    return found.cuda_resources(job.problem, job.config, binary)
 
 
 def shape_only(problem: AttentionProblem) -> Any:
     """Inputs of a problem without memory behind them: shapes, strides and dtypes are what a compiler asks for."""
     import torch
 
-    from leanbench.inputs import cache_shape, inputs_over, query_shape, torch_dtype
+    from leanbench.inputs import cache_shape, deal_pages, inputs_over, query_shape, torch_dtype
 
     shapes = query_shape(problem), cache_shape(problem), cache_shape(problem)
-    return inputs_over(
-        problem, *(torch.empty(shape, dtype=torch_dtype(problem.dtype), device="meta") for shape in shapes)
-    )
+    q, k_cache, v_cache = (torch.empty(shape, dtype=torch_dtype(problem.dtype), device="meta") for shape in shapes)
+    return inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, "meta"))
 
 
 def _resources(launch: Any) -> LaunchResources:
     compiled = launch.function.warmup(*launch.arguments, grid=(launch.grid,), **launch.options)
     if compiled is None:
         raise RuntimeError("TRITON_INTERPRET=1 is set, so nothing is compiled: unset it")
-    registers, spilled = _registers(compiled.asm["cubin"])
+    taken = cubin_resources(compiled.asm["cubin"], compiled.metadata.name)
     return LaunchResources(
         launch=launch.function.__name__,
         ctas=launch.grid,
         num_warps=compiled.metadata.num_warps,
-        registers_per_thread=registers,
+        registers_per_thread=taken.registers_per_thread,
         shared_bytes=compiled.metadata.shared,
-        spilled_registers=spilled,
+        spilled_registers=taken.spilled_registers,
     )
-
-
-def _registers(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and those that it spills: its stack, 4 bytes each."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        said = subprocess.run(
-            [str(_cuobjdump()), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+)\s+STACK:(\d+)", said)
-    if found is None:
-        raise RuntimeError("cuobjdump names no registers")
-    return int(found[1]), int(found[2]) // 4
-
-
-@cache
-def _cuobjdump() -> Path:
-    """The one that comes with Triton."""
-    import triton
-
-    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @contextlib.contextmanager

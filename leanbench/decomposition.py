@@ -124,6 +124,19 @@ def stream_k_grid(total: int, max_grid: int, min_tiles_per_cta: int = 1, multipl
     return grid // multiple_of * multiple_of or grid
 
 
+def usable_sms(sms: int, cluster_size: int = 1) -> int:
+    """SMs on which clusters of CTAs find room: a cluster lives in one GPC, and GPCs have SMs left over.
+
+    A GPU holds pairs on all SMs. Of larger clusters an H200 (132 SMs) holds 30 of 4 CTAs and 15 of 8: 120 SMs.
+    """
+    return sms if cluster_size <= 2 else sms * 10 // 11
+
+
+def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:
+    """Clusters of `cluster_size` CTAs that run at once: the runs that a stream-K launch of clusters deals to."""
+    return ctas_per_sm * usable_sms(sms, cluster_size) // cluster_size
+
+
 def stream_k(tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned: bool = False) -> Schedule:
     """LeanAttention: all LeanTiles end to end, an equal run for each CTA (section IV, Algorithm 2).
 
@@ -147,6 +160,25 @@ def stream_k(tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned
                 last = min(of, first + end - at)
                 yield Segment(cta, sequence * tiles.per_sequence + head, first, last, of)
                 at += last - first
+
+    return Schedule("stream_k", grid, tuple(walk()))
+
+
+def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
+    """Stream-K whose cuts depend on a sequence's own length alone: a CTA for every `run_tiles` LeanTiles of an output
+    tile, and one for what is left of it.
+
+    Dealt from the last to the first, as in `stream_k`.
+    """
+    grid = sum(-(-count // run_tiles) for count in tiles.lean_tiles) * tiles.per_sequence
+
+    def walk() -> Iterator[Segment]:
+        cta = 0
+        for output_tile in reversed(range(tiles.output_tiles)):
+            of = tiles.of_output_tile(output_tile)
+            for first in reversed(range(0, of, run_tiles)):
+                yield Segment(cta, output_tile, first, min(of, first + run_tiles), of)
+                cta += 1
 
     return Schedule("stream_k", grid, tuple(walk()))
 

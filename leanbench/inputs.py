@@ -18,7 +18,8 @@ class AttentionInputs:
 
     #: (batch, q_len, q_heads, head_dim)
     q: torch.Tensor
-    #: (batch, tokens, kv_heads, head_dim), `tokens` at least the longest context; head_dim is contiguous.
+    #: (batch, tokens, kv_heads, head_dim), `tokens` at least the longest context; head_dim is contiguous. With a
+    #: `block_table`: (pages, page_size, kv_heads, head_dim), the pages of all sequences.
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     #: (batch,), int32, on the device: real lengths of a ragged batch. None: every sequence has `context` tokens.
@@ -30,10 +31,26 @@ class AttentionInputs:
     out: torch.Tensor
     #: (batch, q_heads, q_len), fp32, natural logarithm.
     lse: torch.Tensor
+    #: (batch, pages of the longest sequence), int32, contiguous, on the device: which page of the caches holds a
+    #: sequence's page. None: the cache is contiguous.
+    block_table: torch.Tensor | None = None
+
+    @property
+    def q_len(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k_cache.shape[2]
 
     @property
     def group_size(self) -> int:
-        return self.q.shape[2] // self.k_cache.shape[2]
+        return self.q.shape[2] // self.kv_heads
+
+    @property
+    def page_size(self) -> int | None:
+        """Tokens of a page; None for a contiguous cache."""
+        return None if self.block_table is None else self.k_cache.shape[1]
 
     @property
     def head_dim(self) -> int:
@@ -52,18 +69,44 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def cache_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
-    """K and V as they lie in memory."""
+    """K and V as they lie in memory; of a paged cache, all pages."""
+    rows, tokens = problem.batch, problem.max_context
+    if problem.page_size is not None:
+        rows, tokens = sum(problem.page_counts), problem.page_size
     if problem.kv_layout == "HND":
-        return problem.batch, problem.kv_heads, problem.max_context, problem.head_dim
-    return problem.batch, problem.max_context, problem.kv_heads, problem.head_dim
+        return rows, problem.kv_heads, tokens, problem.head_dim
+    return rows, tokens, problem.kv_heads, problem.head_dim
 
 
 def query_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
     return problem.batch, problem.q_len, problem.q_heads, problem.head_dim
 
 
+def deal_pages(
+    problem: AttentionProblem, device: str | torch.device, generator: torch.Generator | None = None
+) -> torch.Tensor | None:
+    """A block table that gives each page of `cache_shape` to one sequence, in random order; None for a contiguous
+    cache.
+
+    Entries past a sequence's end are 0.
+    """
+    import torch
+
+    if problem.page_size is None:
+        return None
+    pages = torch.randperm(sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32)
+    table = torch.zeros(problem.batch, max(problem.page_counts), dtype=torch.int32, device=device)
+    for row, own in zip(table, pages.split(problem.page_counts), strict=True):
+        row[: len(own)] = own
+    return table
+
+
 def inputs_over(
-    problem: AttentionProblem, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    problem: AttentionProblem,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor | None = None,
 ) -> AttentionInputs:
     """The call of `problem` on these tensors, outputs not yet written.
 
@@ -71,9 +114,11 @@ def inputs_over(
         q: of `query_shape`.
         k_cache: of `cache_shape`, on the device of `q`.
         v_cache: like `k_cache`.
+        block_table: of `deal_pages`, for a problem with a page size.
     """
     import torch
 
+    assert (block_table is None) == (problem.page_size is None), f"{problem.label} and its block table do not agree"
     if problem.kv_layout == "HND":
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     lengths = torch.tensor(problem.contexts, dtype=torch.int32, device=q.device) if problem.is_ragged else None
@@ -86,6 +131,7 @@ def inputs_over(
         softmax_scale=problem.head_dim**-0.5,
         out=torch.empty_like(q),
         lse=torch.empty(problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=q.device),
+        block_table=block_table,
     )
 
 
@@ -112,6 +158,6 @@ def make_inputs(
 
     k_cache, v_cache = normal(*cache_shape(problem)), normal(*cache_shape(problem))
     q = normal(*query_shape(problem)).mul_(score_scale)
-    inputs = inputs_over(problem, q, k_cache, v_cache)
+    inputs = inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, device, generator))
     inputs.poison()
     return inputs

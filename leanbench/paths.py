@@ -22,3 +22,11 @@ def user_folder() -> Path:
         return Path(home).expanduser()
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else Path.home() / ".local" / "share") / "leanbench"
+
+
+def cache_folder() -> Path:
+    """What can be made again is kept in it: `LEANBENCH_CACHE`, or else leanbench in the XDG cache folder."""
+    if own := os.environ.get("LEANBENCH_CACHE"):
+        return Path(own).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "leanbench"

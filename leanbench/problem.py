@@ -11,12 +11,18 @@ from leanbench.errors import UserError
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("fp16", "bf16")
 KV_LAYOUTS = ("HND", "NHD")
+PAGE_SIZES = (16, 32, 64, 128, 256)
+#: Speculative decoding drafts a few tokens; more of them are a prefill, which other kernels are made for.
+MAX_Q_LEN = 16
 ELEMENT_BYTES = 2  # both dtypes
 
 
 @dataclass(frozen=True)
 class AttentionProblem:
     """One decode attention call: `q_len` new tokens per sequence attend to the cached tokens.
+
+    The new tokens are the last ones of the cache, and none sees those after it (the causal tail): query position i of
+    a sequence sees the tokens j <= context - q_len + i.
 
     Raises:
         UserError: a shape or name that no kernel here could run; the sentence says the limit and the fix.
@@ -25,14 +31,16 @@ class AttentionProblem:
     batch: int
     q_heads: int
     kv_heads: int
-    #: Cached tokens: one number for all sequences, or one per sequence (a ragged batch).
+    #: Cached tokens, the new ones included: one number for all sequences, or one per sequence (a ragged batch).
     context: int | tuple[int, ...]
     head_dim: int
     dtype: str = "fp16"
     #: `HND`: (batch, kv_heads, tokens, head_dim), the paper's. `NHD`: (batch, tokens, kv_heads, head_dim),
-    #: flash-attn's.
+    #: flash-attn's. A paged cache has pages for the batch, and a page's tokens.
     kv_layout: str = "HND"
     q_len: int = 1
+    #: Tokens of a page; None: a sequence's tokens lie one after the other.
+    page_size: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "q_heads", "kv_heads", "q_len"):
@@ -49,6 +57,15 @@ class AttentionProblem:
             raise UserError(f"dtype {self.dtype!r} is not supported, choose {_either(DTYPES)}")
         if self.kv_layout not in KV_LAYOUTS:
             raise UserError(f"kv_layout {self.kv_layout!r} is not supported, choose {_either(KV_LAYOUTS)}")
+        if self.q_len > MAX_Q_LEN:
+            raise UserError(
+                f"q_len {self.q_len} is above {MAX_Q_LEN}: decode adds a few tokens at a time, choose 1 to {MAX_Q_LEN}"
+            )
+        if self.page_size is not None and self.page_size not in PAGE_SIZES:
+            raise UserError(
+                f"page_size {self.page_size} is not supported, choose {_either(PAGE_SIZES)}, or none for a contiguous "
+                "cache"
+            )
         if self.is_ragged and len(self.contexts) != self.batch:
             raise UserError(
                 f"{len(self.contexts)} context lengths were given for a batch of {self.batch}: give one per sequence"
@@ -75,6 +92,12 @@ class AttentionProblem:
         return sum(self.contexts)
 
     @property
+    def page_counts(self) -> tuple[int, ...]:
+        """Pages of each sequence; of a paged cache."""
+        assert self.page_size is not None
+        return tuple(-(-context // self.page_size) for context in self.contexts)
+
+    @property
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.q_heads // self.kv_heads
@@ -86,8 +109,11 @@ class AttentionProblem:
 
     @property
     def kv_allocated_bytes(self) -> int:
-        """Bytes of the K and V caches as allocated: every sequence has room for the longest."""
-        return 2 * self.batch * self.max_context * self.kv_heads * self.head_dim * ELEMENT_BYTES
+        """Bytes of the K and V caches as allocated: every sequence has room for the longest, or its pages."""
+        tokens = self.batch * self.max_context
+        if self.page_size is not None:
+            tokens = sum(self.page_counts) * self.page_size
+        return 2 * tokens * self.kv_heads * self.head_dim * ELEMENT_BYTES
 
     @property
     def io_bytes(self) -> int:
@@ -97,8 +123,10 @@ class AttentionProblem:
 
     @property
     def flops(self) -> int:
-        """Multiply and add counted apart, Q·K and P·V, softmax not counted."""
-        return 4 * self.q_len * self.q_heads * self.total_context * self.head_dim
+        """Multiply and add counted apart, Q·K and P·V of the tokens that a query sees, softmax not counted."""
+        # The last query sees n tokens, the one before it n - 1, and so on while there are any.
+        seen = sum(n * rows - rows * (rows - 1) // 2 for n in self.contexts for rows in (min(n, self.q_len),))
+        return 4 * self.q_heads * seen * self.head_dim
 
     @property
     def label(self) -> str:
@@ -106,12 +134,17 @@ class AttentionProblem:
         heads = f"{self.q_heads}" if self.group_size == 1 else f"{self.q_heads}/{self.kv_heads}"
         context = f"ragged{self.max_context}x{self.total_context}" if self.is_ragged else f"{self.max_context}"
         q_len = "" if self.q_len == 1 else f" q{self.q_len}"
-        return f"b{self.batch} h{heads} n{context} d{self.head_dim}{q_len} {self.dtype} {self.kv_layout}"
+        page_size = "" if self.page_size is None else f" p{self.page_size}"
+        return f"b{self.batch} h{heads} n{context} d{self.head_dim}{q_len}{page_size} {self.dtype} {self.kv_layout}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads it back."""
+        """Plain JSON types; `from_dict` reads it back. Without a page size there is no such key: a problem reads, and
+        its cell is named, as in runs from before there were pages.
+        """
         fields = asdict(self)
         fields["context"] = list(self.contexts) if self.is_ragged else self.context
+        if self.page_size is None:
+            del fields["page_size"]
         return fields
 
     @classmethod

@@ -7,10 +7,11 @@ A family is a folder in `kernels/` (or in a folder of `LEANBENCH_KERNEL_PATH`) w
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    import torch
+
     from leanbench.inputs import AttentionInputs
     from leanbench.timeline import CtaTimeline
 
@@ -41,8 +44,23 @@ class KernelConfig:
     align_grid: bool | None = None
     #: fixed_split: parts of every output tile.
     splits: int | None = None
+    #: stream-K: every CTA takes this many LeanTiles of one output tile, the last one of it what is left, whatever the
+    #: GPU holds at once: the parts of a sequence, and so the bits of its output, depend on its own length alone. The
+    #: grid has a CTA for each part, `min_tiles_per_cta` and `align_grid` say nothing.
+    fixed_run_tiles: int | None = None
+    #: lean: `cuda` for its CUDA C++ implementation; None for the one in Triton.
+    implementation: str | None = None
+    #: CUDA: tokens that a warp takes at a time.
+    chunk_tokens: int | None = None
+    #: CUDA: query rows of an output tile at most, 8, 16 or 32. Fewer make more output tiles of the same K and V, which
+    #: the L2 then holds for them.
+    tile_rows: int | None = None
+    #: CUDA: CTAs of a thread-block cluster, which share a run. `ctas_per_sm` counts CTAs, not clusters.
+    cluster_size: int | None = None
+    #: CUDA: how K and V get to shared memory: `bulk` (bulk tensor copies) or `async` (16-byte cp.async).
+    copy: str | None = None
 
-    def to_dict(self) -> dict[str, int | bool]:
+    def to_dict(self) -> dict[str, int | bool | str]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -72,6 +90,32 @@ class TracedCall(ABC):
         """Every CTA of the latest launch, after waiting for it; times in microseconds from the first start."""
 
 
+class OwnOutputs(ABC):
+    """A launch of a library that makes its output tensors itself, anew in every call.
+
+    To copy them to `inputs.out` would take a GPU kernel that is not the library's. Whoever reads or poisons outputs
+    goes through `written_by`.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        #: The inputs, with what the latest call wrote in place of `out` and `lse`; kept alive until the next one. After
+        #: a capture, these are the tensors that the graph writes.
+        self.results = inputs
+
+    def __call__(self) -> None:
+        out, lse = self.compute()
+        self.results = replace(self.results, out=out, lse=lse)
+
+    @abstractmethod
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and LSE, shaped as `AttentionInputs` says."""
+
+
+def written_by(launch: Callable[[], Any], inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with the outputs that the latest call of `launch`, prepared for `inputs`, wrote."""
+    return launch.results if isinstance(launch, OwnOutputs) else inputs
+
+
 class Kernel(ABC):
     """One way to compute decode attention."""
 
@@ -87,6 +131,17 @@ class Kernel(ABC):
     is_timed: bool = True
     #: The kernel name that its kept configs go under; None: it is not tuned. A stream-K kernel, see leanbench.tune.
     tuned_as: str | None = None
+    #: `triton` or `cuda` where the kernel is one implementation among several of what it is tuned as, and takes no
+    #: other's configs; None: it takes them all.
+    implementation: str | None = None
+    #: The kernel that predictions are made for in its place, because the performance model knows it; None: itself.
+    predicted_as: str | None = None
+    #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
+    lse_base: float | None = math.e
+
+    def unavailable_reason(self) -> str | None:
+        """One sentence why this kernel cannot run here, whatever the problem, or None; without a heavy import."""
+        return None
 
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         """One sentence why this kernel cannot run the problem, or None."""
@@ -95,6 +150,12 @@ class Kernel(ABC):
     @abstractmethod
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
         """The heuristic: what runs when nobody chose and nothing is kept; None for a kernel without launch settings."""
+
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        """Settings with which the bits of a sequence's output depend on nothing else in the batch, nor on the GPU's
+        SMs; alike for all problems of a head_dim, dtype, group size and q_len. None: the kernel has none.
+        """
+        return None
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         """What `--configs best` tries, the default among them."""
@@ -105,8 +166,22 @@ class Kernel(ABC):
         """What `leanbench tune` considers for problems of this head_dim, dtype, group size and layout, of any size."""
         return []
 
+    def implementation_of(self, config: KernelConfig) -> Kernel:
+        """The kernel that launches `config`, where this one stands for several implementations."""
+        return self
+
+    def takes(self, config: KernelConfig) -> bool:
+        """Whether `config` is of this kernel's implementation."""
+        return self.implementation in (None, config.implementation or "triton")
+
+    def modelled(self) -> Kernel:
+        """The kernel that predictions are made for in its place."""
+        return self if self.predicted_as is None else kernel(self.predicted_as)
+
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
-        """CTAs that the kernel launches at most where `wanted` were asked for, with `rows` query rows to a partial."""
+        """Runs of a launch at most where `wanted` were asked for, with `rows` query rows to a partial. A run is a
+        CTA's, or a cluster's.
+        """
         return wanted
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
@@ -119,8 +194,8 @@ class Kernel(ABC):
 
     @abstractmethod
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        """A launch that writes `inputs.out` and `inputs.lse`, without host synchronisation; compiles before it
-        returns.
+        """A launch that writes `inputs.out` and `inputs.lse`, or is one of `OwnOutputs`, without host synchronisation;
+        compiles before it returns.
         """
 
     def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:

@@ -1,7 +1,9 @@
-"""`lean_attn_with_kvcache` over a problem's tensors, and whether what it returned is right."""
+"""`lean_attn_with_kvcache` over a problem's tensors, whether what it returned is right, and what its bits depend on."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,13 @@ from leanbench.measure.check import check_against_reference
 
 def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and LSE; `inputs.out` and `inputs.lse` are left alone."""
-    options = {"cache_seqlens": inputs.cache_seqlens, "return_softmax_lse": True, **options}
+    options = {
+        "cache_seqlens": inputs.cache_seqlens,
+        "block_table": inputs.block_table,
+        "causal": inputs.q_len > 1,
+        "return_softmax_lse": True,
+        **options,
+    }
     out, lse = lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **options)
     return out, lse
 
@@ -24,3 +32,90 @@ def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) 
     result = check_against_reference(replace(inputs, out=out, lse=lse), max_elements=1 << 62)
     assert result.failure("fp16" if out.dtype == torch.float16 else "bf16") is None
     assert result.checked_heads == result.total_heads
+
+
+def differing(
+    inputs: AttentionInputs, call: Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]]
+) -> list[str]:
+    """In which surroundings some sequence's bits are not those that it has in the whole batch; all results are right.
+
+    Args:
+        call: output and LSE of a call.
+    """
+    whole = call(inputs)
+    assert_right(inputs, *whole)
+    found = []
+    for name, (sequences, other) in _surroundings(inputs).items():
+        results = call(other)
+        assert_right(other, *results)
+        if not all(torch.equal(result, one[sequences]) for result, one in zip(results, whole, strict=True)):
+            found.append(name)
+    return found
+
+
+def _surroundings(inputs: AttentionInputs) -> dict[str, tuple[list[int], AttentionInputs]]:
+    """Other batches of the same sequences, and which of them each has."""
+    everyone = list(range(inputs.q.shape[0]))
+    last = everyone[-1]
+    chosen = {
+        "alone": [0],
+        "the last alone": [last],
+        "fewer": everyone[::-2],
+        "the other way round": everyone[::-1],
+        "twice": [0, 0, last, last],
+    }
+    found = {name: (sequences, _some(inputs, sequences)) for name, sequences in chosen.items()}
+    found["more room"] = (everyone, _roomier(inputs))
+    if inputs.cache_seqlens is not None:
+        length = int(inputs.cache_seqlens[0])
+        found["a number"] = ([0], replace(found["alone"][1], cache_seqlens=None, context=length))
+    return found
+
+
+def _some(inputs: AttentionInputs, sequences: list[int]) -> AttentionInputs:
+    """These sequences of a batch, outputs poisoned; pages stay where they are."""
+    paged = inputs.block_table is not None
+    found = replace(
+        inputs,
+        q=inputs.q[sequences],
+        k_cache=inputs.k_cache if paged else inputs.k_cache[sequences],
+        v_cache=inputs.v_cache if paged else inputs.v_cache[sequences],
+        cache_seqlens=inputs.cache_seqlens[sequences] if inputs.cache_seqlens is not None else None,
+        block_table=inputs.block_table[sequences] if inputs.block_table is not None else None,
+        out=inputs.out[sequences],
+        lse=inputs.lse[sequences],
+    )
+    found.poison()
+    return found
+
+
+def _roomier(inputs: AttentionInputs) -> AttentionInputs:
+    """The same batch, its lengths on the device, in caches with room for twice as many tokens and some, NaN in what is
+    added. Pages lie elsewhere.
+    """
+    batch, room = inputs.q.shape[0], inputs.context + 90
+    lengths = inputs.cache_seqlens
+    if lengths is None:
+        lengths = torch.full((batch,), inputs.context, dtype=torch.int32, device=inputs.q.device)
+    added = inputs.k_cache.shape[0] if inputs.block_table is not None else room
+    padding = (0, 0, 0, 0, 0, 0, added, 0) if inputs.block_table is not None else (0, 0, 0, 0, 0, added)
+    k_cache, v_cache = (
+        torch.nn.functional.pad(cache, padding, value=math.nan) for cache in (inputs.k_cache, inputs.v_cache)
+    )
+    table = inputs.block_table
+    if table is not None:
+        # Entries past a sequence's end lead to the pages that were added.
+        table = torch.nn.functional.pad(table + added, (0, -(-room // inputs.k_cache.shape[1])))
+    context = inputs.context + room
+    found = replace(
+        inputs,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=lengths,
+        block_table=table,
+        context=context if table is None else table.shape[1] * k_cache.shape[1],
+        out=inputs.out.clone(),
+        lse=inputs.lse.clone(),
+    )
+    found.poison()
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 
 import pytest
@@ -16,6 +18,11 @@ if not torch.cuda.is_available():
 # What whoever runs the tests has tuned and calibrated changes nothing; tests of kept configs turn them on.
 os.environ["LEANBENCH_CONFIGS"] = "off"
 os.environ["LEANBENCH_HOME"] = os.path.join(tempfile.gettempdir(), "leanbench-tests-no-such-home")
+
+# CUDA kernels are compiled once for all tests; the workers of pytest-xdist inherit the folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["LEANBENCH_CACHE"] = tempfile.mkdtemp(prefix="leanbench-tests-cache-")
+    atexit.register(shutil.rmtree, os.environ["LEANBENCH_CACHE"], ignore_errors=True)
 
 # No deadline: the first example of a test pays for imports.
 settings.register_profile("leanbench", deadline=None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_calls import assert_right, attend
 
-from leanbench import attention
+from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.errors import UserError
 from leanbench.inputs import make_inputs
@@ -30,6 +30,9 @@ CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
         AttentionProblem(2, 8, 2, 90, 128, "bf16", "NHD"),
         AttentionProblem(3, 4, 2, (1, 150, 33), 80, "fp16", "NHD"),
         AttentionProblem(2, 5, 1, (77, 140), 96, "bf16"),
+        AttentionProblem(2, 6, 2, 64, 64, "fp16", "HND", q_len=3),
+        AttentionProblem(2, 4, 2, 96, 128, "bf16", "NHD", page_size=32),
+        AttentionProblem(3, 4, 1, (2, 150, 33), 80, "fp16", "HND", 5, 16),
     ],
     ids=lambda problem: problem.label,
 )
@@ -38,7 +41,7 @@ def test_it_is_right(problem, config, device):
     inputs = make_inputs(problem, device)
     out, lse = attend(inputs, config=config)
     assert (out.shape, out.dtype) == (inputs.q.shape, inputs.q.dtype)
-    assert (lse.shape, lse.dtype) == ((problem.batch, problem.q_heads, 1), torch.float32)
+    assert (lse.shape, lse.dtype) == ((problem.batch, problem.q_heads, problem.q_len), torch.float32)
     assert_right(inputs, out, lse)
 
 
@@ -54,6 +57,27 @@ def test_a_number_a_tensor_and_none_are_the_same_lengths(device):
         out, lse = attend(inputs, cache_seqlens=part, config=CONFIG)
         assert_right(replace(inputs, context=37), out, lse)
         assert (lse < whole[1]).all()
+
+
+def test_without_lengths_all_pages_are_full(device):
+    inputs = make_inputs(AttentionProblem(2, 4, 2, 64, 64, q_len=2, page_size=32), device)
+    whole = attend(inputs)
+    assert_right(inputs, *whole)
+    lengths = torch.full((2,), 64, dtype=torch.int32, device=device)
+    for same in (64, lengths):
+        assert_right(inputs, *attend(inputs, cache_seqlens=same))
+    for part in (37, lengths - 27):
+        out, lse = attend(inputs, cache_seqlens=part)
+        assert_right(replace(inputs, context=37), out, lse)
+        assert not torch.equal(out, whole[0])
+
+
+def test_several_query_tokens_cut_from_a_larger_tensor(device):
+    inputs = make_inputs(AttentionProblem(2, 4, 2, 45, 64, q_len=3), device)
+    fused = torch.randn(2, 3, 8, 64, device=device).to(inputs.q.dtype)
+    inputs = replace(inputs, q=fused[:, :, 2:6])
+    assert not inputs.q.is_contiguous()
+    assert_right(inputs, *attend(inputs))
 
 
 @pytest.mark.parametrize("length", [0, torch.tensor([0], dtype=torch.int32)], ids=["number", "tensor"])
@@ -113,7 +137,6 @@ def test_arguments_that_ask_for_nothing_are_taken(device):
         "rotary_sin": None,
         "cache_batch_idx": None,
         "cache_leftpad": None,
-        "block_table": None,
         "window_size": (-1, -1),
         "softcap": 0.0,
         "rotary_interleaved": False,
@@ -137,7 +160,6 @@ TABLE = torch.zeros(1, 1, dtype=torch.int32)
         ("rotary_sin", TABLE, "a rotary_sin tensor yet"),
         ("cache_batch_idx", TABLE, "a cache_batch_idx tensor yet"),
         ("cache_leftpad", TABLE, "a cache_leftpad tensor yet"),
-        ("block_table", TABLE, "a block_table tensor yet"),
         ("alibi_slopes", TABLE, "a alibi_slopes tensor yet"),
         ("window_size", (128, 0), r"window_size=\(128, 0\) yet: leave it at its default, \(-1, -1\)"),
         ("softcap", 30.0, "softcap=30.0 yet: leave it at its default, 0.0"),
@@ -161,15 +183,69 @@ def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 
 
 Q, CACHE = half(2, 1, 8, 64), half(2, 30, 4, 64)
+
+
+def table(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+#: 7 pages, of which each of two sequences has 4.
+PAGES = {"k_cache": half(7, 16, 4, 64), "v_cache": half(7, 16, 4, 64), "block_table": table(2, 4)}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "q without a token dimension": ({"q": half(2, 8, 64)}, ValueError, r"q is \(2, 8, 64\), .*expected \(batch, 1, "),
-    "k_cache of pages": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
+    "q without a token dimension": (
+        {"q": half(2, 8, 64)},
+        ValueError,
+        r"q is \(2, 8, 64\), .*expected \(batch, q_len, q_heads, head_dim\) and twice \(batch, tokens, ",
+    ),
+    "k_cache without heads": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
     "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),
     "no tokens": ({"k_cache": half(2, 0, 4, 64), "v_cache": half(2, 0, 4, 64)}, ValueError, r"k_cache \(2, 0, 4, 64\)"),
     "no KV heads": ({"k_cache": half(2, 30, 0, 64), "v_cache": half(2, 30, 0, 64)}, ValueError, "no size 0"),
     "no sequences": ({"q": half(0, 1, 8, 64)}, ValueError, "no size 0"),
-    "three query tokens": ({"q": half(2, 3, 8, 64)}, NotImplementedError, "q has 3 tokens per sequence, only 1"),
-    "another batch": ({"q": half(3, 1, 8, 64)}, ValueError, r"q \(3, 1, 8, 64\) and k_cache \(2, 30, 4, 64\) must"),
+    "query tokens without a mask": (
+        {"q": half(2, 3, 8, 64)},
+        NotImplementedError,
+        "q has 3 tokens per sequence and causal is False, only a causal mask is supported: pass causal=True",
+    ),
+    "seventeen query tokens": (
+        {"q": half(2, 17, 8, 64), "causal": True},
+        NotImplementedError,
+        "q has 17 tokens per sequence, at most 16 are supported: pass fewer at a time",
+    ),
+    "pages of 30": (
+        {"block_table": table(2, 1)},
+        ValueError,
+        "the caches have pages of 30 tokens: choose one of 16, 32, 64, 128, 256, or leave block_table out",
+    ),
+    "caches that are no pages": (
+        {"k_cache": half(2, 30, 256), "block_table": table(2, 1)},
+        ValueError,
+        r"twice \(pages, page_size, kv_heads, head_dim\), no size 0",
+    ),
+    "a flat block table": (
+        {**PAGES, "block_table": table(2)},
+        ValueError,
+        r"block_table is \(2,\) torch.int32: expected \(2, pages of a sequence\) contiguous torch.int32",
+    ),
+    "a block table of three": (
+        {**PAGES, "block_table": table(3, 4)},
+        ValueError,
+        r"block_table is \(3, 4\) torch.int32",
+    ),
+    "a block table of nothing": ({**PAGES, "block_table": table(2, 0)}, ValueError, r"block_table is \(2, 0\)"),
+    "an int64 block table": ({**PAGES, "block_table": table(2, 4).long()}, ValueError, "torch.int64: expected"),
+    "a block table with gaps": ({**PAGES, "block_table": table(2, 4)[:, ::2]}, ValueError, "contiguous torch.int32"),
+    "a block table elsewhere": (
+        {**PAGES, "block_table": table(2, 4).to("meta")},
+        ValueError,
+        "block_table is on meta, q on cpu: move it there",
+    ),
+    "a length past the pages": ({**PAGES, "cache_seqlens": 65}, ValueError, "65 is outside the cache's 0 to 64 tokens"),
+    "another batch": (
+        {"q": half(3, 1, 8, 64)},
+        ValueError,
+        r"q \(3, 1, 8, 64\) and k_cache \(2, 30, 4, 64\) must agree in batch$",
+    ),
     "another head_dim": ({"q": half(2, 1, 8, 128)}, ValueError, r"q \(2, 1, 8, 128\) and k_cache .* must agree"),
     "uneven heads": ({"q": half(2, 1, 6, 64)}, ValueError, r"q \(2, 1, 6, 64\) .*q_heads must be a multiple of"),
     "head_dim 72": (
@@ -241,10 +317,10 @@ def asked(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
         found.append((problem, uniform))
         return Choice(replace(CONFIG, num_stages=1), "kept", "in this test")
 
-    monkeypatch.setattr(attention, "choose", choose)
-    attention._default_config.cache_clear()
+    monkeypatch.setattr(attention_op, "choose", choose)
+    attention_op._default_config.cache_clear()
     yield found
-    attention._default_config.cache_clear()
+    attention_op._default_config.cache_clear()
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
@@ -255,6 +331,9 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(asked, device, layout):
     attend(inputs, cache_seqlens=70)
     attend(inputs, cache_seqlens=torch.tensor([90, 7], dtype=torch.int32, device=device))
     assert asked == [(problem, True), (replace(problem, context=70), True), (problem, False)]
+    several = make_inputs(replace(problem, context=96, q_len=2, page_size=16), device)
+    attend(several)
+    assert asked.pop() == (replace(problem, context=96, q_len=2, page_size=16), True)
     # Once a shape; and not where they are given.
     attend(inputs)
     attend(inputs, cache_seqlens=33, config=CONFIG)
@@ -263,7 +342,7 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(asked, device, layout):
 
 def test_kept_settings_are_launched(asked, device, monkeypatch):
     launched: list[KernelConfig] = []
-    lean = attention.kernel("lean")
+    lean = attention_op.kernel("lean")
     prepare = lean.prepare
     monkeypatch.setattr(lean, "prepare", lambda inputs, config: launched.append(config) or prepare(inputs, config))
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
@@ -286,7 +365,7 @@ def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypa
     class OutOfResources(Exception):
         """Called like Triton's."""
 
-    lean = attention.kernel("lean")
+    lean = attention_op.kernel("lean")
     prepare = lean.prepare
     tried: list[int] = []
 
@@ -298,7 +377,7 @@ def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypa
 
     monkeypatch.setattr(lean, "prepare", prepare_or_not)
     monkeypatch.setattr(lean, "default_config", lambda problem, spec: CONFIG)
-    monkeypatch.setattr(attention, "_refused", set())
+    monkeypatch.setattr(attention_op, "_refused", set())
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     words = r"kept settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the heuristic's are used"
     with pytest.warns(UserWarning, match=words):

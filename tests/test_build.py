@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ def pool():
 
 
 def test_resources_of_each_kernel(pool):
-    names = ("lean", "fa2", "fixed_split")
+    names = ("lean_triton", "fa2", "fixed_split")
     configs = {name: kernel(name).default_config(PROBLEM, H200) for name in names}
     jobs = [Job(name, PROBLEM, config) for name, config in configs.items() if config is not None]
     builds = build_all(jobs, (9, 0), pool)
@@ -41,6 +42,32 @@ def test_resources_of_each_kernel(pool):
         assert 40 <= first.registers_per_thread <= 255
 
 
+def test_one_kernel_is_built_by_the_compiler_of_each_config(pool):
+    cuda = kernel("lean_cuda").default_config(PROBLEM, H200)
+    assert cuda is not None
+    assert cuda.implementation == "cuda"
+    builds = build_all([Job(name, PROBLEM, cuda) for name in ("lean", "lean_cuda")], (9, 0), pool)
+    (triton,) = build_all([Job("lean", PROBLEM, CONFIG)], (9, 0), pool)
+    assert triton.resources[0].launch == "lean_kernel"
+    assert builds[0].resources == builds[1].resources
+    (taken,) = builds[0].resources
+    assert (taken.launch, taken.num_warps, taken.spilled_registers) == ("lean_cuda", cuda.num_warps, 0)
+    assert 40 <= taken.registers_per_thread <= 255
+    # K and V of every warp's chunks in flight, and less than a quarter beside them.
+    assert cuda.chunk_tokens is not None
+    stages_kb = cuda.num_warps * cuda.num_stages * 2 * cuda.chunk_tokens * 128 * 2 / 1024
+    assert stages_kb <= taken.shared_bytes / 1024 <= 1.25 * stages_kb
+
+
+def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
+    """Loads that wait for the block table in each step could not be in flight together."""
+    config = KernelConfig(64, 4, 3, 1, 1, True)
+    problems = [replace(PROBLEM, q_len=2, page_size=page_size) for page_size in (None, 16, 64, 256)]
+    builds = build_all([Job("lean", problem, config) for problem in problems], (9, 0), pool)
+    assert [built.failure for built in builds] == [None] * 4
+    assert len({built.resources[0].shared_bytes for built in builds}) == 1
+
+
 def test_one_process_compiles_for_several_architectures(pool):
     job = Job("fa2", PROBLEM, KernelConfig(64, 4, 3))
     old, new = (build_all([job], capability, pool)[0] for capability in ((8, 0), (9, 0)))
@@ -52,13 +79,15 @@ def test_what_cannot_be_built_says_why_and_the_others_are_built(pool):
         Job("lean", PROBLEM, KernelConfig(48, 4, 3, 1, 1, True)),
         Job("reference", PROBLEM, CONFIG),
         Job("lean", RAGGED, CONFIG),
+        Job("fa2", PROBLEM, replace(CONFIG, implementation="cuda")),
     ]
     told: list[Build] = []
-    uneven, reference, ragged = build_all(jobs, (9, 0), pool, told.append)
+    uneven, reference, ragged, foreign = build_all(jobs, (9, 0), pool, told.append)
     assert uneven.failure is not None
     assert "\n" not in uneven.failure
     assert uneven.resources == ()
     assert reference.failure == "TypeError: reference is not compiled by Triton"
+    assert foreign.failure == "TypeError: fa2 has no CUDA C++"
     assert ragged.failure is None
     assert ragged.resources[0].registers_per_thread > 40
     assert {one.job for one in told} == set(jobs)

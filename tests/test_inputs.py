@@ -46,6 +46,45 @@ def test_ragged_lengths_are_on_the_device():
     assert (inputs.context, inputs.k_cache.shape[1]) == (300, 300)
 
 
+PAGED = AttentionProblem(3, 4, 2, (33, 300, 1), 64, page_size=16)
+
+
+@pytest.mark.parametrize(
+    ("layout", "strides"), [("HND", (2 * 16 * 64, 64, 16 * 64, 1)), ("NHD", (16 * 2 * 64, 2 * 64, 64, 1))]
+)
+def test_a_paged_cache_is_a_pool_of_pages(layout, strides):
+    inputs = make_inputs(replace(PAGED, kv_layout=layout), "cpu")
+    # 3, 19 and 1 pages.
+    assert inputs.k_cache.shape == inputs.v_cache.shape == (23, 16, 2, 64)
+    assert inputs.k_cache.stride() == inputs.v_cache.stride() == strides
+    assert (inputs.page_size, inputs.kv_heads, inputs.group_size, inputs.context) == (16, 2, 2, 300)
+    # What no token fills is random like the rest.
+    assert inputs.k_cache.isfinite().all()
+    assert (inputs.k_cache == 0).float().mean() < 0.01
+
+
+def test_every_page_belongs_to_one_sequence_in_random_order():
+    table = make_inputs(PAGED, "cpu").block_table
+    assert table is not None
+    assert (table.shape, table.dtype, table.is_contiguous()) == ((3, 19), torch.int32, True)
+    used = [*table[0, :3].tolist(), *table[1].tolist(), *table[2, :1].tolist()]
+    assert sorted(used) == list(range(23))
+    assert used != list(range(23))
+    assert (table[0, 3:] == 0).all()
+    assert (table[2, 1:] == 0).all()
+    one, same, other = (make_inputs(PAGED, "cpu", seed).block_table for seed in (1, 1, 2))
+    assert one is not None
+    assert same is not None
+    assert other is not None
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_contiguous_cache_has_no_block_table():
+    inputs = make_inputs(PROBLEM, "cpu")
+    assert (inputs.block_table, inputs.page_size) == (None, None)
+
+
 def same(one: AttentionInputs, other: AttentionInputs) -> list[bool]:
     return [torch.equal(getattr(one, name), getattr(other, name)) for name in TENSORS]
 

@@ -51,7 +51,10 @@ def test_this_projects_kernels_are_found_in_a_stable_order():
 def test_an_unknown_name_is_one_sentence():
     with pytest.raises(UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed_split'\?$"):
         kernel("fixed-split")
-    with pytest.raises(UserError, match=r"^there is no kernel 'xyz', known: .*fa2, fixed_split.*lean, reference"):
+    with pytest.raises(
+        UserError,
+        match=r"^there is no kernel 'xyz', known: .*fa2, fixed_split.*lean, lean_cuda, lean_triton, reference",
+    ):
         kernel("xyz")
 
 
@@ -87,7 +90,7 @@ def test_a_config_as_a_dict_leaves_out_what_the_kernel_does_not_have():
     assert KernelConfig(**fields) == config
 
 
-@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
+@pytest.mark.parametrize("name", ["lean_triton", "fa2", "fixed_split"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, problem):
     found = kernel(name)
@@ -102,10 +105,6 @@ def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, probl
         assert schedule.decomposition == found.decomposition
 
 
-@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
-def test_several_query_tokens_are_refused_with_a_sentence(name):
-    problem = AttentionProblem(1, 8, 8, 100, 64, q_len=3)
-    assert kernel(name).unsupported_reason(problem) == (
-        f"{name} decodes one query token per sequence, this problem has q_len 3"
-    )
-    assert kernel("reference").unsupported_reason(problem) is None
+@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split", "reference"])
+def test_pages_and_several_query_tokens_are_supported(name):
+    assert kernel(name).unsupported_reason(AttentionProblem(1, 8, 8, 100, 64, q_len=3, page_size=16)) is None

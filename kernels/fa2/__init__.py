@@ -22,9 +22,6 @@ class Fa2(TritonKernel):
     decomposition = "one_cta_per_tile"
     source = "Dao 2023, arXiv 2307.08691; this project's Triton kernel"
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        return one_query_token(self.name, problem)
-
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         # The fastest on an H200 over 24 problems: a lone CTA wants its whole SM's shared memory in flight.
         tile_tokens, stages = (256, 4) if problem.head_dim <= 64 else (128, 3)
@@ -43,13 +40,6 @@ class Fa2(TritonKernel):
         from leanbench.kernels.fa2.triton import launches
 
         return launches(inputs, config)
-
-
-def one_query_token(name: str, problem: AttentionProblem) -> str | None:
-    """Why this project's Triton kernels cannot run the problem, or None."""
-    if problem.q_len > 1:
-        return f"{name} decodes one query token per sequence, this problem has q_len {problem.q_len}"
-    return None
 
 
 KERNELS = (Fa2(),)

@@ -7,29 +7,41 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
-from leanbench.kernels.launch import LaunchShape, TritonLaunch, cache_strides, constants, qk_scale, run_all
+from leanbench.kernels.launch import (
+    LaunchShape,
+    TritonLaunch,
+    block_table,
+    cache_strides,
+    constants,
+    qk_scale,
+    row_strides,
+    run_all,
+)
 from leanbench.kernels.stamps import BEGIN, TILES, mark, stamp_end, stamp_start
-from leanbench.kernels.tile import lean_tiles, load_query, sequence_tiles, write_output
+from leanbench.kernels.tile import lean_tiles, load_query, row_offsets, sequence_tiles, write_output
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
     from leanbench.registry import KernelConfig
 
 
-@triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context"])
+@triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context"])
 def fa2_kernel(
-    q,  # (batch, q_heads, D)
-    k,  # (batch, tokens, kv_heads, D) through strides
+    q,  # (batch, Q_LEN, q_heads, D) through strides
+    k,  # see lean_tiles
     v,
-    out,  # (batch, q_heads, D)
-    lse,  # (batch, q_heads), fp32
+    out,  # (batch, Q_LEN, q_heads, D) through strides
+    lse,  # (batch, q_heads, Q_LEN), fp32
     cache_seqlens,  # (batch,), int32; read when RAGGED
+    block_table,  # see lean_tiles
+    stride_table,
     context,
     kv_heads,
     row_tiles,
     qk_scale,
     stride_q_batch: tl.int64,
     stride_q_head,
+    stride_q_position,
     stride_k_batch: tl.int64,
     stride_k_head: tl.int64,
     stride_k_token,
@@ -38,7 +50,10 @@ def fa2_kernel(
     stride_v_token,
     stride_out_batch: tl.int64,
     stride_out_head,
+    stride_out_position,
     GROUP_SIZE: tl.constexpr,
+    Q_LEN: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -54,7 +69,7 @@ def fa2_kernel(
     sequence = (output_tile // per_sequence).to(tl.int64)
     kv_head = (output_tile % per_sequence) // row_tiles
     rows = (output_tile % row_tiles) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    valid_rows = rows < GROUP_SIZE
+    valid_rows = rows < GROUP_SIZE * Q_LEN
     q_head = kv_head * GROUP_SIZE
     q_heads = kv_heads * GROUP_SIZE
 
@@ -62,22 +77,33 @@ def fa2_kernel(
     marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
     q_rows = load_query(
         q + sequence * stride_q_batch + q_head * stride_q_head,
-        rows,
+        row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
         valid_rows,
-        stride_q_head,
         HEAD_DIM,
         HEAD_DIM_PADDED,
     )
     acc, m, l = lean_tiles(  # noqa: E741
         q_rows,
-        k + sequence * stride_k_batch + kv_head * stride_k_head,
-        v + sequence * stride_v_batch + kv_head * stride_v_head,
+        k,
+        v,
+        block_table,
+        stride_table,
+        sequence,
+        kv_head,
+        stride_k_batch,
+        stride_k_head,
         stride_k_token,
+        stride_v_batch,
+        stride_v_head,
         stride_v_token,
+        rows,
         0,
         tiles,
         tokens,
         qk_scale,
+        GROUP_SIZE,
+        Q_LEN,
+        PAGE_SIZE,
         TILE_ROWS,
         TILE_TOKENS,
         HEAD_DIM,
@@ -89,10 +115,10 @@ def fa2_kernel(
         m,
         l,
         out + sequence * stride_out_batch + q_head * stride_out_head,
-        lse + sequence * q_heads + q_head,
-        rows,
+        lse + (sequence * q_heads + q_head) * Q_LEN,
+        row_offsets(rows, stride_out_head, stride_out_position, GROUP_SIZE, Q_LEN),
+        row_offsets(rows, Q_LEN, 1, GROUP_SIZE, Q_LEN),
         valid_rows,
-        stride_out_head,
         HEAD_DIM,
     )
     marks = mark(stamps, marks, TILES, output_tile, MARKS)
@@ -109,18 +135,18 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
         inputs.out,
         inputs.lse,
         inputs.cache_seqlens,
+        *block_table(inputs),
         inputs.context,
         shape.kv_heads,
         shape.row_tiles,
         qk_scale(inputs),
-        inputs.q.stride(0),
-        inputs.q.stride(2),
+        *row_strides(inputs.q),
         *cache_strides(inputs),
-        inputs.out.stride(0),
-        inputs.out.stride(2),
+        *row_strides(inputs.out),
     )
     options = {
-        **constants(shape, config, inputs.cache_seqlens is not None),
+        **constants(inputs, config),
+        "PAGE_SIZE": inputs.page_size or 0,
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }

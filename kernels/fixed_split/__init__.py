@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import SHARED_RESERVE_KB, shared_kb, stages_that_fit
-from leanbench.kernels.fa2 import one_query_token
 from leanbench.kernels.launch import TritonKernel, TritonLaunch
 
 from leanbench.decomposition import Schedule, TileGrid, fixed_split, fixed_split_heuristic
@@ -26,9 +25,6 @@ class FixedSplit(TritonKernel):
     title = "FlashDecoding's decomposition: equal splits and a second kernel that merges them (Triton)"
     decomposition = "fixed_split"
     source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's Triton kernel"
-
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        return one_query_token(self.name, problem)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         # The fastest on an H200 over 24 problems, each with its best split count.

@@ -13,27 +13,39 @@ from leanbench.kernels.launch import (
     PARTIAL_ROW_EXTRA,
     LaunchShape,
     TritonLaunch,
+    block_table,
     cache_strides,
     constants,
     padded,
     qk_scale,
+    row_strides,
     run_all,
 )
 from leanbench.kernels.stamps import BEGIN, REDUCTION, TILES, mark, stamp_end, stamp_start
-from leanbench.kernels.tile import lean_tiles, load_query, merge_partials, sequence_tiles, write_output, write_partial
+from leanbench.kernels.tile import (
+    lean_tiles,
+    load_query,
+    merge_partials,
+    row_offsets,
+    sequence_tiles,
+    write_output,
+    write_partial,
+)
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
     from leanbench.registry import KernelConfig
 
 
-@triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
+@triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context", "splits"])
 def split_kernel(
-    q,  # (batch, q_heads, D)
-    k,  # (batch, tokens, kv_heads, D) through strides
+    q,  # (batch, Q_LEN, q_heads, D) through strides
+    k,  # see lean_tiles
     v,
     partials,  # (output tiles x splits) slots, see write_partial
     cache_seqlens,  # (batch,), int32; read when RAGGED
+    block_table,  # see lean_tiles
+    stride_table,
     context,
     kv_heads,
     row_tiles,
@@ -41,6 +53,7 @@ def split_kernel(
     qk_scale,
     stride_q_batch: tl.int64,
     stride_q_head,
+    stride_q_position,
     stride_k_batch: tl.int64,
     stride_k_head: tl.int64,
     stride_k_token,
@@ -48,6 +61,8 @@ def split_kernel(
     stride_v_head: tl.int64,
     stride_v_token,
     GROUP_SIZE: tl.constexpr,
+    Q_LEN: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     ROW_COUNT: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
@@ -67,7 +82,7 @@ def split_kernel(
     kv_head = (output_tile % per_sequence) // row_tiles
     local_rows = tl.arange(0, TILE_ROWS)
     rows = (output_tile % row_tiles) * TILE_ROWS + local_rows
-    valid_rows = rows < GROUP_SIZE
+    valid_rows = rows < GROUP_SIZE * Q_LEN
 
     tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
     share = (tiles + splits - 1) // splits
@@ -77,22 +92,33 @@ def split_kernel(
         marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
         q_rows = load_query(
             q + sequence * stride_q_batch + kv_head * GROUP_SIZE * stride_q_head,
-            rows,
+            row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
             valid_rows,
-            stride_q_head,
             HEAD_DIM,
             HEAD_DIM_PADDED,
         )
         acc, m, l = lean_tiles(  # noqa: E741
             q_rows,
-            k + sequence * stride_k_batch + kv_head * stride_k_head,
-            v + sequence * stride_v_batch + kv_head * stride_v_head,
+            k,
+            v,
+            block_table,
+            stride_table,
+            sequence,
+            kv_head,
+            stride_k_batch,
+            stride_k_head,
             stride_k_token,
+            stride_v_batch,
+            stride_v_head,
             stride_v_token,
+            rows,
             first,
             last,
             tokens,
             qk_scale,
+            GROUP_SIZE,
+            Q_LEN,
+            PAGE_SIZE,
             TILE_ROWS,
             TILE_TOKENS,
             HEAD_DIM,
@@ -107,8 +133,8 @@ def split_kernel(
 @triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
 def merge_kernel(
     partials,
-    out,  # (batch, q_heads, D)
-    lse,  # (batch, q_heads), fp32
+    out,  # (batch, Q_LEN, q_heads, D) through strides
+    lse,  # (batch, q_heads, Q_LEN), fp32
     cache_seqlens,
     context,
     kv_heads,
@@ -116,7 +142,9 @@ def merge_kernel(
     splits,
     stride_out_batch: tl.int64,
     stride_out_head,
+    stride_out_position,
     GROUP_SIZE: tl.constexpr,
+    Q_LEN: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     ROW_COUNT: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
@@ -128,11 +156,12 @@ def merge_kernel(
     stamps=None,  # see leanbench.kernels.stamps
 ):
     marks = stamp_start(stamps, MARKS)
-    # One CTA per query head.
-    q_heads = kv_heads * GROUP_SIZE
-    sequence = (tl.program_id(0) // q_heads).to(tl.int64)
-    q_head = tl.program_id(0) % q_heads
-    row = q_head % GROUP_SIZE
+    # One CTA per query head and query position.
+    per_sequence = kv_heads * GROUP_SIZE * Q_LEN
+    sequence = (tl.program_id(0) // per_sequence).to(tl.int64)
+    q_head = tl.program_id(0) % per_sequence // Q_LEN
+    position = tl.program_id(0) % Q_LEN
+    row = position * GROUP_SIZE + q_head % GROUP_SIZE
     output_tile = (sequence * kv_heads + q_head // GROUP_SIZE) * row_tiles + row // TILE_ROWS
     rows = row % TILE_ROWS + tl.arange(0, 1)
     valid_rows = rows >= 0
@@ -152,17 +181,11 @@ def merge_kernel(
         HEAD_DIM,
         HEAD_DIM_PADDED,
     )
-    write_output(
-        acc,
-        m,
-        l,
-        out + sequence * stride_out_batch + q_head * stride_out_head,
-        lse + sequence * q_heads + q_head,
-        tl.arange(0, 1),
-        valid_rows,
-        stride_out_head,
-        HEAD_DIM,
-    )
+    out += sequence * stride_out_batch + q_head * stride_out_head
+    if Q_LEN > 1:
+        out += position * stride_out_position
+    only = tl.arange(0, 1)
+    write_output(acc, m, l, out, lse + tl.program_id(0), only, only, valid_rows, HEAD_DIM)
     marks = mark(stamps, marks, REDUCTION, output_tile, MARKS)
     stamp_end(stamps, marks, MARKS)
 
@@ -196,27 +219,33 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
     shape = LaunchShape.of(inputs)
     slots = shape.output_tiles * config.splits
     partials = _partials(inputs.q.device, slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA))
-    sizes = (inputs.cache_seqlens, inputs.context, shape.kv_heads, shape.row_tiles, config.splits)
+    sizes = (inputs.context, shape.kv_heads, shape.row_tiles, config.splits)
     split_arguments = (
         inputs.q,
         inputs.k_cache,
         inputs.v_cache,
         partials,
+        inputs.cache_seqlens,
+        *block_table(inputs),
         *sizes,
         qk_scale(inputs),
-        inputs.q.stride(0),
-        inputs.q.stride(2),
+        *row_strides(inputs.q),
         *cache_strides(inputs),
     )
-    merge_arguments = (partials, inputs.out, inputs.lse, *sizes, inputs.out.stride(0), inputs.out.stride(2))
-    shared = {**constants(shape, config, inputs.cache_seqlens is not None), "ROW_COUNT": shape.row_count}
-    split_options = {**shared, "NUM_STAGES": config.num_stages, "num_warps": config.num_warps}
+    merge_arguments = (partials, inputs.out, inputs.lse, inputs.cache_seqlens, *sizes, *row_strides(inputs.out))
+    shared = {**constants(inputs, config), "ROW_COUNT": shape.row_count}
+    split_options = {
+        **shared,
+        "PAGE_SIZE": inputs.page_size or 0,
+        "NUM_STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+    }
     # A power of two that covers the splits, so that most merges take one step.
     at_once = min(_MERGED_NUMBERS // padded(shape.head_dim), padded(config.splits))
     merge_options = {**shared, "PARTIALS_AT_ONCE": at_once, "num_warps": 4}
     return (
         TritonLaunch(split_kernel, slots, split_arguments, split_options),
-        TritonLaunch(merge_kernel, shape.batch * shape.kv_heads * shape.group_size, merge_arguments, merge_options),
+        TritonLaunch(merge_kernel, inputs.lse.numel(), merge_arguments, merge_options),
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import stages_that_fit
-from leanbench.kernels.fa2 import one_query_token
 from leanbench.kernels.launch import (
     PARTIAL_ROW_EXTRA,
     LaunchShape,
@@ -18,16 +17,20 @@ from leanbench.kernels.launch import (
     merge_rows_at_once,
     padded,
 )
+from leanbench.kernels.lean.cuda_kernel import HOPPER, LeanCuda
 
-from leanbench.decomposition import Schedule, TileGrid, stream_k, stream_k_grid, tile_rows
+from leanbench.decomposition import Schedule, TileGrid, fixed_runs, stream_k, stream_k_grid, tile_rows
+from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.registry import KernelConfig, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
+    from leanbench.nvrtc import CudaBinary, CudaSource
 
-#: The workspace's size whatever the problem: the grid is capped so that its partials fit.
+#: The workspace's size whatever the problem: the grid is capped so that its partials fit. With fixed runs, whose number
+#: the problem alone decides, it grows instead.
 WORKSPACE_BYTES = 16 * 1000 * 1000
 
 #: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid):
@@ -58,33 +61,38 @@ _TUNED_MIN_TILES = (1, 2, 4, 8)
 #: about a microsecond. It pays while that share of the KV cache is below this (H200: between 32k and 64k at 56 heads).
 _ALIGN_BYTES = 80e6
 
+#: Tokens of a CTA where a sequence's bits must not depend on the batch. Half as many would be twice the partials.
+_FIXED_RUN_TOKENS = 1024
+
 #: Partials that a merge loads at once, by whether a thread holds one number of each; kernels/lean/mailbox.py.
 PARTIALS_AT_ONCE = {True: 8, False: 16}
+
+#: Offsets of a partial's numbers, 4 bytes each, are 32-bit; the largest power of two among the sizes.
+_MAX_PARTIALS_BYTES = 4 << 30
 
 #: 16 KB of stamps a CTA; more marks would need some 400k output tiles.
 _MAX_MARKS = 1024
 
 
-class Lean(TritonKernel):
-    name = "lean"
+class LeanTriton(TritonKernel):
+    name = "lean_triton"
     title = "LeanAttention: stream-K over LeanTiles, reduction in the same launch (Triton)"
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's Triton kernel"
     tuned_as = "lean"
-
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        return one_query_token(self.name, problem)
+    implementation = "triton"
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         # Chosen among the candidates on an H200, see docs/performance-log.md.
         min_tiles = 1
-        if problem.group_size >= 16:
+        rows = problem.group_size * problem.q_len
+        if rows >= 16:
             # One CTA merges all rows of all parts: past some 32 parts that takes longer than reading the context.
             tile_tokens, warps, stages, per_sm = (128, 8, 3, 1) if problem.head_dim <= 128 else (64, 4, 2, 1)
             min_tiles = max(1, max(TileGrid.of(problem, tile_tokens).lean_tiles) // 32)
         elif problem.head_dim <= 64:
             tile_tokens, warps, stages, per_sm = 128, 4, 3, 2 if problem.kv_bytes < 600e6 else 3
-            if problem.group_size > 1:
+            if rows > 1:
                 per_sm = 1
             elif TileGrid.of(problem, tile_tokens).total < 4 * gpu.sms:
                 tile_tokens = 64
@@ -97,6 +105,13 @@ class Lean(TritonKernel):
         idle = 1 - stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles, tiles.output_tiles) / grid
         align_grid = idle * problem.kv_bytes < _ALIGN_BYTES
         return KernelConfig(tile_tokens, warps, stages, per_sm, min_tiles, align_grid=align_grid)
+
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        # LeanTile and warps decide about bits and follow from the family; stages and the cap on registers do not.
+        wide = problem.group_size * problem.q_len >= 16 and problem.head_dim <= 128
+        tile_tokens, warps, stages, per_sm = (128, 8, 3, 1) if wide else (64, 4, 3, 2)
+        stages = stages_that_fit(problem, tile_tokens, stages, gpu, per_sm)
+        return KernelConfig(tile_tokens, warps, stages, per_sm, fixed_run_tiles=_FIXED_RUN_TOKENS // tile_tokens)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         candidates = [KernelConfig(*values[:5], align_grid=values[5]) for values in _CANDIDATES]
@@ -128,13 +143,17 @@ class Lean(TritonKernel):
         each = PARTIALS_AT_ONCE[one_number_each(rows, head_dim, num_warps)]
         return -(-rows // at_once) * -(-partials // each)
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
         assert config is not None
         assert config.ctas_per_sm is not None
-        row_count = min(problem.group_size, tile_rows(problem.group_size, problem.head_dim))
+        tiles = TileGrid.of(problem, config.tile_tokens)
+        if config.fixed_run_tiles is not None:
+            return fixed_runs(tiles, config.fixed_run_tiles)
+        rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
+        row_count = min(problem.group_size * problem.q_len, rows)
         max_grid = lean_grid_limit(row_count, problem.head_dim, config.ctas_per_sm * gpu.sms)
         aligned = bool(config.align_grid) and not problem.is_ragged
-        return stream_k(TileGrid.of(problem, config.tile_tokens), max_grid, config.min_tiles_per_cta or 1, aligned)
+        return stream_k(tiles, max_grid, config.min_tiles_per_cta or 1, aligned)
 
     def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
         from leanbench.kernels.lean.triton import launches
@@ -147,7 +166,8 @@ class Lean(TritonKernel):
         tokens = [inputs.context] * shape.batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
         lean_tiles = tuple(max(1, -(-count // config.tile_tokens)) for count in tokens)
         tiles = TileGrid(lean_tiles, shape.kv_heads * shape.row_tiles)
-        segments = _most_segments(tiles, launches[0].grid, config.min_tiles_per_cta or 1)
+        fixed = config.fixed_run_tiles is not None
+        segments = 1 if fixed else _most_segments(tiles, launches[0].grid, config.min_tiles_per_cta or 1)
         # The beginning; each part; a wait and a reduction for the last one.
         return min(_MAX_MARKS, padded(max(8, 1 + segments + 2)))
 
@@ -166,8 +186,113 @@ def one_number_each(row_count: int, head_dim: int, num_warps: int) -> bool:
 
 def lean_grid_limit(row_count: int, head_dim: int, wanted: int) -> int:
     """The largest grid up to `wanted` whose partials, two per CTA, fit the workspace."""
-    partial_bytes = 4 * row_count * (head_dim + PARTIAL_ROW_EXTRA)
-    return min(wanted, WORKSPACE_BYTES // (2 * partial_bytes))
+    return min(wanted, WORKSPACE_BYTES // (2 * partial_bytes(row_count, head_dim)))
 
 
-KERNELS = (Lean(),)
+def fixed_run_bytes(runs: int, each_bytes: int) -> int:
+    """What the partials of `runs` runs take, one of `each_bytes` each.
+
+    Raises:
+        UserError: more than kernels can address.
+    """
+    needed = runs * each_bytes
+    if needed > _MAX_PARTIALS_BYTES:
+        raise UserError(
+            f"the partials of {runs} parts that do not depend on the batch take {needed / 1e9:.1f} GB, the limit is "
+            f"{_MAX_PARTIALS_BYTES / 1e9:.1f} GB: pass fewer sequences at a time, or a cache that has room for fewer "
+            "tokens"
+        )
+    return needed
+
+
+def partial_bytes(row_count: int, head_dim: int) -> int:
+    """Of a slot of the Triton kernel's workspace."""
+    return 4 * row_count * (head_dim + PARTIAL_ROW_EXTRA)
+
+
+class Lean(LeanTriton):
+    """Both implementations: the config says which."""
+
+    name = "lean"
+    title = "LeanAttention: stream-K over LeanTiles, reduction in the same launch (the faster of CUDA C++ and Triton)"
+    source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ and Triton kernels"
+    implementation = None
+    predicted_as = "lean_triton"
+
+    def __init__(self) -> None:
+        self._cuda = LeanCuda()
+
+    def implementation_of(self, config: KernelConfig) -> LeanTriton | LeanCuda:
+        return self._cuda if is_cuda(config) else _TRITON
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self._preferred(gpu).default_config(problem, gpu)
+
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self._preferred(gpu).batch_invariant_config(problem, gpu)
+
+    def _preferred(self, gpu: GpuSpec) -> LeanTriton | LeanCuda:
+        # Hopper is where the CUDA C++ implementation was measured.
+        use_cuda = gpu.compute_capability == HOPPER and self._cuda.unavailable_reason() is None
+        return self._cuda if use_cuda else _TRITON
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return [*self._cuda_configs(LeanCuda.candidate_configs, problem, gpu), *_TRITON.candidate_configs(problem, gpu)]
+
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return [*_TRITON.tuning_space(problem, gpu), *self._cuda_configs(LeanCuda.tuning_space, problem, gpu)]
+
+    def _cuda_configs(
+        self,
+        which: Callable[[LeanCuda, AttentionProblem, GpuSpec], list[KernelConfig]],
+        problem: AttentionProblem,
+        gpu: GpuSpec,
+    ) -> list[KernelConfig]:
+        return [] if self._cuda.unavailable_reason() is not None else which(self._cuda, problem, gpu)
+
+    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+        return None if is_cuda(config) else super().schedule(problem, config, gpu)
+
+    def cuda_source(self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]) -> CudaSource:
+        return self._cuda.cuda_source(problem, config, capability)
+
+    def cuda_resources(self, problem: AttentionProblem, config: KernelConfig, binary: CudaBinary) -> LaunchResources:
+        return self._cuda.cuda_resources(problem, config, binary)
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
+        kernel, config = self._implementation(inputs, config)
+        return kernel.prepare(inputs, config)
+
+    def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
+        kernel, config = self._implementation(inputs, config)
+        return kernel.resources(inputs, config)
+
+    def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall:
+        kernel, config = self._implementation(inputs, config)
+        return kernel.prepare_traced(inputs, config)
+
+    def _implementation(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> tuple[LeanTriton | LeanCuda, KernelConfig | None]:
+        """Which one runs, and how: tensors that the CUDA C++ one cannot take go to Triton's, with its heuristic."""
+        if not is_cuda(config):
+            return _TRITON, config
+        from leanbench.kernels.lean.cuda import refusal
+
+        if refusal(inputs) is None:
+            return self._cuda, config
+        from leanbench.kernels.launch import problem_of, spec_of
+
+        assert config is not None
+        problem, gpu = problem_of(inputs), spec_of(inputs.q.device)
+        if config.fixed_run_tiles is not None:
+            return _TRITON, _TRITON.batch_invariant_config(problem, gpu)
+        return _TRITON, _TRITON.default_config(problem, gpu)
+
+
+def is_cuda(config: KernelConfig | None) -> bool:
+    return config is not None and config.implementation == "cuda"
+
+
+_TRITON = LeanTriton()
+KERNELS = (Lean(), _TRITON, LeanCuda())

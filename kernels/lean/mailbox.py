@@ -7,7 +7,7 @@ read; a partial costs one trip to the L2 and back, where a fence, a flag and a r
 
 import triton
 import triton.language as tl
-from leanbench.kernels.tile import EMPTY, INTERPRETED, SLOT_PADDING
+from leanbench.kernels.tile import EMPTY, INTERPRETED, SLOT_PADDING, row_offsets
 
 
 def _wait_ptx(pointers: int, count: int) -> str:
@@ -222,3 +222,60 @@ def clear(partials, first_slot, count, SLOT_SIZE: tl.constexpr, SLOT_SIZE_PADDED
     numbers = tl.arange(0, SLOT_SIZE_PADDED)
     for slot in range(first_slot, first_slot + count):
         tl.store(partials + slot * SLOT_SIZE + numbers, EMPTY, mask=numbers < SLOT_SIZE)
+
+
+@triton.jit
+def reduce(
+    host_partials,
+    partials,
+    run,
+    others,  # parts of the output tile beside the host block's
+    out,
+    lse,
+    row_offset,
+    stride_out_head,
+    stride_out_position,
+    GROUP_SIZE: tl.constexpr,
+    Q_LEN: tl.constexpr,
+    ROW_COUNT: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    ONE_EACH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    SLOT_SIZE_PADDED: tl.constexpr,
+    FIXED_RUN_TILES: tl.constexpr,
+):
+    """Merges an output tile's partials and writes its rows.
+
+    Every row has a finite logarithm in the host block's partial: one that sees no token belongs to a context shorter
+    than Q_LEN, which is one LeanTile and needs no merge.
+    """
+    SLOT_SIZE: tl.constexpr = ROW_COUNT * (HEAD_DIM + SLOT_PADDING)
+    columns = tl.arange(0, HEAD_DIM_PADDED)[None, :]
+    # The host block's threads wrote its partial; others of them read it.
+    tl.debug_barrier()
+    for first_row in range(0, ROW_COUNT, MERGE_ROWS):
+        rows = first_row + tl.arange(0, MERGE_ROWS)
+        valid_rows = (rows < ROW_COUNT) & (row_offset + rows < GROUP_SIZE * Q_LEN)
+        acc, m, l = collect(  # noqa: E741
+            host_partials + run * SLOT_SIZE,
+            partials,
+            run + 1,
+            others,
+            ROW_COUNT,
+            rows,
+            valid_rows,
+            ONE_EACH,
+            HEAD_DIM,
+            HEAD_DIM_PADDED,
+        )
+        out_rows = row_offsets(row_offset + rows, stride_out_head, stride_out_position, GROUP_SIZE, Q_LEN)[:, None]
+        lse_rows = row_offsets(row_offset + rows, Q_LEN, 1, GROUP_SIZE, Q_LEN)[:, None]
+        mask = valid_rows[:, None] & (columns < HEAD_DIM)
+        tl.store(out + out_rows + columns, (acc / l).to(out.dtype.element_ty), mask=mask)
+        tl.store(lse + lse_rows + 0 * columns, (m + tl.log2(l)) * 0.6931471805599453, mask=mask & (columns == 0))
+    if FIXED_RUN_TILES > 0:
+        # The host block's own partial is in its run's slot.
+        clear(partials, run, others + 1, SLOT_SIZE, SLOT_SIZE_PADDED)
+    else:
+        clear(partials, run + 1, others, SLOT_SIZE, SLOT_SIZE_PADDED)

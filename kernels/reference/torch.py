@@ -16,8 +16,7 @@ def attend(inputs: AttentionInputs, sequence: int, kv_head: int) -> tuple[torch.
     group_size = inputs.group_size
     heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
     q = inputs.q[sequence, :, heads].double()
-    k = inputs.k_cache[sequence, :tokens, kv_head].double()
-    v = inputs.v_cache[sequence, :tokens, kv_head].double()
+    k, v = (_cached(inputs, cache, sequence, kv_head)[:tokens].double() for cache in (inputs.k_cache, inputs.v_cache))
 
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
     q_len = q.shape[0]
@@ -29,12 +28,18 @@ def attend(inputs: AttentionInputs, sequence: int, kv_head: int) -> tuple[torch.
     return torch.einsum("hqn,nd->qhd", weights, v), lse
 
 
+def _cached(inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int) -> torch.Tensor:
+    """(tokens, head_dim): one head of a sequence in the order of its tokens, with what may lie past its end."""
+    if inputs.block_table is None:
+        return cache[sequence, :, kv_head]
+    return cache[inputs.block_table[sequence].long(), :, kv_head].flatten(0, 1)
+
+
 def attend_all(inputs: AttentionInputs) -> None:
     """Writes `inputs.out` and `inputs.lse`."""
-    batch, _, kv_heads, _ = inputs.k_cache.shape
     group_size = inputs.group_size
-    for sequence in range(batch):
-        for kv_head in range(kv_heads):
+    for sequence in range(inputs.q.shape[0]):
+        for kv_head in range(inputs.kv_heads):
             heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
             out, lse = attend(inputs, sequence, kv_head)
             inputs.out[sequence, :, heads] = out.to(inputs.out.dtype)

@@ -23,6 +23,8 @@ _DEFAULT_KERNELS = "lean,fa2,fixed_split"
 def check(
     kernels: Annotated[str, typer.Option(help="Kernels to check, separated by commas.")] = _DEFAULT_KERNELS,
     jobs: Annotated[int, typer.Option(help="Processes; most of the time goes into compiling. 0: by CPU count.")] = 0,
+    fuzz: Annotated[int, typer.Option(help="Check so many random problems instead of the grid.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random problems; inputs are drawn afresh whatever it is.")] = 0,
     limit: Annotated[int, typer.Option(help="Stop after this many problems; 0 runs all.")] = 0,
     interpreter: Annotated[
         bool, typer.Option("--interpreter", help="Use Triton's interpreter on the CPU even if there is a GPU.")
@@ -35,6 +37,7 @@ def check(
     """
     from leanbench.gpu.local import choose
     from leanbench.measure.check_grid import gpu_cases, interpreter_cases
+    from leanbench.measure.fuzz import fuzz_cases
     from leanbench.registry import kernel
 
     names = tuple(name.strip() for name in kernels.split(","))
@@ -42,12 +45,16 @@ def check(
         raise UserError(f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in lean,fa2")
     for name in names:
         kernel(name)
-    for option, value, meaning in (("--limit", limit, "all problems"), ("--jobs", jobs, "as many as fit the CPU")):
+    for option, value, meaning in (
+        ("--limit", limit, "all problems"),
+        ("--jobs", jobs, "as many as fit the CPU"),
+        ("--fuzz", fuzz, "the grid"),
+    ):
         if value < 0:
             raise UserError(f"{option} {value} is negative: give 0 for {meaning}, or a number above")
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
-    cases = gpu_cases() if on_gpu else interpreter_cases()
+    cases = fuzz_cases(fuzz, seed) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
     if limit:
         cases = cases[:limit]
     if not on_gpu:

@@ -206,5 +206,5 @@ def _count(families: int) -> str:
     return f"{families} famil{'y' if families == 1 else 'ies'}"
 
 
-def _words(values: dict[str, int | bool]) -> str:
+def _words(values: dict[str, int | bool | str]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.cli import output
@@ -13,9 +13,17 @@ if TYPE_CHECKING:
     from leanbench.tune.kept import Candidate, Family, TunedProblem
     from leanbench.tune.store import File
 
-_SETTINGS = ("tile_tokens", "num_warps", "num_stages", "ctas_per_sm", "min_tiles_per_cta", "align_grid")
-#: As they fit above numbers of one or two digits.
-_HEADINGS = ("tile\ntokens", "warps", "stages", "CTAs\nper SM", "least\ntiles", "align")
+#: Settings, with headings that fit above numbers of one or two digits.
+_SETTINGS = {
+    "tile_tokens": "tile\ntokens",
+    "num_warps": "warps",
+    "num_stages": "stages",
+    "ctas_per_sm": "CTAs\nper SM",
+    "min_tiles_per_cta": "least\ntiles",
+    "align_grid": "align",
+}
+#: Those of CUDA C++ alone; tables of families without any have no such columns.
+_CUDA_SETTINGS = {"chunk_tokens": "chunk\ntokens", "tile_rows": "tile\nrows", "cluster_size": "cluster", "copy": "copy"}
 
 
 def files_table(files: Sequence[File]) -> Table:
@@ -59,7 +67,8 @@ def family_lines(file: File, family: Family) -> list[str]:
 def shortlist_table(family: Family) -> Table:
     """The candidates that other problems choose from, with the error of their formulas."""
     table = output.table("shortlist")
-    for heading in (*_HEADINGS, "registers", "shared KB", "timings", "median error"):
+    settings = _settings(family)
+    for heading in (*settings.values(), "registers", "shared KB", "timings", "median error"):
         table.add_column(heading, justify="right")
     for index in family.shortlist:
         candidate = family.candidates[index]
@@ -67,21 +76,22 @@ def shortlist_table(family: Family) -> Table:
         build = family.builds[candidate.build]
         registers = "-" if candidate.registers_per_thread is None else str(candidate.registers_per_thread)
         shared = "-" if candidate.shared_bytes is None else f"{candidate.shared_bytes / 1024:.0f}"
-        table.add_row(*_settings(candidate), registers, shared, str(build.points), f"{build.median_error:.1%}")
+        table.add_row(*_values(candidate, settings), registers, shared, str(build.points), f"{build.median_error:.1%}")
     return table
 
 
 def problems_table(family: Family) -> Table:
     """Each tuned problem's choice."""
     table = output.table("tuned problems")
-    for heading in ("batch", "KV heads", "context", *_HEADINGS, "µs", "ties", "gain over\nheuristic"):
+    settings = _settings(family)
+    for heading in ("batch", "KV heads", "context", *settings.values(), "µs", "ties", "gain over\nheuristic"):
         table.add_column(heading, justify="right")
     for problem in sorted(family.problems, key=lambda each: (each.batch * each.kv_heads, each.context)):
         times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
         chosen_us = times_us.get(problem.chosen)
         table.add_row(
             *(str(size) for size in (problem.batch, problem.kv_heads, problem.context)),
-            *_settings(family.candidates[problem.chosen]),
+            *_values(family.candidates[problem.chosen], settings),
             "-" if chosen_us is None else f"{chosen_us:.2f}",
             str(len(problem.ties)),
             _gain(problem, chosen_us, times_us.get(problem.heuristic)),
@@ -95,6 +105,13 @@ def _gain(problem: TunedProblem, chosen_us: float | None, heuristic_us: float | 
     return "-" if chosen_us is None or heuristic_us is None else f"{1 - chosen_us / heuristic_us:.1%}"
 
 
-def _settings(candidate: Candidate) -> list[str]:
-    values = (getattr(candidate, name) for name in _SETTINGS)
-    return ["yes" if value is True else "no" if value is False else str(value) for value in values]
+def _settings(family: Family) -> dict[str, str]:
+    has_cuda = any(candidate.implementation is not None for candidate in family.candidates)
+    return {**_SETTINGS, **_CUDA_SETTINGS} if has_cuda else _SETTINGS
+
+
+def _values(candidate: Candidate, settings: Mapping[str, str]) -> list[str]:
+    values = candidate.config.to_dict()
+    words = {True: "yes", False: "no"}
+    found = (values.get(name, "-") for name in settings)
+    return [words[value] if isinstance(value, bool) else str(value) for value in found]

@@ -31,7 +31,9 @@ def _kernels() -> Table:
     for column in ("what it is", "source"):
         table.add_column(column)
     for kernel in kernels().values():
-        table.add_row(kernel.name, kernel.decomposition, kernel.title, kernel.source)
+        missing = kernel.unavailable_reason()
+        title = kernel.title if missing is None else f"{kernel.title}; {missing}"
+        table.add_row(kernel.name, kernel.decomposition, title, kernel.source)
     return table
 
 

@@ -37,6 +37,8 @@ def sweep(
     head_dim: Annotated[str | None, _list("Any of 64, 80, 96, 128, 256.")] = None,
     dtype: Annotated[str | None, _list("fp16,bf16.")] = None,
     kv_layout: Annotated[str | None, _list("HND,NHD.")] = None,
+    q_len: Annotated[str | None, _list("New tokens per sequence, up to 16: 1,4.")] = None,
+    page_size: Annotated[str | None, _list("Tokens of a page: 16,64,256; none is a contiguous cache.")] = None,
     ragged: Annotated[str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")] = None,
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
     configs: Annotated[
@@ -89,8 +91,8 @@ def sweep(
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
 
     A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs; with axes alone, the
-    others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16 and HND. Without a GPU, the performance model
-    predicts for --gpu (a100 unless given).
+    others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16, HND, q_len 1 and no pages. Without a GPU, the
+    performance model predicts for --gpu (a100 unless given).
 
     Exit code 1 means that a cell crashed, timed out or was incorrect.
     """

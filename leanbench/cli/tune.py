@@ -158,15 +158,15 @@ def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) 
     source = "measured" if target.local_index is not None else "predicted"
     title = f"{source} on {target.spec.product}" if source == "measured" else f"predicted for {target.spec.product}"
     table = output.table(title)
-    for name in ("family", "problems", "timed", "left out", "LeanTiles", "listed", "ties", "gain", "most", "held out"):
-        table.add_column(name, justify="left" if name in ("family", "LeanTiles") else "right", no_wrap=True)
+    for name in ("family", "problems", "timed", "left out", "chosen", "listed", "ties", "gain", "most", "held out"):
+        table.add_column(name, justify="left" if name in ("family", "chosen") else "right", no_wrap=True)
     for summary, _ in results:
         table.add_row(
             summary.family.label,
             str(summary.problems),
             str(summary.timed),
             str(summary.left_out),
-            ", ".join(f"{tokens} ({times})" for tokens, times in summary.tile_tokens.items()),
+            ", ".join(_chosen(summary)),
             str(len(summary.shortlist)),
             f"{summary.ties:.1f}",
             f"{summary.gain - 1:+.1%}",
@@ -175,6 +175,12 @@ def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) 
         )
     output.show_table(table)
     _show_notes(results, took_s)
+
+
+def _chosen(summary: Summary) -> list[str]:
+    """Triton's LeanTiles and CUDA C++, each with how often it was chosen."""
+    tiles = [f"{tokens} ({times})" for tokens, times in summary.tile_tokens.items()]
+    return [*tiles, f"CUDA ({summary.cuda})"] if summary.cuda else tiles
 
 
 def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
@@ -201,6 +207,11 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
         f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to {max(errors):.1%}."
     )
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
+    _show_lean_tiles(summaries)
+
+
+def _show_lean_tiles(summaries: list[Summary]) -> None:
+    """What Triton's choices make of the paper's."""
     for head_dim, paper in _PAPER_TILES.items():
         tiles: dict[int, int] = {}
         for summary in summaries:
@@ -210,7 +221,8 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
         if tiles:
             most = max(tiles, key=tiles.__getitem__)
             share = tiles[most] / sum(tiles.values())
+            which = "where Triton is chosen " if any(summary.cuda for summary in summaries) else ""
             output.show(
-                f"LeanTile for head_dim {head_dim}: {most} tokens on {share:.0%} of the problems; the LeanAttention "
-                f"paper names {paper} for an A100."
+                f"LeanTile for head_dim {head_dim}: {most} tokens on {share:.0%} of the problems {which}(the "
+                f"LeanAttention paper names {paper} for an A100)."
             )

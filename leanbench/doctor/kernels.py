@@ -7,7 +7,7 @@ import math
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel
+from leanbench.registry import Kernel, written_by
 
 #: Small, grouped queries, and the default launch settings that the noise floor needs compiled anyway.
 TRIED = AttentionProblem(1, 32, 8, 1024, 128)
@@ -16,14 +16,15 @@ TRIED = AttentionProblem(1, 32, 8, 1024, 128)
 def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
     """One call on fresh inputs against the fp64 reference."""
     from leanbench.inputs import make_inputs
-    from leanbench.measure.check import check_against_reference
+    from leanbench.measure.check import Reference
 
     reason = kernel.unsupported_reason(TRIED)
     if reason is not None:
         return note(reason)
     inputs = make_inputs(TRIED, machine.device)
-    kernel.prepare(inputs, kernel.default_config(TRIED, machine.spec))()
-    check = check_against_reference(inputs)
+    launch = kernel.prepare(inputs, kernel.default_config(TRIED, machine.spec))
+    launch()
+    check = Reference(inputs).check(written_by(launch, inputs), kernel.lse_base)
     failure = check.failure(TRIED.dtype)
     if failure is not None:
         fix = f"trust no figure of it; `leanbench check --kernels {kernel.name}` shows where it is wrong"

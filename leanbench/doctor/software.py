@@ -107,7 +107,7 @@ def _folder(purpose: str, folder: Path, fix: str) -> Finding:
 def library(module: str, distribution: str, machine: Machine) -> Finding:
     """Imported, not only looked for: a library built for another torch is found and does not load."""
     if find_spec(module) is None:
-        return note(f"{distribution} is not installed; no kernel of this project needs it")
+        return note(f"{distribution} is not installed; only kernels that wrap it need it")
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken library raises anything

@@ -57,7 +57,7 @@ def memory_shortage(problem: AttentionProblem, device: torch.device) -> str | No
 
     free, _ = torch.cuda.mem_get_info(device)
     # The fp64 reference holds one head's K, V and scores; 512 MB for the context, workspaces and graphs.
-    reference = problem.max_context * (2 * problem.head_dim + 3 * problem.group_size) * 8
+    reference = problem.max_context * (2 * problem.head_dim + 3 * problem.group_size * problem.q_len) * 8
     needed = problem.kv_allocated_bytes + reference + 512e6
     if needed <= free:
         return None

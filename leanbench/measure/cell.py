@@ -22,7 +22,7 @@ from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor, fingerprint
 from leanbench.measure.timing import Launches, Replay, Timing, fastest, run_rounds
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.registry import Kernel, KernelConfig, written_by
 from leanbench.tune import lookup
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ class Bench:
         row |= lookup.row_fields(kernel, choice)
         launches = [kernel.prepare(inputs, config) for inputs in self._loaded.buffers]
         first = self._loaded.buffers[0]
-        first.poison()
+        written_by(launches[0], first).poison()
         launches[0]()
-        check = self._loaded.reference.check(first)
+        check = self._loaded.reference.check(written_by(launches[0], first), kernel.lse_base)
         self._refuse_changed_inputs(kernel.name)
         row |= {
             "relative_error": check.relative_error,
@@ -251,17 +251,20 @@ class Bench:
         import torch
 
         assert self._loaded is not None
-        for inputs in self._loaded.buffers:
-            inputs.poison()
+        pairs = zip(candidate.launches, self._loaded.buffers, strict=True)
+        written = [written_by(launch, inputs) for launch, inputs in pairs]
+        for results in written:
+            results.poison()
         replay.graph.replay()
         # One wait for all of them.
-        unwritten = int(torch.stack([inputs.out.isnan().any() for inputs in self._loaded.buffers]).sum())
+        unwritten = int(torch.stack([results.out.isnan().any() for results in written]).sum())
         if unwritten:
             raise Alarm(
-                f"{unwritten} of {len(self._loaded.buffers)} outputs were not written when the CUDA graph was "
+                f"{unwritten} of {len(written)} outputs were not written when the CUDA graph was "
                 "replayed: part of the work ran on another stream and was not timed"
             )
-        failure = self._loaded.reference.check(self._loaded.buffers[0]).failure(self._loaded.problem.dtype)
+        check = self._loaded.reference.check(written[0], candidate.kernel.lse_base)
+        failure = check.failure(self._loaded.problem.dtype)
         if failure:
             candidate.row |= {"status": "incorrect", "reason": f"after timing, {failure}"}
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, AttentionProblem
-from leanbench.registry import KernelConfig, kernel
+from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+from leanbench.registry import KernelConfig, kernel, written_by
 
 #: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA up to two row
 #: tiles.
@@ -18,6 +18,10 @@ _HEADS = ((6, 6), (32, 8), (16, 2), (10, 2), (14, 2), (24, 1), (71, 1))
 _CONTEXTS = (1, 2, 127, 128, 129, 1000, 16384, 65537)
 _RAGGED = ((1, 128, 4097), (1000, 1, 129, 33, 2), (65537, 127, 5000))
 _INTERPRETER_CONTEXTS = (1, 31, 33, 150)
+#: (q_len, page_size) beside one query token over a contiguous cache.
+_TAILS_AND_PAGES = tuple(itertools.product((1, 2, 4, 7, 16), (None, *PAGE_SIZES)))[1:]
+#: Their (q_heads, kv_heads): MHA, GQA with groups of 4 and 7, and MQA of several row tiles.
+_TAIL_HEADS = ((6, 6), (32, 8), (14, 2), (24, 1))
 #: Split counts that divide nothing evenly, beside none and a pair.
 _SPLITS = (1, 2, 3, 7)
 
@@ -31,12 +35,14 @@ class CheckCase:
     score_scale: float
     #: Varies what does not depend on the problem: split counts, smallest work per CTA.
     variant: int
+    #: Picks one of all launch settings that are tuned over; None: the heuristic's.
+    settings: int | None = None
 
     @property
     def compiled_for(self) -> tuple[object, ...]:
         """Cases that agree in this share compiled kernels."""
         problem = self.problem
-        return problem.head_dim, problem.dtype, problem.group_size
+        return problem.head_dim, problem.dtype, problem.group_size, problem.q_len, problem.page_size, self.settings
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class CaseResult:
     kernel: str
     case: CheckCase
     relative_error: float
+    #: NaN: the kernel tells no LSE.
     lse_error: float
     #: A second run gave the same bits.
     repeats: bool
@@ -54,14 +61,17 @@ class CaseResult:
 
 
 def gpu_cases() -> list[CheckCase]:
-    """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then ragged batches."""
-    return list(_cases(_CONTEXTS, _RAGGED, _HEADS))
+    """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then ragged batches. Then
+    pages and several query tokens.
+    """
+    return [*_cases(_CONTEXTS, _RAGGED, _HEADS), *_tail_and_page_cases(16384, _TAIL_HEADS, 2)]
 
 
 def interpreter_cases() -> list[CheckCase]:
     """A small grid: Triton's interpreter takes a tenth of a second a problem."""
     cases = list(_cases(_INTERPRETER_CONTEXTS, ((1, 40, 7, 150),), ((2, 2), (5, 1), (14, 2), (40, 1))))
-    return cases[::2]
+    more = list(_tail_and_page_cases(150, ((2, 2), (5, 1), (14, 2)), 2))
+    return [*cases[::2], *more[::4]]
 
 
 def _cases(
@@ -85,11 +95,33 @@ def _cases(
             yield CheckCase(problem, 12.0 if number % 5 == 4 else 1.0, number)
 
 
+def _tail_and_page_cases(longest: int, heads: tuple[tuple[int, int], ...], each: int) -> Iterator[CheckCase]:
+    """`each` pairs of q_len and page size for every head_dim and grouping, uniform or ragged; contexts around the
+    borders of pages and LeanTiles, and shorter than q_len.
+    """
+    pairs = itertools.cycle(_TAILS_AND_PAGES)
+    numbers = itertools.count()
+    families = itertools.product(HEAD_DIMS, heads, range(each))
+    for family, (head_dim, (q_heads, kv_heads), _) in enumerate(families):
+        q_len, page_size = next(pairs)
+        page = min(page_size or 64, longest // 2)
+        uniform = (max(1, q_len - 1), page - 1, page, page + 1, longest)
+        ragged = ((max(1, q_len - 1), page + 1, q_len, longest), (page, 1, 2 * page - 1))
+        for context in ragged if family // 2 % 2 else uniform:
+            number = next(numbers)
+            batch = len(context) if isinstance(context, tuple) else 1 + number % 2
+            dtype, layout = DTYPES[family % 2], KV_LAYOUTS[number // 2 % 2]
+            problem = AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, layout, q_len, page_size)
+            yield CheckCase(problem, 12.0 if number % 5 == 4 else 1.0, number)
+
+
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """The kernel's default, with what costs no compilation varied from case to case."""
     config = kernel(name).default_config(case.problem, gpu)
     if config is None:
         return None
+    if case.settings is not None and (space := kernel(name).tuning_space(case.problem, gpu)):
+        config = space[case.settings % len(space)]
     if interpreted:
         config = replace(config, tile_tokens=32)
     if config.splits is not None and case.variant % 3:
@@ -104,18 +136,22 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
     first.
     """
     from leanbench.inputs import make_inputs
-    from leanbench.measure.check import check_against_reference
+    from leanbench.measure.check import Reference
 
+    lse_base = kernel(name).lse_base
     inputs = make_inputs(case.problem, device, score_scale=case.score_scale)
     launch = kernel(name).prepare(inputs, case_config(name, case, gpu, interpreted=device == "cpu"))
     launch()
-    check = check_against_reference(inputs)
-    out, lse = inputs.out.clone(), inputs.lse.clone()
-    inputs.poison()
+    written = written_by(launch, inputs)
+    check = Reference(inputs).check(written, lse_base)
+    out, lse = written.out.clone(), written.lse.clone()
+    written.poison()
     launch()
-    repeats = bool((inputs.out == out).all() and (inputs.lse == lse).all())
+    written = written_by(launch, inputs)
+    repeats = bool((written.out == out).all() and (lse_base is None or (written.lse == lse).all()))
     failure = check.failure(case.problem.dtype) or (None if repeats else "a second run gave other bits")
-    return CaseResult(name, case, check.relative_error, check.lse_error, repeats, failure)
+    lse_error = math.nan if check.lse_error is None else check.lse_error
+    return CaseResult(name, case, check.relative_error, lse_error, repeats, failure)
 
 
 def run_family(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str) -> list[CaseResult]:

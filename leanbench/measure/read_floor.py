@@ -58,15 +58,15 @@ def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Tim
 
 
 def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
-    """What changes when Q, K, V or the lengths do: Q and the lengths themselves, and sums of blocks of K and V."""
+    """What changes when the inputs do: Q, the lengths and the block table themselves, and sums of blocks of K and V."""
     import torch
 
     words = inputs.k_cache.numel() // 2
     sms = torch.cuda.get_device_properties(inputs.q.device).multi_processor_count
     sums, launch = _read(inputs, words, 8192, 8, 2 * sms)
     launch()
-    lengths = [] if inputs.cache_seqlens is None else [inputs.cache_seqlens.clone()]
-    return [inputs.q.clone(), sums, *lengths]
+    whole = (inputs.q, inputs.cache_seqlens, inputs.block_table)
+    return [sums, *(tensor.clone() for tensor in whole if tensor is not None)]
 
 
 def _launches(buffers: Sequence[AttentionInputs], kv_bytes: int, variant: Variant) -> Launches:

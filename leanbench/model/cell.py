@@ -27,8 +27,11 @@ def predict_latency_us(
             are estimated.
 
     Raises:
-        UserError: the kernel has no schedule to predict from, or not even one CTA of this config fits an SM.
+        UserError: the kernel has no schedule to predict from or the model is not calibrated for it, or not even one CTA
+            of this config fits an SM.
     """
+    if config.implementation == "cuda":
+        raise UserError(_not_calibrated(kernel))
     schedule = kernel.schedule(problem, config, spec)
     if schedule is None:
         raise UserError(f"{kernel.name} has no schedule to predict from: measure it, or leave it out")
@@ -52,16 +55,21 @@ def predict_cell(
         configs: `default` or `heuristic`, see leanbench.tune.lookup; `best`: the kernel's candidate with the lowest
             predicted latency; or the launch settings themselves.
     """
+    asked, kernel = kernel, kernel.modelled()
     fields: dict[str, Any] = {
         "decomposition": kernel.decomposition,
         "source": "predicted",
         "kv_bytes": problem.kv_bytes,
     }
+    if kernel.implementation == "cuda":
+        return {**fields, "status": "unsupported", "reason": _not_calibrated(asked)}
     if (reason := kernel.unsupported_reason(problem)) is not None:
         return {**fields, "status": "unsupported", "reason": reason}
     if (reason := _memory_shortage(problem, spec)) is not None:
         return {**fields, "status": "out_of_memory", "reason": reason}
     choice = lookup.resolve(kernel, problem, spec, configs)
+    if choice.config is not None and choice.config.implementation == "cuda":
+        return {**fields, "status": "unsupported", "reason": _not_calibrated(asked)}
     candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")
     schedules = [
         (config, schedule)
@@ -82,6 +90,10 @@ def predict_cell(
         why = f"the fastest of {len(fitting)} that were predicted for this cell"
         choice = lookup.Choice(config, f"best of {len(fitting)}", why)
     return {**fields, **result, **lookup.row_fields(kernel, choice)}
+
+
+def _not_calibrated(kernel: Kernel) -> str:
+    return f"the model does not know {kernel.name}: it is not calibrated for CUDA C++, measure it on a GPU"
 
 
 def _candidates(

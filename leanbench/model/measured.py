@@ -43,12 +43,14 @@ class MeasuredCell:
         problem = self.problem
         contexts = problem.contexts if problem.is_ragged else problem.context
         tiles = problem.kv_heads if problem.is_ragged else problem.batch * problem.kv_heads
-        return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len
+        # Not among a contiguous one's: by it the cells of older runs fall into halves.
+        pages = () if problem.page_size is None else (problem.page_size,)
+        return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len, *pages
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The usable rows of one run: status ok, cold cache, a kernel whose schedule is known."""
+    """The usable rows of one run: status ok, cold cache, a kernel in Triton whose schedule is known."""
 
     name: str
     spec: GpuSpec
@@ -101,7 +103,7 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
         config = KernelConfig(**row.config)
     except TypeError:  # a setting of another version
         return None
-    if kernel is None or kernel.schedule(problem, config, spec) is None:
+    if kernel is None or config.implementation == "cuda" or kernel.schedule(problem, config, spec) is None:
         return None
     return MeasuredCell(
         kernel=row.kernel,

@@ -105,7 +105,7 @@ def rates_for(
             are estimated.
     """
     compute_us = tile_compute_us(problem, config, spec, constants)
-    rows = min(problem.group_size, tile_rows(problem.group_size, problem.head_dim, problem.q_len))
+    rows = min(problem.group_size * problem.q_len, tile_rows(problem.group_size, problem.head_dim, problem.q_len))
     sm_rate = sm_bytes_per_us(spec, constants)
     return Rates(
         constants=constants,

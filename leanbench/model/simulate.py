@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from leanbench.decomposition import Schedule
+from leanbench.decomposition import Schedule, tile_rows
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.model.calibration import calibration_for
@@ -91,11 +91,12 @@ def latency_us(
 
 
 def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates) -> float:
-    """fixed_split's second kernel: one CTA per query head reads that head's partials. 0 where there is none."""
+    """fixed_split's second kernel: one CTA per query head and position reads its partials. 0 where there is none."""
     if not schedule.merge_launch:
         return 0.0
     parts = Counter(segment.output_tile for segment in schedule.segments)
-    costs, rows = rates.constants, problem.group_size * problem.q_len
+    costs = rates.constants
+    rows = min(problem.group_size * problem.q_len, tile_rows(problem.group_size, problem.head_dim, problem.q_len))
     # fp32, with the two softmax statistics of each row; they come from the L2 mostly, DRAM's rate is a lower bound.
     partial_bytes = 4 * rows * (problem.head_dim + 2)
     traffic_us = sum(parts.values()) * partial_bytes / rates.gpu_bytes_per_us

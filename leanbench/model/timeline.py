@@ -88,7 +88,7 @@ def _ctas(launch: str, simulation: Simulation, played: list[tuple[int, Span]]) -
 def _merge_ctas(
     schedule: Schedule, problem: AttentionProblem, simulation: Simulation, spec: GpuSpec
 ) -> list[CtaTimeline]:
-    """One CTA per query head, the last wave's longest ending with the call."""
+    """One CTA per query head and position, the last wave's longest ending with the call."""
     parts: dict[int, int] = {}
     for segment in schedule.segments:
         parts[segment.output_tile] = parts.get(segment.output_tile, 0) + 1
@@ -102,10 +102,11 @@ def _merge_ctas(
     reading_us = simulation.latency_us - begin_us - waves * costs.merge_us
     most = max(parts.values())
     found = []
-    for cta in range(problem.batch * problem.q_heads):
-        kv_head, row = divmod(cta, problem.group_size)
-        output_tile = kv_head * row_tiles + row // rows
-        # The model counts waves of output tiles; heads of one tile share its place.
+    for cta in range(problem.batch * problem.q_heads * problem.q_len):
+        head, position = divmod(cta, problem.q_len)
+        kv_head, row = divmod(head, problem.group_size)
+        output_tile = kv_head * row_tiles + (position * problem.group_size + row) // rows
+        # The model counts waves of output tiles; rows of one tile share its place.
         start_us = begin_us + output_tile // at_once * costs.merge_us
         fewer_us = rates.merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * (most - parts[output_tile])
         end_us = start_us + costs.merge_us + reading_us - fewer_us

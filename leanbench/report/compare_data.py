@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.report.compare import counts, group
 from leanbench.report.compare_summary import METHOD, best_gain, summarise, worst_regression
-from leanbench.report.frame import PROBLEM_COLUMNS
+from leanbench.report.frame import PROBLEM_COLUMNS, page_size_text
 
 if TYPE_CHECKING:
     from leanbench.report.compare import Comparison, Selection
@@ -82,6 +82,7 @@ def _flat(pair: Pair) -> dict[str, Any]:
     fields = {name: getattr(pair.problem, name) for name in PROBLEM_COLUMNS}
     if pair.problem.is_ragged:
         fields["context"] = " ".join(map(str, pair.problem.contexts))
+    fields["page_size"] = page_size_text(pair.problem)
     settings = {
         f"{side}_config": " ".join(f"{name}={value}" for name, value in (row.config or {}).items())
         for side, row in (("base", pair.base), ("new", pair.new))

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 #: The kernel whose speedups are reported.
 SUBJECT = "lean"
-#: Columns that together identify a problem. `context` is text: one number, or one per sequence.
+#: Columns that together identify a problem. `context` is text: one number, or one per sequence; so is `page_size`:
+#: a number, or none.
 PROBLEM_COLUMNS = tuple(field.name for field in fields(AttentionProblem))
+NO_PAGES = "none"
 DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
 #: Rows compare only within the same of these.
 COMPARABLE = ("source", "gpu", "cache", *PROBLEM_COLUMNS)
@@ -66,6 +68,11 @@ def gpu_name(manifest: dict[str, Any], environment: str | None = None) -> str:
     if manifest.get("source") == "predicted":
         of_row = None
     return str(of_row or gpu.get("product") or gpu.get("name") or "unknown GPU")
+
+
+def page_size_text(problem: AttentionProblem) -> str:
+    """The page size as sweeps are told it: a number, or none for a contiguous cache."""
+    return NO_PAGES if problem.page_size is None else str(problem.page_size)
 
 
 def where(frame: DataFrame, mask: Any) -> DataFrame:
@@ -147,6 +154,7 @@ def _record(row: Row, problem: AttentionProblem, gpu: str) -> dict[str, Any]:
         "problem": problem.label,
         **{name: getattr(problem, name) for name in PROBLEM_COLUMNS},
         "context": " ".join(map(str, problem.contexts if problem.is_ragged else problem.contexts[:1])),
+        "page_size": page_size_text(problem),
         "group_size": problem.group_size,
         "max_context": problem.max_context,
         "mean_context": problem.total_context / problem.batch,
@@ -178,7 +186,7 @@ def _numeric_type(column: str) -> str | None:
     if column == "mean_context":
         return "float64"
     if column in PROBLEM_COLUMNS:
-        return None if column in ("context", "dtype", "kv_layout") else "Int64"
+        return None if column in ("context", "dtype", "kv_layout", "page_size") else "Int64"
     field = Row.model_fields.get(column)
     kinds = {field.annotation, *get_args(field.annotation)} if field else set()
     return "float64" if float in kinds else "Int64" if int in kinds else None

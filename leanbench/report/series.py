@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.frame import PROBLEM_COLUMNS
+from leanbench.report.frame import NO_PAGES, PROBLEM_COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -21,6 +21,7 @@ LABELS = {
     "ragged": "batch lengths",
     "dtype": "dtype",
     "kv_layout": "KV layout",
+    "page_size": "page size",
     "gpu": "GPU",
     "source": "source",
     "cache": "L2",
@@ -83,6 +84,8 @@ def short_labels(frame: DataFrame, axes: list[Axis]) -> dict[str, str]:
             words.append(f"heads {heads(row['q_heads'], row['kv_heads'])}")
         words += [f"{name} {row[name]}" for name in ("batch", "head_dim", "q_len") if name in varying]
         words += [str(row[name]) for name in ("ragged", "dtype", "kv_layout") if name in varying and row[name] != EQUAL]
+        if "page_size" in varying:
+            words.append("no pages" if row["page_size"] == NO_PAGES else f"pages of {row['page_size']}")
         short[row["problem"]] = ", ".join(words) or row["problem"]
     return short
 
@@ -113,6 +116,10 @@ def fixed_words(frame: DataFrame) -> str:
         "/".join(dict.fromkeys(frame["dtype"])),
         "/".join(dict.fromkeys(frame["kv_layout"])),
     ]
+    if set(frame["q_len"].tolist()) != {1}:
+        words.append(_range("q_len", frame["q_len"]))
+    if (pages := list(dict.fromkeys(frame["page_size"]))) != [NO_PAGES]:
+        words.append(f"page size {'/'.join(pages)}")
     lengths = set(frame["is_ragged"].tolist())
     if True in lengths:
         words.append("equal and ragged batches" if False in lengths else "ragged batches")

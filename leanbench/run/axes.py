@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from leanbench.errors import UserError
-from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS
+from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, MAX_Q_LEN, PAGE_SIZES
 
 #: Longest axis; a typo such as ``1:1m:+1`` must not fill the memory.
 MAX_VALUES = 10_000
@@ -21,8 +21,11 @@ MAX_NUMBER = 2**31 - 1
 _SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
 _NUMBER = re.compile(r"(\d{1,40})([km]?)", re.ASCII | re.IGNORECASE)
 _COUNT_SYNTAX = "a whole number such as 8"
-#: Axes whose numbers are usually large.
-_SYNTAX = {"context": "a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)"}
+#: Axes whose numbers are usually large, or that take something else too.
+_SYNTAX = {
+    "context": "a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)",
+    "page_size": "a number of tokens such as 64, or none for a contiguous cache",
+}
 _AXIS_SYNTAX = "numbers such as 1k,4k,16k, or a range such as 1k:512k:x2 (times 2) or 4k:32k:+4k (plus 4k)"
 
 T = TypeVar("T")
@@ -64,6 +67,32 @@ def parse_head_dims(text: str) -> tuple[int, ...]:
         if number not in HEAD_DIMS:
             raise UserError(f"head_dim {number} is not supported, choose from {', '.join(map(str, HEAD_DIMS))}")
     return numbers
+
+
+def parse_q_lens(text: str) -> tuple[int, ...]:
+    """New tokens per sequence, each number as many as a decode call takes."""
+    numbers = parse_numbers("q_len", text)
+    if max(numbers) > MAX_Q_LEN:
+        raise UserError(f"q_len {max(numbers)} is above the limit of {MAX_Q_LEN}: choose from 1 to {MAX_Q_LEN}")
+    return numbers
+
+
+def parse_page_sizes(text: str) -> tuple[int | None, ...]:
+    """Page sizes; ``none``, which is None here, is a contiguous cache."""
+
+    def sizes(item: str) -> list[int | None]:
+        if item.lower() == "none":
+            return [None]
+        numbers = _range("page_size", item) if ":" in item else [_number("page_size", item)]
+        for number in numbers:
+            if number not in PAGE_SIZES:
+                known = ", ".join(map(str, PAGE_SIZES))
+                raise UserError(
+                    f"page_size {number} is not supported, choose from {known}, or none for a contiguous cache"
+                )
+        return [*numbers]
+
+    return _parse_list("page_size", text, sizes)
 
 
 def parse_dtypes(text: str) -> tuple[str, ...]:

@@ -38,6 +38,9 @@ class Grid:
     kv_layout: tuple[str, ...] = ("HND",)
     #: Mean context over the longest; 1.0 is a uniform batch, other values apply to batches above 1 only.
     ragged: tuple[float, ...] = (1.0,)
+    q_len: tuple[int, ...] = (1,)
+    #: None: a contiguous cache.
+    page_size: tuple[int | None, ...] = (None,)
 
     @property
     def combinations(self) -> int:
@@ -49,12 +52,13 @@ class Grid:
         Raises:
             UserError: a combination that is no problem.
         """
-        axes = (self.dtype, self.kv_layout, self.head_dim, self.heads, self.batch, self.ragged, self.context)
-        for dtype, kv_layout, head_dim, (q_heads, kv_heads), batch, ragged, longest in product(*axes):
-            if ragged < 1 and batch == 1:
-                continue
-            context = longest if ragged == 1 else ragged_contexts(batch, longest, ragged)
-            yield AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout)
+        shapes = product(self.dtype, self.kv_layout, self.page_size, self.head_dim, self.heads, self.q_len)
+        for dtype, kv_layout, page_size, head_dim, (q_heads, kv_heads), q_len in shapes:
+            for batch, ragged, longest in product(self.batch, self.ragged, self.context):
+                if ragged < 1 and batch == 1:
+                    continue
+                context = longest if ragged == 1 else ragged_contexts(batch, longest, ragged)
+                yield AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size)
 
 
 AXES = tuple(axis.name for axis in fields(Grid))

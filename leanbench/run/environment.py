@@ -12,6 +12,9 @@ from typing import Any
 
 import leanbench
 
+#: Distributions whose kernels can be measured beside this project's, or that hold them compiled.
+_LIBRARIES = ("flashinfer-python", "flashinfer-jit-cache", "apache-tvm-ffi", "flash_attn_3")
+
 
 def environment_key(environment: dict[str, Any]) -> str:
     """Eight characters that differ when anything in the environment does."""
@@ -29,6 +32,7 @@ def predicted_environment() -> dict[str, Any]:
         "gpu_uuid": None,
         "leanbench": leanbench.__version__,
         "commit": _commit(),
+        **{name: found for name in _LIBRARIES if (found := _version(name)) is not None},
     }
 
 
@@ -46,6 +50,7 @@ def measured_environment(device_index: int) -> dict[str, Any]:
         **predicted_environment(),
         # With the CUDA version it was built for.
         "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
         "driver": gpu.driver_version,
         "gpu_product": gpu.product,
         "gpu_uuid": gpu.uuid,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -19,8 +18,13 @@ _LIMITS = {
     "ctas_per_sm": (1, 32),
     "min_tiles_per_cta": (1, 2**20),
     "splits": (1, 2**16),
+    "chunk_tokens": (16, 128),
+    "tile_rows": (8, 32),
+    "cluster_size": (1, 8),
 }
-_POWERS = ("tile_tokens", "num_warps")
+_POWERS = ("tile_tokens", "num_warps", "chunk_tokens", "tile_rows", "cluster_size")
+#: What the words may be. Settings without `implementation` are Triton's.
+_WORDS = {"implementation": ("cuda",), "copy": ("bulk", "async")}
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -49,23 +53,35 @@ def parse_pin(text: str) -> tuple[str, KernelConfig]:
     name = name.strip()
     if not colon or not name:
         raise UserError(f"config {text!r} is not understood, write KERNEL:FIELD=VALUE,... such as {_example('lean')}")
-    has = _settings(kernel(name).name)
-    if not has:
+    variants = _variants(kernel(name).name)
+    if not variants:
         raise UserError(f"config {text!r}: {name} has no launch settings, leave it out")
+    asked = _asked(text, name, written)
+    # That of the kernel's implementations which is meant; the first where nothing tells them apart.
+    has = max(variants, key=lambda variant: len(asked.keys() & variant.keys()))
     values: dict[str, Any] = {}
+    for field, value in asked.items():
+        if field not in has:
+            raise UserError(f"config {text!r}: {name} has no setting {field!r}, {nearest(field, has)}")
+        values[field] = _value(text, field, value, has[field])
+    missing = [field for field in has if field not in values]
+    if missing:
+        example = pin_text(name, KernelConfig(**has))
+        raise UserError(f"config {text!r}: {name} needs {', '.join(missing)} as well, as in {example}")
+    return name, KernelConfig(**values)
+
+
+def _asked(text: str, name: str, written: str) -> dict[str, str]:
+    """What is written after the colon, by field."""
+    asked: dict[str, str] = {}
     for item in written.split(","):
         field, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not field or not value:
             raise UserError(f"config {text!r}: {item.strip()!r} is not FIELD=VALUE, write for example {_example(name)}")
-        if field not in has:
-            raise UserError(f"config {text!r}: {name} has no setting {field!r}, {nearest(field, has)}")
-        if field in values:
+        if field in asked:
             raise UserError(f"config {text!r}: {field} is given twice, leave one of them out")
-        values[field] = _value(text, field, value, has[field])
-    missing = [field for field in has if field not in values]
-    if missing:
-        raise UserError(f"config {text!r}: {name} needs {', '.join(missing)} as well, as in {_example(name)}")
-    return name, KernelConfig(**values)
+        asked[field] = value
+    return asked
 
 
 def check_pinned(pins: Mapping[str, KernelConfig], kernels: Sequence[str]) -> None:
@@ -85,11 +101,16 @@ def pin_text(name: str, config: KernelConfig) -> str:
     return f"{name}:{','.join(written)}"
 
 
-def _value(text: str, field: str, value: str, example: Any) -> int | bool:
+def _value(text: str, field: str, value: str, example: Any) -> int | bool | str:
     if isinstance(example, bool):
         if value.lower() not in _FLAGS:
             raise UserError(f"config {text!r}: {field} {value!r} is not understood, write true or false")
         return _FLAGS[value.lower()]
+    if field in _WORDS:
+        if value.lower() not in _WORDS[field]:
+            fix = ": leave it out for Triton's settings" if field == "implementation" else ""
+            raise UserError(f"config {text!r}: {field} {value!r} is not {' or '.join(_WORDS[field])}{fix}")
+        return value.lower()
     least, most = _LIMITS[field]
     number = int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else 0
     is_power = number & (number - 1) == 0
@@ -100,15 +121,20 @@ def _value(text: str, field: str, value: str, example: Any) -> int | bool:
 
 
 @cache
-def _settings(name: str) -> dict[str, Any]:
-    """The settings that a kernel has, with those of its heuristic for a small problem."""
+def _variants(name: str) -> list[dict[str, Any]]:
+    """The settings that a kernel has, with those of its heuristic for a small problem; where it has several
+    implementations, each's, Triton's first.
+    """
     from leanbench.gpu.catalogue import find
     from leanbench.problem import AttentionProblem
 
-    config = kernel(name).default_config(AttentionProblem(1, 8, 8, 4096, 64), find("h200"))
-    has = {} if config is None else config.to_dict()
-    return {field.name: has[field.name] for field in fields(KernelConfig) if field.name in has}
+    problem, gpu = AttentionProblem(1, 8, 8, 4096, 64), find("h200")
+    found: dict[str, dict[str, Any]] = {}
+    for config in (kernel(name).default_config(problem, gpu), *kernel(name).tuning_space(problem, gpu)):
+        if config is not None:
+            found.setdefault(config.implementation or "", config.to_dict())
+    return [found[implementation] for implementation in sorted(found)]
 
 
 def _example(name: str) -> str:
-    return pin_text(name, KernelConfig(**_settings(name)))
+    return pin_text(name, KernelConfig(**_variants(name)[0]))

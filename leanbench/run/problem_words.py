@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from leanbench.errors import UserError
 from leanbench.problem import DTYPES, KV_LAYOUTS, AttentionProblem
-from leanbench.run.axes import parse_head_dims, parse_heads, parse_numbers
+from leanbench.run.axes import parse_head_dims, parse_heads, parse_numbers, parse_page_sizes, parse_q_lens
 
 #: More sequences than any GPU has memory for, and few enough for a length each.
 MAX_BATCH = 2**20
-_EXAMPLE = "h32/8 n4096 d128, with b8, bf16 or NHD where needed"
+_EXAMPLE = "h32/8 n4096 d128, with b8, q4, p64, bf16 or NHD where needed"
 _NEEDED = {"h": "heads", "n": "context", "d": "head_dim"}
-_FIELDS = {"b": "batch", **_NEEDED, "q": "q_len"}
+_FIELDS = {"b": "batch", **_NEEDED, "q": "q_len", "p": "page_size"}
 
 T = TypeVar("T")
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 def parse_problem(words: Sequence[str]) -> AttentionProblem:
     """The problem that the words name, in any order, quoted together or not.
 
-    ``h`` query heads or query/KV heads, ``n`` context, ``d`` head_dim; ``b`` batch, ``q`` q_len, dtype and kv_layout
-    may be left out: 1, 1, fp16 and HND. ``k`` and ``m`` are 1024 and 1024 x 1024. A ragged batch is one length per
-    sequence, ``n1k+300+64k``.
+    ``h`` query heads or query/KV heads, ``n`` context, ``d`` head_dim; ``b`` batch, ``q`` q_len, ``p`` page_size, dtype
+    and kv_layout may be left out: 1, 1, a contiguous cache, fp16 and HND. ``k`` and ``m`` are 1024 and 1024 x 1024. A
+    ragged batch is one length per sequence, ``n1k+300+64k``.
 
     Raises:
         UserError: a word that is not understood or given twice, one that is missing, or a problem that cannot be.
@@ -51,7 +51,8 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
         head_dim,
         found.get("dtype", "fp16"),
         found.get("kv_layout", "HND"),
-        _number("q_len", found.get("q_len", "1")),
+        _one("q_len", parse_q_lens(found.get("q_len", "1"))),
+        _one("page_size", parse_page_sizes(found.get("page_size", "none"))),
     )
 
 

@@ -27,6 +27,8 @@ PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "head_dim": axes.parse_head_dims,
     "dtype": axes.parse_dtypes,
     "kv_layout": axes.parse_kv_layouts,
+    "q_len": axes.parse_q_lens,
+    "page_size": axes.parse_page_sizes,
     "ragged": axes.parse_ragged,
     "kernels": lambda text: tuple(kernel(name).name for name in axes.parse_names("kernels", text)),
 }
@@ -70,6 +72,8 @@ class _Axes(BaseModel):
     head_dim: Annotated[tuple[int, ...] | None, _reads("head_dim")] = None
     dtype: Annotated[tuple[str, ...] | None, _reads("dtype")] = None
     kv_layout: Annotated[tuple[str, ...] | None, _reads("kv_layout")] = None
+    q_len: Annotated[tuple[int, ...] | None, _reads("q_len")] = None
+    page_size: Annotated[tuple[int | None, ...] | None, _reads("page_size")] = None
     #: Mean context over the longest context of a batch; 1 is a uniform batch.
     ragged: Annotated[tuple[float, ...] | None, _reads("ragged")] = None
 

@@ -71,13 +71,18 @@ class Entry:
         """Contexts of as many of these make the same schedules."""
         return min((config.tile_tokens for config, _ in self.shortlist), default=_GRANULE)
 
+    @cached_property
+    def implementations(self) -> set[str | None]:
+        """Of the builds that were timed."""
+        return {key.implementation for key in self.rates}
+
     def rates_of(self, config: KernelConfig) -> Rates | None:
         return self.rates.get(build_key(config))
 
     @classmethod
     def of(cls, kernel: Kernel, spec: GpuSpec, key: EntryKey, file: File, family: Family) -> Entry:
-        """A family of `file` for the GPU `spec`; where that is not the file's, the memory's rate is scaled, and what
-        does not fit is left out.
+        """A family of `file` for the GPU `spec`, without what the kernel cannot launch here; where that is not the
+        file's GPU, the memory's rate is scaled, and what does not fit is left out.
         """
         gpu = file.kept.gpu
         here = gpu.is_like(spec)
@@ -89,7 +94,11 @@ class Entry:
             if found is not None:
                 rates.setdefault(build_key(candidate.config), found)
         shortlist = [family.candidates[index] for index in family.shortlist]
-        shortlist = [candidate for candidate in shortlist if here or _fits(candidate, key, spec)]
+        shortlist = [
+            candidate
+            for candidate in shortlist
+            if _launches(kernel, candidate) and (here or _fits(candidate, key, spec))
+        ]
         listed = [
             (candidate.config, rates[build_key(candidate.config)])
             for candidate in shortlist
@@ -99,7 +108,7 @@ class Entry:
         entry = cls(kernel, spec, key, said, _BETTER[family.objective], tuple(listed), rates, {})
         # Times of another GPU, or of other query rows, are none of this problem's.
         same = here and family.group_size == key[2]
-        return replace(entry, timed=_timed(family, entry.granule)) if same else entry
+        return replace(entry, timed=_timed(kernel, family, entry.granule)) if same else entry
 
 
 def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None:
@@ -110,24 +119,41 @@ def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None
     return None if power_kw is None else Rates(coefficients, power_kw, 2 if objective == "edp" else 1)
 
 
-def _timed(family: Family, granule: int) -> dict[tuple[int, int], TimedChoice]:
+def _timed(kernel: Kernel, family: Family, granule: int) -> dict[tuple[int, int], TimedChoice]:
     found: dict[tuple[int, int], TimedChoice] = {}
     for problem in family.problems:
-        context = -(-problem.context // granule) * granule
-        found[problem.batch * problem.kv_heads, context] = _timed_choice(family, problem)
+        chosen = _chosen(kernel, family, problem)
+        if chosen is not None:
+            context = -(-problem.context // granule) * granule
+            found[problem.batch * problem.kv_heads, context] = _timed_choice(kernel, family, problem, chosen)
     return found
 
 
-def _timed_choice(family: Family, problem: TunedProblem) -> TimedChoice:
+def _launches(kernel: Kernel, candidate: Candidate) -> bool:
+    """Whether the kernel takes the candidate, and has on this machine what launches it."""
+    config = candidate.config
+    return kernel.takes(config) and kernel.implementation_of(config).unavailable_reason() is None
+
+
+def _chosen(kernel: Kernel, family: Family, problem: TunedProblem) -> int | None:
+    """The candidate that was chosen, or for latency the fastest that the kernel launches; None if there is none."""
+    able = [problem.chosen]
+    if family.objective == "latency":
+        able += [timed.candidate for timed in problem.timed]
+    return next((index for index in able if _launches(kernel, family.candidates[index])), None)
+
+
+def _timed_choice(kernel: Kernel, family: Family, problem: TunedProblem, chosen: int) -> TimedChoice:
     times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
-    chosen_us, heuristic_us = times_us.get(problem.chosen), times_us.get(problem.heuristic)
+    chosen_us, heuristic_us = times_us.get(chosen), times_us.get(problem.heuristic)
+    # Of several implementations together the heuristic may be another's than this kernel's.
+    own = _launches(kernel, family.candidates[problem.heuristic])
     gain = None
-    if family.objective == "latency" and problem.chosen != problem.heuristic and chosen_us and heuristic_us:
+    if family.objective == "latency" and own and chosen != problem.heuristic and chosen_us and heuristic_us:
         gain = 1 - chosen_us / heuristic_us
     verb = "timed" if family.source == "measured" else "predicted"
     said = f"{verb} at {problem.batch * problem.kv_heads} x {problem.context} tokens"
-    config = family.candidates[problem.chosen].config
-    return TimedChoice(config, said, gain)
+    return TimedChoice(family.candidates[chosen].config, said, gain)
 
 
 def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
@@ -137,6 +163,8 @@ def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
     if candidate.shared_bytes is not None:
         shared_kb = candidate.shared_bytes / 1024
         return shared_kb <= min(spec.shared_kb_per_cta, spec.shared_kb_per_sm / candidate.ctas_per_sm - 1)
+    if candidate.implementation is not None:
+        return False
     head_dim, dtype, group_size, kv_layout, _ = key
     problem = AttentionProblem(1, group_size, 1, candidate.tile_tokens, head_dim, dtype, kv_layout)
     stages = stages_that_fit(problem, candidate.tile_tokens, candidate.num_stages, spec, candidate.ctas_per_sm)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.formula import Coefficients, Point, Shape, divide, fit
 from leanbench.tune.problems import problems
-from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, distinct
+from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, distinct, heuristics
 from leanbench.tune.stopwatch import Time
 
 #: Latencies by problem and config.
 Times = Mapping[AttentionProblem, Mapping[KernelConfig, Time]]
 
 #: Timings that a build needs for coefficients of its own.
-LEAST_POINTS = 15
+LEAST_POINTS = 6
 #: Problems that candidates for the shortlist are held against, beside those that were timed.
 _SAMPLED_PROBLEMS = 200
 _LONGEST_SHORTLIST = 24
@@ -44,11 +45,9 @@ class Fitter:
     def __init__(self, kernel: Kernel, spec: GpuSpec) -> None:
         self._kernel, self._spec = kernel, spec
 
-    def fits(self, times: Times, whatever: Collection[KernelConfig] = ()) -> dict[BuildKey, Fit]:
-        """Every build with `LEAST_POINTS` timings; all lean on the coefficients of all together.
-
-        Args:
-            whatever: configs whose builds are fitted to what there is: the heuristic's, which others are held against.
+    def fits(self, times: Times, least_points: int = LEAST_POINTS) -> dict[BuildKey, Fit]:
+        """Every build with `least_points` timings, and the heuristics' with what there are: others are held against
+        them. All lean on the coefficients of their implementation together.
         """
         by_build: dict[BuildKey, list[Point]] = {}
         for problem, timed in times.items():
@@ -56,15 +55,19 @@ class Fitter:
             for config, time in timed.items():
                 point = Point(self._work(problem, config), time.latency_us, time.latency_us / fastest_us)
                 by_build.setdefault(build_key(config), []).append(point)
-        everything = [point for points in by_build.values() for point in points]
-        if len(everything) < LEAST_POINTS:
-            return {}
-        together = fit(everything, self._spec.bandwidth_tb_s)
-        needed = {build_key(config) for config in whatever}
+        by_implementation: dict[str | None, list[Point]] = {}
+        for key, points in by_build.items():
+            by_implementation.setdefault(key.implementation, []).extend(points)
+        together = {
+            implementation: fit(points, self._spec.bandwidth_tb_s)
+            for implementation, points in by_implementation.items()
+            if len(points) >= LEAST_POINTS
+        }
+        needed = {build_key(config) for problem in times for config in heuristics(self._kernel, problem, self._spec)}
         return {
-            key: self._fit(points, together)
+            key: self._fit(points, together[key.implementation])
             for key, points in by_build.items()
-            if len(points) >= LEAST_POINTS or key in needed
+            if key.implementation in together and (len(points) >= least_points or key in needed)
         }
 
     def predict_us(self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: KernelConfig) -> float:
@@ -86,32 +89,34 @@ class Fitter:
         """Few candidates that are together nearly as good as all: each is the one that lowers the mean regret most.
 
         Regret is the logarithm of predicted latency over the lowest predicted one, over the problems that were timed
-        and others like them.
+        and others like them. Each implementation has a list of its own in it: a kernel may take only one of them.
         """
+        import numpy as np
+
         able = [candidate for candidate in candidates if candidate.build in fits]
-        if not able:
-            return []
         sample = [*times, *islice(problems(family, self._spec), _SAMPLED_PROBLEMS)]
-        costs = [self._costs(problem, able, fits) for problem in sample]
+        costs = np.log([[self.predict_us(fits, problem, each.config) for each in able] for problem in sample])
         chosen: list[int] = []
-        regrets = [math.inf] * len(sample)
-        while len(chosen) < _LONGEST_SHORTLIST:
-            means = [
-                statistics.fmean(min(regret, row[index]) for regret, row in zip(regrets, costs, strict=True))
-                for index in range(len(able))
-            ]
-            best = min(range(len(able)), key=means.__getitem__)
-            if chosen and statistics.fmean(regrets) - means[best] < _WORTH_LISTING:
-                break
-            chosen.append(best)
-            regrets = [min(regret, row[best]) for regret, row in zip(regrets, costs, strict=True)]
+        for implementation in dict.fromkeys(candidate.build.implementation for candidate in able):
+            own = [index for index, candidate in enumerate(able) if candidate.build.implementation == implementation]
+            chosen += [own[place] for place in _cover(costs[:, own] - costs[:, own].min(axis=1, keepdims=True))]
         return [able[index].config for index in chosen]
 
-    def _costs(self, problem: AttentionProblem, able: Sequence[Candidate], fits: Mapping[BuildKey, Fit]) -> list[float]:
-        """Regret of each candidate on a problem."""
-        predicted = [math.log(self.predict_us(fits, problem, candidate.config)) for candidate in able]
-        least = min(predicted)
-        return [value - least for value in predicted]
+
+def _cover(costs: Any) -> list[int]:
+    """Columns that together have nearly the least of every row: each is the one that lowers the mean most."""
+    import numpy as np
+
+    chosen: list[int] = []
+    least = np.full(len(costs), np.inf)
+    while len(chosen) < _LONGEST_SHORTLIST:
+        means = np.minimum(least[:, None], costs).mean(axis=0)
+        best = int(means.argmin())
+        if chosen and least.mean() - means[best] < _WORTH_LISTING:
+            break
+        chosen.append(best)
+        least = np.minimum(least, costs[:, best])
+    return chosen
 
 
 def held_out(kernel: Kernel, spec: GpuSpec, times: Times, every: int = 5) -> list[float]:

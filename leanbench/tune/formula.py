@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Protocol
 
-from leanbench.decomposition import stream_k_grid, tile_rows
+from leanbench.decomposition import cluster_slots, stream_k_grid, tile_rows, usable_sms
 from leanbench.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.registry import KernelConfig
 
@@ -24,6 +24,8 @@ class Kernel(Protocol):
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int: ...
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int: ...
+
+    def implementation_of(self, config: KernelConfig) -> Kernel: ...
 
 
 #: Reads get faster until so many bytes are read: half of `ramp_us` is paid at this size (H200).
@@ -36,11 +38,12 @@ _SHARPNESS = 5
 class Shape:
     """What of a problem the formula asks for."""
 
-    output_tiles: int
+    #: KV heads of all sequences.
+    kv_heads: int
     #: Tokens of every output tile.
     context: int
     head_dim: int
-    #: Query rows of a partial.
+    #: Query rows that share a KV head.
     rows: int
     #: Every sequence has `context` tokens, and the host knows it.
     uniform: bool = True
@@ -48,31 +51,36 @@ class Shape:
     @classmethod
     def of(cls, problem: AttentionProblem) -> Shape:
         """A ragged batch counts as one of its longest context: the lengths are on the device when a grid is chosen."""
-        rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
-        row_tiles = -(-problem.group_size * problem.q_len // rows)
         return cls(
-            output_tiles=problem.batch * problem.kv_heads * row_tiles,
+            kv_heads=problem.batch * problem.kv_heads,
             context=problem.max_context,
             head_dim=problem.head_dim,
-            rows=min(problem.group_size * problem.q_len, rows),
+            rows=problem.group_size * problem.q_len,
             uniform=not problem.is_ragged,
         )
+
+    def partial_rows(self, config: KernelConfig) -> int:
+        """Query rows of a partial."""
+        return min(self.rows, config.tile_rows or tile_rows(self.rows, self.head_dim))
+
+    def output_tiles(self, config: KernelConfig) -> int:
+        return self.kv_heads * -(-self.rows // self.partial_rows(config))
 
 
 @dataclass(frozen=True)
 class Work:
     """How a config divides a shape. Numbers, or arrays of them for many launches at once."""
 
-    #: K and V of all output tiles.
+    #: K and V once, however many output tiles share them.
     kv_bytes: Any
-    #: LeanTiles of the CTA that has most, as bytes of K and V. A context's last one counts whole: its missing tokens
-    #: take their share of the arithmetic.
+    #: LeanTiles of the CTA that has most, as bytes of K and V; a cluster's CTAs share theirs. A context's last one
+    #: counts whole: its missing tokens take their share of the arithmetic.
     longest_bytes: Any
-    #: What would be read beyond `kv_bytes` if every CTA read as much.
+    #: What would be read beyond all output tiles if every run read as much.
     excess_bytes: Any
     #: CTAs of the fullest SM.
     ctas_per_sm: Any
-    #: Borders between output tiles that one CTA crosses.
+    #: Borders between output tiles that one run crosses.
     borders: Any
     #: Parts that an output tile is cut into, less one: the partials that its host block merges.
     cuts: Any
@@ -82,37 +90,46 @@ class Work:
 
 def grid_of(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> int:
     """CTAs that `config` launches on a GPU with `sms` SMs."""
+    return _runs(shape, config, sms, kernel) * (config.cluster_size or 1)
+
+
+def _runs(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> int:
+    """Runs that the LeanTiles are dealt to: one for each CTA, or for each cluster of them."""
     assert config.ctas_per_sm is not None
-    total = shape.output_tiles * -(-shape.context // config.tile_tokens)
+    output_tiles = shape.output_tiles(config)
+    total = output_tiles * -(-shape.context // config.tile_tokens)
     aligned = bool(config.align_grid) and shape.uniform
-    most = kernel.grid_limit(shape.rows, shape.head_dim, config.ctas_per_sm * sms)
-    return stream_k_grid(total, most, config.min_tiles_per_cta or 1, shape.output_tiles if aligned else 1)
+    slots = cluster_slots(sms, config.ctas_per_sm, config.cluster_size or 1)
+    most = kernel.implementation_of(config).grid_limit(shape.partial_rows(config), shape.head_dim, slots)
+    return stream_k_grid(total, most, config.min_tiles_per_cta or 1, output_tiles if aligned else 1)
 
 
 def divide(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> Work:
     """The work of `config` on a GPU with `sms` SMs; see leanbench.decomposition.stream_k."""
-    tile_tokens = config.tile_tokens
+    tile_tokens, cluster_size = config.tile_tokens, config.cluster_size or 1
+    output_tiles = shape.output_tiles(config)
     of = -(-shape.context // tile_tokens)
-    grid = grid_of(shape, config, sms, kernel)
-    share, longer = divmod(shape.output_tiles * of, grid)
+    runs = _runs(shape, config, sms, kernel)
+    share, longer = divmod(output_tiles * of, runs)
     longest = share + (longer > 0)
-    # Every CTA has the same share, and shares and output tiles end together.
+    # Every run has the same share, and shares and output tiles end together.
     even = longer == 0 and (share % of == 0 or of % share == 0)
     # A run of n that starts anywhere touches ceil((n - 1) / m) + 1 stretches of m at most.
-    borders = max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), shape.output_tiles - 1)
-    cuts = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), grid - 1)
+    borders = max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), output_tiles - 1)
+    cuts = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), runs - 1)
     token_bytes = 2 * shape.head_dim * ELEMENT_BYTES
     whole, part = divmod(longest, of)
     read_bytes = token_bytes * (whole * shape.context + min(part * tile_tokens, shape.context))
-    kv_bytes = token_bytes * shape.output_tiles * shape.context
+    tile_bytes = token_bytes * output_tiles * shape.context
+    launched = kernel.implementation_of(config)
     return Work(
-        kv_bytes=kv_bytes,
-        longest_bytes=token_bytes * longest * tile_tokens,
-        excess_bytes=max(0, read_bytes * grid - kv_bytes),
-        ctas_per_sm=-(-grid // sms),
+        kv_bytes=token_bytes * shape.kv_heads * shape.context,
+        longest_bytes=token_bytes * longest * tile_tokens / cluster_size,
+        excess_bytes=max(0, read_bytes * runs - tile_bytes),
+        ctas_per_sm=-(-runs * cluster_size // usable_sms(sms, cluster_size)),
         borders=borders,
         cuts=cuts,
-        rounds=kernel.merge_rounds(shape.rows, shape.head_dim, config.num_warps, cuts) if cuts else 0,
+        rounds=launched.merge_rounds(shape.partial_rows(config), shape.head_dim, config.num_warps, cuts) if cuts else 0,
     )
 
 
@@ -129,7 +146,7 @@ class Coefficients:
     #: One CTA alone, and all CTAs of one SM.
     cta_bytes_per_us: float
     sm_bytes_per_us: float
-    #: A CTA's first border between output tiles, and each further one.
+    #: A run's first border between output tiles, and each further one.
     border_us: float
     more_borders_us: float
     #: An output tile that is cut at all, each cut, and each round of its merge.
@@ -197,6 +214,11 @@ def fit(points: Sequence[Point], bandwidth_tb_s: float, leaning_on: Coefficients
     inside = np.clip(start, low + 1e-6, high - 1e-6)
     found = least_squares(residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=0.03)
     return Coefficients(*(float(value) for value in np.exp(found.x)))
+
+
+def typical(bandwidth_tb_s: float) -> Coefficients:
+    """Where nothing was timed: good for comparing grids, not builds."""
+    return Coefficients(*_scaled(_START, bandwidth_tb_s))
 
 
 def _scaled(coefficients: Coefficients, bandwidth_tb_s: float) -> tuple[float, ...]:

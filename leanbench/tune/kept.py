@@ -27,7 +27,7 @@ Objective = Literal["latency", "energy", "edp"]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class KeptGpu(_Model):
@@ -55,7 +55,7 @@ class KeptGpu(_Model):
 
 
 class Candidate(_Model):
-    """Launch settings that were considered."""
+    """Launch settings that were considered: the fields of leanbench.registry.KernelConfig, and what came of them."""
 
     tile_tokens: Positive
     num_warps: Positive
@@ -63,6 +63,13 @@ class Candidate(_Model):
     ctas_per_sm: Positive
     min_tiles_per_cta: Positive
     align_grid: bool
+    #: Null, as the four after it, for the implementation in Triton.
+    implementation: Literal["cuda"] | None = None
+    chunk_tokens: Positive | None = None
+    tile_rows: Positive | None = None
+    cluster_size: Positive | None = None
+    #: pydantic's models have a method `copy`.
+    copy_: Annotated[Literal["bulk", "async"] | None, Field(alias="copy")] = None
     #: Of the compiled kernel; null if it did not compile.
     registers_per_thread: Positive | None = None
     shared_bytes: Annotated[int, Field(ge=0)] | None = None
@@ -81,7 +88,21 @@ class Candidate(_Model):
             self.ctas_per_sm,
             self.min_tiles_per_cta,
             self.align_grid,
+            implementation=self.implementation,
+            chunk_tokens=self.chunk_tokens,
+            tile_rows=self.tile_rows,
+            cluster_size=self.cluster_size,
+            copy=self.copy_,
         )
+
+    def fault(self) -> str | None:
+        """What contradicts itself, as a phrase; None if nothing does."""
+        names = ("chunk_tokens", "tile_rows", "cluster_size", "copy_")
+        settings = {name.rstrip("_"): getattr(self, name) for name in names}
+        for name, value in settings.items():
+            if (value is None) != (self.implementation is None):
+                return f"is of {self.implementation or 'Triton'} and has {'no' if value is None else 'a'} {name}"
+        return None
 
 
 class Build(_Model):
@@ -194,6 +215,9 @@ class Family(_Model):
         for name, index, count in self._indices():
             if not 0 <= index < count:
                 return f"{name} is {index}, there are {count}"
+        for number, candidate in enumerate(self.candidates):
+            if (found := candidate.fault()) is not None:
+                return f"candidate {number} {found}"
         for index in self.shortlist:
             if self.candidates[index].build is None:
                 return f"candidate {index} is on the shortlist and has no build"

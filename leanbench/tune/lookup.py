@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -91,7 +91,11 @@ def choose(
     if _off():
         return _heuristic(kernel, problem, spec, f"{SWITCH} turns kept configs off")
     if problem.q_len != 1:
-        return _heuristic(kernel, problem, spec, f"configs are kept for one query token, not for {problem.q_len}")
+        return _heuristic(kernel, problem, spec, f"configs are kept for q_len 1, not for q_len {problem.q_len}")
+    if problem.page_size is not None:
+        return _heuristic(
+            kernel, problem, spec, f"configs are kept for a contiguous cache, not for page_size {problem.page_size}"
+        )
     key = (problem.head_dim, problem.dtype, problem.group_size, problem.kv_layout, objective)
     entry = _entry(kernel, spec, key, state())
     if entry is None:
@@ -111,9 +115,10 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform
     assert heuristic is not None
     shape = Shape.of(problem)
     if not uniform:
-        shape = Shape(shape.output_tiles, shape.context, shape.head_dim, shape.rows, uniform=False)
+        shape = replace(shape, uniform=False)
     timed = entry.timed.get((batch * kv_heads, context)) if uniform else None
-    if timed is None:
+    # What was timed before the heuristic's implementation was there was not held against it.
+    if timed is None or heuristic.implementation not in entry.implementations:
         return _by_formula(entry, shape, heuristic)
     if _same_launch(entry, shape, timed.config, heuristic):
         return Choice(heuristic, "heuristic", f"{entry.said}: {timed.said}, where nothing was faster")
@@ -148,8 +153,11 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
 
 def _same_launch(entry: Entry, shape: Shape, one: KernelConfig, other: KernelConfig) -> bool:
     """Settings that differ may come down to the same build and grid."""
-    grids = (grid_of(shape, config, entry.spec.sms, entry.kernel) for config in (one, other))
-    return build_key(one) == build_key(other) and len(set(grids)) == 1
+    launches = {
+        (build_key(config), config.tile_tokens, grid_of(shape, config, entry.spec.sms, entry.kernel))
+        for config in (one, other)
+    }
+    return len(launches) == 1
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:

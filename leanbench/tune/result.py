@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
-from typing import Literal
+from typing import Any, Literal
 
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
@@ -33,8 +33,10 @@ class Summary:
     timed: int
     left_out: int
     shortlist: list[KernelConfig]
-    #: tile_tokens of the configs chosen over the problems that were timed, with how often.
+    #: tile_tokens of the Triton configs chosen over the problems that were timed, with how often.
     tile_tokens: dict[int, int]
+    #: On how many problems CUDA C++ was chosen, whose LeanTile is not tuned.
+    cuda: int
     #: Mean size of a tie set.
     ties: float
     #: What the heuristic costs over what the chosen one costs: geometric mean, and the most.
@@ -87,7 +89,8 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
         heuristic = progress.heuristic[problem]
         gains.append(cost(heuristic, times[heuristic]) / cost(chosen, times[chosen]))
         sizes.append(len(tied))
-        tiles[chosen.tile_tokens] += 1
+        if chosen.implementation is None:
+            tiles[chosen.tile_tokens] += 1
         untried.append(_untried(found, kernel, spec, problem, times))
     errors = [fit.median_error for fit in found.fits.values()]
     return Summary(
@@ -97,6 +100,7 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
         left_out=len(progress.left_out),
         shortlist=found.shortlist,
         tile_tokens=dict(sorted(tiles.items())),
+        cuda=len(progress.times) - tiles.total(),
         ties=statistics.fmean(sizes),
         gain=geometric_mean(gains),
         most_gain=max(gains),
@@ -188,13 +192,9 @@ def _candidate(found: Found, config: KernelConfig, keys: Sequence[BuildKey]) -> 
     timed = any(config in times for times in found.progress.times.values())
     reason = None if timed else found.progress.left_out.get(config)
     fitted = build_key(config) in keys and reason is None
+    settings: dict[str, Any] = {"ctas_per_sm": 1, "min_tiles_per_cta": 1, "align_grid": False, **config.to_dict()}
     return kept.Candidate(
-        tile_tokens=config.tile_tokens,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        ctas_per_sm=config.ctas_per_sm or 1,
-        min_tiles_per_cta=config.min_tiles_per_cta or 1,
-        align_grid=bool(config.align_grid),
+        **settings,
         registers_per_thread=taken.registers_per_thread if taken else None,
         shared_bytes=taken.shared_bytes if taken else None,
         spilled_registers=taken.spilled_registers if taken else None,

@@ -46,6 +46,9 @@ def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Sum
         UserError: the budget is too small, or nothing can run on this GPU.
     """
     check_budget(request)
+    if request.target.local_index is None:
+        # What the model does not know is not among the candidates.
+        request = replace(request, kernel=request.kernel.modelled())
     plan = replace(request.plan, reserve_s=_power_s(request))
     with process_pool() as pool:
         search = Search(request.kernel, request.target.spec, plan, observer, began_s)

@@ -16,16 +16,17 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.fits import Fit, Fitter, held_out
 from leanbench.tune.journal import Note
+from leanbench.tune.order import first, promising
 from leanbench.tune.problems import problems
-from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, candidates, distinct, jobs
+from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, candidates, distinct, heuristics, jobs
 from leanbench.tune.stopwatch import Stopwatch, Time
 
 #: Candidates timed on a problem: more while the formula has learned nothing yet and the model ranks.
 _FIRST_PROBLEMS, _FIRST_CANDIDATES, _CANDIDATES = 5, 64, 24
-#: Launches of builds that too little is known of, beside the promising ones.
-_UNKNOWN = 2
-#: Problems of a family after which the formula is fitted again.
+#: Problems of a family after which the formula is fitted again, and the timings that it takes then: what looks good by
+#: few of them is timed again.
 _FIT_AFTER = (5, 12)
+_FEW_POINTS = 3
 #: Problems of a family: by default, with --exhaustive, and where the model predicts them.
 PROBLEMS, EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS = 24, 40, 12
 #: Seconds of the budget kept for the last fits, and a problem's share at least.
@@ -169,7 +170,7 @@ class Search:
             if number + 1 in _FIT_AFTER:
                 self._observer.fitting()
                 for progress, _ in compiled:
-                    progress.fits = self._fitter.fits(progress.times, progress.heuristic.values())
+                    progress.fits = self._fitter.fits(progress.times, _FEW_POINTS)
         for progress, _ in compiled:
             if not progress.times:
                 reason = next(reversed(progress.left_out.values()), "its settings do not fit")
@@ -193,7 +194,7 @@ class Search:
 
     def take_up(self, progress: Progress, problem: AttentionProblem, times: dict[KernelConfig, Time]) -> None:
         """What an interrupted tuning had timed; without the heuristic's settings of today it is of no use."""
-        heuristic = self._heuristic(progress, problem)
+        heuristic = self._heuristics(progress, problem)[0]
         if heuristic in times:
             progress.times[problem] = times
             progress.heuristic[problem] = heuristic
@@ -215,10 +216,15 @@ class Search:
             f"are needed; some {needed_s} s would do"
         )
 
-    def _heuristic(self, progress: Progress, problem: AttentionProblem) -> KernelConfig:
-        """The heuristic's choice, as the candidate that makes the same launch where there is one."""
-        config = self._kernel.default_config(problem, self._spec)
-        assert config is not None
+    def _heuristics(self, progress: Progress, problem: AttentionProblem) -> list[KernelConfig]:
+        """The heuristic's choice and those of its implementations, as the candidates that make the same launches where
+        there are any.
+        """
+        return [
+            self._as_candidate(progress, problem, config) for config in heuristics(self._kernel, problem, self._spec)
+        ]
+
+    def _as_candidate(self, progress: Progress, problem: AttentionProblem, config: KernelConfig) -> KernelConfig:
         own = Candidate(config, build_key(config))
         # The first of equal launches is kept.
         launches = distinct([*progress.able, own], problem, self._kernel, self._spec)
@@ -239,24 +245,28 @@ class Search:
         rank: Ranker,
     ) -> None:
         launches = [candidate.config for candidate in distinct(progress.able, problem, self._kernel, self._spec)]
-        if progress.fits:
+        if self._plan.every_candidate:
+            order = list(range(len(launches)))
+        elif progress.fits:
             predicted = [self._fitter.predict_us(progress.fits, problem, config) for config in launches]
+            order = promising(launches, predicted, _CANDIDATES)
         else:
-            predicted = rank(problem, launches, builds)
-        order = sorted(range(len(launches)), key=predicted.__getitem__)
-        most = _CANDIDATES if progress.fits else _FIRST_CANDIDATES
-        # Builds without coefficients stand last: some of them are timed all the same, or nobody would ever know.
-        unknown = [index for index in order[most:] if predicted[index] == math.inf]
-        order[most:most] = unknown[:_UNKNOWN]
-        most += len(unknown[:_UNKNOWN])
-        heuristic = self._heuristic(progress, problem)
-        if build_key(heuristic) not in builds:
-            # Not one of the candidates', and found is held against it all the same.
-            job = Job(self._kernel.name, problem, heuristic)
-            builds[build_key(heuristic)] = build(job, self._spec.compute_capability)
-        first = [launches[index] for index in (order if self._plan.every_candidate else order[:most])]
+            order = first(
+                problem,
+                launches,
+                lambda configs: rank(problem, configs, builds),
+                (self._kernel, self._spec),
+                begin=len(progress.times) * _FIRST_CANDIDATES // 2,
+            )[:_FIRST_CANDIDATES]
+        heuristic, *others = self._heuristics(progress, problem)
+        for config in (heuristic, *others):
+            if build_key(config) not in builds:
+                # Not one of the candidates', and found is held against it all the same.
+                job = Job(self._kernel.name, problem, config)
+                builds[build_key(config)] = build(job, self._spec.compute_capability)
         # The heuristic leads: the others' outputs are held against its.
-        result = stopwatch.time(problem, list(dict.fromkeys([heuristic, *first])))
+        asked = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
+        result = stopwatch.time(problem, list(asked))
         if result.failures:
             _drop(progress, result.failures)
         if heuristic in result.times:
@@ -288,6 +298,6 @@ def _finish(
     from leanbench.registry import kernel
 
     fitter = Fitter(kernel(kernel_name), spec)
-    fits = fitter.fits(progress.times, progress.heuristic.values())
+    fits = fitter.fits(progress.times)
     shortlist = fitter.shortlist(progress.family, progress.able, fits, progress.times)
     return fits, shortlist, held_out(kernel(kernel_name), spec, progress.times)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from leanbench.build import Build, Job
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.registry import Kernel, KernelConfig, kernels
 from leanbench.tune.formula import Shape, grid_of
 
 
@@ -39,16 +40,41 @@ class FamilyKey:
         )
 
 
-#: What distinguishes compiled kernels of a family: tile_tokens, num_warps, num_stages, cap of registers.
-BuildKey = tuple[int, int, int, int | None]
+class BuildKey(NamedTuple):
+    """What distinguishes compiled kernels of a family; what an implementation compiles nothing of is None."""
+
+    num_warps: int
+    num_stages: int
+    #: Triton. A number of the launch in CUDA C++.
+    tile_tokens: int | None = None
+    #: Triton: cap of a thread's registers.
+    registers: int | None = None
+    #: CUDA C++, as in leanbench.registry.KernelConfig.
+    implementation: str | None = None
+    chunk_tokens: int | None = None
+    tile_rows: int | None = None
+    ctas_per_sm: int | None = None
+    cluster_size: int | None = None
+    copy: str | None = None
 
 
 def build_key(config: KernelConfig) -> BuildKey:
     """Configs with the same key differ in their grid only."""
+    if config.implementation == "cuda":
+        return BuildKey(
+            config.num_warps,
+            config.num_stages,
+            implementation=config.implementation,
+            chunk_tokens=config.chunk_tokens,
+            tile_rows=config.tile_rows,
+            ctas_per_sm=config.ctas_per_sm,
+            cluster_size=config.cluster_size,
+            copy=config.copy,
+        )
     from leanbench.kernels.launch import registers_per_thread  # pyright: ignore[reportMissingImports]
 
     cap = registers_per_thread(config.num_warps * (config.ctas_per_sm or 1))
-    return config.tile_tokens, config.num_warps, config.num_stages, cap
+    return BuildKey(config.num_warps, config.num_stages, config.tile_tokens, cap)
 
 
 def jobs(kernel: Kernel, family: FamilyKey, spec: GpuSpec) -> dict[BuildKey, Job]:
@@ -102,13 +128,20 @@ def candidates(
 
 
 def distinct(found: Iterable[Candidate], problem: AttentionProblem, kernel: Kernel, spec: GpuSpec) -> list[Candidate]:
-    """One candidate for each launch that they come down to on this problem: same build, same grid."""
+    """One candidate for each launch that they come down to on this problem: same build, LeanTiles and grid."""
     shape = Shape.of(problem)
-    launches: dict[tuple[BuildKey, int], Candidate] = {}
+    launches: dict[tuple[BuildKey, int, int], Candidate] = {}
     for candidate in found:
         grid = grid_of(shape, candidate.config, spec.sms, kernel)
-        launches.setdefault((candidate.build, grid), candidate)
+        launches.setdefault((candidate.build, candidate.config.tile_tokens, grid), candidate)
     return list(launches.values())
+
+
+def heuristics(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[KernelConfig]:
+    """What the kernel chooses by itself; then what each of its implementations does where it runs alone."""
+    alone = [each for each in kernels().values() if each.tuned_as == kernel.tuned_as and not each.unavailable_reason()]
+    found = dict.fromkeys(each.default_config(problem, spec) for each in (kernel, *alone))
+    return [config for config in found if config is not None and kernel.takes(config)]
 
 
 def default_families(

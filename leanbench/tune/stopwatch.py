@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, cache_shape, inputs_over, query_shape, torch_dtype
+from leanbench.inputs import AttentionInputs, cache_shape, deal_pages, inputs_over, query_shape, torch_dtype
 from leanbench.measure.timing import Replay, Sampler, Timing
 from leanbench.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
@@ -115,7 +115,7 @@ class GpuStopwatch:
             buffers[0].poison()
             try:
                 replay = Replay([self._kernel.prepare(inputs, config) for inputs in buffers], _SAMPLE_MS)
-            except OutOfResources as error:
+            except (OutOfResources, UserError) as error:
                 failures[config] = str(error).partition("\n")[0]
                 continue
             out = buffers[0].out.double()
@@ -134,7 +134,8 @@ class GpuStopwatch:
         import torch
 
         pool = self._pool(problem.dtype)
-        half = problem.kv_bytes // (2 * ELEMENT_BYTES)
+        half = math.prod(cache_shape(problem))
+        block_table = deal_pages(problem, self._device)
         wanted = math.ceil(_COLD_L2_MULTIPLE * self._spec.l2_mb * 1e6 / problem.kv_bytes)
         copies = max(1, min(wanted, pool.numel() // (2 * half)))
         found: list[AttentionInputs] = []
@@ -144,7 +145,7 @@ class GpuStopwatch:
                 for number in (0, 1)
             )
             q = torch.randn(query_shape(problem), dtype=pool.dtype, device=self._device)
-            found.append(inputs_over(problem, q, k_cache, v_cache))
+            found.append(inputs_over(problem, q, k_cache, v_cache, block_table))
         return found
 
     def _pool(self, dtype: str) -> torch.Tensor:

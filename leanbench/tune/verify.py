@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.measure.timing import Effort, Replay, run_rounds
 from leanbench.problem import AttentionProblem
@@ -120,6 +121,6 @@ class GpuTimer:
         for config in configs:
             try:
                 replays[config] = Replay([self._kernel.prepare(inputs, config) for inputs in buffers], EFFORT.sample_ms)
-            except OutOfResources:
+            except (OutOfResources, UserError):
                 continue
         return {config: timing.median_us for config, timing in run_rounds(replays, EFFORT).items()}

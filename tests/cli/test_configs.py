@@ -112,6 +112,17 @@ def test_show_has_the_shortlist_and_every_tuned_problem():
     assert shown[-2:] == ["1 8 1024 64 4 4 1 1 yes 10.00 2 same", "1 8 4096 128 4 3 1 1 yes 9.00 1 10.0%"]
 
 
+def test_show_has_the_settings_of_cuda_where_there_are_any():
+    cuda = dataclasses.replace(LARGE, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk")
+    save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned()])])
+    shown = lines(invoke("show", "h200"))
+    # The settings of Triton's, then chunk_tokens, tile_rows, cluster_size, copy.
+    assert "128 4 3 1 1 yes 32 8 8 bulk 128 96 10 1.0%" in shown
+    assert shown[-1] == "1 8 4096 128 4 3 1 1 yes 32 8 8 bulk 9.00 1 10.0%"
+    save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned(chosen=0)])])
+    assert lines(invoke("show", "h200"))[-1] == "1 8 4096 64 4 4 1 1 yes - - - - 10.00 1 same"
+
+
 def test_show_does_not_call_predictions_timings():
     save_families(H200, [family(source="predicted")])
     assert "0 problems, 2 of 2 candidates predicted" in lines(invoke("show", "h200"))

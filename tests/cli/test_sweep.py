@@ -49,6 +49,8 @@ def assert_refused(result: Result, words: str) -> None:
         (["--head-dim", "100"], "head_dim 100 is not supported, choose from 64, 80, 96, 128, 256"),
         (["--dtype", "fp32"], "dtype 'fp32' is not supported, choose from fp16, bf16"),
         (["--kv-layout", "DHN"], "kv_layout 'DHN' is not supported"),
+        (["--q-len", "17"], "q_len 17 is above the limit of 16"),
+        (["--page-size", "48"], "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none"),
         (["--context", "0"], "context 0 is below 1"),
         (["--context", "-5"], "context -5 is negative"),
         (["--context", "1k:4k"], "context '1k:4k' is not a range, write numbers such as 1k,4k,16k"),

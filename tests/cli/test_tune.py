@@ -8,8 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
+from leanbench.cli.tune import _chosen, _show_lean_tiles
 from leanbench.gpu.catalogue import find
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernel
 from leanbench.tune import run as run_module
+from leanbench.tune.result import Summary
+from leanbench.tune.space import FamilyKey
 from leanbench.tune.store import load_user
 
 
@@ -34,12 +39,35 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home):
     kept = load_user(find("a100-80gb"))
     assert kept is not None
     (family,) = kept.families
+    # There is CUDA C++ to consider, of which the model knows nothing.
+    space = kernel("lean").tuning_space(AttentionProblem(1, 8, 8, 4096, 256), find("a100"))
+    assert {config.implementation for config in space} == {None, "cuda"}
+    assert {candidate.implementation for candidate in family.candidates} == {None}
+    assert "CUDA" not in result.stdout
     assert (family.head_dim, family.group_size, family.source) == (256, 1, "predicted")
     assert len(family.problems) == 12
     assert family.shortlist
     listed = CliRunner().invoke(app, ["configs", "list"])
     assert "a100-80gb" in listed.stdout
     assert "predicted" in listed.stdout
+
+
+def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
+    return Summary(FamilyKey(128, 4), 24, 300, 7, [], tile_tokens, cuda, 3.0, 1.05, 1.5, 1.0, 40, 50, 0.99, 0.95, 0.02)
+
+
+def test_what_was_chosen_says_which_implementation(capsys):
+    both, triton = summary({64: 2, 128: 6}, 16), summary({64: 18, 128: 6}, 0)
+    assert _chosen(both) == ["64 (2)", "128 (6)", "CUDA (16)"]
+    assert _chosen(triton) == ["64 (18)", "128 (6)"]
+    _show_lean_tiles([both])
+    _show_lean_tiles([triton])
+    _show_lean_tiles([summary({}, 24)])
+    paper = "(the LeanAttention paper names 128 for an A100)."
+    assert capsys.readouterr().out.splitlines() == [
+        f"LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen {paper}",
+        f"LeanTile for head_dim 128: 64 tokens on 75% of the problems {paper}",
+    ]
 
 
 def test_nothing_is_kept_where_that_is_asked(home, monkeypatch):

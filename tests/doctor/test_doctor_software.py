@@ -119,7 +119,7 @@ def test_libraries(machine, monkeypatch, tmp_path):
     absent = software.library("no_library", "no-library", machine)
     assert (absent.status, absent.text) == (
         "note",
-        "no-library is not installed; no kernel of this project needs it",
+        "no-library is not installed; only kernels that wrap it need it",
     )
     broken = software.library("broken_library", "broken-library", machine)
     assert broken.status == "note"

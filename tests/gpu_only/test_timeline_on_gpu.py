@@ -15,7 +15,7 @@ from leanbench.timeline import Timeline
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 
-NAMES = ["lean", "fa2", "fixed_split"]
+NAMES = ["lean_cuda", "lean_triton", "fa2", "fixed_split"]
 PROBLEMS = [
     AttentionProblem(1, 56, 56, 16384, 64),
     AttentionProblem(1, 32, 8, 4096, 128, "bf16", "NHD"),
@@ -53,18 +53,35 @@ def test_times_sms_and_coverage(name, problem):
 
 def test_a_host_block_waits_until_the_other_parts_are_there():
     """A reduction begins after the last of the output tile's parts has been walked."""
-    timeline = recorded("lean", PROBLEMS[1])
+    timeline = recorded("lean_triton", PROBLEMS[1])
     tick_us = (timeline.tick_ns or 0) / 1e3
-    walked: dict[int, float] = {}
-    for cta in timeline.ctas:
-        for span in cta.spans:
-            if span.kind == "tiles":
-                walked[span.output_tile] = max(walked.get(span.output_tile, 0.0), span.end_us)
+    walked = walked_us(timeline)
     reductions = [span for cta in timeline.ctas for span in cta.spans if span.kind == "reduction"]
     assert len(reductions) == timeline.output_tiles
     for span in reductions:
         # A part is there a moment before its CTA stamps that it is.
         assert span.start_us >= walked[span.output_tile] - max(1.0, 2 * tick_us)
+
+
+def test_a_cluster_reduces_once_all_of_it_has_walked():
+    """All its CTAs do, and the waiting counts as part of it."""
+    timeline = recorded("lean_cuda", PROBLEMS[1])
+    tick_us = (timeline.tick_ns or 0) / 1e3
+    walked = walked_us(timeline)
+    reductions = [span for cta in timeline.ctas for span in cta.spans if span.kind == "reduction"]
+    assert len(reductions) == len(timeline.ctas) > timeline.output_tiles
+    for span in reductions:
+        assert span.end_us >= walked[span.output_tile] - tick_us
+
+
+def walked_us(timeline: Timeline) -> dict[int, float]:
+    """When the last part of each output tile had been walked."""
+    found: dict[int, float] = {}
+    for cta in timeline.ctas:
+        for span in cta.spans:
+            if span.kind == "tiles":
+                found[span.output_tile] = max(found.get(span.output_tile, 0.0), span.end_us)
+    return found
 
 
 def test_merges_start_after_all_splits_have_ended():

@@ -26,6 +26,22 @@ PROBLEMS = [
     AttentionProblem(1, 71, 1, 70, 64),
     AttentionProblem(1, 4, 2, 65, 256),
     AttentionProblem(4, 4, 2, (1, 190, 33, 64), 64, "fp16", "NHD"),
+    # Pages smaller than a LeanTile, as large, larger; contexts before, on and after a page's border.
+    AttentionProblem(2, 4, 2, 97, 64, page_size=16),
+    AttentionProblem(1, 6, 2, 96, 128, "bf16", "NHD", page_size=32),
+    AttentionProblem(2, 3, 3, 127, 80, page_size=64),
+    AttentionProblem(1, 8, 1, 257, 96, "bf16", page_size=128),
+    AttentionProblem(3, 4, 2, (255, 1, 256), 256, "fp16", "NHD", page_size=256),
+    # Several query tokens: one row tile and more, a tail over two LeanTiles, contexts below q_len.
+    AttentionProblem(1, 3, 3, 65, 64, "bf16", q_len=2),
+    AttentionProblem(1, 5, 1, 70, 128, q_len=16),
+    AttentionProblem(1, 14, 2, 130, 80, "fp16", "NHD", q_len=7),
+    AttentionProblem(1, 4, 2, 40, 256, q_len=16),
+    AttentionProblem(4, 4, 2, (5, 190, 33, 1), 64, "bf16", q_len=6),
+    # Both.
+    AttentionProblem(1, 9, 1, 150, 64, q_len=8, page_size=16),
+    AttentionProblem(3, 4, 2, (3, 145, 64), 96, "fp16", "NHD", 4, 16),
+    AttentionProblem(3, 2, 2, (7, 145, 64), 128, "bf16", "HND", 8, 64),
 ]
 
 
@@ -91,6 +107,90 @@ def test_tokens_past_the_length_are_not_read(name, device):
     passes(inputs, "fp16")
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(3, 4, 2, (45, 2, 96), 64, q_len=3, page_size=16),
+        AttentionProblem(2, 4, 2, 40, 80, "bf16", "NHD", page_size=64),
+        AttentionProblem(2, 4, 2, (45, 100), 64, q_len=4),
+    ],
+    ids=lambda problem: problem.label,
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_garbage_past_the_context_is_not_read(name, problem, device):
+    """NaN in the tail of each last page, in pages of nobody and behind wild entries of the block table, or in the
+    tail of a contiguous cache.
+    """
+    inputs = make_inputs(problem, device)
+    used = torch.zeros(inputs.k_cache.shape[:2], dtype=torch.bool, device=device)
+    for sequence, context in enumerate(problem.contexts):
+        if inputs.block_table is None:
+            used[sequence, :context] = True
+            continue
+        for first in range(0, context, inputs.k_cache.shape[1]):
+            page = inputs.block_table[sequence, first // inputs.k_cache.shape[1]].long()
+            used[page, : context - first] = True
+    assert not used.all()
+    inputs.k_cache[~used] = float("nan")
+    inputs.v_cache[~used] = float("nan")
+    if inputs.block_table is not None:
+        table = torch.nn.functional.pad(inputs.block_table, (0, 1), value=2**31 - 1)
+        for sequence, pages in enumerate(problem.page_counts):
+            table[sequence, pages:] = 2**31 - 1
+        kernel(name).prepare(replace(inputs, block_table=table), CONFIGS[name])()
+    else:
+        kernel(name).prepare(inputs, CONFIGS[name])()
+    passes(inputs, problem.dtype)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_query_sees_nothing_after_itself(name, page_size, device):
+    """Each query position alone, over the context that ends with it, gives the same as all of them together."""
+    problem = AttentionProblem(2, 4, 2, 70, 64, q_len=5, page_size=page_size)
+    inputs = make_inputs(problem, device)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    for position in range(5):
+        one = replace(
+            inputs,
+            q=inputs.q[:, position : position + 1].contiguous(),
+            context=66 + position,
+            out=torch.full_like(inputs.out[:, :1], torch.nan).contiguous(),
+            lse=torch.full_like(inputs.lse[..., :1], torch.nan).contiguous(),
+        )
+        kernel(name).prepare(one, CONFIGS[name])()
+        passes(one, "fp16")
+        torch.testing.assert_close(inputs.out[:, position], one.out[:, 0], rtol=2e-3, atol=1e-3)
+        torch.testing.assert_close(inputs.lse[..., position], one.lse[..., 0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_queries_that_see_nothing_give_zero(name, device):
+    problem = AttentionProblem(2, 4, 2, (3, 80), 64, q_len=8, page_size=16)
+    inputs = make_inputs(problem, device)
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    assert (inputs.out[0, :5] == 0).all()
+    assert (inputs.lse[0, :, :5] == float("-inf")).all()
+    assert inputs.lse[0, :, 5:].isfinite().all()
+    passes(inputs, "fp16")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_pages_in_any_order_give_the_same_bits(name, device):
+    """A paged cache and the contiguous one that its block table spells."""
+    problem = AttentionProblem(2, 4, 2, 96, 64, q_len=2, page_size=32)
+    paged = make_inputs(problem, device)
+    assert paged.block_table is not None
+    k_cache, v_cache = (cache[paged.block_table.long()].flatten(1, 2) for cache in (paged.k_cache, paged.v_cache))
+    contiguous = replace(
+        make_inputs(replace(problem, page_size=None), device), q=paged.q, k_cache=k_cache, v_cache=v_cache
+    )
+    for inputs in (paged, contiguous):
+        kernel(name).prepare(inputs, CONFIGS[name])()
+    assert torch.equal(paged.out, contiguous.out)
+    assert torch.equal(paged.lse, contiguous.lse)
+
+
 @pytest.mark.parametrize("splits", [1, 2, 4, 7, 50])
 def test_any_split_count(splits, device):
     inputs = make_inputs(AttentionProblem(1, 3, 1, 210, 64), device)
@@ -113,7 +213,15 @@ def test_any_grid(sms, align_grid, device):
     assert (workspace.partials == -1).all()
 
 
-@pytest.mark.parametrize("problem", [AttentionProblem(1, 6, 1, 390, 64), AttentionProblem(1, 40, 1, 200, 128)])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(1, 6, 1, 390, 64),
+        AttentionProblem(1, 40, 1, 200, 128),
+        AttentionProblem(1, 6, 1, 390, 64, q_len=3, page_size=16),
+        AttentionProblem(1, 5, 1, 200, 128, q_len=16, page_size=64),
+    ],
+)
 def test_merges_of_many_rows_and_partials(problem, device):
     from leanbench.kernels.lean.triton import prepare
 

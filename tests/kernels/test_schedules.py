@@ -5,6 +5,7 @@ kernels.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 
 import pytest
@@ -26,6 +27,8 @@ PROBLEMS = [
     AttentionProblem(1, 70, 1, 90, 64),
     AttentionProblem(3, 4, 2, (1, 130, 48), 64),
     AttentionProblem(5, 2, 1, (16, 1, 1, 75, 33), 64),
+    AttentionProblem(1, 9, 1, 77, 64, q_len=9, page_size=16),
+    AttentionProblem(3, 4, 2, (3, 130, 48), 64, q_len=5, page_size=64),
 ]
 
 
@@ -42,12 +45,13 @@ def walks(monkeypatch: pytest.MonkeyPatch, family: str, problem: AttentionProble
     def number(value) -> int:
         return int(value.handle.data.item()) if hasattr(value, "handle") else int(value)
 
-    def spy(q, k, *arguments):
-        offset = (number(k) - inputs.k_cache.data_ptr()) // inputs.k_cache.element_size()
-        sequence, within = divmod(offset, inputs.k_cache.stride(0))
-        first, last = (number(argument) for argument in arguments[3:5])
-        seen.append((number(tl.program_id(0)), sequence, within // inputs.k_cache.stride(2), first, last))
-        return loop(q, k, *arguments)
+    parameters = inspect.signature(loop.fn)
+
+    def spy(*arguments):
+        named = parameters.bind(*arguments).arguments
+        where = [number(named[name]) for name in ("sequence", "kv_head", "first", "last")]
+        seen.append((number(tl.program_id(0)), *where))
+        return loop(*arguments)
 
     monkeypatch.setattr(module, "lean_tiles", spy)
     monkeypatch.setattr(fa2, "lean_tiles", spy)

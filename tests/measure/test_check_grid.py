@@ -8,7 +8,7 @@ import pytest
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import spec_of_device
 from leanbench.measure.check_grid import CheckCase, case_config, gpu_cases, interpreter_cases, run_case, run_family
-from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS
+from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES
 
 H200 = find("h200")
 GROUP_SIZES = (1, 4, 8, 5, 7, 24, 71)
@@ -17,6 +17,11 @@ GROUP_SIZES = (1, 4, 8, 5, 7, 24, 71)
 def values(cases: list[CheckCase], *names: str) -> set[object]:
     found = {tuple(getattr(case.problem, name) for name in names) for case in cases}
     return {value[0] for value in found} if len(names) == 1 else set(found)
+
+
+def one_token(cases: list[CheckCase]) -> list[CheckCase]:
+    """Those with one query token over a contiguous cache."""
+    return [case for case in cases if case.problem.q_len == 1 and case.problem.page_size is None]
 
 
 def test_the_gpu_grid_is_large():
@@ -36,7 +41,7 @@ def test_the_gpu_grid_has_every_pair_that_is_compiled_apart():
 
 def test_the_gpu_grid_has_every_context_in_every_family():
     contexts = defaultdict(set)
-    for case in gpu_cases():
+    for case in one_token(gpu_cases()):
         contexts[case.problem.head_dim, case.problem.group_size].add(case.problem.context)
     for family in contexts.values():
         assert {1, 2, 127, 128, 129, 1000, 16_384, 65_537} <= family
@@ -44,7 +49,7 @@ def test_the_gpu_grid_has_every_context_in_every_family():
 
 
 def test_the_gpu_grid_has_both_layouts_with_everything():
-    cases = gpu_cases()
+    cases = one_token(gpu_cases())
     pairs = {
         "head_dim": HEAD_DIMS,
         "group_size": GROUP_SIZES,
@@ -57,6 +62,22 @@ def test_the_gpu_grid_has_both_layouts_with_everything():
         assert values(uniform, name, "kv_layout") == set(itertools.product(all_values, KV_LAYOUTS))
     uniform = [case for case in cases if not case.problem.is_ragged]
     assert values(uniform, "batch", "kv_layout") == set(itertools.product((1, 2), KV_LAYOUTS))
+
+
+def test_the_gpu_grid_has_pages_and_query_tokens_with_everything():
+    cases = [case for case in gpu_cases() if case not in one_token(gpu_cases())]
+    pages = (None, *PAGE_SIZES)
+    pairs = set(itertools.product((1, 2, 4, 7, 16), pages)) - {(1, None)}
+    assert values(cases, "q_len", "page_size") == pairs
+    assert values(cases, "head_dim", "page_size") >= set(itertools.product(HEAD_DIMS, PAGE_SIZES))
+    assert values(cases, "group_size", "q_len") >= set(itertools.product((1, 7), (1, 2, 4, 7, 16)))
+    for name, all_values in {"q_len": (1, 2, 4, 7, 16), "page_size": pages, "head_dim": HEAD_DIMS}.items():
+        assert values(cases, name, "kv_layout") == set(itertools.product(all_values, KV_LAYOUTS))
+        assert values(cases, name, "is_ragged") == set(itertools.product(all_values, (False, True)))
+    shorter = {case.problem.q_len for case in cases if min(case.problem.contexts) < case.problem.q_len}
+    assert shorter == {2, 4, 7, 16}
+    around = {context % page for case in cases if (page := case.problem.page_size) for context in case.problem.contexts}
+    assert {0, 1, 15, 255} <= around
 
 
 def test_the_gpu_grid_varies_what_needs_no_compilation():
@@ -79,9 +100,11 @@ def default_splits(case: CheckCase) -> int | None:
 
 def test_the_interpreter_grid_is_small_and_has_both_of_everything():
     cases = interpreter_cases()
-    assert 20 <= len(cases) <= 60
+    assert 20 <= len(cases) <= 80
     assert max(case.problem.max_context for case in cases) <= 200
     assert values(cases, "head_dim") == set(HEAD_DIMS)
+    assert values(cases, "q_len") == {1, 2, 4, 7, 16}
+    assert values(cases, "page_size") == {None, *PAGE_SIZES}
     assert values(cases, "group_size") == {1, 5, 7, 40}
     assert values(cases, "dtype", "kv_layout") == set(itertools.product(DTYPES, KV_LAYOUTS))
     assert values(cases, "is_ragged") == {False, True}

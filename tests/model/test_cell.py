@@ -175,7 +175,7 @@ def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
 
 
 def test_one_config_for_the_tuner() -> None:
-    kernel = kernels()["lean"]
+    kernel = kernels()["lean_triton"]
     config = kernel.default_config(PROBLEM, H200)
     assert config is not None
     assert (

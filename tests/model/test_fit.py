@@ -44,7 +44,7 @@ def cell(name: str, problem: AttentionProblem, constants: Constants = TRUE) -> M
 
 
 def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made") -> MeasuredRun:
-    cells = [cell(one, problem) for problem in problems for one in ("lean", "fa2", "fixed_split")]
+    cells = [cell(one, problem) for problem in problems for one in ("lean_triton", "fa2", "fixed_split")]
     return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
 
 
@@ -85,14 +85,14 @@ def test_halves_share_no_shape() -> None:
 def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
     cells = [
         replace(cell("fa2", PROBLEMS[0]), kernel=name, problem=AttentionProblem(1, 8, 8, 64 * context, 64))
-        for name in ("fa2", "lean")
+        for name in ("fa2", "lean_triton")
         for context in range(1, 300)
     ]
-    lean = kernel("lean").default_config(PROBLEMS[0], H200)
+    lean = kernel("lean_triton").default_config(PROBLEMS[0], H200)
     assert lean is not None
-    cells = [replace(one, config=lean) if one.kernel == "lean" else one for one in cells]
+    cells = [replace(one, config=lean) if one.kernel == "lean_triton" else one for one in cells]
     chosen = sample(cells, H200, most=20)
-    assert [one.kernel for one in chosen].count("lean") == 10
+    assert [one.kernel for one in chosen].count("lean_triton") == 10
     contexts = [one.problem.max_context for one in chosen if one.kernel == "fa2"]
     assert contexts[0] < 64 * 30
     assert contexts[-1] > 64 * 260
@@ -155,9 +155,9 @@ def test_only_usable_rows_are_read(tmp_path: Path) -> None:
 
     run = read_measured(written(tmp_path, change))
     assert [(one.kernel, one.problem) for one in run.cells] == [
-        (name, PROBLEMS[1]) for name in ("lean", "fa2", "fixed_split")
+        (name, PROBLEMS[1]) for name in ("lean_triton", "fa2", "fixed_split")
     ]
-    assert run.cells[0].latency_us == cell("lean", PROBLEMS[1]).latency_us
+    assert run.cells[0].latency_us == cell("lean_triton", PROBLEMS[1]).latency_us
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from leanbench.report import write_report
 from leanbench.report.csv import csv_text
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
 from leanbench.report.run_files import read_run
+from leanbench.report.series import add_series_columns, fixed_words, short_labels, varying_axes
 from leanbench.report.summary import geomean, status_counts, summaries
 
 
@@ -160,6 +161,25 @@ def test_derived_columns(write_run: WriteRun) -> None:
     derived = ["crosscheck_difference", "sustained_slowdown", "energy_over_floor", "lean_energy_ratio", "warnings"]
     assert frame[derived].iloc[6].isna().all()
     assert frame["cache"].tolist()[6] == "cold"
+
+
+def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
+    problems = [problem(), problem(page_size=16), problem(page_size=16, q_len=4)]
+    rows = [row(one, kernel, us) for one, us in zip(problems, (1, 2, 4), strict=True) for kernel in ("lean", "fa2")]
+    rows = [{**one, "latency_us": 3 * one["latency_us"]} if one["kernel"] == "fa2" else one for one in rows]
+    frame = add_series_columns(frame_of(write_run(rows)))
+    assert frame["page_size"].tolist() == ["none", "none", "16", "16", "16", "16"]
+    assert frame["lean_speedup"].dropna().tolist() == [3.0, 3.0, 3.0]
+    assert len(speedups(frame)) == 3
+    axes = varying_axes(frame)
+    assert [(axis.name, axis.values) for axis in axes] == [("q_len", (1, 4)), ("page_size", ("none", "16"))]
+    assert list(short_labels(frame, axes).values()) == [
+        "q_len 1, no pages",
+        "q_len 1, pages of 16",
+        "q_len 4, pages of 16",
+    ]
+    assert "q_len 1 to 4 · page size none/16" in fixed_words(frame)
+    assert "page size" not in fixed_words(frame.iloc[:2])
 
 
 def test_noisy_and_suspect_rows_stay_out_and_warned_ones_in(write_run: WriteRun) -> None:

@@ -14,7 +14,9 @@ from leanbench.run.axes import (
     parse_kv_layouts,
     parse_names,
     parse_numbers,
+    parse_page_sizes,
     parse_percent,
+    parse_q_lens,
     parse_ragged,
     parse_seconds,
 )
@@ -128,6 +130,36 @@ def test_unsupported_names_suggest_what_there_is():
         parse_kv_layouts("HNDD")
 
 
+def test_query_tokens():
+    assert parse_q_lens("1,4,16") == (1, 4, 16)
+    assert parse_q_lens("1:16:x2") == (1, 2, 4, 8, 16)
+    with pytest.raises(UserError, match=r"^q_len 17 is above the limit of 16: choose from 1 to 16$"):
+        parse_q_lens("4,17")
+    with pytest.raises(UserError, match=r"^q_len 0 is below 1"):
+        parse_q_lens("0")
+
+
+def test_page_sizes():
+    assert parse_page_sizes("none,16,256,NONE") == (None, 16, 256)
+    assert parse_page_sizes("16:256:x2") == (16, 32, 64, 128, 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("48", "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a contiguous cache"),
+        ("16:64:+16", "page_size 48 is not supported"),
+        ("0", "page_size 0 is below 1, the least there is: write a number of tokens such as 64, or none for a"),
+        ("nothing", "page_size 'nothing' is not understood, write a number of tokens such as 64, or none for a"),
+        ("none,,16", "page_size 'none,,16' has an empty entry"),
+    ],
+)
+def test_wrong_page_sizes(text, sentence):
+    with pytest.raises(UserError) as error:
+        parse_page_sizes(text)
+    assert str(error.value).startswith(sentence)
+
+
 def test_ragged():
     assert parse_ragged("0.25,.5,1,1.0") == (0.25, 0.5, 1.0)
 
@@ -203,6 +235,8 @@ PARSERS = [
     parse_head_dims,
     parse_dtypes,
     parse_kv_layouts,
+    parse_q_lens,
+    parse_page_sizes,
     parse_ragged,
     lambda text: (parse_seconds("--budget", text),),
 ]

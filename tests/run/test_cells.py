@@ -27,6 +27,14 @@ def test_all_axes_are_combined():
     assert AttentionProblem(4, 32, 8, 1024, 128, "bf16", "NHD") in {cell.problem for cell in cells}
 
 
+def test_pages_and_query_tokens_are_axes():
+    grid = Grid((1024,), q_len=(1, 4), page_size=(None, 16))
+    cells = expand(Sweep("s", (grid,), ("lean",)))
+    assert [(cell.problem.q_len, cell.problem.page_size) for cell in cells] == [(1, None), (4, None), (1, 16), (4, 16)]
+    assert cells[3].key.startswith("lean-b1-h32-8-n1024-d128-q4-p16-fp16-HND-default-")
+    assert Sweep("s", (grid,)).to_dict()["grids"][0]["page_size"] == [None, 16]
+
+
 def test_keys_are_readable_and_stable():
     cell = Cell(AttentionProblem(1, 32, 8, 4096, 128), "lean", "best")
     assert cell.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-f77681c3"

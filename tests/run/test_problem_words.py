@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from leanbench.errors import UserError
-from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, AttentionProblem
+from leanbench.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
 from leanbench.run.problem_words import parse_problem
 
 
@@ -21,6 +21,7 @@ from leanbench.run.problem_words import parse_problem
         (["h8", "n1k+300+64k", "d64"], AttentionProblem(3, 8, 8, (1024, 300, 65536), 64)),
         (["b3", "h8", "n7+7+7", "d64"], AttentionProblem(3, 8, 8, (7, 7, 7), 64)),
         (["h8", "n4k", "d64", "q2"], AttentionProblem(1, 8, 8, 4096, 64, q_len=2)),
+        (["P64", "h8", "n4k", "d64"], AttentionProblem(1, 8, 8, 4096, 64, page_size=64)),
     ],
 )
 def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None:
@@ -46,6 +47,10 @@ def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None
         ("h8 n-5 d64", "context -5 is negative"),
         ("b16 h8 nragged65536x262144 d64", "does not say how long each sequence is: write a length for each, such as"),
         ("b2 h8 n1k+2k+3k d64", "3 context lengths were given for a batch of 2: give one per sequence"),
+        ("h8 n4k d64 q17", "q_len 17 is above the limit of 16: choose from 1 to 16"),
+        ("h8 n4k d64 p8", "page_size 8 is not supported, choose from 16, 32, 64, 128, 256, or none for a contiguous"),
+        ("h8 n4k d64 p16,32", "page_size has 2 values, a problem has one"),
+        ("h8 n4k d64 p", "problem word 'p' is not understood"),
         ("b2m h8 n1 d64", "batch 2097152 is above the limit of 1048576"),
     ],
 )
@@ -64,11 +69,14 @@ def test_bad_words_are_one_sentence(words: str, sentence: str) -> None:
     st.sampled_from(HEAD_DIMS),
     st.sampled_from(DTYPES),
     st.sampled_from(KV_LAYOUTS),
-    st.integers(1, 9),
+    st.integers(1, 16),
+    st.sampled_from((None, *PAGE_SIZES)),
     st.randoms(use_true_random=False),
 )
-def test_a_label_is_read_back(batch, kv_heads, group, context, head_dim, dtype, kv_layout, q_len, random) -> None:
-    problem = AttentionProblem(batch, kv_heads * group, kv_heads, context, head_dim, dtype, kv_layout, q_len)
+def test_a_label_is_read_back(
+    batch, kv_heads, group, context, head_dim, dtype, kv_layout, q_len, page_size, random
+) -> None:
+    problem = AttentionProblem(batch, kv_heads * group, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size)
     assert parse_problem([problem.label]) == problem
     words = problem.label.split()
     random.shuffle(words)
@@ -81,7 +89,7 @@ def test_a_length_per_sequence(lengths: list[int]) -> None:
     assert (problem.batch, problem.contexts) == (len(lengths), tuple(lengths))
 
 
-_near_words = st.from_regex(r"[bhndqBHN]?[0-9km/+:,x.-]{0,8}", fullmatch=True) | st.text(max_size=12)
+_near_words = st.from_regex(r"[bhndqpBHN]?[0-9km/+:,x.-]{0,8}", fullmatch=True) | st.text(max_size=12)
 
 
 @given(st.lists(_near_words, max_size=8).map(lambda words: ["h8 n4k d64", *words]) | st.lists(_near_words, max_size=8))

@@ -142,6 +142,18 @@ def test_the_papers_figure_7a():
     }
 
 
+def test_pages_and_query_tokens_of_a_file(tmp_path):
+    file = write(tmp_path, 'name = "a"\nq_len = [1, 4]\n[[grid]]\npage_size = ["none", 16]\n[[grid]]\npage_size = 64\n')
+    problems = dict.fromkeys(cell.problem for cell in expand(load_sweep(file)) if cell.problem.context == 1024)
+    assert [(problem.page_size, problem.q_len) for problem in problems] == [
+        *((None, 1), (None, 4), (16, 1), (16, 4), (64, 1), (64, 4))
+    ]
+    sweep = requested_sweep(file, {"page_size": "none", "q_len": "2"}, None, None)
+    assert {(cell.problem.page_size, cell.problem.q_len) for cell in expand(sweep)} == {(None, 2)}
+    said = refusal(tmp_path, 'name = "a"\npage_size = [16, 48]\n')
+    assert said.startswith(", line 2, key 'page_size': page_size 48 is not supported, choose from 16, 32,")
+
+
 def test_flags_win_over_the_file(tmp_path):
     file = write(tmp_path, 'name = "a"\nkernels = ["lean"]\n[[grid]]\ncontext = 1024\n[[grid]]\ncontext = 2048\n')
     sweep = requested_sweep(file, {"context": "4k", "heads": "8"}, "fa2", "best")

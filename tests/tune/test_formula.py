@@ -27,6 +27,9 @@ class Unlimited:
     def merge_rounds(self, rows, head_dim, num_warps, partials):
         return -(-partials // 4)
 
+    def implementation_of(self, config):
+        return self
+
 
 class Limited(Unlimited):
     def grid_limit(self, rows, head_dim, wanted):
@@ -81,6 +84,30 @@ def test_a_ragged_batch_is_not_aligned():
     config = KernelConfig(64, 4, 3, 1, 1, True)
     assert grid_of(ragged, config, SMS, ANY) == SMS
     assert grid_of(replace(ragged, uniform=True), config, SMS, ANY) == 72
+
+
+@pytest.mark.parametrize(("cluster_size", "clusters"), [(1, 132), (2, 66), (4, 30), (8, 15)])
+def test_a_cluster_is_one_run(cluster_size, clusters):
+    """H200: larger clusters than pairs find room on 120 of 132 SMs."""
+    config = KernelConfig(128, 4, 3, 1, 1, False, implementation="cuda", cluster_size=cluster_size)
+    # 40 LeanTiles a cluster: runs end with no output tile but the last.
+    shape = Shape(kv_heads=1, context=128 * 40 * clusters, head_dim=64, rows=1)
+    assert grid_of(shape, config, SMS, ANY) == clusters * cluster_size
+    work = divide(shape, config, SMS, ANY)
+    # Its CTAs share its bytes, its partial is one.
+    assert work.longest_bytes == 40 * 128 * 64 * 4 / cluster_size
+    assert (work.cuts, work.borders, work.ctas_per_sm) == (clusters - 1, 0, 1)
+    assert work.rounds == -(-(clusters - 1) // 4)
+    assert work.excess_bytes == 0
+
+
+def test_two_ctas_of_a_pair_on_each_sm():
+    config = KernelConfig(128, 4, 3, 2, 1, False, implementation="cuda", cluster_size=2)
+    work = divide(Shape(kv_heads=1, context=128 * 4000, head_dim=64, rows=1), config, SMS, ANY)
+    assert grid_of(Shape(1, 128 * 4000, 64, 1), config, SMS, ANY) == 264
+    assert work.ctas_per_sm == 2
+    # 132 pairs: 40 of them have 31 LeanTiles, the others 30.
+    assert work.longest_bytes == 31 * 128 * 64 * 4 / 2
 
 
 def test_the_grid_limit_holds():

@@ -29,7 +29,7 @@ from leanbench.tune import lookup, store
 from leanbench.tune.formula import Coefficients, Shape, divide
 from leanbench.tune.kept import Build
 from leanbench.tune.lookup import Choice, choose, resolve, row_fields
-from leanbench.tune.space import build_key
+from leanbench.tune.space import BuildKey, build_key
 from leanbench.tune.store import save_families
 
 
@@ -40,6 +40,21 @@ def _home(home):
 
 def heuristic_because(why: str, config: KernelConfig = HEURISTIC) -> Choice:
     return Choice(config, "heuristic", why)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"q_len": 4}, "configs are kept for q_len 1, not for q_len 4"),
+        ({"page_size": 64}, "configs are kept for a contiguous cache, not for page_size 64"),
+    ],
+)
+def test_several_query_tokens_and_pages_run_with_the_heuristic(fields, why):
+    save_families(H200, [family()])
+    assert choose(LEAN, PROBLEM, H200).how == "kept"
+    problem = replace(PROBLEM, **fields)
+    expected = Choice(LEAN.default_config(problem, H200), "heuristic", why)
+    assert choose(LEAN, problem, H200) == expected == resolve(LEAN, problem, H200, "default")
 
 
 def test_given_settings_win():
@@ -247,7 +262,7 @@ def test_nothing_is_chosen_that_its_formula_calls_slower_than_the_heuristic(conf
     save_families(H200, [family(candidates=candidates, builds=builds, shortlist=list(range(len(listed))))])
     choice = choose(LEAN, problem, H200)
     assert choice.config in listed
-    rates_of: dict[tuple[int, int, int, int | None], Coefficients] = {}
+    rates_of: dict[BuildKey, Coefficients] = {}
     for config, made in zip(listed, builds, strict=True):
         rates_of.setdefault(build_key(config), made.coefficients)
 

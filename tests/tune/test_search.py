@@ -9,12 +9,13 @@ import pytest
 from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking, true_us
 
 from leanbench.errors import UserError
+from leanbench.registry import kernel
 from leanbench.tune import search as search_module
 from leanbench.tune.fits import Fitter, held_out
 from leanbench.tune.problems import problems
 from leanbench.tune.result import cost_of, geometric_mean, summarise, ties, to_family
 from leanbench.tune.search import Plan, Progress, Search
-from leanbench.tune.space import Candidate, FamilyKey, build_key, distinct
+from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, distinct
 from leanbench.tune.stopwatch import Time
 
 FAMILY = FamilyKey(128, 4)
@@ -63,7 +64,9 @@ def test_it_says_how_good_the_choice_is(found):
     assert summary.most_gain >= summary.gain
     assert summary.median_error < 0.02
     assert 0.95 < summary.untried <= 1
-    assert sum(summary.tile_tokens.values()) == summary.problems
+    fastest = [min(times, key=lambda config: times[config].latency_us) for times in found.progress.times.values()]
+    assert summary.cuda == sum(config.implementation == "cuda" for config in fastest) > 0
+    assert sum(summary.tile_tokens.values()) == sum(config.implementation is None for config in fastest) > 0
     assert found.stopped == "all 24 problems were timed"
 
 
@@ -71,8 +74,24 @@ def test_fewer_candidates_are_timed_once_the_formula_knows(found):
     world = World()
     run(world)
     counts = [len(configs) for _, configs in world.calls]
-    assert max(counts[:5]) in (64, 65)
-    assert max(counts[5:]) in (26, 27)
+    # The heuristic's choice and Triton's may be among them.
+    assert all(64 <= count <= 66 for count in counts[:5])
+    assert all(24 <= count <= 28 for count in counts[5:])
+    assert max(counts[5:]) > 26
+
+
+def test_each_implementation_has_its_share_and_its_heuristic(found):
+    world = World()
+    run(world)
+    for number, (problem, configs) in enumerate(world.calls):
+        heuristics = [kernel(name).default_config(problem, H200) for name in ("lean_cuda", "lean_triton")]
+        for config, heuristic in zip(configs, heuristics, strict=False):
+            assert heuristic is not None
+            same = [Candidate(each, build_key(each)) for each in (config, heuristic)]
+            assert len(distinct(same, problem, LEAN, H200)) == 1
+        for implementation in ("cuda", None):
+            share = sum(config.implementation == implementation for config in configs)
+            assert share >= (32 if number < 5 else 6)
 
 
 def test_every_candidate_is_timed_where_that_is_asked():
@@ -89,21 +108,30 @@ def test_a_candidate_that_fails_leaves_with_its_build_and_a_reason():
     result = run(world)
     assert {config.tile_tokens for config in result.progress.left_out} == {256}
     assert all(config.tile_tokens != 256 for config in result.shortlist)
-    timed = [configs for _, configs in world.calls]
-    assert all(config.tile_tokens != 256 for configs in timed[3:] for config in configs)
+    failed: set[BuildKey] = set()
+    for _, configs in world.calls:
+        assert failed.isdisjoint(build_key(config) for config in configs)
+        failed |= {build_key(config) for config in configs if config.tile_tokens == 256}
+    assert failed
 
 
 def test_what_fails_later_is_not_chosen_earlier():
     failing = []
-    world = World(fails=lambda config: config.tile_tokens == 128 and len(failing) > 3)
+
+    def fails(config):
+        return config.implementation is None and config.tile_tokens == 128 and len(failing) > 3
+
+    world = World(fails=fails)
     timed = world.time
     world.time = lambda problem, configs: failing.append(problem) or timed(problem, configs)
     result = run(world)
     times = [config for found in result.progress.times.values() for config in found]
-    assert all(config.tile_tokens != 128 for config in times)
+    assert {config.tile_tokens for config in times if config.implementation is None} == {64, 256}
+    assert {config.tile_tokens for config in times if config.implementation == "cuda"} == {128}
     assert all("out of shared memory" in reason for reason in result.progress.left_out.values())
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
-    assert sum(config.tile_tokens == 128 for config in space) == len(result.progress.left_out)
+    ruled_out = [config for config in space if config.implementation is None and config.tile_tokens == 128]
+    assert set(result.progress.left_out) == set(ruled_out)
 
 
 def test_a_family_of_which_nothing_runs_is_one_sentence():
@@ -203,7 +231,7 @@ def test_what_is_kept(found):
 
 
 def test_energy_chooses_by_power_times_latency(found):
-    power = {key: 0.5 if key[0] == 64 else 5.0 for key in found.builds}
+    power = {key: 0.5 if key.tile_tokens == 64 else 5.0 for key in found.builds}
     energy = to_family(found, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power)
     assert {energy.candidates[problem.chosen].tile_tokens for problem in energy.problems} == {64}
     assert {build.power_kw for build in energy.builds} == {0.5, 5.0}

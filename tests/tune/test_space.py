@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from leanbench.build import Build
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.registry import KernelConfig, LaunchResources, kernel
+from leanbench.tune.formula import Shape, grid_of
 from leanbench.tune.problems import problems
 from leanbench.tune.space import (
     Candidate,
@@ -17,6 +19,7 @@ from leanbench.tune.space import (
     candidates,
     default_families,
     distinct,
+    heuristics,
     jobs,
     why_left_out,
 )
@@ -54,6 +57,52 @@ def test_grids_share_a_build_and_registers_part_them():
     assert build_key(one) == build_key(KernelConfig(128, 4, 3, 2, 8, False))
     assert build_key(one) != build_key(KernelConfig(128, 4, 3, 3, 1, True))
     assert build_key(one) != build_key(KernelConfig(128, 4, 2, 1, 1, True))
+
+
+def test_what_a_cuda_build_is_parted_by():
+    one = KernelConfig(
+        128, 4, 3, 1, 1, True, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=2, copy="bulk"
+    )
+    # LeanTile and grid are numbers of the launch.
+    assert build_key(one) == build_key(replace(one, tile_tokens=256, min_tiles_per_cta=4, align_grid=False))
+    others = [
+        replace(one, **{name: value})
+        for name, value in (
+            ("num_warps", 8),
+            ("num_stages", 2),
+            ("ctas_per_sm", 2),
+            ("chunk_tokens", 16),
+            ("cluster_size", 4),
+            ("copy", "async"),
+        )
+    ]
+    triton = KernelConfig(128, 4, 3, 1, 1, True)
+    assert len({build_key(config) for config in (one, *others, triton)}) == 8
+
+
+def test_launches_of_other_lean_tiles_are_others():
+    one = KernelConfig(
+        128, 4, 3, 1, 1, True, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=1, copy="bulk"
+    )
+    # 8 output tiles, 16 CTAs each at most: both grids are 128.
+    pairs = [Candidate(config, build_key(config)) for config in (one, replace(one, tile_tokens=64))]
+    problem = FAMILY.problem(8, 4096)
+    assert [grid_of(Shape.of(problem), pair.config, H200.sms, LEAN) for pair in pairs] == [128, 128]
+    assert distinct(pairs, problem, LEAN, H200) == pairs
+    assert distinct([pairs[0], pairs[0]], problem, LEAN, H200) == pairs[:1]
+
+
+def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
+    triton, cuda = kernel("lean_triton"), kernel("lean_cuda")
+    problem = FAMILY.problem(8, 4096)
+    own = [each.default_config(problem, H200) for each in (cuda, triton)]
+    assert [config.implementation for config in own if config] == ["cuda", None]
+    assert heuristics(LEAN, problem, H200) == own
+    assert heuristics(triton, problem, H200) == own[1:]
+    assert heuristics(cuda, problem, H200) == own[:1]
+    # On an Ampere GPU Triton leads.
+    a100 = find("a100")
+    assert heuristics(LEAN, problem, a100) == [each.default_config(problem, a100) for each in (triton, cuda)]
 
 
 def test_there_is_one_job_for_each_build():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+import torch
 from leanbench.kernels.lean import Lean  # pyright: ignore[reportMissingImports]
 
 from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.measure.check import check_against_reference
+from leanbench.problem import AttentionProblem
 from leanbench.registry import kernel
 from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, Time, _time, knock_out
@@ -49,6 +55,23 @@ def test_a_median_of_few_samples_has_no_interval():
 
 def test_nothing_to_time():
     assert knock_out({}) == {}
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_buffers_are_a_call_of_the_problem(page_size):
+    stopwatch = object.__new__(GpuStopwatch)
+    stopwatch._spec, stopwatch._device = find("h200"), torch.device("cpu")
+    stopwatch.most_bytes, stopwatch._pools = 1_000_000, {}
+    problem = AttentionProblem(2, 4, 2, 100, 64, page_size=page_size)
+    buffers = stopwatch.buffers(problem)
+    # All that the pool has room for, none over another.
+    assert len(buffers) == 1_000_000 // problem.kv_allocated_bytes
+    starts = sorted(cache.data_ptr() for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache))
+    assert min(after - before for before, after in pairwise(starts)) == problem.kv_allocated_bytes // 2
+    for inputs in buffers[:2]:
+        assert inputs.page_size == page_size
+        kernel("reference").prepare(inputs, None)()
+        assert check_against_reference(inputs).failure("fp16") is None
 
 
 @pytest.fixture

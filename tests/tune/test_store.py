@@ -153,6 +153,14 @@ FAULTS = {
         spoiled("families.0.candidates.1.build", None),
         "candidate 1 is on the shortlist and has no build",
     ),
+    "CUDA C++ without its settings": (
+        spoiled("families.0.candidates.1.implementation", "cuda"),
+        "candidate 1 is of cuda and has no chunk_tokens",
+    ),
+    "Triton with settings of CUDA C++": (
+        spoiled("families.0.candidates.1.cluster_size", 2),
+        "candidate 1 is of Triton and has a cluster_size",
+    ),
     "no time": (spoiled("families.0.time", "yesterday"), "time 'yesterday' is no ISO 8601 time"),
     "twice": ({**plain(), "families": plain()["families"] * 2}, r"family 1 \(.*\): it is there twice"),
 }

@@ -1,0 +1,123 @@
+"""What a config of LeanAttention's CUDA C++ implementation compiles to, and what a CTA of it takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.nvrtc import CudaBinary, CudaSource
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, LaunchResources
+
+#: The kernel's name in lean.cu.
+ENTRY = "lean"
+#: Shared memory that the system takes of every CTA.
+_SYSTEM_SHARED_BYTES = 1024
+
+
+def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
+    """The most rows that an output tile can use, padded: matrix instructions take 8 at a time, registers hold 32
+    (head_dim 256: 16).
+    """
+    rows = group_size * q_len
+    most = 32 if head_dim <= 128 else 16
+    return min(most, 8 if rows <= 8 else 16 if rows <= 16 else 32)
+
+
+@dataclass(frozen=True)
+class CudaBuild:
+    """The parameters of a build: the macros of lean.cu."""
+
+    head_dim: int
+    bf16: int
+    group_size: int
+    q_len: int
+    rows: int
+    chunk: int
+    warps: int
+    stages: int
+    ctas_per_sm: int
+    cluster: int
+    bulk: int
+    ragged: int
+    page: int
+    marks: int = 0
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, config: KernelConfig, marks: int = 0) -> CudaBuild:
+        assert config.chunk_tokens is not None
+        assert config.tile_rows is not None
+        return cls(
+            head_dim=problem.head_dim,
+            bf16=int(problem.dtype == "bf16"),
+            group_size=problem.group_size,
+            q_len=problem.q_len,
+            rows=min(config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.head_dim)),
+            chunk=config.chunk_tokens,
+            warps=config.num_warps,
+            stages=config.num_stages,
+            ctas_per_sm=config.ctas_per_sm or 1,
+            cluster=config.cluster_size or 1,
+            bulk=int(config.copy == "bulk"),
+            ragged=int(problem.is_ragged),
+            page=problem.page_size or 0,
+            marks=marks,
+        )
+
+    @property
+    def row_count(self) -> int:
+        """Rows of a partial that hold anything."""
+        return min(self.group_size * self.q_len, self.rows)
+
+    @property
+    def row_tiles(self) -> int:
+        """Output tiles of one sequence's KV head."""
+        return -(-self.group_size * self.q_len // self.rows)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of a run's slot in the workspace: SLOT in lean.cu."""
+        return 5 * self.row_count * self.head_dim
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA: the layout in lean.cu."""
+        columns = -(-self.head_dim // 64)
+        ring = self.warps * self.stages * 2 * columns * self.chunk * 128
+        scratch = 4 * self.warps * self.row_count * (self.head_dim + 4)
+        shared_query = self.rows // 8 * (self.head_dim // 16) > 16
+        total = max(ring, scratch) if shared_query else ring + scratch
+        total += 8 * self.warps * self.rows
+        if self.cluster > 1:
+            total += 4 * self.row_count * self.head_dim + 16 * -(-self.row_count // 4)
+        if shared_query:
+            total += 2 * self.rows * (self.head_dim + 8)
+        return total + 8 * self.warps * self.stages
+
+    def fits(self, gpu: GpuSpec) -> bool:
+        """Whether `ctas_per_sm` of its CTAs find room on an SM, by their shared memory."""
+        per_sm = gpu.shared_kb_per_sm * 1024 / self.ctas_per_sm - _SYSTEM_SHARED_BYTES
+        return self.shared_bytes <= min(gpu.shared_kb_per_cta * 1024, per_sm)
+
+    def source(self, capability: tuple[int, int]) -> CudaSource:
+        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {"PARAMS_BYTES": PARAMS_BYTES}
+        return CudaSource(_text(), ENTRY, tuple(sorted(defines.items())), capability)
+
+    def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:
+        return LaunchResources(
+            launch="lean_cuda",
+            ctas=ctas,
+            num_warps=self.warps,
+            registers_per_thread=binary.registers_per_thread,
+            shared_bytes=self.shared_bytes + binary.static_shared_bytes,
+            spilled_registers=binary.spilled_registers,
+        )
+
+
+@cache
+def _text() -> str:
+    return (Path(__file__).parent / "lean.cu").read_text(encoding="utf-8")

@@ -1,0 +1,87 @@
+"""FlashAttention-3 for Hopper (Shah et al., 2024, arXiv 2407.08608): its `flash_attn_with_kvcache`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries.library import LibraryKernel
+
+from leanbench.registry import KernelConfig, OwnOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+
+class FlashAttn3(LibraryKernel):
+    name = "flash_attn_3"
+    title = "FlashAttention-3's flash_attn_with_kvcache, for Hopper; a heuristic splits the context"
+    decomposition = "fixed_split"
+    source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3"
+    modules = ("flash_attn_interface",)
+    install = 'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
+    head_dims = (64, 80, 96, 128, 256)
+    takes_ragged = True
+    takes_pages = True
+    takes_several_queries = True
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
+        return FlashAttn3Launch(inputs)
+
+
+class FlashAttn3Launch(OwnOutputs):
+    """Who does what is computed here where the library lets it, as servers do once for all layers of a step."""
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
+
+        super().__init__(inputs)
+        lengths = _lengths(inputs)
+        # With one query token there is nothing to mask. Both calls must say the same.
+        shared = {"cache_seqlens": lengths, "causal": inputs.q_len > 1, "pack_gqa": inputs.group_size > 1}
+        metadata = None
+        if hasattr(library, "get_scheduler_metadata"):
+            metadata = _metadata(library, inputs, shared)
+        self._attend = partial(
+            library.flash_attn_with_kvcache,
+            inputs.q,
+            inputs.k_cache,
+            inputs.v_cache,
+            page_table=inputs.block_table,
+            softmax_scale=inputs.softmax_scale,
+            scheduler_metadata=metadata,
+            return_softmax_lse=True,
+            **shared,
+        )
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse, *_ = self._attend()
+        return out, lse
+
+
+def _lengths(inputs: AttentionInputs) -> torch.Tensor:
+    """(batch,), int32, also where all are the same."""
+    import torch
+
+    if inputs.cache_seqlens is not None:
+        return inputs.cache_seqlens
+    return torch.full((inputs.q.shape[0],), inputs.context, dtype=torch.int32, device=inputs.q.device)
+
+
+def _metadata(library: Any, inputs: AttentionInputs, shared: dict[str, Any]) -> torch.Tensor:
+    batch, q_len, q_heads, head_dim = inputs.q.shape
+    # What flash_attn_with_kvcache takes for the longest context, which it does not ask the device for.
+    tokens = inputs.k_cache.shape[1] * (1 if inputs.block_table is None else inputs.block_table.shape[1])
+    return library.get_scheduler_metadata(
+        batch,
+        q_len,
+        tokens,
+        q_heads,
+        inputs.kv_heads,
+        head_dim,
+        qkv_dtype=inputs.q.dtype,
+        page_size=inputs.page_size,
+        **shared,
+    )

@@ -1,0 +1,182 @@
+"""FlashInfer's batch decode over a paged cache (Ye et al., 2025, arXiv 2501.01005), of flashinfer-python 0.6 and 0.7.
+
+A contiguous cache is handed over as pages of itself, in place: FlashInfer reads K and V through the strides of the
+tensors it is given. Its planner gives CTAs whole pages, so a sequence in one page would never be split.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries.library import LibraryKernel
+
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+#: Tokens of a page of a contiguous cache, or the largest part of it that divides the cache's length.
+_PAGE_TOKENS = 64
+#: For partials. FlashInfer recommends 128 MB; by its source, 32 query heads to one KV head of head_dim 128 take 280 MB
+#: on 132 SMs.
+_WORKSPACE_BYTES = 512 * 1000 * 1000
+#: Group sizes that the decode kernel without tensor cores is compiled for, in all versions from 0.6 on.
+_CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)
+
+
+class FlashInfer(LibraryKernel):
+    name = "flashinfer"
+    title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
+    source = "Ye et al. 2025, arXiv 2501.01005; flashinfer-python"
+    modules = ("flashinfer", "tvm_ffi")
+    install = "pip install flashinfer-python apache-tvm-ffi"
+    head_dims = (64, 128, 256)
+    takes_ragged = True
+    takes_pages = True
+    lse_base = 2.0
+    use_tensor_cores = True
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        return _launch(inputs, self.use_tensor_cores)
+
+
+class FlashInferCudaCores(FlashInfer):
+    name = "flashinfer_cuda_cores"
+    title = "FlashInfer's batch decode without tensor cores, planned for the lengths before it is timed"
+    use_tensor_cores = False
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if problem.group_size not in _CUDA_CORE_GROUPS:
+            groups = ", ".join(map(str, _CUDA_CORE_GROUPS))
+            return f"{self.name} has no kernel for groups of {problem.group_size} query heads, choose from {groups}"
+        return super().unsupported_reason(problem)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that FlashInfer's plan depends on: rotating buffers of one problem share it."""
+
+    device: torch.device
+    stream: int
+    use_tensor_cores: bool
+    kv_layout: str
+    page_size: int
+    lengths: tuple[int, ...]
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    softmax_scale: float
+
+    @property
+    def page_counts(self) -> list[int]:
+        return [-(-length // self.page_size) for length in self.lengths]
+
+
+def _launch(inputs: AttentionInputs, use_tensor_cores: bool) -> Callable[[], Any]:
+    import torch
+
+    batch, _, q_heads, head_dim = inputs.q.shape
+    lengths = (inputs.context,) * batch if inputs.cache_seqlens is None else tuple(inputs.cache_seqlens.tolist())
+    page_size = inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS)
+    # The stride of heads against that of tokens.
+    kv_layout = "HND" if inputs.k_cache.stride(2) > inputs.k_cache.stride(1) else "NHD"
+    device = inputs.q.device
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    plan = _Plan(
+        device,
+        stream,
+        use_tensor_cores,
+        kv_layout,
+        page_size,
+        lengths,
+        q_heads,
+        inputs.kv_heads,
+        head_dim,
+        inputs.q.dtype,
+        inputs.softmax_scale,
+    )
+    k, v = (_pages(cache, inputs, page_size) for cache in (inputs.k_cache, inputs.v_cache))
+    if kv_layout == "HND":
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    # Of a plan, only the page numbers differ from buffers to buffers. A wrapper of its own for each would take 8 MB.
+    wrapper = copy.copy(_planned(plan))
+    wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
+    q, out = inputs.q.view(batch, q_heads, head_dim), inputs.out.view(batch, q_heads, head_dim)
+    return partial(wrapper.run, q, (k, v), out=out, lse=inputs.lse.view(batch, q_heads), return_lse=True)
+
+
+def _pages(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torch.Tensor:
+    """(pages, page_size, kv_heads, head_dim): a contiguous cache seen as pages, one every `page_size` tokens.
+
+    In the HND layout the pages of a sequence's later heads lie between those of its first and the next sequence's.
+    """
+    if inputs.block_table is not None:
+        return cache
+    batch, tokens, kv_heads, head_dim = cache.shape
+    pages = (batch - 1) * _sequence_stride(cache, page_size) + tokens // page_size
+    strides = (page_size * cache.stride(1), *cache.stride()[1:])
+    return cache.as_strided((pages, page_size, kv_heads, head_dim), strides)
+
+
+def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
+    """Pages from one sequence's first to the next one's."""
+    pages, rest = divmod(cache.stride(0), page_size * cache.stride(1))
+    assert rest == 0, f"a cache with strides {cache.stride()} is no whole number of pages of {page_size} tokens"
+    return pages
+
+
+def _page_numbers(inputs: AttentionInputs, plan: _Plan) -> torch.Tensor:
+    """The pages of all sequences, one sequence after the other, int32."""
+    import torch
+
+    if inputs.block_table is not None:
+        return torch.cat([row[:pages] for row, pages in zip(inputs.block_table, plan.page_counts, strict=True)])
+    stride = _sequence_stride(inputs.k_cache, plan.page_size)
+    firsts = range(0, len(plan.lengths) * stride, stride)
+    numbers = [torch.arange(first, first + pages) for first, pages in zip(firsts, plan.page_counts, strict=True)]
+    return torch.cat(numbers).to(plan.device, torch.int32)
+
+
+# Old plans stay with their launches; the latest few are of the kernels of one problem.
+@lru_cache(maxsize=4)
+def _planned(plan: _Plan) -> Any:
+    """A wrapper that has planned, with page numbers that are not the real ones; compiles if it must."""
+    import torch
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper  # pyright: ignore[reportMissingImports]
+
+    counts = torch.tensor([0, *plan.page_counts])
+    indptr = counts.cumsum(0).to(torch.int32)
+    last_page_len = torch.tensor([(length - 1) % plan.page_size + 1 for length in plan.lengths], dtype=torch.int32)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(plan.device, plan.stream), kv_layout=plan.kv_layout, use_tensor_cores=plan.use_tensor_cores
+    )
+    wrapper.plan(
+        indptr,
+        torch.zeros(int(indptr[-1]), dtype=torch.int32),
+        last_page_len,
+        plan.q_heads,
+        plan.kv_heads,
+        plan.head_dim,
+        plan.page_size,
+        q_data_type=plan.dtype,
+        kv_data_type=plan.dtype,
+        sm_scale=plan.softmax_scale,
+    )
+    return wrapper
+
+
+@cache
+def _workspace(device: torch.device, stream: int) -> torch.Tensor:
+    """Launches of one stream follow each other, so they share it. FlashInfer wants it zero at first."""
+    import torch
+
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -1,0 +1,86 @@
+"""cuDNN and FlashAttention-2 as torch ships them, behind `torch.nn.functional.scaled_dot_product_attention`.
+
+What each backend takes is in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.libraries.library import LibraryKernel
+
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, OwnOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+
+class SdpaKernel(LibraryKernel):
+    """One backend and no other: torch raises where it refuses."""
+
+    #: The call returns the output alone.
+    lse_base = None
+    #: Its name in `torch.nn.attention.SDPBackend`.
+    backend: str
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> SdpaLaunch:
+        launch = SdpaLaunch(inputs, self.backend)
+        # cuDNN plans and compiles in the first call of a shape.
+        launch()
+        return launch
+
+
+class SdpaLaunch(OwnOutputs):
+    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens, head_dim)."""
+
+    def __init__(self, inputs: AttentionInputs, backend: str) -> None:
+        from torch.nn.attention import SDPBackend
+
+        super().__init__(inputs)
+        self._backend = getattr(SDPBackend, backend)
+        self._q = inputs.q.transpose(1, 2)
+        self._k, self._v = (cache[:, : inputs.context].transpose(1, 2) for cache in (inputs.k_cache, inputs.v_cache))
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        from torch.nn.attention import sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        with sdpa_kernel(self._backend):
+            out = scaled_dot_product_attention(
+                self._q,
+                self._k,
+                self._v,
+                is_causal=False,
+                scale=self.results.softmax_scale,
+                enable_gqa=self.results.group_size > 1,
+            )
+        return out.transpose(1, 2), self.results.lse
+
+
+class Cudnn(SdpaKernel):
+    name = "cudnn"
+    title = "cuDNN's attention through torch's scaled_dot_product_attention"
+    source = "NVIDIA cuDNN, the version that torch loads"
+    backend = "CUDNN_ATTENTION"
+    # 256 depends on the GPU and on the versions of cuDNN and torch.
+    head_dims = (64, 80, 96, 128)
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if problem.max_context == 1:
+            return "cudnn refuses a context of one token, choose 2 or more"
+        return super().unsupported_reason(problem)
+
+
+class TorchFlash(SdpaKernel):
+    name = "torch_flash"
+    title = (
+        "torch's own FlashAttention-2 through scaled_dot_product_attention; a heuristic splits the context, so at "
+        "decode it is FlashDecoding"
+    )
+    decomposition = "fixed_split"
+    source = "Dao 2023, arXiv 2307.08691; the CUDA code in torch"
+    backend = "FLASH_ATTENTION"
+    head_dims = (64, 80, 96, 128, 256)

@@ -1,0 +1,81 @@
+"""Which launches of a problem are timed first, while little is known of them.
+
+Timings of one implementation say little of another's, so each has its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import Kernel, KernelConfig
+from leanbench.tune.formula import Shape, divide, typical
+from leanbench.tune.space import BuildKey, build_key
+
+#: Launches of builds that too little is known of, beside the promising ones.
+_UNKNOWN = 2
+#: The share of each implementation among the promising ones, at least.
+_LEAST_SHARE = 0.25
+
+
+def first(
+    problem: AttentionProblem,
+    launches: Sequence[KernelConfig],
+    rank: Callable[[Sequence[KernelConfig]], list[float]],
+    target: tuple[Kernel, GpuSpec],
+    begin: int,
+) -> list[int]:
+    """An order of launches before anything was fitted: those that the performance model knows (Triton's) as `rank` has
+    them, in turn with the others spread over their builds.
+
+    Args:
+        begin: the build that the others begin with, counted round and round.
+    """
+    known = [index for index, config in enumerate(launches) if config.implementation is None]
+    others = [index for index, config in enumerate(launches) if config.implementation is not None]
+    predicted_us = dict(zip(known, rank([launches[index] for index in known]) if known else [], strict=True))
+    spread = _over_builds(problem, {index: launches[index] for index in others}, target, begin)
+    return _in_turn([sorted(known, key=predicted_us.__getitem__), spread])
+
+
+def _over_builds(
+    problem: AttentionProblem, launches: Mapping[int, KernelConfig], target: tuple[Kernel, GpuSpec], begin: int
+) -> list[int]:
+    """One launch of each build, then another of each. Within a build those come first that the formula calls the
+    fastest with typical coefficients, which know the grids and not the builds.
+    """
+    kernel, spec = target
+    shape, coefficients = Shape.of(problem), typical(spec.bandwidth_tb_s)
+    costs_us = {
+        index: coefficients.latency_us(divide(shape, config, spec.sms, kernel)) for index, config in launches.items()
+    }
+    builds: dict[BuildKey, list[int]] = {}
+    for index, config in launches.items():
+        builds.setdefault(build_key(config), []).append(index)
+    orders = [sorted(indices, key=costs_us.__getitem__) for indices in builds.values()]
+    start = begin % max(1, len(orders))
+    return _in_turn([*orders[start:], *orders[:start]])
+
+
+def _in_turn(orders: Sequence[Sequence[int]]) -> list[int]:
+    """The first of each, the second of each, and so on."""
+    longest = max(map(len, orders), default=0)
+    return [order[place] for place in range(longest) for order in orders if place < len(order)]
+
+
+def promising(launches: Sequence[KernelConfig], predicted_us: Sequence[float], most: int) -> list[int]:
+    """The `most` that are predicted to be the fastest, each implementation's share of its own among them; and a few
+    whose builds have no coefficients, or nobody would ever know.
+    """
+    order = sorted(range(len(launches)), key=predicted_us.__getitem__)
+    share = int(_LEAST_SHARE * most)
+    shares = [
+        [index for index in order if launches[index].implementation == implementation][:share]
+        for implementation in dict.fromkeys(config.implementation for config in launches)
+    ]
+    chosen = list(dict.fromkeys([*_in_turn(shares), *order]))[:most]
+    unknown = (index for index in order if predicted_us[index] == math.inf and index not in chosen)
+    return [*chosen, *islice(unknown, _UNKNOWN)]

@@ -1,0 +1,276 @@
+"""`lean_attn_with_kvcache` on a GPU: what its bits depend on, CUDA graphs, torch.compile and kept configs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from types import ModuleType
+
+import pytest
+import torch
+from attention_calls import assert_right, attend, differing
+from kept_examples import candidate, family
+
+from leanbench import attention_op
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.gpu.local import spec_of_device
+from leanbench.gpu.spec import GpuSpec
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+from leanbench.tune import lookup, store
+
+# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
+
+#: Batch-invariant runs are 1024 tokens.
+PROBLEMS = {
+    "uniform": AttentionProblem(3, 8, 2, 2500, 128),
+    "ragged": AttentionProblem(5, 8, 2, (5000, 1, 1024, 1025, 3000), 64, "bf16", "NHD"),
+    "paged": AttentionProblem(4, 8, 8, (3000, 20, 2048, 2049), 80, page_size=16),
+    "paged drafts": AttentionProblem(3, 8, 1, (1026, 2, 4000), 128, "bf16", q_len=3, page_size=64),
+    "many rows": AttentionProblem(2, 71, 1, (20_000, 1500), 128),
+}
+problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+implementations = pytest.mark.parametrize("name", ["lean_cuda", "lean_triton"])
+
+
+def lean() -> ModuleType:
+    return importlib.import_module("leanbench.kernels.lean.triton")
+
+
+def spec() -> GpuSpec:
+    return spec_of_device(0)
+
+
+def fixed_runs_of(name: str, problem: AttentionProblem) -> KernelConfig:
+    """What `batch_invariant` stands for in an implementation; the test is skipped where that cannot run."""
+    reason = kernel(name).unavailable_reason()
+    if reason is not None:
+        pytest.skip(reason)
+    config = kernel(name).batch_invariant_config(problem, spec())
+    assert config is not None
+    assert config.fixed_run_tiles is not None
+    return config
+
+
+def assert_taken(inputs: AttentionInputs, config: KernelConfig) -> None:
+    """The implementation that the config names runs, and no other in its place."""
+    if config.implementation == "cuda":
+        assert importlib.import_module("leanbench.kernels.lean.cuda").refusal(inputs) is None
+
+
+def caller(config: KernelConfig | None, batch_invariant: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def call(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        if config is not None:
+            assert_taken(inputs, config)
+        lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens
+        return attend(inputs, cache_seqlens=lengths, config=config, batch_invariant=batch_invariant)
+
+    return call
+
+
+def all_workspaces_are_empty() -> bool:
+    torch.cuda.synchronize()
+    workspaces = {*lean()._workspaces.values(), *lean()._captured}
+    assert workspaces
+    return all(bool((workspace.partials == -1).all()) for workspace in workspaces)
+
+
+@problems
+@implementations
+def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(name, problem):
+    inputs = make_inputs(problem, "cuda")
+    call = caller(fixed_runs_of(name, problem), batch_invariant=True)
+    assert differing(inputs, call) == []
+    out, lse = call(inputs)
+    for _ in range(50):
+        assert all(torch.equal(*both) for both in zip(call(inputs), (out, lse), strict=True))
+    assert all_workspaces_are_empty()
+
+
+@implementations
+def test_bits_of_equal_shares_do(name):
+    """Or the test above could not fail. 40 KV heads: every CTA has several LeanTiles, fewer in a smaller batch."""
+    problem = AttentionProblem(4, 40, 40, 2000, 64)
+    fixed_runs_of(name, problem)
+    config = kernel(name).default_config(problem, spec())
+    assert config is not None
+    config = replace(config, align_grid=False, min_tiles_per_cta=1)
+    assert "alone" in differing(make_inputs(problem, "cuda"), caller(config, batch_invariant=False))
+
+
+@pytest.mark.parametrize("problem", [PROBLEMS["uniform"], PROBLEMS["ragged"]], ids=["uniform", "ragged"])
+def test_bits_do_not_depend_on_the_sms(problem):
+    triton_config, inputs = fixed_runs_of("lean_triton", problem), make_inputs(problem, "cuda")
+    prepared = [lean().prepare(inputs, triton_config, sms=sms) for sms in (7, 132)]
+    cuda = importlib.import_module("leanbench.kernels.lean.cuda")
+    if kernel("lean_cuda").unavailable_reason() is None:
+        cuda_config = fixed_runs_of("lean_cuda", problem)
+        prepared += [cuda.launch_of(inputs, cuda_config, sms=sms).run() for sms in (7, 132)]
+    found = []
+    for launch in prepared:
+        inputs.poison()
+        launch()
+        assert_right(inputs, inputs.out, inputs.lse)
+        found.append((inputs.out.clone(), inputs.lse.clone()))
+    for few, many in zip(found[::2], found[1::2], strict=True):
+        assert all(torch.equal(*both) for both in zip(few, many, strict=True))
+
+
+@pytest.mark.parametrize("field", [{"min_tiles_per_cta": 4}, {"align_grid": True}], ids=["min_tiles", "align"])
+@implementations
+def test_what_equal_shares_are_told_changes_nothing_in_fixed_runs(name, field):
+    problem = PROBLEMS["ragged"]
+    inputs, config = make_inputs(problem, "cuda"), fixed_runs_of(name, problem)
+    expected = caller(config, batch_invariant=True)(inputs)
+    found = caller(replace(config, **field), batch_invariant=True)(inputs)
+    assert_right(inputs, *found)
+    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+
+
+@problems
+def test_batch_invariant_takes_the_implementation_of_this_gpu(problem):
+    inputs = make_inputs(problem, "cuda")
+    on_cuda = torch.cuda.get_device_capability() == (9, 0) and kernel("lean_cuda").unavailable_reason() is None
+    config = fixed_runs_of("lean_cuda" if on_cuda else "lean_triton", problem)
+    expected = caller(config, batch_invariant=True)(inputs)
+    found = caller(None, batch_invariant=True)(inputs)
+    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+
+
+def captured(inputs: AttentionInputs, call: Callable, stream: torch.cuda.Stream):
+    """(graph of one call, its output, its LSE, poisoned); called once before, on the same stream."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call(inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out, lse = call(inputs)
+    out.fill_(float("nan"))
+    lse.fill_(float("nan"))
+    return graph, out, lse
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["equal shares", "batch invariant"])
+@pytest.mark.parametrize("which", ["ragged", "paged", "paged drafts"])
+def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_invariant):
+    inputs, call = make_inputs(PROBLEMS[which], "cuda"), caller(None, batch_invariant)
+    assert inputs.cache_seqlens is not None
+    graph, out, lse = captured(inputs, call, torch.cuda.Stream())
+    batch = inputs.q.shape[0]
+    chosen = [PROBLEMS[which].contexts, (1,) * batch, (inputs.context,) * batch, (0, *range(1023, 1022 + batch))]
+    outputs = []
+    for lengths in chosen:
+        inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        if inputs.block_table is not None:
+            pages = torch.randint_like(inputs.block_table, inputs.k_cache.shape[0])
+            inputs.block_table.copy_(pages)
+        out.fill_(float("nan"))
+        lse.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(inputs, out, lse)
+        eager, eager_lse = call(inputs)
+        assert torch.equal(out, eager)
+        assert torch.equal(lse, eager_lse)
+        outputs.append(out.clone())
+    assert not any(torch.equal(one, other) for one, other in pairwise(outputs))
+    assert all_workspaces_are_empty()
+
+
+def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
+    """As in a process that has not called the kernel yet, so that the second call is the first to want a larger one."""
+    for name in ("_workspaces", "_spares"):
+        monkeypatch.setattr(lean(), name, {})
+    stream, call = torch.cuda.Stream(), caller(None, batch_invariant=True)
+    small = make_inputs(PROBLEMS["ragged"], "cuda")
+    graph, out, lse = captured(small, call, stream)
+    before = lean()._workspaces[small.q.device, stream.cuda_stream]
+    # Room for 40 runs of each of 32 output tiles, 16 rows each: 10 MB of partials at least.
+    large = make_inputs(AttentionProblem(8, 64, 4, (1500, 3, 1024, 1, 2, 700, 2500, 64), 128, page_size=64), "cuda")
+    assert large.block_table is not None
+    table = torch.nn.functional.pad(large.block_table, (0, 640 - large.block_table.shape[1]))
+    large = replace(large, block_table=table.contiguous(), context=640 * 64)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        assert_right(large, *call(large))
+    torch.cuda.synchronize()
+    after = lean()._workspaces[small.q.device, stream.cuda_stream]
+    assert after.partials.numel() > before.partials.numel()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_right(small, out, lse)
+    eager, eager_lse = call(small)
+    assert torch.equal(out, eager)
+    assert torch.equal(lse, eager_lse)
+    assert all_workspaces_are_empty()
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("batch_invariant", [False, True], ids=["equal shares", "batch invariant"])
+def test_a_call_compiles_whole(batch_invariant, mode):
+    torch._dynamo.reset()
+    inputs = make_inputs(PROBLEMS["paged drafts"], "cuda")
+    assert inputs.cache_seqlens is not None
+
+    def double(q, k_cache, v_cache, lengths, table) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = lean_attn_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            lengths,
+            causal=True,
+            return_softmax_lse=True,
+            block_table=table,
+            batch_invariant=batch_invariant,
+        )
+        return out * 2, lse
+
+    compiled = torch.compile(double, fullgraph=True, mode=mode)
+    call = caller(None, batch_invariant)
+    for lengths in [(1026, 2, 4000), (4000, 1, 17), (0, 1025, 3), (4000, 4000, 4000)]:
+        inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
+        arguments = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens, inputs.block_table)
+        out, lse = (result.clone() for result in compiled(*arguments))
+        assert_right(inputs, out / 2, lse)
+        eager, eager_lse = call(inputs)
+        assert torch.equal(out, eager * 2)
+        assert torch.equal(lse, eager_lse)
+
+
+@pytest.mark.parametrize("chosen", ["triton", "cuda"])
+def test_kept_settings_run_and_batch_invariant_ones_before_them(chosen, tmp_path, monkeypatch):
+    problem = AttentionProblem(2, 32, 8, 4096, 128)
+    heuristic = kernel("lean").default_config(problem, spec())
+    assert heuristic is not None
+    kept = KernelConfig(128, 8, 3, 1, 1, True)
+    if chosen == "cuda":
+        reason = kernel("lean_cuda").unavailable_reason()
+        if reason is not None:
+            pytest.skip(reason)
+        own = kernel("lean_cuda").default_config(problem, spec())
+        assert own is not None
+        kept = replace(own, num_stages=1, cluster_size=1)
+    (tmp_path / "shipped").mkdir()
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("LEANBENCH_CONFIGS")
+    lookup._entry.cache_clear()
+    store.save_families(spec(), [family(candidates=[candidate(heuristic, 0), candidate(kept, 1)])])
+
+    launched: list[KernelConfig] = []
+    launch = attention_op._launch
+    monkeypatch.setattr(
+        attention_op, "_launch", lambda inputs, config: launched.append(config) or launch(inputs, config)
+    )
+    inputs = make_inputs(problem, "cuda")
+    assert_taken(inputs, kept)
+    assert_right(inputs, *attend(inputs))
+    assert_right(inputs, *attend(inputs, batch_invariant=True))
+    monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
+    assert_right(inputs, *attend(inputs))
+    assert launched == [kept, kernel("lean").batch_invariant_config(problem, spec()), heuristic]

@@ -1,0 +1,158 @@
+"""LeanAttention in CUDA C++, as far as it goes without a GPU: what it compiles to, and what it is passed."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import replace
+
+import pytest
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_params import Divisor, Params
+
+from leanbench.build import process_pool
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.occupancy import theoretical_occupancy
+from leanbench.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+#: One for every way that the kernel is built: rows, pages, query positions, lengths on the device.
+PROBLEMS = (
+    AttentionProblem(1, 32, 8, 4096, 128),
+    AttentionProblem(1, 56, 56, 1024, 64, "bf16"),
+    AttentionProblem(32, 32, 8, 4096, 128),
+    AttentionProblem(1, 32, 1, 32768, 128),
+    AttentionProblem(4, 71, 1, 8192, 64),
+    AttentionProblem(1, 28, 2, 8192, 128),
+    AttentionProblem(1, 8, 8, 1000, 256),
+    AttentionProblem(1, 32, 2, 1000, 256),
+    AttentionProblem(1, 10, 2, 1000, 80),
+    AttentionProblem(1, 12, 12, 1000, 96),
+    AttentionProblem(2, 64, 8, 4096, 128, q_len=16),
+    AttentionProblem(2, 32, 8, (4096, 5), 128, page_size=16),
+    AttentionProblem(3, 8, 8, (1, 70, 3000), 64, "bf16", "NHD", page_size=256, q_len=3),
+)
+GPUS = ("a100", "h200", "b200")
+
+
+def _compiled(source: CudaSource) -> CudaBinary:
+    return compile_cuda(source)
+
+
+@pytest.fixture(scope="module")
+def builds() -> dict[tuple[str, AttentionProblem], tuple[CudaBuild, CudaBinary]]:
+    """The heuristic's builds of all problems for all GPUs."""
+    wanted = {
+        (name, problem): CudaBuild.of(problem, kernel("lean_cuda").default_config(problem, find(name)))
+        for name in GPUS
+        for problem in PROBLEMS
+    }
+    with process_pool() as pool:
+        sources = [build.source(find(name).compute_capability) for (name, _), build in wanted.items()]
+        binaries = list(pool.map(_compiled, sources))
+    return {key: (build, binary) for (key, build), binary in zip(wanted.items(), binaries, strict=True)}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_heuristic_builds_spill_nothing_and_fit(name, builds):
+    spec = find(name)
+    for problem in PROBLEMS:
+        build, binary = builds[name, problem]
+        resources = build.resources(binary, 1)
+        assert resources.spilled_registers == 0, problem.label
+        assert resources.registers_per_thread <= 255
+        assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm, problem.label
+
+
+def test_an_a100_build_uses_what_an_a100_has(builds):
+    for problem in PROBLEMS:
+        build, _ = builds["a100", problem]
+        assert (build.bulk, build.cluster) == (0, 1)
+
+
+def test_what_the_host_passes_is_what_the_kernel_expects():
+    build = CudaBuild.of(PROBLEMS[0], kernel("lean_cuda").default_config(PROBLEMS[0], find("a100")))
+    source = build.source((8, 0))
+    wrong = tuple((name, value + (name == "PARAMS_BYTES")) for name, value in source.defines)
+    with pytest.raises(CudaCompileError, match="another idea of Params"):
+        compile_cuda(CudaSource(source.text, source.kernel, wrong, source.capability))
+
+
+def test_params_stand_where_the_kernel_reads_them():
+    """Offsets by the C rules: two tensor maps of 128 bytes, 8 pointers, 6 strides of 8 bytes, then 4 bytes each."""
+    assert Params.q.offset == 256
+    assert Params.stride_q_batch.offset == 256 + 8 * 8
+    assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 6 * 8
+    assert Params.context.offset == Params.stride_q_token.offset + 6 * 4
+    assert Params.by_tiles.offset == Params.context.offset + 8 * 4
+    assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
+    assert Params.stamps.offset % 8 == 0
+
+
+def test_divisors_divide_exactly():
+    draw = random.Random(5)
+    for _ in range(2000):
+        divisor = draw.choice((draw.randint(1, 50), draw.randint(1, 1 << 20)))
+        by = Divisor.of(divisor)
+        near = divisor * draw.randint(0, (1 << 31) // divisor - 1)
+        for n in (0, divisor - 1, divisor, near, near + divisor - 1, draw.randrange(1 << 31), (1 << 31) - 1):
+            assert n * by.multiplier >> by.shift == n // divisor, (n, divisor)
+
+
+def test_all_tuned_settings_fit_their_gpu():
+    for name in GPUS:
+        spec = find(name)
+        for problem in PROBLEMS:
+            configs = kernel("lean_cuda").tuning_space(problem, spec)
+            assert configs
+            for config in configs:
+                build = CudaBuild.of(problem, config)
+                assert build.fits(spec)
+                assert config.tile_tokens % build.chunk == 0
+                assert spec.compute_capability >= (9, 0) or (config.copy, config.cluster_size) == ("async", 1)
+
+
+def test_shared_memory_is_what_the_kernel_lays_out():
+    """By hand, from the constants of lean.cu."""
+    config = KernelConfig(
+        128, 4, 3, 1, 1, True, implementation="cuda", chunk_tokens=32, tile_rows=32, cluster_size=8, copy="bulk"
+    )
+    ring = 4 * 3 * 2 * 2 * 32 * 128
+    states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8
+    own = 16 * 128 + 16
+    assert CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + own + 8 * 4 * 3
+    # 32 rows: states lie over the ring, and the query rows come beside.
+    assert CudaBuild.of(PROBLEMS[3], config).shared_bytes == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 8 + 2 * 32 * 136 + 96
+
+
+@pytest.mark.parametrize(
+    ("group_size", "q_len", "head_dim", "tile_rows", "rows", "tiles"),
+    [
+        (1, 1, 128, 32, 8, 1),
+        (8, 1, 128, 32, 8, 1),
+        (9, 1, 128, 32, 16, 1),
+        (9, 1, 128, 8, 8, 2),
+        (4, 5, 64, 32, 32, 1),
+        (71, 1, 64, 32, 32, 3),
+        (71, 1, 64, 16, 16, 5),
+        (32, 1, 256, 32, 16, 2),
+    ],
+)
+def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, tiles):
+    problem = AttentionProblem(1, group_size, 1, 100, head_dim, q_len=q_len)
+    config = kernel("lean_cuda").default_config(problem, find("h200"))
+    assert config is not None
+    config = replace(config, tile_rows=tile_rows)
+    build = CudaBuild.of(problem, config)
+    assert (build.rows, build.row_tiles) == (rows, tiles)
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "rows"), [(1, 8192, 8), (1, 1 << 16, 8), (4, 32_768, 16), (4, 1 << 17, 32)]
+)
+def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, rows):
+    """4 to 268 MB: many rows of a small cache are better spread over the SMs, and of a large one read once."""
+    problem = AttentionProblem(batch, 32, 1, context, 128)
+    config = kernel("lean_cuda").default_config(problem, find("h200"))
+    assert CudaBuild.of(problem, config).rows == rows

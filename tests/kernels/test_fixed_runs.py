@@ -1,0 +1,278 @@
+"""Runs of fixed length: what is cut depends on a sequence's own length alone, and so do the bits of its output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attention_calls import assert_right, attend, differing
+from hypothesis import given
+from hypothesis import strategies as st
+from leanbench.kernels.lean import fixed_run_bytes, partial_bytes
+from leanbench.kernels.lean import triton as lean
+from test_schedules import PROBLEMS, TILE_TOKENS, expected, walks
+from test_stamps import assert_covers, stamped, told
+from test_stamps import expected as expected_spans
+
+from leanbench import attention_op
+from leanbench.decomposition import TileGrid, fixed_runs, stream_k
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+#: Three LeanTiles to a CTA: no power of two.
+CONFIG = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, fixed_run_tiles=3)
+EQUAL_SHARES = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+
+tile_grids = st.builds(
+    TileGrid,
+    lean_tiles=st.lists(st.integers(1, 40), min_size=1, max_size=9).map(tuple),
+    per_sequence=st.integers(1, 7),
+)
+
+
+@given(tile_grids, st.integers(1, 45))
+def test_everything_is_walked_once_by_ctas_of_one_part_each(tiles, run_tiles):
+    schedule = fixed_runs(tiles, run_tiles)
+    walked = [(s.output_tile, lean_tile) for s in schedule.segments for lean_tile in range(s.first, s.last)]
+    whole = [(tile, number) for tile in range(tiles.output_tiles) for number in range(tiles.of_output_tile(tile))]
+    assert sorted(walked) == whole
+    assert [segment.cta for segment in schedule.segments] == list(range(schedule.grid))
+
+
+@given(tile_grids, st.integers(1, 45))
+def test_cuts_depend_on_the_length_alone(tiles, run_tiles):
+    for segment in (segments := fixed_runs(tiles, run_tiles).segments):
+        assert segment.of == tiles.of_output_tile(segment.output_tile)
+        assert segment.first % run_tiles == 0
+        assert segment.last == min(segment.first + run_tiles, segment.of)
+    cuts: dict[int, set[tuple[tuple[int, int], ...]]] = {}
+    for tile in range(tiles.output_tiles):
+        parts = sorted((s.first, s.last) for s in segments if s.output_tile == tile)
+        cuts.setdefault(tiles.of_output_tile(tile), set()).add(tuple(parts))
+    assert all(len(alike) == 1 for alike in cuts.values())
+
+
+@given(tile_grids, st.integers(1, 45))
+def test_hosts_wait_for_lower_ctas_only_whose_slots_follow_their_own(tiles, run_tiles):
+    """What freedom from deadlock rests on, and what the host block counts on when it collects."""
+    schedule = fixed_runs(tiles, run_tiles)
+    hosts = {segment.output_tile: segment.cta for segment in schedule.segments if segment.is_host}
+    for segment in schedule.segments:
+        assert hosts[segment.output_tile] - segment.cta == segment.first // run_tiles
+
+
+@given(tile_grids)
+def test_runs_of_one_lean_tile_are_stream_k_with_a_cta_each(tiles):
+    assert fixed_runs(tiles, 1) == stream_k(tiles, tiles.total)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("run_tiles", [1, 2, 3, 8])
+@pytest.mark.parametrize("sms", [1, 40])
+def test_the_kernel_walks_the_schedule(monkeypatch, problem, run_tiles, sms):
+    config = replace(CONFIG, fixed_run_tiles=run_tiles)
+    schedule = fixed_runs(TileGrid.of(problem, TILE_TOKENS), run_tiles)
+    assert kernel("lean").schedule(problem, config, find("h200")) == schedule
+    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(schedule, problem)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("run_tiles", [1, 3])
+def test_stamps_tell_the_schedule(problem, run_tiles, device):
+    inputs = make_inputs(problem, device)
+    call = stamped("lean", inputs, replace(CONFIG, fixed_run_tiles=run_tiles))
+    call.launch()
+    ctas = call.read()
+    assert_right(inputs, inputs.out, inputs.lse)
+    tiles = TileGrid.of(problem, TILE_TOKENS)
+    assert told(ctas, "lean_kernel") == expected_spans(fixed_runs(tiles, run_tiles), len(ctas))
+    assert_covers(ctas, tiles)
+
+
+#: Sequences of these lengths are put together to batches.
+LENGTHS = (170, 1, 48, 49, 100)
+SHAPES = {
+    "MHA": {"q_heads": 2, "kv_heads": 2, "head_dim": 64},
+    "GQA": {"q_heads": 6, "kv_heads": 2, "head_dim": 80, "dtype": "bf16"},
+    "row tiles": {"q_heads": 70, "kv_heads": 1, "head_dim": 64},
+    "paged": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "page_size": 16},
+    "paged drafts": {"q_heads": 4, "kv_heads": 1, "head_dim": 64, "q_len": 3, "page_size": 32, "dtype": "bf16"},
+}
+
+
+def launched(inputs: AttentionInputs, config: KernelConfig, sms: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a call wrote; it left the workspace empty."""
+    inputs.poison()
+    workspace = lean.Workspace.on(inputs.q.device)
+    lean.prepare(inputs, config, workspace, sms)()
+    assert (workspace.partials == -1).all()
+    return inputs.out.clone(), inputs.lse.clone()
+
+
+def differences(shape: dict[str, Any], config: KernelConfig, device: str) -> list[str]:
+    """In which surroundings some sequence's bits are not those that it has in the whole batch."""
+    inputs = make_inputs(AttentionProblem(batch=len(LENGTHS), context=LENGTHS, **shape), device)
+    found = differing(inputs, lambda call: launched(call, config, 5))
+    results = zip(launched(inputs, config, 17), launched(inputs, config, 5), strict=True)
+    return found if all(torch.equal(*both) for both in results) else [*found, "another GPU"]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_bits_do_not_depend_on_the_surroundings(shape, device):
+    assert differences(shape, CONFIG, device) == []
+
+
+@pytest.mark.parametrize("shape", [SHAPES["MHA"], SHAPES["paged"]], ids=["contiguous", "paged"])
+def test_bits_of_equal_shares_do(shape, device):
+    """Or the test above could not fail. 28 heads: some numbers come out alike by chance, not all."""
+    assert {"alone", "another GPU"} <= set(differences({**shape, "q_heads": 28}, EQUAL_SHARES, device))
+
+
+#: The call's own runs are 1024 tokens.
+CALLS = {
+    "ragged": AttentionProblem(4, 12, 1, (1500, 1, 1024, 1025), 64, "bf16", "NHD"),
+    "uniform": AttentionProblem(2, 12, 1, 2100, 64),
+    "paged drafts": AttentionProblem(3, 4, 1, (1026, 2, 2050), 64, q_len=3, page_size=64),
+    "many rows": AttentionProblem(2, 16, 1, (1500, 70), 128),
+}
+
+
+@pytest.mark.parametrize("problem", CALLS.values(), ids=CALLS)
+def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(problem, device, monkeypatch):
+    inputs = make_inputs(problem, device)
+
+    def call(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens
+        return attend(inputs, cache_seqlens=lengths, **options)
+
+    def is_same(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> bool:
+        return all(torch.equal(*both) for both in zip(one, other, strict=True))
+
+    assert differing(inputs, lambda inputs: call(inputs, batch_invariant=True)) == []
+    whole, equal_shares = call(inputs, batch_invariant=True), call(inputs, config=EQUAL_SHARES)
+    # The H100 PCIe has 18 SMs fewer than the H200 that the interpreter plays.
+    monkeypatch.setattr("leanbench.kernels.launch.INTERPRETER_SMS", 17)
+    monkeypatch.setattr(attention_op, "_spec", lambda device: find("h100-pcie"))
+    attention_op._default_config.cache_clear()
+    assert is_same(call(inputs, batch_invariant=True), whole)
+    attention_op._default_config.cache_clear()
+    # Or what is asserted above could not fail.
+    if device == "cpu":
+        assert not is_same(call(inputs, config=EQUAL_SHARES), equal_shares)
+
+
+def test_a_batch_invariant_call_takes_settings_of_fixed_runs_only(device):
+    inputs = make_inputs(AttentionProblem(2, 2, 2, (100, 40), 64), device)
+    out, lse = attend(inputs, batch_invariant=True, config=CONFIG)
+    assert_right(inputs, out, lse)
+    assert torch.equal(lse, launched(inputs, CONFIG, 5)[1])
+    with pytest.raises(ValueError, match=r"^batch_invariant needs a config with fixed_run_tiles: set it, or leave"):
+        attend(inputs, batch_invariant=True, config=EQUAL_SHARES)
+
+
+def test_many_partials_are_merged(device):
+    """60 of one output tile, several times what one wait collects."""
+    inputs = make_inputs(AttentionProblem(1, 9, 1, 960, 64), device)
+    assert_right(inputs, *launched(inputs, replace(CONFIG, fixed_run_tiles=1), 5))
+
+
+@pytest.mark.parametrize("name", ["lean", "lean_triton"])
+@pytest.mark.parametrize(
+    ("group_size", "head_dim", "q_len"), [(1, 64, 1), (4, 128, 1), (4, 128, 4), (71, 128, 1), (8, 256, 2)]
+)
+def test_settings_follow_from_the_family(name, group_size, head_dim, q_len):
+    """No size, layout or page decides about the bits, nor a GPU's SMs: the H100 PCIe has 18 fewer than the H200."""
+    found = set()
+    for gpu in ("h200", "h100-pcie"):
+        for batch, kv_heads, context, layout, page in [(1, 1, 1, "HND", None), (64, 8, 100_000, "NHD", 64)]:
+            problem = AttentionProblem(
+                batch, group_size * kv_heads, kv_heads, context, head_dim, "fp16", layout, q_len, page
+            )
+            config = kernel(name).batch_invariant_config(problem, find(gpu))
+            assert config is not None
+            assert config.fixed_run_tiles is not None
+            assert config.tile_tokens * config.fixed_run_tiles == 1024
+            # What waits for what changes no bits.
+            found.add(replace(config, num_stages=1))
+    assert len(found) == 1
+
+
+def test_more_partials_than_a_kernel_can_address_are_refused():
+    assert fixed_run_bytes(1000, partial_bytes(4, 128)) == 1000 * 4 * 132 * 4
+    inputs = make_inputs(AttentionProblem(1, 64, 1, 16, 128), "cpu")
+    endless = replace(inputs, context=1 << 31)
+    with pytest.raises(UserError, match=r"take 17\.7 GB, the limit is 4\.3 GB: pass fewer sequences") as caught:
+        lean.launches(endless, replace(CONFIG, tile_tokens=64, fixed_run_tiles=64))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def pretended(monkeypatch) -> SimpleNamespace:
+    """A GPU's streams without the GPU."""
+    now = SimpleNamespace(stream=1, capturing=False, made=[])
+
+    def current_stream(device: Any) -> SimpleNamespace:
+        return SimpleNamespace(cuda_stream=now.stream, synchronize=lambda: None)
+
+    make = lean.Workspace.on
+
+    def on(device: Any, partials_bytes: int) -> Any:
+        now.made.append(partials_bytes)
+        return make(torch.device("meta"), partials_bytes)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.capturing)
+    monkeypatch.setattr(lean.Workspace, "on", on)
+    for name in ("_workspaces", "_spares"):
+        monkeypatch.setattr(lean, name, {})
+    monkeypatch.setattr(lean, "_captured", set())
+    return now
+
+
+GPU = torch.device("cuda", 0)
+SMALL, LARGE = 8_000_000, 50_000_000
+
+
+def test_a_workspace_grows_with_the_calls_of_its_stream(pretended):
+    small = lean.workspace_of(GPU)
+    assert small.partials.numel() * 4 == SMALL
+    assert lean.workspace_of(GPU, 1000) is small
+    large = lean.workspace_of(GPU, LARGE)
+    assert large.partials.numel() * 4 == 1 << 26
+    assert lean.workspace_of(GPU, 1 << 26) is large
+    assert lean.workspace_of(GPU) is large
+    # Each with a spare.
+    assert pretended.made == [SMALL, SMALL, LARGE, LARGE]
+    pretended.stream = 2
+    assert lean.workspace_of(GPU) not in (small, large)
+
+
+def test_a_workspace_does_not_grow_while_a_graph_is_captured(pretended):
+    lean.workspace_of(GPU)
+    pretended.capturing = True
+    for stream in (1, 2):
+        pretended.stream = stream
+        with pytest.raises(
+            RuntimeError, match=r"^LeanAttention has no workspace of 58 MB on cuda:0 yet, .* once before"
+        ):
+            lean.workspace_of(GPU, LARGE)
+    assert pretended.made == [SMALL, SMALL]
+
+
+def test_a_stream_that_captures_takes_the_spare_and_what_graphs_use_is_kept(pretended):
+    lean.workspace_of(GPU)
+    pretended.capturing, pretended.stream = True, 2
+    captured = lean.workspace_of(GPU)
+    pretended.capturing, pretended.stream = False, 1
+    large = lean.workspace_of(GPU, LARGE)
+    pretended.capturing, pretended.stream = True, 2
+    grown = lean.workspace_of(GPU, LARGE)
+    assert grown.holds(LARGE)
+    assert len({captured, large, grown}) == 3
+    assert lean._captured == {captured, grown}

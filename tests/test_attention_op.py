@@ -1,0 +1,179 @@
+"""`torch.ops.leanbench.lean_attn_with_kvcache`: what traces a call sees the same shapes, and runs the same kernel."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from attention_calls import assert_right, attend
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from leanbench import attention_op
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+PROBLEMS = {
+    "uniform": AttentionProblem(2, 4, 2, 70, 64),
+    "ragged": AttentionProblem(3, 4, 2, (70, 1, 33), 64, "bf16", "NHD"),
+    "paged drafts": AttentionProblem(2, 4, 1, (48, 20), 64, q_len=3, page_size=16),
+}
+problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+
+
+def operands(inputs: AttentionInputs, config: KernelConfig | None = None, batch_invariant: bool = False) -> tuple:
+    """What the operator takes."""
+    return (
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.cache_seqlens,
+        None if inputs.cache_seqlens is not None else inputs.context,
+        inputs.block_table,
+        None,
+        True,
+        batch_invariant,
+        *attention_op.taken_apart(config),
+    )
+
+
+@problems
+@pytest.mark.parametrize(
+    "options", [{}, {"config": CONFIG}, {"batch_invariant": True}], ids=["default", "config", "batch invariant"]
+)
+def test_opcheck(problem, options, device):
+    torch.library.opcheck(attention_op.attend, operands(make_inputs(problem, device), **options))
+
+
+def test_it_is_an_operator_of_torch(device):
+    inputs = make_inputs(PROBLEMS["ragged"], device)
+    out, lse = torch.ops.leanbench.lean_attn_with_kvcache(*operands(inputs))
+    assert_right(inputs, out, lse)
+    assert not attention_op.attend._opoverload._schema.is_mutable
+
+
+@problems
+@pytest.mark.parametrize(
+    "options", [{}, {"config": CONFIG}, {"batch_invariant": True}], ids=["default", "config", "batch invariant"]
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_call_compiles_whole(problem, options, dynamic, device):
+    torch._dynamo.reset()
+    inputs = make_inputs(problem, device)
+
+    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = attend(inputs, **options)
+        return out * 2, lse
+
+    compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    out, lse = compiled(inputs)
+    assert_right(inputs, out / 2, lse)
+    eager, eager_lse = attend(inputs, **options)
+    assert torch.equal(out, eager * 2)
+    assert torch.equal(lse, eager_lse)
+
+
+def test_other_sizes_and_lengths_need_no_compilation(device):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def call(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, length: int) -> Any:
+        return lean_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=length, return_softmax_lse=True)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counter)
+    # torch takes sizes that are equal in the first call for the same size: there, all differ.
+    for batch, tokens, length in [(3, 70, 37), (2, 90, 85), (5, 41, 30)]:
+        inputs = make_inputs(AttentionProblem(batch, 4, 2, tokens, 64, kv_layout="NHD"), device)
+        out, lse = compiled(inputs.q, inputs.k_cache, inputs.v_cache, length)
+        assert_right(replace(inputs, context=length), out, lse)
+    with pytest.raises(ValueError, match=r"^cache_seqlens 42 is outside the cache's 0 to 41 tokens$"):
+        compiled(inputs.q, inputs.k_cache, inputs.v_cache, 42)
+    assert counter.frame_count == 1
+
+
+def test_fake_tensors_give_shapes_without_a_launch(monkeypatch):
+    monkeypatch.setattr(attention_op, "_launch", None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with FakeTensorMode():
+        q = torch.empty(3, 5, 8, 96, dtype=torch.bfloat16, device="cuda")
+        # A slice would ask for a GPU.
+        smaller = torch.empty(3, 5, 8, 64, dtype=torch.bfloat16, device="cuda")
+        cache = torch.empty(11, 16, 2, 96, dtype=torch.bfloat16, device="cuda")
+        table = torch.zeros(3, 4, dtype=torch.int32, device="cuda")
+        lengths = torch.zeros(3, dtype=torch.int32, device="cuda")
+        out, lse = lean_attn_with_kvcache(q, cache, cache, lengths, None, True, True, block_table=table)
+        assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
+        assert (lse.shape, lse.dtype, lse.device.type) == ((3, 8, 5), torch.float32, "cuda")
+        assert out.is_contiguous()
+        assert lse.is_contiguous()
+        with pytest.raises(ValueError, match="must agree in head_dim"):
+            lean_attn_with_kvcache(smaller, cache, cache, causal=True, block_table=table)
+
+
+def test_symbolic_sizes_stay_symbols():
+    shape_env = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shape_env)
+
+    def fake(tensor: torch.Tensor, *symbols: int) -> torch.Tensor:
+        kinds = [DimDynamic.DYNAMIC if dim in symbols else DimDynamic.STATIC for dim in range(tensor.dim())]
+        context = StatelessSymbolicContext(kinds)
+        return mode.from_tensor(tensor, symbolic_context=context)
+
+    q = fake(torch.empty(6, 1, 8, 64, dtype=torch.float16), 0)
+    cache = fake(torch.empty(6, 300, 2, 64, dtype=torch.float16), 0, 1)
+    with mode:
+        out, lse = lean_attn_with_kvcache(q, cache, cache, return_softmax_lse=True)
+    for result in (out, lse):
+        assert isinstance(result.shape[0], torch.SymInt)
+        assert str(result.shape[0]) == str(q.shape[0])
+    assert isinstance(cache.shape[1], torch.SymInt)
+
+
+@pytest.mark.parametrize("which", ["q", "k_cache", "v_cache"])
+def test_gradients_are_refused(which, device):
+    inputs = make_inputs(PROBLEMS["uniform"], device)
+    inputs = replace(inputs, **{which: getattr(inputs, which).detach().requires_grad_()})
+    words = r"^lean_attn_with_kvcache is for inference and has no gradient, .* call it under torch.no_grad\(\)$"
+    with pytest.raises(NotImplementedError, match=words):
+        attend(inputs)
+    for without in (torch.no_grad(), torch.inference_mode()):
+        with without:
+            out, lse = attend(inputs)
+        assert not out.requires_grad
+        assert_right(inputs, out, lse)
+
+
+def test_settings_pass_through():
+    every = {"int": 7, "bool": True, "str": "cuda"}
+    values = {field.name: every[str(field.type).partition(" ")[0]] for field in fields(KernelConfig)}
+    for config in (CONFIG, KernelConfig(**values), KernelConfig(64, 4, 3, align_grid=False)):
+        numbers, *words = attention_op.taken_apart(config)
+        assert numbers is not None
+        assert all(type(number) is int for number in numbers)
+        found = attention_op._put_together(numbers, *words)
+        assert found == config
+        assert [type(value) for value in vars(found).values()] == [type(value) for value in vars(config).values()]
+    assert attention_op.taken_apart(None) == (None, None, None)
+
+
+def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch, device):
+    """Also where another call's were compiled before."""
+    torch._dynamo.reset()
+    launched: list[KernelConfig] = []
+    launch = attention_op._launch
+    monkeypatch.setattr(
+        attention_op, "_launch", lambda inputs, config: launched.append(config) or launch(inputs, config)
+    )
+    inputs = make_inputs(PROBLEMS["uniform"], device)
+    configs = [CONFIG, replace(CONFIG, tile_tokens=64), replace(CONFIG, min_tiles_per_cta=None, fixed_run_tiles=3)]
+    for dynamic in (False, True):
+        compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        for config in configs:
+            assert_right(inputs, *compiled(inputs, config=config))
+    assert launched == configs * 2

@@ -1,0 +1,161 @@
+"""Two implementations tuned together: which is chosen where, and what each alone makes of the file."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from itertools import islice
+
+import pytest
+from kept_examples import FROM, LARGE, PROBLEM, family, tuned
+from world import H200, LEAN, Here, Silent, World, builds_of, cuda_where_small_us, no_ranking
+
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernel
+from leanbench.tune import lookup
+from leanbench.tune.kept import Family
+from leanbench.tune.lookup import Choice, choose
+from leanbench.tune.problems import problems
+from leanbench.tune.result import to_family
+from leanbench.tune.search import Found, Plan, Progress, Search
+from leanbench.tune.space import Candidate, FamilyKey, build_key, distinct
+from leanbench.tune.store import read, save_families
+
+FAMILY = FamilyKey(128, 4)
+TRITON, CUDA = kernel("lean_triton"), kernel("lean_cuda")
+#: What each of a file's kernels may launch.
+TAKES = {LEAN: (None, "cuda"), TRITON: (None,), CUDA: ("cuda",)}
+#: K and V of problems that are clearly on one side of where CUDA C++ and Triton take as long.
+SMALL_BYTES, LARGE_BYTES = 15e6, 120e6
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
+    pair = (Progress(FAMILY, [Candidate(config, build_key(config)) for config in space], {}), builds_of(FAMILY))
+    search = Search(LEAN, H200, Plan(1e9), Silent(), time.monotonic())
+    stopped = search.run([pair], World(noise=0.0, truth=cuda_where_small_us), no_ranking, 1e12)
+    return search.finish([pair], stopped, Here())[0]
+
+
+@pytest.fixture(scope="module")
+def both(found: Found) -> Family:
+    return to_family(found, "measured", "latency", "2026-11-21T09:30:00+00:00", {"triton": "3.6.0"})
+
+
+def unseen() -> list[AttentionProblem]:
+    return list(islice(problems(FAMILY, H200), 60, 90))
+
+
+@cache
+def fastest_us(problem: AttentionProblem, implementation: str | None) -> float:
+    space = [Candidate(config, build_key(config)) for config in LEAN.tuning_space(problem, H200)]
+    launches = [candidate.config for candidate in distinct(space, problem, LEAN, H200)]
+    return min(cuda_where_small_us(problem, config) for config in launches if config.implementation == implementation)
+
+
+def test_cuda_is_chosen_on_small_problems_and_triton_on_large_ones(home, both):
+    save_families(H200, [both])
+    seen = set()
+    for problem in [*islice(problems(FAMILY, H200), 24), *unseen()]:
+        choice = choose(LEAN, problem, H200)
+        assert choice.config is not None
+        if problem.kv_bytes < SMALL_BYTES:
+            assert choice.config.implementation == "cuda", problem
+        if problem.kv_bytes > LARGE_BYTES:
+            assert choice.config.implementation is None, problem
+        seen.add(choice.config.implementation)
+        best_us = min(fastest_us(problem, implementation) for implementation in (None, "cuda"))
+        assert cuda_where_small_us(problem, choice.config) <= 1.03 * best_us
+    assert seen == {None, "cuda"}
+
+
+def test_the_two_sides_of_that_world_differ():
+    """Or the test above could not fail."""
+    for problem in unseen():
+        ratio = fastest_us(problem, "cuda") / fastest_us(problem, None)
+        if problem.kv_bytes < SMALL_BYTES:
+            assert ratio < 0.95
+        if problem.kv_bytes > LARGE_BYTES:
+            assert ratio > 1.02
+
+
+@pytest.mark.parametrize("asked", TAKES, ids=lambda asked: asked.name)
+def test_each_kernel_gets_the_best_of_what_it_takes(home, found, both, asked):
+    saved = save_families(H200, [both])
+    assert read(saved.path).families == [both]
+    for problem, times in found.progress.times.items():
+        choice = choose(asked, problem, H200)
+        assert choice.config is not None
+        own = {config: times[config] for config in times if config.implementation in TAKES[asked]}
+        fastest = min(own, key=lambda config: own[config].latency_us)
+        latency_us = cuda_where_small_us(problem, choice.config)
+        assert latency_us == pytest.approx(own[fastest].latency_us, rel=1e-9), choice
+        assert f"timed at {problem.batch * problem.kv_heads} x {problem.max_context} tokens" in choice.why
+    for problem in unseen():
+        choice = choose(asked, problem, H200)
+        assert choice.config is not None
+        assert choice.config.implementation in TAKES[asked]
+        best_us = min(fastest_us(problem, implementation) for implementation in TAKES[asked])
+        assert cuda_where_small_us(problem, choice.config) <= 1.03 * best_us
+
+
+def test_gains_are_counted_against_the_kernels_own_heuristic(home, found, both):
+    save_families(H200, [both])
+    said = dict.fromkeys(TAKES, 0)
+    for problem, times in found.progress.times.items():
+        heuristic = found.progress.heuristic[problem]
+        assert heuristic.implementation == "cuda"
+        for asked in TAKES:
+            choice = choose(asked, problem, H200)
+            if "faster than the heuristic" not in choice.why:
+                continue
+            said[asked] += 1
+            assert choice.config is not None
+            # As they are kept.
+            chosen_us, heuristic_us = (round(times[each].latency_us, 3) for each in (choice.config, heuristic))
+            gain = 1 - chosen_us / heuristic_us
+            assert f", {gain:.1%} faster than the heuristic" in choice.why
+    # The heuristic of the problem was CUDA C++'s: of Triton's gain nothing is known.
+    assert said[TRITON] == 0
+    assert min(said[LEAN], said[CUDA]) > 5
+
+
+def test_without_what_launches_cuda_triton_is_looked_up(home, both, monkeypatch):
+    save_families(H200, [both])
+    small = next(problem for problem in unseen() if problem.kv_bytes < SMALL_BYTES)
+    timed = next(problems(FAMILY, H200))
+    for problem in (small, timed):
+        choice = choose(LEAN, problem, H200)
+        assert choice.config is not None
+        assert choice.config.implementation == "cuda"
+    monkeypatch.setattr(type(CUDA), "unavailable_reason", lambda self: "there is no NVRTC")
+    lookup._entry.cache_clear()
+    for problem in (small, timed):
+        choice = choose(LEAN, problem, H200)
+        assert choice.config is not None
+        assert choice.config.implementation is None
+        assert choice.config == choose(TRITON, problem, H200).config
+    lookup._entry.cache_clear()
+
+
+def test_a_file_from_before_cuda_does_not_override_its_heuristic(ship):
+    """What was timed then was not held against it."""
+    ship(family(10.0, 1.0, problems=[tuned(4096)]))
+    heuristic = LEAN.default_config(PROBLEM, H200)
+    assert heuristic is not None
+    assert heuristic.implementation == "cuda"
+    why = f"{FROM}, shipped: the heuristic's settings have no formula, so nothing can be compared"
+    # The first was timed, the second was not.
+    for problem in (PROBLEM, FAMILY.problem(8, 8192)):
+        expected = Choice(LEAN.default_config(problem, H200), "heuristic", why)
+        assert choose(LEAN, problem, H200) == expected
+        assert choose(CUDA, problem, H200).how == "heuristic"
+        assert choose(TRITON, problem, H200).config == LARGE
+
+
+def test_an_old_file_counts_where_the_heuristic_is_triton(ship, monkeypatch):
+    monkeypatch.setattr(type(CUDA), "unavailable_reason", lambda self: "there is no NVRTC")
+    ship(family(problems=[tuned(4096)]))
+    why = f"{FROM}, shipped: timed at 8 x 4096 tokens, 10.0% faster than the heuristic"
+    assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "kept", why)
