@@ -17,7 +17,8 @@ from leanbench.kernels.launch import (
     merge_rows_at_once,
     padded,
 )
-from leanbench.kernels.lean.cuda_kernel import HOPPER, LeanCuda
+from leanbench.kernels.lean.cuda_heuristic import HOPPER
+from leanbench.kernels.lean.cuda_kernel import LeanCuda
 
 from leanbench.decomposition import Schedule, TileGrid, fixed_runs, stream_k, stream_k_grid, tile_rows
 from leanbench.errors import UserError

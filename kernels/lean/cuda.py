@@ -34,7 +34,7 @@ class CudaLaunch:
     #: CTAs.
     grid: int
     params: Params
-    #: What the parameters point to and nobody else holds.
+    #: What the parameters point to: it lives as long as the launch.
     tensors: tuple[torch.Tensor | None, ...]
 
     name = "lean_cuda"
@@ -151,8 +151,9 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     params.by_tiles = Divisor.of(tiles)
     params.by_heads = Divisor.of(inputs.kv_heads * build.row_tiles)
     params.by_share, params.by_share_plus_1 = Divisor.of(share), Divisor.of(share + 1)
-    # The caller holds the others.
-    return CudaLaunch(build, device, runs * build.cluster, params, (workspace.partials,))
+    held = (workspace.partials, inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
+    held += (inputs.cache_seqlens, inputs.block_table)
+    return CudaLaunch(build, device, runs * build.cluster, params, held)
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
+from leanbench.kernels.lean.cuda_heuristic import HOPPER, TILE_ROWS, copy_of, cuda_config, fitted, heuristic
 
-from leanbench.decomposition import cluster_slots, stream_k_grid
 from leanbench.gpu.spec import GpuSpec
 from leanbench.nvrtc import CudaBinary, CudaSource
 from leanbench.problem import AttentionProblem
@@ -21,8 +21,6 @@ from leanbench.registry import Kernel, KernelConfig, LaunchResources, TracedCall
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
 
-#: The first GPUs with bulk tensor copies and thread-block clusters.
-HOPPER = (9, 0)
 #: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the largest head_dim. Bulk
 #: copies where the GPU has them: cp.async was no faster anywhere on an H200.
 _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
@@ -31,14 +29,7 @@ _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     256: ((16, 4, 3, 1), (16, 4, 2, 1), (16, 8, 1, 1)),
 }
 _TUNED_CLUSTERS = (1, 2, 4, 8)
-_ROWS = (8, 16, 32)
 _TUNED_MIN_TILES = (1, 2, 4)
-#: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
-_LARGE_BYTES = 2e9
-#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders.
-_ALIGN_BYTES = 80e6
-#: Output tiles have 8 rows at most while K and V are smaller than the first, 16 while they are smaller than the second.
-_FEW_ROWS_BYTES = (40e6, 130e6)
 #: Tokens of a CTA where a sequence's bits must not depend on the batch.
 _FIXED_RUN_TOKENS = 1024
 
@@ -64,8 +55,8 @@ class LeanCuda(Kernel):
         # Chunk, warps, rows and the run's tokens decide about bits and follow from the family; stages do not.
         chunk = 32 if problem.head_dim <= 64 else 16
         rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-        config = replace(_config(chunk, 4, 3, 2, 1, rows, _copy(gpu), 1, True), tile_tokens=_FIXED_RUN_TOKENS)
-        return _fitted(replace(config, min_tiles_per_cta=None, align_grid=None, fixed_run_tiles=1), problem, gpu)
+        config = replace(cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, True), tile_tokens=_FIXED_RUN_TOKENS)
+        return fitted(replace(config, min_tiles_per_cta=None, align_grid=None, fixed_run_tiles=1), problem, gpu)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         first = [config for config in self.tuning_space(problem, gpu) if config.min_tiles_per_cta == 1]
@@ -77,11 +68,11 @@ class LeanCuda(Kernel):
         found: list[KernelConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-        for build, cluster, rows in product(builds, clusters, [rows for rows in _ROWS if rows <= most]):
+        for build, cluster, rows in product(builds, clusters, [rows for rows in TILE_ROWS if rows <= most]):
             if build[3] > 1 and cluster > 2:
                 continue
             for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
-                config = _config(*build, cluster, rows, _copy(gpu), min_tiles, align_grid)
+                config = cuda_config(*build, cluster, rows, copy_of(gpu), min_tiles, align_grid)
                 if CudaBuild.of(problem, config).fits(gpu):
                     found.append(config)
         return found
@@ -127,81 +118,3 @@ def missing() -> str | None:
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return "lean_cuda needs cuda-bindings and NVRTC: pip install cuda-bindings nvidia-cuda-nvrtc"
     return None
-
-
-def _config(
-    chunk: int,
-    warps: int,
-    stages: int,
-    per_sm: int,
-    cluster: int,
-    rows: int,
-    copy: str,
-    min_tiles: int,
-    align_grid: bool,
-) -> KernelConfig:
-    return KernelConfig(
-        tile_tokens=128,
-        num_warps=warps,
-        num_stages=stages,
-        ctas_per_sm=per_sm,
-        min_tiles_per_cta=min_tiles,
-        align_grid=align_grid,
-        implementation="cuda",
-        chunk_tokens=chunk,
-        tile_rows=rows,
-        cluster_size=cluster,
-        copy=copy,
-    )
-
-
-def _copy(gpu: GpuSpec) -> str:
-    return "bulk" if gpu.compute_capability >= HOPPER else "async"
-
-
-def _fitted(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """With as many stages as there is shared memory for, two at least while that takes no more than a CTA less."""
-    while not CudaBuild.of(problem, config).fits(gpu):
-        if config.num_stages > 2 or (config.num_stages > 1 and config.ctas_per_sm == 1):
-            config = replace(config, num_stages=config.num_stages - 1)
-        else:
-            config = replace(config, ctas_per_sm=1)
-    return config
-
-
-def _cluster_size(output_tiles: int, kv_bytes: int, gpu: GpuSpec) -> int:
-    """The largest with a cluster to each output tile and no second one: partials then meet without a detour through
-    memory, which is worth the SMs that are left idle.
-    """
-    for size in (8, 4) if kv_bytes < _LARGE_BYTES else ():
-        if output_tiles == 1 or cluster_slots(gpu.sms, 1, size) // output_tiles == 1:
-            return size
-    return 2 if output_tiles <= cluster_slots(gpu.sms, 1, 2) else 1
-
-
-def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """Settings chosen by sizes on an H200, see docs/performance-log.md."""
-    hopper = gpu.compute_capability >= HOPPER
-    rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    for few, below_bytes in zip(_ROWS, _FEW_ROWS_BYTES, strict=False):
-        if problem.kv_bytes < below_bytes:
-            rows = min(rows, few)
-    chunk = 64 if problem.head_dim <= 64 else 32 if problem.head_dim <= 128 else 16
-    if rows > 16:
-        # Scores of more tokens at once would not fit the registers.
-        chunk = min(chunk, 32) if hopper else 16
-    config = _config(chunk, 4, 3, 1, 1, rows, _copy(gpu), 1, True)
-    output_tiles = problem.batch * problem.kv_heads * CudaBuild.of(problem, config).row_tiles
-    if hopper and not problem.is_ragged:
-        config = replace(config, cluster_size=_cluster_size(output_tiles, problem.kv_bytes, gpu))
-    if config.cluster_size == 1 and (output_tiles >= gpu.sms or problem.is_ragged):
-        # Two CTAs to an SM: one reads while the other is between output tiles.
-        chunk = 32 if problem.head_dim <= 64 else 16
-        config = replace(config, chunk_tokens=chunk, ctas_per_sm=2)
-    config = _fitted(config, problem, gpu)
-    slots = cluster_slots(gpu.sms, config.ctas_per_sm or 1, config.cluster_size or 1)
-    tiles_per_sequence = output_tiles // problem.batch
-    total = sum(-(-context // config.tile_tokens) for context in problem.contexts) * tiles_per_sequence
-    grid = stream_k_grid(total, slots)
-    idle = 1 - stream_k_grid(total, slots, multiple_of=output_tiles) / grid
-    return replace(config, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES or (config.cluster_size or 1) > 1)

@@ -11,6 +11,7 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.formula import Coefficients, Work
+from leanbench.tune.kept import LEAST_GAIN
 from leanbench.tune.nearness import EntryKey
 from leanbench.tune.space import BuildKey, build_key
 
@@ -61,6 +62,8 @@ class Entry:
     said: str
     #: What a better choice is called.
     better: str
+    #: What a choice by the formula must promise over the heuristic's, as a share.
+    least_gain: float
     shortlist: tuple[tuple[KernelConfig, Rates], ...]
     rates: Mapping[BuildKey, Rates]
     #: By (batch x KV heads, context rounded up to `granule`).
@@ -105,7 +108,9 @@ class Entry:
             if build_key(candidate.config) in rates
         ]
         said = _said(file, family, key)
-        entry = cls(kernel, spec, key, said, _BETTER[family.objective], tuple(listed), rates, {})
+        # It was found against the heuristic of all implementations together.
+        least_gain = LEAST_GAIN if kernel.implementation else family.least_gain
+        entry = cls(kernel, spec, key, said, _BETTER[family.objective], least_gain, tuple(listed), rates, {})
         # Times of another GPU, or of other query rows, are none of this problem's.
         same = here and family.group_size == key[2]
         return replace(entry, timed=_timed(kernel, family, entry.granule)) if same else entry

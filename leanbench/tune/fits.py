@@ -13,13 +13,18 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.formula import Coefficients, Point, Shape, divide, fit
+from leanbench.tune.kept import LEAST_GAIN
 from leanbench.tune.problems import problems
-from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, distinct, heuristics
+from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, heuristics
 from leanbench.tune.stopwatch import Time
 
 #: Latencies by problem and config.
 Times = Mapping[AttentionProblem, Mapping[KernelConfig, Time]]
 
+#: What a choice by the formula may have to promise over the heuristic's, as a share.
+LEAST_GAINS = (LEAST_GAIN, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
+#: Parts of the problems, each of which is left out of a fit once.
+_PARTS = 4
 #: Timings that a build needs for coefficients of its own.
 LEAST_POINTS = 6
 #: Problems that candidates for the shortlist are held against, beside those that were timed.
@@ -119,22 +124,60 @@ def _cover(costs: Any) -> list[int]:
     return chosen
 
 
-def held_out(kernel: Kernel, spec: GpuSpec, times: Times, every: int = 5) -> list[float]:
-    """What the formula reaches on problems that it was not fitted to: the fastest timed latency over the chosen one's,
-    for every `every`-th problem, from a fit without those.
+@dataclass(frozen=True)
+class Trial:
+    """A problem that the formula was not fitted to: what the formula's choice and the heuristic's reach there, each as
+    the fastest timed latency over its own.
+    """
+
+    formula: float
+    heuristic: float
+    #: What the formula promised of its choice over the heuristic's, as a share; None where it knows nothing of that.
+    gain: float | None
+
+    def share(self, least_gain: float) -> float:
+        """Of the formula's choice where it promises as much, or else the heuristic's."""
+        return self.heuristic if self.gain is not None and self.gain < least_gain else self.formula
+
+
+def held_out(
+    kernel: Kernel, spec: GpuSpec, times: Times, heuristic: Mapping[AttentionProblem, KernelConfig]
+) -> list[Trial]:
+    """Every problem once, from a fit to the others of four parts of the problems.
 
     Only candidates that were timed there can be chosen: a choice that nobody timed says nothing.
     """
     fitter = Fitter(kernel, spec)
-    kept = {problem: timed for number, (problem, timed) in enumerate(times.items()) if number % every}
-    out = {problem: timed for problem, timed in times.items() if problem not in kept}
-    fits = fitter.fits(kept) if kept and out else {}
-    shares: list[float] = []
-    for problem, timed in out.items():
-        launches = distinct([Candidate(config, build_key(config)) for config in timed], problem, kernel, spec)
-        able = [launch.config for launch in launches if launch.build in fits]
-        if not able:
-            continue
-        chosen = min(able, key=lambda config, problem=problem: fitter.predict_us(fits, problem, config))
-        shares.append(min(time.latency_us for time in timed.values()) / timed[chosen].latency_us)
-    return shares
+    trials: list[Trial] = []
+    for part in range(_PARTS):
+        kept = {problem: timed for number, (problem, timed) in enumerate(times.items()) if number % _PARTS != part}
+        fits = fitter.fits(kept) if kept else {}
+        for problem in times:
+            if problem not in kept and (trial := _trial(fitter, fits, problem, times[problem], heuristic[problem])):
+                trials.append(trial)
+    return trials
+
+
+def _trial(
+    fitter: Fitter,
+    fits: Mapping[BuildKey, Fit],
+    problem: AttentionProblem,
+    timed: Mapping[KernelConfig, Time],
+    heuristic: KernelConfig,
+) -> Trial | None:
+    predicted_us = {config: fitter.predict_us(fits, problem, config) for config in timed if build_key(config) in fits}
+    if not predicted_us:
+        return None
+    chosen = min(predicted_us, key=predicted_us.__getitem__)
+    fastest_us = min(time.latency_us for time in timed.values())
+    gain = 1 - predicted_us[chosen] / predicted_us[heuristic] if heuristic in predicted_us else None
+    return Trial(fastest_us / timed[chosen].latency_us, fastest_us / timed[heuristic].latency_us, gain)
+
+
+def least_gain(trials: Sequence[Trial]) -> float:
+    """What the formula must promise to be believed more than the heuristic: what does best over `trials`, the least of
+    equals.
+    """
+    if not trials:
+        return LEAST_GAIN
+    return max(LEAST_GAINS, key=lambda least: math.fsum(math.log(trial.share(least)) for trial in trials))

@@ -124,13 +124,24 @@ def divide(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> Work
     launched = kernel.implementation_of(config)
     return Work(
         kv_bytes=token_bytes * shape.kv_heads * shape.context,
-        longest_bytes=token_bytes * longest * tile_tokens / cluster_size,
+        longest_bytes=token_bytes * _longest_tokens(shape, config, whole, part) / cluster_size,
         excess_bytes=max(0, read_bytes * runs - tile_bytes),
         ctas_per_sm=-(-runs * cluster_size // usable_sms(sms, cluster_size)),
         borders=borders,
         cuts=cuts,
         rounds=launched.merge_rounds(shape.partial_rows(config), shape.head_dim, config.num_warps, cuts) if cuts else 0,
     )
+
+
+def _longest_tokens(shape: Shape, config: KernelConfig, whole: int, part: int) -> int:
+    """Tokens of a run of `whole` output tiles and `part` LeanTiles, as many as what it takes at a time: LeanTiles, or
+    in CUDA C++ a chunk for each warp of its CTAs.
+    """
+    if config.chunk_tokens is None:
+        return (whole * -(-shape.context // config.tile_tokens) + part) * config.tile_tokens
+    step = config.num_warps * (config.cluster_size or 1) * config.chunk_tokens
+    stretches = whole * -(-shape.context // step) + -(-min(part * config.tile_tokens, shape.context) // step)
+    return stretches * step
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from leanbench.tune.formula import Coefficients
 
 #: Raised when a field changes its meaning or goes.
 SCHEMA_VERSION = 1
+#: What a choice by the formula must promise over the heuristic's at least, as a share of the latency.
+LEAST_GAIN = 0.005
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -191,6 +193,8 @@ class Family(_Model):
     builds: list[Build]
     #: Candidates to choose from for a problem that was not timed, by the formula.
     shortlist: list[int]
+    #: What the formula must promise over the heuristic's choice to be believed, as a share of the latency.
+    least_gain: Annotated[float, Field(ge=0, lt=1)] = LEAST_GAIN
     problems: list[TunedProblem]
 
     @property

@@ -32,8 +32,6 @@ State = tuple[str | None, str | None, int, bool]
 
 #: `off` or 0: heuristics alone choose.
 SWITCH = "LEANBENCH_CONFIGS"
-#: What a kept config must promise to be taken instead of the heuristic's: the formula is no better than that.
-LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True)
@@ -144,8 +142,8 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
     costs = [rates.cost(divide(shape, config, sms, kernel)) for config, rates in entry.shortlist]
     best = min(costs)
     gain = 1 - best / heuristic_cost
-    if gain < LEAST_GAIN:
-        why = f"no kept config is predicted at least {LEAST_GAIN:.1%} {entry.better} than the heuristic here"
+    if gain < entry.least_gain:
+        why = f"no kept config is predicted at least {entry.least_gain:.1%} {entry.better} than the heuristic here"
         return Choice(heuristic, "heuristic", f"{entry.said}: {why}")
     config, _ = entry.shortlist[costs.index(best)]
     return Choice(config, "kept", f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here")

@@ -13,7 +13,7 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune import kept
-from leanbench.tune.fits import Fitter
+from leanbench.tune.fits import Fitter, least_gain
 from leanbench.tune.kept import Objective
 from leanbench.tune.search import Found
 from leanbench.tune.space import BuildKey, FamilyKey, build_key, distinct
@@ -92,6 +92,8 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
         if chosen.implementation is None:
             tiles[chosen.tile_tokens] += 1
         untried.append(_untried(found, kernel, spec, problem, times))
+    least = least_gain(found.trials)
+    shares = [trial.share(least) for trial in found.trials]
     errors = [fit.median_error for fit in found.fits.values()]
     return Summary(
         family=progress.family,
@@ -107,8 +109,8 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
         untried=geometric_mean(untried),
         fitted=len(found.fits),
         able=len({candidate.build for candidate in progress.able} | set(found.fits)),
-        held_out=geometric_mean(found.held_out) if found.held_out else None,
-        worst_held_out=min(found.held_out, default=None),
+        held_out=geometric_mean(shares) if shares else None,
+        worst_held_out=min(shares, default=None),
         median_error=statistics.median(errors) if errors else float("nan"),
     )
 
@@ -168,6 +170,7 @@ def to_family(
         candidates=[_candidate(found, config, keys) for config in listed],
         builds=builds,
         shortlist=[places[config] for config in found.shortlist],
+        least_gain=least_gain(found.trials),
         problems=[
             _problem(problem, times, progress.heuristic[problem], places, cost_of(objective, power_kw))
             for problem, times in all_times.items()

@@ -14,7 +14,7 @@ from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune.fits import Fit, Fitter, held_out
+from leanbench.tune.fits import Fit, Fitter, Trial, held_out
 from leanbench.tune.journal import Note
 from leanbench.tune.order import first, promising
 from leanbench.tune.problems import problems
@@ -71,7 +71,7 @@ class Found:
     fits: dict[BuildKey, Fit]
     shortlist: list[KernelConfig]
     #: See leanbench.tune.fits.held_out.
-    held_out: list[float]
+    trials: list[Trial]
     stopped: str
 
 
@@ -185,8 +185,8 @@ class Search:
         futures = [pool.submit(_finish, self._kernel.name, self._spec, progress) for progress, _ in compiled]
         results = [future.result() for future in futures]
         return [
-            Found(progress, builds, fits, shortlist, shares, stopped)
-            for (progress, builds), (fits, shortlist, shares) in zip(compiled, results, strict=True)
+            Found(progress, builds, fits, shortlist, trials, stopped)
+            for (progress, builds), (fits, shortlist, trials) in zip(compiled, results, strict=True)
         ]
 
     def _left_s(self) -> float:
@@ -293,11 +293,11 @@ def _drop(progress: Progress, failures: dict[KernelConfig, str]) -> None:
 
 def _finish(
     kernel_name: str, spec: GpuSpec, progress: Progress
-) -> tuple[dict[BuildKey, Fit], list[KernelConfig], list[float]]:
+) -> tuple[dict[BuildKey, Fit], list[KernelConfig], list[Trial]]:
     """In a process of its own: a second or two of fitting for each family."""
     from leanbench.registry import kernel
 
     fitter = Fitter(kernel(kernel_name), spec)
     fits = fitter.fits(progress.times)
     shortlist = fitter.shortlist(progress.family, progress.able, fits, progress.times)
-    return fits, shortlist, held_out(kernel(kernel_name), spec, progress.times)
+    return fits, shortlist, held_out(kernel(kernel_name), spec, progress.times, progress.heuristic)

@@ -39,7 +39,7 @@ def test_equal_ctas_together(heads: int, tiles: int, head_dim: int, spec: GpuSpe
     assert are_alike(work_of(schedule, problem, 128), merge_launch=False)
     quick, whole = both(schedule, problem, spec)
     # CTAs that end at once may change places.
-    assert quick == pytest.approx(whole, rel=0.03 if heads > spec.sms else 1e-6)
+    assert quick == pytest.approx(whole, rel=0.04 if heads > spec.sms else 1e-6)
 
 
 @pytest.mark.parametrize(("heads", "splits"), [(7, 4), (56, 7), (132, 2), (100, 8)])

@@ -25,9 +25,9 @@ from kept_examples import (
 
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, kernel
-from leanbench.tune import lookup, store
+from leanbench.tune import store
 from leanbench.tune.formula import Coefficients, Shape, divide
-from leanbench.tune.kept import Build
+from leanbench.tune.kept import LEAST_GAIN, Build
 from leanbench.tune.lookup import Choice, choose, resolve, row_fields
 from leanbench.tune.space import BuildKey, build_key
 from leanbench.tune.store import save_families
@@ -274,4 +274,4 @@ def test_nothing_is_chosen_that_its_formula_calls_slower_than_the_heuristic(conf
 
     if choice.how == "kept":
         assert choice.config is not None
-        assert latency_us(choice.config) <= latency_us(heuristic) * (1 - lookup.LEAST_GAIN) * (1 + 1e-9)
+        assert latency_us(choice.config) <= latency_us(heuristic) * (1 - LEAST_GAIN) * (1 + 1e-9)

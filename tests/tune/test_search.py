@@ -11,7 +11,8 @@ from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking, true_u
 from leanbench.errors import UserError
 from leanbench.registry import kernel
 from leanbench.tune import search as search_module
-from leanbench.tune.fits import Fitter, held_out
+from leanbench.tune.fits import Fitter, Trial, held_out, least_gain
+from leanbench.tune.kept import LEAST_GAIN
 from leanbench.tune.problems import problems
 from leanbench.tune.result import cost_of, geometric_mean, summarise, ties, to_family
 from leanbench.tune.search import Plan, Progress, Search
@@ -57,7 +58,7 @@ def test_the_choice_is_near_the_best_where_nothing_was_timed(found):
 
 
 def test_it_says_how_good_the_choice_is(found):
-    assert geometric_mean(found.held_out) > 0.97
+    assert geometric_mean([trial.formula for trial in found.trials]) > 0.97
     summary = summarise(found, LEAN, H200, cost_of("latency"))
     assert summary.problems == search_module.PROBLEMS
     assert summary.gain > 1.03
@@ -200,8 +201,22 @@ def test_the_heuristic_is_always_timed(found):
 
 def test_held_out_problems_are_not_fitted_to():
     result = run(World(noise=0.0))
-    assert min(held_out(LEAN, H200, result.progress.times)) > 0.9
-    assert held_out(LEAN, H200, {}) == []
+    trials = held_out(LEAN, H200, result.progress.times, result.progress.heuristic)
+    assert len(trials) == len(result.progress.times)
+    assert min(trial.formula for trial in trials) > 0.9
+    assert all(trial.gain is None or trial.gain > 0 for trial in trials if trial.formula > trial.heuristic * 1.02)
+    assert held_out(LEAN, H200, {}, {}) == []
+
+
+def test_the_formula_is_believed_as_far_as_it_was_right():
+    """By hand: it gains 10% where it promises 10%, and loses 5% where it promises 2%."""
+    right, wrong = Trial(1.0, 0.9, 0.1), Trial(0.95, 1.0, 0.02)
+    assert least_gain([]) == LEAST_GAIN
+    assert least_gain([right]) == LEAST_GAIN
+    assert least_gain([right, wrong]) == 0.03
+    assert least_gain([wrong, Trial(0.9, 1.0, 0.1)]) == 0.12
+    assert least_gain([wrong, Trial(0.9, 1.0, None)]) == 0.03
+    assert [right.share(0.1), right.share(0.11)] == [1.0, 0.9]
 
 
 def test_ties_are_intervals_that_overlap():

@@ -1,0 +1,177 @@
+"""Settings of LeanAttention's CUDA C++ implementation, chosen by sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
+
+from leanbench.decomposition import cluster_slots, stream_k_grid
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+#: The first GPUs with bulk tensor copies and thread-block clusters.
+HOPPER = (9, 0)
+#: Rows of an output tile, padded.
+TILE_ROWS = (8, 16, 32)
+#: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
+_LARGE_BYTES = 2e9
+#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders; for 8 rows.
+_ALIGN_BYTES = 42e6
+#: Below this, output tiles have 8 rows at most. Below the second, more than one output tile may read the same K and V.
+_FEW_ROWS_BYTES = 16e6
+_SHARED_BYTES = 150e6
+#: Above this, two stages of head_dim 128 are as good as three, or better.
+_DEEP_BYTES = 80e6
+#: Above this, pairs of CTAs are faster than single ones where a grid of whole pairs to each output tile idles no more
+#: than this share of them.
+_PAIRS_BYTES = 1e9
+_FEW_IDLE_SHARE = 0.04
+#: Below this, few clusters are enough.
+_SMALL_BYTES = 4e6
+#: Output tiles of so few LeanTiles are not cut, where they are many.
+_SHORT_TILES = 5
+
+
+def cuda_config(
+    chunk: int,
+    warps: int,
+    stages: int,
+    per_sm: int,
+    cluster: int,
+    rows: int,
+    copy: str,
+    min_tiles: int,
+    align_grid: bool,
+) -> KernelConfig:
+    return KernelConfig(
+        tile_tokens=128,
+        num_warps=warps,
+        num_stages=stages,
+        ctas_per_sm=per_sm,
+        min_tiles_per_cta=min_tiles,
+        align_grid=align_grid,
+        implementation="cuda",
+        chunk_tokens=chunk,
+        tile_rows=rows,
+        cluster_size=cluster,
+        copy=copy,
+    )
+
+
+def copy_of(gpu: GpuSpec) -> str:
+    return "bulk" if gpu.compute_capability >= HOPPER else "async"
+
+
+def fitted(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    """With as many stages as there is shared memory for, two at least while that takes no more than a CTA less."""
+    while not CudaBuild.of(problem, config).fits(gpu):
+        if config.num_stages > 2 or (config.num_stages > 1 and config.ctas_per_sm == 1):
+            config = replace(config, num_stages=config.num_stages - 1)
+        else:
+            config = replace(config, ctas_per_sm=1)
+    return config
+
+
+def _tile_rows(problem: AttentionProblem) -> int:
+    """Rows of an output tile at most: fewer make more output tiles, which keep more SMs busy and have less to merge,
+    and read the same K and V from the L2 again.
+    """
+    all_rows = problem.group_size * problem.q_len
+    heads = problem.batch * problem.kv_heads
+    most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    few = TILE_ROWS[0]
+    small = problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= 8 else 1.25 * _FEW_ROWS_BYTES)
+    if small or (16 <= heads <= 100 and problem.kv_bytes < _SHARED_BYTES):
+        return few
+    for rows in reversed(TILE_ROWS):
+        if rows <= most and heads * -(-all_rows // rows) >= 8 and problem.kv_bytes * most / rows < _SHARED_BYTES:
+            return rows
+    return most
+
+
+def _cluster_size(output_tiles: int, lean_tiles: int, kv_bytes: int, align_bytes: float, gpu: GpuSpec) -> int:
+    """The largest cluster of which one for each output tile finds room, and no second one: partials then meet without a
+    detour through memory, which is worth the SMs that are left idle. 1: there is none.
+
+    Args:
+        lean_tiles: of an output tile; a CTA of the cluster has more than half of one.
+    """
+    for size in (8, 4, 2):
+        if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _LARGE_BYTES):
+            continue
+        if size == 2 and (1 - 2 * output_tiles / gpu.sms) * kv_bytes >= align_bytes:
+            continue
+        clusters = cluster_slots(gpu.sms, 1, size) // output_tiles
+        if clusters == 1 or (clusters > 1 and (output_tiles == 1 or kv_bytes < _SMALL_BYTES)):
+            return size
+    return 1
+
+
+def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, cluster: int) -> tuple[int, int, int]:
+    """Chunk, warps and stages of one CTA to an SM."""
+    if problem.head_dim > 128:
+        return 16, 4, 3
+    if problem.head_dim > 64:
+        return 32, 4, 3 if output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES else 2
+    if cluster == 1 or rows > 16:
+        return 32, 8, 2
+    if problem.max_context < 256 * cluster:
+        return 32, 4, 3
+    # A sequence that ends within a chunk of 64 takes longer than one that ends within 32.
+    return (64, 4, 3) if problem.max_context % 64 == 0 else (32, 8, 2)
+
+
+def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    """Settings chosen by sizes, after some ten thousand timings on an H200: see docs/performance-log.md."""
+    rows = _tile_rows(problem)
+    row_tiles = -(-problem.group_size * problem.q_len // rows)
+    output_tiles = problem.batch * problem.kv_heads * row_tiles
+    lean_tiles = -(-problem.max_context // 128)
+    if problem.is_ragged or output_tiles >= gpu.sms:
+        # Two CTAs to an SM: one reads while the other is between output tiles.
+        chunk, stages = (32, 2) if problem.head_dim <= 64 and not problem.is_ragged else (_small_chunk(problem), 3)
+        config = cuda_config(chunk, 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
+    elif gpu.compute_capability < HOPPER:
+        chunk = 16 if rows > 16 else 2 * _small_chunk(problem)
+        config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(gpu), 1, True)
+    else:
+        config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
+    config = fitted(config, problem, gpu)
+    if (config.cluster_size or 1) > 1 or lean_tiles == config.min_tiles_per_cta:
+        return config
+    total = sum(-(-context // config.tile_tokens) for context in problem.contexts) * problem.kv_heads * row_tiles
+    grid = stream_k_grid(total, (config.ctas_per_sm or 1) * gpu.sms)
+    idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
+    return replace(config, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES * rows / 8)
+
+
+def _hopper_heuristic(
+    problem: AttentionProblem, rows: int, output_tiles: int, lean_tiles: int, gpu: GpuSpec
+) -> KernelConfig:
+    """Where there are more SMs than output tiles, which all have the same length."""
+    copy = copy_of(gpu)
+    if lean_tiles <= _SHORT_TILES and output_tiles >= gpu.sms // 6:
+        # So short that a merge costs more than it saves.
+        build = _hopper_build(problem, rows, output_tiles, 1)
+        return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
+    cluster = _cluster_size(output_tiles, lean_tiles, problem.kv_bytes, _ALIGN_BYTES * rows / 8, gpu)
+    if cluster > 1 and output_tiles > 1:
+        build = _hopper_build(problem, rows, output_tiles, cluster)
+        return cuda_config(*build, 1, cluster, rows, copy, lean_tiles, True)
+    if output_tiles == 1:
+        return cuda_config(*_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True)
+    if output_tiles < 8 and min(rows, problem.group_size * problem.q_len) * problem.head_dim >= 512:
+        # Large partials of many parts: a cluster merges most of them before they go through memory. Of a short context
+        # pairs, whose runs are even.
+        size = 2 if problem.kv_bytes < _FEW_ROWS_BYTES else 4
+        return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2)
+    pairs = cluster_slots(gpu.sms, 1, 2)
+    # Pairs halve the partials; below a gigabyte that is no gain.
+    size = 2 if problem.kv_bytes > _PAIRS_BYTES and pairs % output_tiles <= _FEW_IDLE_SHARE * pairs else 1
+    return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, True)
+
+
+def _small_chunk(problem: AttentionProblem) -> int:
+    return 32 if problem.head_dim <= 64 else 16 if problem.head_dim <= 128 else 8
