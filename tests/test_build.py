@@ -11,8 +11,11 @@ import pytest
 from leanbench.build import Build, Job, build_all, process_pool
 from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
+from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, kernel
+from leanbench.tune.space import build_key
+from leanbench.tune.store import SHIPPED, read
 
 PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
 RAGGED = AttentionProblem(2, 64, 8, (100, 4000), 128)
@@ -57,6 +60,26 @@ def test_one_kernel_is_built_by_the_compiler_of_each_config(pool):
     assert cuda.chunk_tokens is not None
     stages_kb = cuda.num_warps * cuda.num_stages * 2 * cuda.chunk_tokens * 128 * 2 / 1024
     assert stages_kb <= taken.shared_bytes / 1024 <= 1.25 * stages_kb
+
+
+def test_an_a100_spills_nothing_with_shipped_settings(pool):
+    """The most used builds of what ships for it; without a cap on registers the compiler spills for group size 4."""
+    path = SHIPPED / "a100-80gb.json"
+    families = {(family.head_dim, family.group_size): family for family in read(path).families}
+    jobs: list[Job] = []
+    for (head_dim, group_size), family in families.items():
+        problem = AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
+        configs = [family.candidates[index].config for index in family.shortlist]
+        distinct = {build_key(config): config for config in reversed(configs)}
+        jobs += [Job("lean_triton", problem, config) for config in list(distinct.values())[:2]]
+        heuristic = kernel("lean_triton").default_config(problem, find("a100"))
+        assert heuristic is not None
+        jobs.append(Job("lean_triton", problem, heuristic))
+    builds = build_all(jobs, (8, 0), pool)
+    for job, built in zip(jobs, builds, strict=True):
+        (taken,) = built.resources
+        assert taken.spilled_registers == 0, job
+        assert theoretical_occupancy(taken, find("a100")).ctas_per_sm >= (job.config.ctas_per_sm or 1), job
 
 
 def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
