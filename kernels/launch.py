@@ -233,8 +233,9 @@ _MIN_REGISTERS = 96
 
 
 def registers_per_thread(warps_per_sm: int) -> int | None:
-    """The cap that lets `warps_per_sm` warps share an SM's 64K registers; None where it would be too low. Without one the
-    compiler may spill for an occupancy that nobody asked for.
+    """The cap that lets `warps_per_sm` warps share an SM's 64K registers; None where it would be too low.
+
+    Without one the compiler may spill for an occupancy that nobody asked for.
     """
     cap = min(255, 65536 // (32 * warps_per_sm) // 8 * 8)
     return cap if cap >= _MIN_REGISTERS else None

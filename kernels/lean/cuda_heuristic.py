@@ -19,8 +19,10 @@ TILE_ROWS = (8, 16, 32)
 _LARGE_BYTES = 2e9
 #: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders; for 8 rows.
 _ALIGN_BYTES = 42e6
-#: Below this, output tiles have 8 rows at most. Below the second, more than one output tile may read the same K and V.
+#: Below this, output tiles have 8 rows at most, as long as that reads no more than the second again from the L2; of few
+#: output tiles, no more than the third in all.
 _FEW_ROWS_BYTES = 16e6
+_REREAD_BYTES = 170e6
 _SHARED_BYTES = 150e6
 #: Above this, two stages of head_dim 128 are as good as three, or better.
 _DEEP_BYTES = 80e6
@@ -81,14 +83,15 @@ def _tile_rows(problem: AttentionProblem) -> int:
     all_rows = problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads
     most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    few = TILE_ROWS[0]
+    # Output tiles of a KV head, and so reads of its K and V.
+    reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
+    able = [rows for rows, times in reads.items() if rows == most or problem.kv_bytes * (times - 1) < _REREAD_BYTES]
     small = problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= 8 else 1.25 * _FEW_ROWS_BYTES)
-    if small or (16 <= heads <= 100 and problem.kv_bytes < _SHARED_BYTES):
-        return few
-    for rows in reversed(TILE_ROWS):
-        if rows <= most and heads * -(-all_rows // rows) >= 8 and problem.kv_bytes * most / rows < _SHARED_BYTES:
-            return rows
-    return most
+    if small or 16 <= heads <= 100:
+        return able[0]
+    # The most of which there are output tiles for eight clusters.
+    enough = (rows for rows in reversed(able) if heads * reads[rows] >= 8)
+    return next((rows for rows in enough if problem.kv_bytes * reads[rows] < _SHARED_BYTES), most)
 
 
 def _cluster_size(output_tiles: int, lean_tiles: int, kv_bytes: int, align_bytes: float, gpu: GpuSpec) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from leanbench.kernels.libraries.library import LibraryKernel
+from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
 from leanbench.registry import KernelConfig, OwnOutputs
 
@@ -22,12 +22,14 @@ class FlashAttn3(LibraryKernel):
     source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3"
     modules = ("flash_attn_interface",)
     install = 'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
+    distribution = "flash_attn_3"
+    written_for = "3.0"
     head_dims = (64, 80, 96, 128, 256)
     takes_ragged = True
     takes_pages = True
     takes_several_queries = True
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs)
 
 
@@ -38,9 +40,8 @@ class FlashAttn3Launch(OwnOutputs):
         import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
 
         super().__init__(inputs)
-        lengths = _lengths(inputs)
         # With one query token there is nothing to mask. Both calls must say the same.
-        shared = {"cache_seqlens": lengths, "causal": inputs.q_len > 1, "pack_gqa": inputs.group_size > 1}
+        shared = {"cache_seqlens": lengths(inputs), "causal": inputs.q_len > 1, "pack_gqa": inputs.group_size > 1}
         metadata = None
         if hasattr(library, "get_scheduler_metadata"):
             metadata = _metadata(library, inputs, shared)
@@ -59,15 +60,6 @@ class FlashAttn3Launch(OwnOutputs):
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = self._attend()
         return out, lse
-
-
-def _lengths(inputs: AttentionInputs) -> torch.Tensor:
-    """(batch,), int32, also where all are the same."""
-    import torch
-
-    if inputs.cache_seqlens is not None:
-        return inputs.cache_seqlens
-    return torch.full((inputs.q.shape[0],), inputs.context, dtype=torch.int32, device=inputs.q.device)
 
 
 def _metadata(library: Any, inputs: AttentionInputs, shared: dict[str, Any]) -> torch.Tensor:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
+from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
 
 
 class LibraryKernel(Kernel):
@@ -16,6 +26,9 @@ class LibraryKernel(Kernel):
     #: The modules it is imported from, and what installs them.
     modules: tuple[str, ...] = ("torch",)
     install: str = "pip install torch"
+    #: The distribution whose version decides what runs, and the versions whose signatures the adapter was written for.
+    distribution: str = "torch"
+    written_for: str = "2.13"
     head_dims: tuple[int, ...]
     #: What else it can do.
     takes_ragged: bool = False
@@ -42,3 +55,40 @@ class LibraryKernel(Kernel):
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
         return None
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        """Calls once: libraries compile and plan in the first call of a shape.
+
+        Raises:
+            UserError: the installed version lacks a function, or takes other arguments.
+        """
+        try:
+            launch = self.launch(inputs, config)
+            launch()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise UserError(self._misfit(error)) from error
+        return launch
+
+    @abstractmethod
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        """What `prepare` hands out, not yet called."""
+
+    def _misfit(self, error: Exception) -> str:
+        try:
+            found = version(self.distribution)
+        except PackageNotFoundError:
+            found = "of unknown version"
+        said = (str(error).splitlines() or [""])[0]
+        return (
+            f"{self.name} cannot call {self.distribution} {found} ({type(error).__name__}: {said}): "
+            f"it was written for {self.written_for}, install that or leave {self.name} out"
+        )
+
+
+def lengths(inputs: AttentionInputs) -> torch.Tensor:
+    """(batch,), int32, also where all are the same."""
+    import torch
+
+    if inputs.cache_seqlens is not None:
+        return inputs.cache_seqlens
+    return torch.full((inputs.q.shape[0],), inputs.context, dtype=torch.int32, device=inputs.q.device)

@@ -1,4 +1,4 @@
-"""cuDNN and FlashAttention-2 as torch ships them, behind `torch.nn.functional.scaled_dot_product_attention`.
+"""The backends of `torch.nn.functional.scaled_dot_product_attention`: cuDNN, FlashAttention-2, memory-efficient, math.
 
 What each backend takes is in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
@@ -26,11 +26,8 @@ class SdpaKernel(LibraryKernel):
     #: Its name in `torch.nn.attention.SDPBackend`.
     backend: str
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> SdpaLaunch:
-        launch = SdpaLaunch(inputs, self.backend)
-        # cuDNN plans and compiles in the first call of a shape.
-        launch()
-        return launch
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> SdpaLaunch:
+        return SdpaLaunch(inputs, self.backend)
 
 
 class SdpaLaunch(OwnOutputs):
@@ -83,4 +80,28 @@ class TorchFlash(SdpaKernel):
     decomposition = "fixed_split"
     source = "Dao 2023, arXiv 2307.08691; the CUDA code in torch"
     backend = "FLASH_ATTENTION"
+    head_dims = (64, 80, 96, 128, 256)
+
+
+class TorchEfficient(SdpaKernel):
+    name = "torch_efficient"
+    title = "the memory-efficient attention in torch through scaled_dot_product_attention; it does not split the context"
+    decomposition = "one_cta_per_tile"
+    source = "Rabe and Staats 2021, arXiv 2112.05682; the CUTLASS kernel in torch, from xFormers"
+    backend = "EFFICIENT_ATTENTION"
+    head_dims = (64, 80, 96, 128, 256)
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if problem.group_size > 1:
+            return f"torch_efficient takes a KV head for every query head, not one for {problem.group_size} of them"
+        return super().unsupported_reason(problem)
+
+
+class TorchMath(SdpaKernel):
+    """Casts K and V to fp32, and repeats them for every query head of a group, in every call."""
+
+    name = "torch_math"
+    title = "plain operators in fp32 through torch's scaled_dot_product_attention; copies K and V in every call"
+    source = "the backend MATH in torch"
+    backend = "MATH"
     head_dims = (64, 80, 96, 128, 256)

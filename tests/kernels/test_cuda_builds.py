@@ -149,10 +149,10 @@ def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, ti
 
 
 @pytest.mark.parametrize(
-    ("batch", "context", "rows"), [(1, 8192, 8), (1, 1 << 16, 32), (4, 32_768, 16), (4, 1 << 17, 32), (16, 8192, 8)]
+    ("batch", "context", "rows"), [(1, 8192, 8), (1, 1 << 16, 32), (4, 32_768, 16), (4, 1 << 17, 32), (16, 8192, 16)]
 )
 def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, rows):
-    """4 to 268 MB, 1 to 16 KV heads: many rows of a small cache are better spread over the SMs, and of a large one read once."""
+    """4 to 268 MB: many rows of a small cache are better spread over the SMs, and of a large one read once."""
     problem = AttentionProblem(batch, 32, 1, context, 128)
     config = kernel("lean_cuda").default_config(problem, find("h200"))
     assert CudaBuild.of(problem, config).rows == rows

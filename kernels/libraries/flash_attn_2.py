@@ -1,0 +1,109 @@
+"""FlashAttention-2 (Dao, 2023) and FlashDecoding (Dao et al., 2023) of the package flash-attn: its
+`flash_attn_with_kvcache` without splits, and with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.fixed_split import split_counts
+from leanbench.kernels.libraries.library import LibraryKernel, lengths
+
+from leanbench.errors import UserError
+from leanbench.gpu.spec import GpuSpec
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, OwnOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+#: Its pages are multiples of this many tokens.
+_PAGE_TOKENS = 256
+#: What `num_splits` means where it is not a number of splits.
+_HEURISTIC = 0
+
+
+class FlashAttn(LibraryKernel):
+    name = "flash_attn"
+    title = "FlashAttention-2: flash-attn's flash_attn_with_kvcache, the context not split"
+    decomposition = "one_cta_per_tile"
+    source = "Dao 2023, arXiv 2307.08691; flash-attn"
+    modules = ("flash_attn",)
+    install = "pip install flash-attn --no-build-isolation"
+    distribution = "flash-attn"
+    written_for = "2.8"
+    head_dims = (64, 80, 96, 128, 256)
+    takes_ragged = True
+    takes_pages = True
+    takes_several_queries = True
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if problem.page_size is not None and problem.page_size % _PAGE_TOKENS:
+            return (
+                f"{self.name} takes pages of multiples of {_PAGE_TOKENS} tokens, this problem has page_size "
+                f"{problem.page_size}: choose {_PAGE_TOKENS}"
+            )
+        return super().unsupported_reason(problem)
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttnLaunch:
+        return FlashAttnLaunch(inputs, num_splits=1)
+
+
+class FlashDecoding(FlashAttn):
+    """Its heuristic chooses the splits where the config names none."""
+
+    name = "flash_decoding"
+    title = "FlashDecoding: flash-attn's flash_attn_with_kvcache, its heuristic splits the context"
+    decomposition = "fixed_split"
+    source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; flash-attn"
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return _compiled_in(problem.head_dim)
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        default = self.default_config(problem, gpu)
+        counts = split_counts(problem, default.tile_tokens, gpu)
+        return [default, *(replace(default, splits=splits) for splits in counts)]
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttnLaunch:
+        compiled = _compiled_in(inputs.head_dim)
+        asked = config or compiled
+        if replace(asked, splits=None) != compiled:
+            raise UserError(
+                f"{self.name} is compiled with {compiled.to_dict()} for head_dim {inputs.head_dim}, this config has "
+                f"{asked.to_dict()}: only splits can be chosen"
+            )
+        return FlashAttnLaunch(inputs, num_splits=asked.splits or _HEURISTIC)
+
+
+class FlashAttnLaunch(OwnOutputs):
+    def __init__(self, inputs: AttentionInputs, num_splits: int) -> None:
+        from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]
+
+        super().__init__(inputs)
+        self._attend = partial(
+            flash_attn_with_kvcache,
+            inputs.q,
+            inputs.k_cache,
+            inputs.v_cache,
+            cache_seqlens=lengths(inputs),
+            block_table=inputs.block_table,
+            softmax_scale=inputs.softmax_scale,
+            # With one query token there is nothing to mask.
+            causal=inputs.q_len > 1,
+            num_splits=num_splits,
+            return_softmax_lse=True,
+        )
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = self._attend()
+        return out, lse
+
+
+def _compiled_in(head_dim: int) -> KernelConfig:
+    """Tile and warps of its split kernels; it counts no stages, K and V have one tile each in shared memory."""
+    return KernelConfig(256 if head_dim <= 64 else 128 if head_dim <= 128 else 64, num_warps=4, num_stages=1)

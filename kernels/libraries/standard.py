@@ -1,0 +1,66 @@
+"""Standard attention, which LeanAttention's Section II starts from: the scores of all tokens go through memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.libraries.library import LibraryKernel
+
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, OwnOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+#: The softmax weights of more tokens are so small that fp16 rounds them too far: at twice as many the output's error
+#: comes near the limit of the check.
+_FP16_TOKENS = 65_536
+
+
+class Standard(LibraryKernel):
+    """Two matrix products and a softmax in torch; scores and weights take batch x q_heads x context x 2 bytes each."""
+
+    name = "standard"
+    title = "standard attention: two matrix products and a softmax in torch, the scores in memory"
+    source = "Vaswani et al. 2017, arXiv 1706.03762; operators of torch"
+    #: The softmax tells none.
+    lse_base = None
+    head_dims = (64, 80, 96, 128, 256)
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if problem.dtype == "fp16" and problem.max_context > _FP16_TOKENS:
+            return (
+                f"standard keeps softmax weights in fp16, too coarse for those of {problem.max_context} tokens: choose "
+                f"bf16, or at most {_FP16_TOKENS} tokens"
+            )
+        if problem.kv_layout == "NHD" and min(problem.batch, problem.kv_heads) > 1:
+            return "standard would copy K and V of several sequences and KV heads in the layout NHD: choose HND"
+        return super().unsupported_reason(problem)
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> StandardLaunch:
+        return StandardLaunch(inputs)
+
+
+class StandardLaunch(OwnOutputs):
+    """The tensors are views: q (batch x kv_heads, group_size, head_dim), K and V (batch x kv_heads, tokens, head_dim)."""
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        super().__init__(inputs)
+        heads, context, head_dim = inputs.q.shape[0] * inputs.kv_heads, inputs.context, inputs.head_dim
+        self._q = inputs.q.view(heads, inputs.group_size, head_dim)
+        self._k, self._v = (
+            cache[:, :context].transpose(1, 2).view(heads, context, head_dim)
+            for cache in (inputs.k_cache, inputs.v_cache)
+        )
+        #: Added to the scores, times 0: that is how a matrix product takes a factor.
+        self._nothing = inputs.q.new_zeros(1)
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        scale = self.results.softmax_scale
+        scores = torch.baddbmm(self._nothing, self._q, self._k.transpose(1, 2), beta=0, alpha=scale)
+        out = torch.bmm(scores.softmax(-1), self._v)
+        return out.view(self.results.q.shape), self.results.lse

@@ -1,0 +1,59 @@
+"""xFormers' split-K kernel in Triton for decoding: `xformers.ops.fmha.triton_splitk`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.libraries.library import LibraryKernel
+
+from leanbench.registry import KernelConfig, OwnOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+
+class XformersSplitK(LibraryKernel):
+    name = "xformers_split_k"
+    title = "xFormers' Triton kernel triton_splitk; a heuristic splits the context"
+    decomposition = "fixed_split"
+    source = "Lefaudeux et al. 2022, xFormers; xformers"
+    #: The output alone is asked for.
+    lse_base = None
+    modules = ("xformers",)
+    install = "pip install xformers"
+    distribution = "xformers"
+    written_for = "0.0.35"
+    head_dims = (64, 128, 256)
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> XformersLaunch:
+        return XformersLaunch(inputs)
+
+
+class XformersLaunch(OwnOutputs):
+    """The tensors are views, as its users hand them over: without groups (batch, tokens, heads, head_dim), with groups
+    (batch, tokens, kv_heads, group_size, head_dim), in which K and V are expanded and not repeated.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
+
+        super().__init__(inputs)
+        group_size = inputs.group_size
+        q, k, v = inputs.q, inputs.k_cache[:, : inputs.context], inputs.v_cache[:, : inputs.context]
+        if group_size > 1:
+            q = q.unflatten(2, (inputs.kv_heads, group_size))
+            k, v = (cache.unsqueeze(3).expand(-1, -1, -1, group_size, -1) for cache in (k, v))
+        self._attend = partial(
+            fmha.memory_efficient_attention_forward,
+            q,
+            k,
+            v,
+            scale=inputs.softmax_scale,
+            op=fmha.triton_splitk.FwOp,
+        )
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._attend().view(self.results.q.shape), self.results.lse
