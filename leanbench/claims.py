@@ -52,7 +52,28 @@ class Claim:
     @property
     def paper_words(self) -> str:
         sign = {"about": "", "at least": "≥ ", "at most": "≤ "}[self.relation]
-        return f"{sign}{_number(self.paper, self.quantity, self.statistic)}"
+        return f"{sign}{self.words_of(self.paper)}"
+
+    @property
+    def is_of_samples(self) -> bool:
+        """Any `SAMPLES` problems of the same kind do as well: the paper does not say which it took."""
+        return len(self.problems) == SAMPLES
+
+    def value(self, figures: Sequence[float]) -> float:
+        """The claim's figure from one of each problem, in their order."""
+        return _STATISTICS[self.statistic](figures)
+
+    def holds(self, value: float) -> bool:
+        """Within TOLERANCE of the paper's figure, or on the right side of its bound."""
+        return {
+            "about": abs(value / self.paper - 1) <= TOLERANCE,
+            "at least": value >= self.paper,
+            "at most": value <= self.paper,
+        }[self.relation]
+
+    def words_of(self, value: float) -> str:
+        is_share = self.quantity == "occupancy" and self.statistic in ("mean", "lowest", "highest")
+        return f"{value:.0%}" if is_share else f"{value:.2f}x"
 
 
 @dataclass(frozen=True)
@@ -61,7 +82,6 @@ class Outcome:
 
     claim: Claim
     predicted: float
-    #: Within TOLERANCE of the paper's figure, or on the right side of its bound.
     holds: bool
     #: The same with `fa2` in SINGLE_STAGE; None for claims without FA2.
     single_stage: float | None = None
@@ -69,18 +89,11 @@ class Outcome:
 
     @property
     def words(self) -> str:
-        return _number(self.predicted, self.claim.quantity, self.claim.statistic)
+        return self.claim.words_of(self.predicted)
 
     @property
     def single_stage_words(self) -> str:
-        if self.single_stage is None:
-            return ""
-        return _number(self.single_stage, self.claim.quantity, self.claim.statistic)
-
-
-def _number(value: float, quantity: Quantity, statistic: Statistic) -> str:
-    is_share = quantity == "occupancy" and statistic in ("mean", "lowest", "highest")
-    return f"{value:.0%}" if is_share else f"{value:.2f}x"
+        return "" if self.single_stage is None else self.claim.words_of(self.single_stage)
 
 
 def _mha(heads: int, context_k: int, head_dim: int = 64, batch: int = 1) -> AttentionProblem:
@@ -244,14 +257,8 @@ def evaluate(spec: GpuSpec) -> list[Outcome]:
 
 
 def _predict(claim: Claim, spec: GpuSpec, single_stage: bool) -> tuple[float, bool]:
-    figures = [_figure(claim, problem, spec, single_stage) for problem in claim.problems]
-    predicted = _STATISTICS[claim.statistic](figures)
-    holds = {
-        "about": abs(predicted / claim.paper - 1) <= TOLERANCE,
-        "at least": predicted >= claim.paper,
-        "at most": predicted <= claim.paper,
-    }[claim.relation]
-    return predicted, holds
+    predicted = claim.value([_figure(claim, problem, spec, single_stage) for problem in claim.problems])
+    return predicted, claim.holds(predicted)
 
 
 _STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {

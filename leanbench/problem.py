@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 from leanbench.errors import UserError
@@ -14,6 +13,10 @@ KV_LAYOUTS = ("HND", "NHD")
 PAGE_SIZES = (16, 32, 64, 128, 256)
 #: Speculative decoding drafts a few tokens; more of them are a prefill, which other kernels are made for.
 MAX_Q_LEN = 16
+#: More sequences than any GPU has memory for, and few enough for a length each.
+MAX_BATCH = 2**20
+#: Above any GPU's memory by far, and below what 64 bits count.
+MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
 
 
@@ -46,6 +49,8 @@ class AttentionProblem:
         for name in ("batch", "q_heads", "kv_heads", "q_len"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.batch > MAX_BATCH:
+            raise UserError(f"batch {self.batch} is above the limit of {MAX_BATCH}: choose a smaller number")
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}: "
@@ -70,26 +75,32 @@ class AttentionProblem:
             raise UserError(
                 f"{len(self.contexts)} context lengths were given for a batch of {self.batch}: give one per sequence"
             )
-        if min(self.contexts) < 1:
-            raise UserError(f"context {min(self.contexts)} is below 1: decode attends to at least one cached token")
+        least = self.context if isinstance(self.context, int) else min(self.context)
+        if least < 1:
+            raise UserError(f"context {least} is below 1: decode attends to at least one cached token")
+        if self.kv_allocated_bytes > MAX_KV_BYTES:
+            raise UserError(
+                f"K and V would take {self.kv_allocated_bytes} bytes, the limit is {MAX_KV_BYTES}: "
+                "choose a shorter context, fewer KV heads or a smaller batch"
+            )
 
     @property
     def is_ragged(self) -> bool:
         return not isinstance(self.context, int)
 
-    @cached_property
+    @property
     def contexts(self) -> tuple[int, ...]:
         """Cached tokens of each sequence, `batch` numbers."""
         return (self.context,) * self.batch if isinstance(self.context, int) else tuple(self.context)
 
     @property
     def max_context(self) -> int:
-        return max(self.contexts)
+        return self.context if isinstance(self.context, int) else max(self.context)
 
     @property
     def total_context(self) -> int:
         """Cached tokens of all sequences together."""
-        return sum(self.contexts)
+        return self.batch * self.context if isinstance(self.context, int) else sum(self.context)
 
     @property
     def page_counts(self) -> tuple[int, ...]:
@@ -110,8 +121,11 @@ class AttentionProblem:
     @property
     def kv_allocated_bytes(self) -> int:
         """Bytes of the K and V caches as allocated: every sequence has room for the longest, or its pages."""
-        tokens = self.batch * self.max_context
-        if self.page_size is not None:
+        if self.page_size is None:
+            tokens = self.batch * self.max_context
+        elif isinstance(self.context, int):
+            tokens = self.batch * -(-self.context // self.page_size) * self.page_size
+        else:
             tokens = sum(self.page_counts) * self.page_size
         return 2 * tokens * self.kv_heads * self.head_dim * ELEMENT_BYTES
 
@@ -149,7 +163,19 @@ class AttentionProblem:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionProblem:
+        """What `to_dict` gave, through JSON or not.
+
+        Raises:
+            KeyError, TypeError: a field is missing, unknown or of another type.
+            UserError: the fields are no problem.
+        """
         context = fields["context"]
+        lengths = [context] if isinstance(context, int) else context
+        page_size = fields.get("page_size")
+        numbers = [*lengths, *(fields[name] for name in ("batch", "q_heads", "kv_heads", "head_dim")), page_size or 1]
+        # JSON from elsewhere: 8.0 and true compare as numbers do, and would go far.
+        if any(type(number) is not int for number in (*numbers, fields.get("q_len", 1))):
+            raise TypeError("a shape is no whole number")
         return cls(**{**fields, "context": context if isinstance(context, int) else tuple(context)})
 
 

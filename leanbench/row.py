@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from leanbench.errors import UserError
+from leanbench.problem import AttentionProblem
+from leanbench.run.strict_json import parse
 
 #: Raised when a field changes its meaning or goes; a new optional field does not raise it.
 SCHEMA_VERSION = 1
@@ -125,3 +129,27 @@ class Row(BaseModel):
     time: str
     #: Key of the manifest's environment this row was taken in.
     environment: str
+
+
+def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
+    """A line of `results.jsonl`.
+
+    Raises:
+        ValueError: it is no row; the message says in one line why.
+    """
+    fields = parse(line)
+    if not isinstance(fields, dict):
+        raise ValueError(f"a row is a JSON object, this is a {type(fields).__name__}")
+    version = fields.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"it has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}")
+    try:
+        row = Row.model_validate(fields)
+        return row, AttentionProblem.from_dict(row.problem)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except KeyError as error:
+        raise ValueError(f"problem.{error.args[0]}: Field required") from None
+    except (TypeError, UserError) as error:
+        raise ValueError(f"problem: {error}") from None

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="kernels|sweeps|gpus", help="What to list.")],
+    what: Annotated[str, typer.Argument(metavar="kernels|sweeps|models|gpus", help="What to list.")],
 ) -> None:
-    """List the kernels, the sweeps that come with leanbench, or the GPUs that it knows."""
+    """List the kernels, the sweeps that come with leanbench, or the models (for --model) and GPUs that it knows."""
     from leanbench.run.axes import choose
 
-    tables = {"kernels": _kernels, "sweeps": _sweeps, "gpus": _gpus}
+    tables = {"kernels": _kernels, "sweeps": _sweeps, "models": _models, "gpus": _gpus}
     output.show_table(tables[choose("list", what, list(tables))]())
 
 
@@ -48,6 +48,25 @@ def _sweeps() -> Table:
     for name in shipped_sweeps():
         sweep = load_sweep(name)
         table.add_row(name, str(len(expand(sweep))), sweep.description)
+    return table
+
+
+def _models() -> Table:
+    from leanbench.run.models import models
+
+    table = output.table()
+    table.add_column("name", no_wrap=True)
+    for column in ("heads", "head_dim", "layers"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("sliding-window layers", no_wrap=True)
+    for column in ("also called", "config on the hub"):
+        table.add_column(column, overflow="fold")
+    for model in models().values():
+        sliding = f"{model.sliding_layers}, {model.sliding_window} tokens" if model.sliding_window else ""
+        heads = f"{model.q_heads}/{model.kv_heads}"
+        table.add_row(
+            model.name, heads, str(model.head_dim), str(model.layers), sliding, ", ".join(model.also), model.config
+        )
     return table
 
 

@@ -9,7 +9,9 @@ import typer
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or the name of one under runs/.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run directories, or names of some under runs/.")
+    ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write.", show_default="the run directory")
     ] = None,
@@ -19,12 +21,16 @@ def report(
 ) -> None:
     """Write report.html and report.csv from the rows of a run, and print their paths.
 
-    The HTML is one file that works offline: summary, charts, environment, flagged rows, and every row in a table.
+    The HTML is one file that works offline: summary, charts, environment, flagged rows, and every row in a table. With
+    several runs, say of several GPUs, it sets them side by side; --out is then needed.
     """
+    from leanbench.errors import UserError
     from leanbench.report import write_report
     from leanbench.report.run_files import find_run
 
-    directory = find_run(run)
+    first, *others = map(find_run, runs)
+    if others and out is None:
+        raise UserError("a report of several runs belongs to none of them: say with --out which folder to write")
     formats = list(dict.fromkeys(name.strip() for name in format_.split(",")))
-    for path in write_report(directory, out or directory, formats):
+    for path in write_report(first, out or first, formats, others):
         typer.echo(path)

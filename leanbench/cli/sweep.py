@@ -40,6 +40,12 @@ def sweep(
     q_len: Annotated[str | None, _list("New tokens per sequence, up to 16: 1,4.")] = None,
     page_size: Annotated[str | None, _list("Tokens of a page: 16,64,256; none is a contiguous cache.")] = None,
     ragged: Annotated[str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")] = None,
+    model: Annotated[
+        str | None, _list("Heads and head_dim of models, names from `leanbench list models`: llama-3-70b,gpt-oss-20b.")
+    ] = None,
+    tp: Annotated[
+        str | None, _list("GPUs that share out a model's heads (tensor parallelism): 1,8; one of them is measured.")
+    ] = None,
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
     configs: Annotated[
         str | None,
@@ -91,8 +97,10 @@ def sweep(
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
 
     A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs; with axes alone, the
-    others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16, HND, q_len 1 and no pages. Without a GPU, the
-    performance model predicts for --gpu (a100 unless given).
+    others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16, HND, q_len 1 and no pages; with --model, the
+    others are those of the sweep models. Without a GPU, the performance model predicts for --gpu (a100 unless given).
+
+    For a model's sliding-window layers, give the window that `leanbench list models` says as --context.
 
     Exit code 1 means that a cell crashed, timed out or was incorrect.
     """
@@ -113,6 +121,8 @@ def sweep(
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     predicted = target.local_index is None
+    if not quiet:
+        _say_whose_shapes(asked)
     if predicted:
         _refuse_what_cannot_be_predicted(asked.measure)
         why = target.note or f"No {gpu or 'GPU'} here"
@@ -230,6 +240,15 @@ def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits
     if measure.counters:
         timeout_s += TIMEOUT_S
     return Limits(timeout_s, None if budget is None else parse_seconds("--budget", budget))
+
+
+def _say_whose_shapes(asked: Sweep) -> None:
+    """Rows name problems, which may be those of several models."""
+    from leanbench.run.models import by_shape
+
+    for names, tps in dict.fromkeys((grid.model, grid.tp) for grid in asked.grids):
+        for (q_heads, kv_heads, head_dim), models in by_shape(names, tps).items():
+            output.say(f"h{q_heads}/{kv_heads} d{head_dim}: {', '.join(models)}")
 
 
 def _refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:

@@ -104,8 +104,14 @@ def _candidates(
 
 def _memory_shortage(problem: AttentionProblem, spec: GpuSpec) -> str | None:
     needed_gb = problem.kv_allocated_bytes / 1e9
-    if needed_gb <= spec.memory_gb:
+    beside_gb = (problem.io_bytes - problem.kv_bytes) / 1e9
+    if needed_gb + beside_gb <= spec.memory_gb:
         return None
+    if needed_gb <= spec.memory_gb:
+        return (
+            f"K, V, Q and the output take {needed_gb + beside_gb:.1f} GB, {spec.name} has {spec.memory_gb:g} GB: "
+            "lower batch or heads, or choose a GPU with more memory"
+        )
     return (
         f"K and V take {needed_gb:.1f} GB, {spec.name} has {spec.memory_gb:g} GB: "
         "lower context, batch or kv_heads, or choose a GPU with more memory"

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 FORMATS = ("html", "csv")
 
 
-def write_report(run_dir: Path, out_dir: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def write_report(
+    run_dir: Path, out_dir: Path, formats: Sequence[str] = FORMATS, beside: Sequence[Path] = ()
+) -> list[Path]:
     """Write `report.<format>` into `out_dir` for each format, and return their paths in that order.
 
+    Args:
+        beside: more run directories, which the report sets beside the first.
+
     Raises:
-        UserError: an unknown format, an `out_dir` that cannot be written, or a run that cannot be read.
+        UserError: an unknown format, an `out_dir` that cannot be written, a run that cannot be read or is given twice.
     """
     for format_ in formats:
         if format_ not in FORMATS:
@@ -32,25 +37,26 @@ def write_report(run_dir: Path, out_dir: Path, formats: Sequence[str] = FORMATS)
     check_writable(out_dir, targets.values())
 
     from leanbench.report.frame import results_frame
-    from leanbench.report.run_files import read_run
+    from leanbench.report.run_files import read_runs
 
-    run = read_run(run_dir)
-    for note in run.notes:
-        logging.getLogger(__name__).warning(note)
-    frame = results_frame(run)
+    runs = read_runs([run_dir, *beside])
+    for run in runs:
+        for note in run.notes:
+            logging.getLogger(__name__).warning(f"{run.name}: {note}" if beside else note)
+    frame = results_frame(*runs)
     for format_, target in targets.items():
-        write_whole(target, _render(format_, run, frame))
+        write_whole(target, _render(format_, runs, frame))
     return list(targets.values())
 
 
-def _render(format_: str, run: Run, frame: DataFrame) -> str:
+def _render(format_: str, runs: Sequence[Run], frame: DataFrame) -> str:
     if format_ == "csv":
         from leanbench.report.csv import csv_text
 
         return csv_text(frame)
     from leanbench.report.html import html_text
 
-    return html_text(run, frame)
+    return html_text(runs, frame)
 
 
 def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:

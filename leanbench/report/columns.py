@@ -30,6 +30,7 @@ SHOWN = (
     Column("dtype", "dtype"),
     Column("kv_layout", "layout", meaning="of K and V: HND is heads, tokens, head_dim; NHD is tokens, heads, head_dim"),
     Column("page_size", "page size", meaning="tokens of a page of K and V; none: a sequence's tokens lie in a row"),
+    Column("run", "run"),
     Column("gpu", "GPU"),
     Column("source", "source", meaning="measured on a GPU, or predicted by the performance model"),
     Column(
@@ -150,7 +151,7 @@ SHOWN = (
 #: Stated in the page's header when the same in every row.
 HIDDEN_WHEN_CONSTANT = {
     *("batch", "q_heads", "kv_heads", "head_dim", "q_len", "ragged", "dtype", "kv_layout", "page_size"),
-    *("gpu", "source", "cache"),
+    *("run", "gpu", "source", "cache"),
 }
 #: For the charts only.
 DATA = ("problem", "group_size", "latency_ci_low_us", "latency_ci_high_us", "read_floor_tb_s")

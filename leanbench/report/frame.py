@@ -1,7 +1,7 @@
 """Rows as a flat table, and what is compared in it.
 
-Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans two sources
-(`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
+Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans two runs, two
+sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ SUBJECT = "lean"
 PROBLEM_COLUMNS = tuple(field.name for field in fields(AttentionProblem))
 NO_PAGES = "none"
 DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
+#: No statistic spans two values of these.
+COMPARED = ("run", "source", "gpu", "cache")
 #: Rows compare only within the same of these.
-COMPARABLE = ("source", "gpu", "cache", *PROBLEM_COLUMNS)
+COMPARABLE = (*COMPARED, *PROBLEM_COLUMNS)
 
 
-def results_frame(run: Run) -> DataFrame:
-    """One row a result, in the run's order, with flat columns.
+def results_frame(*runs: Run) -> DataFrame:
+    """One row a result, in the runs' order, with flat columns.
 
-    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, every field of `Row` (`config` and lists as text), and
+    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, `run` (its name), every field of `Row` (`config` and lists as text), and
 
     - `lean_speedup`, `lean_energy_ratio`: this row's latency and energy over those of `lean` on the same problem, null
       for `lean` itself and for rows that are not `ok`;
@@ -45,8 +47,8 @@ def results_frame(run: Run) -> DataFrame:
     from leanbench.row import Row
 
     row_fields = [name for name in Row.model_fields if name != "problem"]
-    columns = [*DERIVED_COLUMNS[:1], *PROBLEM_COLUMNS, *DERIVED_COLUMNS[1:], *row_fields, "gpu"]
-    records = [_record(row, problem, gpu_name(run.manifest, row.environment)) for row, problem in run.results]
+    columns = [*DERIVED_COLUMNS[:1], *PROBLEM_COLUMNS, *DERIVED_COLUMNS[1:], *row_fields, "gpu", "run"]
+    records = [_record(run, *result) for run in runs for result in run.results]
     frame = pd.DataFrame(records, columns=columns)
     for name in columns:
         if kind := _numeric_type(name):
@@ -112,14 +114,24 @@ def ratios_to_lean(frame: DataFrame, column: str) -> DataFrame:
     Args:
         column: `latency_us` for speedups, `energy_mj` for energy.
     """
-    index = [*COMPARABLE, "problem"]
-    values = best_ok_rows(frame).pivot(index=index, columns="kernel", values=column)
-    values = values.reindex(columns=kernel_order(frame))
-    values = values.where(values > 0)
+    values = _by_kernel(frame, column)
     if SUBJECT not in values:
         return values.iloc[:0]
     ran = where(values, values[SUBJECT].notna())
     return ran.drop(columns=SUBJECT).div(ran[SUBJECT], axis=0)
+
+
+def latencies_by_kernel(frame: DataFrame) -> DataFrame:
+    """Latency of the fastest `ok` row of each kernel: one row a problem, indexed as in `ratios_to_lean`, one column a
+    kernel."""
+    return _by_kernel(frame, "latency_us")
+
+
+def _by_kernel(frame: DataFrame, column: str) -> DataFrame:
+    index = [*COMPARABLE, "problem"]
+    values = best_ok_rows(frame).pivot(index=index, columns="kernel", values=column)
+    values = values.reindex(columns=kernel_order(frame))
+    return values.where(values > 0)
 
 
 def speedups(frame: DataFrame) -> DataFrame:
@@ -149,7 +161,7 @@ def _insert(frame: DataFrame, after: str, name: str, values: Any) -> None:
     frame.insert(list(frame.columns).index(after) + 1, name, values)
 
 
-def _record(row: Row, problem: AttentionProblem, gpu: str) -> dict[str, Any]:
+def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
     return {
         "problem": problem.label,
         **{name: getattr(problem, name) for name in PROBLEM_COLUMNS},
@@ -160,7 +172,8 @@ def _record(row: Row, problem: AttentionProblem, gpu: str) -> dict[str, Any]:
         "mean_context": problem.total_context / problem.batch,
         "is_ragged": problem.is_ragged,
         **{name: _flat(value) for name, value in row if name != "problem"},
-        "gpu": gpu,
+        "gpu": gpu_name(run.manifest, row.environment),
+        "run": run.name,
     }
 
 

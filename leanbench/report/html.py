@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from leanbench.claims import TOLERANCE
 from leanbench.model import known_error
 from leanbench.paths import REPORT_TEMPLATES
 from leanbench.report.charts import Chart, charts_of, note
+from leanbench.report.claims_table import Measured, measured_claims
 from leanbench.report.figures import MARKERS, figure, kernel_styles
 from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, gpu_name, has_values, kernel_order, where
+from leanbench.report.headline import headline
 from leanbench.report.notices import flagged, warned
 from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
-from leanbench.report.summary import MARGIN, status_counts, summaries
+from leanbench.report.summary import status_counts, summaries
 from leanbench.report.table import page_columns, page_rows
 from leanbench.report.trust import Fact, facts
+from leanbench.report.winners import MARGIN
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from leanbench.report.run_files import Run
+    from leanbench.row import Row
 
 #: Glyphs of `figures.MARKERS`, for the legend.
 GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
 #: Statuses with a latency that was taken; `noisy` is drawn hollow and enters no statistic.
 DRAWN = ("ok", "noisy")
+#: `report_<name>.js`, in this order.
+SCRIPTS = ("common", "charts", "table")
 
 
-def html_text(run: Run, frame: DataFrame) -> str:
+def html_text(runs: Sequence[Run], frame: DataFrame) -> str:
     """The whole page. `frame` comes from `leanbench.report.frame.results_frame`."""
     import plotly.offline
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -41,67 +49,81 @@ def html_text(run: Run, frame: DataFrame) -> str:
 
     return templates.get_template("report.html.j2").render(
         style=raw("report.css"),
-        script=Markup("\n").join(raw(f"report_{part}.js") for part in ("common", "charts", "table")),
+        script=Markup("\n").join(raw(f"report_{part}.js") for part in SCRIPTS),
         plotly=Markup(plotly.offline.get_plotlyjs()),
-        **page_context(run, frame),
+        **page_context(runs, frame),
     )
 
 
-def page_context(run: Run, frame: DataFrame) -> dict[str, Any]:
+def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
     """Everything the template shows, apart from the scripts."""
     frame = add_series_columns(frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6))
     drawn = where(frame, frame["status"].isin(DRAWN) & frame["latency_us"].notna())
-    problems = frame.drop_duplicates([*PROBLEM_COLUMNS])
     kernels = kernel_order(frame)
     axes = varying_axes(frame)
     charts = charts_of(drawn, several_series=len(axes) > any(axis.is_x for axis in axes))
-    rows = [row.model_dump() for row, _ in run.results]
     caches = sorted(set(frame["cache"]))
-    sources = list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured"))]
+    sources = list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured")) for run in runs[:1]]
     floors = [chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)]
-    environments = _table_of(run.manifest.get("environments"))
+    short = short_labels(frame, axes)
     return {
-        "run": run,
-        "manifest": run.manifest,
+        "title": " and ".join(run.name for run in runs),
+        "runs": [_about(run, where(frame, frame["run"] == run.name)) for run in runs],
         "subject": SUBJECT,
-        "model_error": known_error(gpu_name(run.manifest)),
         "sources": sources,
         # A run with a cold L2 alone, as in serving, says nothing of it.
         "l2": f"{' and '.join(caches)} L2" if "warm" in caches else "",
-        "gpus": list(dict.fromkeys(frame["gpu"])) or [gpu_name(run.manifest)],
-        "versions": _versions(environments),
-        "problem_count": len(problems),
+        "problem_count": len(frame.drop_duplicates([*PROBLEM_COLUMNS])),
         "fixed": fixed_words(frame),
         "row_count": len(frame),
         "kernels": [
             {"name": name, "color": color, "glyph": GLYPHS[marker]}
             for name, (color, marker) in kernel_styles(kernels).items()
         ],
-        "summaries": summaries(frame),
+        "summaries": [(each, headline(each, frame, short, known_error(each.gpu))) for each in summaries(frame)],
         "margin": f"{MARGIN:.0%}",
-        "short": short_labels(frame, axes),
+        "short": short,
         "statuses": status_counts(frame),
         "charts": charts,
         "notes": {chart.key: note(chart, drawn) for chart in charts},
         "floors": list(dict.fromkeys(floors)),
         "has_noisy": bool((drawn["status"] == "noisy").any()),
         "has_warnings": has_values(drawn, "warnings"),
-        "trust": _trust(run, rows),
+        "claims": _claims(runs),
+        "tolerance": f"{TOLERANCE:.0%}",
+        "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(runs, frame, axes, charts)},
+    }
+
+
+def _about(run: Run, frame: DataFrame) -> dict[str, Any]:
+    """What the page says of one run; `frame` has its rows."""
+    rows = [row.model_dump() for row, _ in run.results]
+    environments = _table_of(run.manifest.get("environments"))
+    return {
+        "name": run.name,
+        "sources": list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured"))],
+        "gpus": list(dict.fromkeys(frame["gpu"])) or [gpu_name(run.manifest)],
+        "model_error": known_error(gpu_name(run.manifest)),
+        "versions": _versions(environments),
+        "created": str(run.manifest.get("created") or ""),
+        "command": run.manifest.get("command"),
+        "notes": run.notes,
+        "trust": _trust(run),
         "warned": warned(rows),
         "flagged": flagged(rows),
         "environments": environments,
         "environment_fields": list(dict.fromkeys(field for each in environments.values() for field in each)),
         "gpu_fields": {name: _text(value) for name, value in _mapping(run.manifest.get("gpu")).items()},
-        "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(run, frame, axes, charts)},
+        "sweep": run.manifest.get("sweep"),
     }
 
 
-def _page(run: Run, frame: DataFrame, axes: list[Axis], charts: list[Chart]) -> dict[str, Any]:
+def _page(runs: Sequence[Run], frame: DataFrame, axes: list[Axis], charts: list[Chart]) -> dict[str, Any]:
     """What the page's scripts read."""
     columns = page_columns(frame, axes)
     kernels = kernel_order(frame)
     return {
-        "name": run.name,
+        "name": "-".join(run.name for run in runs),
         "gpus": " and ".join(dict.fromkeys(frame["gpu"])),
         "l2": "warm" if set(frame["cache"]) == {"warm"} else "",
         "columns": columns,
@@ -111,12 +133,26 @@ def _page(run: Run, frame: DataFrame, axes: list[Axis], charts: list[Chart]) -> 
     }
 
 
-def _trust(run: Run, rows: list[dict[str, Any]]) -> list[tuple[str, list[Fact]]]:
+def _claims(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]]:
+    """The paper's claims for each run, GPU and L2 state: a heading, whether it is predicted, and the claims."""
+    groups: dict[tuple[str, bool], list[Any]] = {}
+    for run in runs:
+        for row, problem in run.results:
+            name = f"{run.name}, {_gpu_and_l2(run, row)}" if len(runs) > 1 else _gpu_and_l2(run, row)
+            groups.setdefault((name, row.source == "predicted"), []).append((row, problem))
+    return [(*key, measured_claims(results)) for key, results in groups.items()]
+
+
+def _trust(run: Run) -> list[tuple[str, list[Fact]]]:
     """What is known of each GPU's and L2 state's measurements, under a heading."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(f"{gpu_name(run.manifest, row['environment'])}, {row['cache']} L2", []).append(row)
+    for row, _ in run.results:
+        groups.setdefault(_gpu_and_l2(run, row), []).append(row.model_dump())
     return [(name, found) for name, group in groups.items() if (found := facts(group))]
+
+
+def _gpu_and_l2(run: Run, row: Row) -> str:
+    return f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2"
 
 
 def _versions(environments: dict[str, dict[str, str]]) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.errors import UserError
 from leanbench.problem import AttentionProblem
 from leanbench.run.directory import RESULTS, read_manifest
+from leanbench.run.strict_json import parse
 
 if TYPE_CHECKING:
     from leanbench.row import Row
@@ -29,10 +30,12 @@ class Run:
     results: tuple[tuple[Row, AttentionProblem], ...]
     #: Sentences about what was left out on reading.
     notes: tuple[str, ...] = ()
+    #: In place of the manifest's name.
+    other_name: str | None = None
 
     @property
     def name(self) -> str:
-        return str(self.manifest.get("name") or self.directory.resolve().name)
+        return self.other_name or str(self.manifest.get("name") or self.directory.resolve().name)
 
 
 def find_run(run: str) -> Path:
@@ -88,7 +91,7 @@ def read_run(directory: Path) -> Run:
     notes = []
     if lines[-1].strip():
         try:
-            json.loads(lines[-1])
+            parse(lines[-1])
         except ValueError:
             notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")
         else:
@@ -96,39 +99,25 @@ def read_run(directory: Path) -> Run:
     return Run(directory, manifest, tuple(results), tuple(notes))
 
 
+def read_runs(directories: Sequence[Path]) -> list[Run]:
+    """Several runs as `read_run` does; those with the same name, as of one sweep on two GPUs, are named by their paths.
+
+    Raises:
+        UserError: as `read_run`, and for a run that is given twice.
+    """
+    resolved = [directory.resolve() for directory in directories]
+    for directory in directories:
+        if resolved.count(directory.resolve()) > 1:
+            raise UserError(f"run {str(directory)!r} is given twice: name each run once")
+    runs = [read_run(directory) for directory in directories]
+    names = [run.name for run in runs]
+    return [replace(run, other_name=str(run.directory)) if names.count(run.name) > 1 else run for run in runs]
+
+
 def _read_row(path: Path, number: int, line: bytes) -> tuple[Row, AttentionProblem]:
-    from leanbench.row import Row
+    from leanbench.row import read_row
 
     try:
-        fields = json.loads(line)
-        if not isinstance(fields, dict):
-            raise TypeError(f"a row is a JSON object, this is a {type(fields).__name__}")
-    except (ValueError, TypeError) as error:
+        return read_row(line)
+    except ValueError as error:
         raise UserError(f"{path} line {number} is not a row: {error}") from error
-    _check_version(f"{path} line {number}", fields)
-    try:
-        return Row.model_validate(fields), AttentionProblem.from_dict(fields["problem"])
-    except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
-        raise UserError(f"{path} line {number} is not a row: {_one_line(error)}") from error
-
-
-def _check_version(where: Path | str, fields: dict[str, Any]) -> None:
-    from leanbench.row import SCHEMA_VERSION
-
-    version = fields.get("schema_version", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise UserError(
-            f"{where} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}: "
-            "report it with the leanbench version that wrote it"
-        )
-
-
-def _one_line(error: Exception) -> str:
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    if isinstance(error, KeyError):
-        return f"problem.{error.args[0]}: Field required"
-    return str(error)

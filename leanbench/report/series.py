@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.frame import NO_PAGES, PROBLEM_COLUMNS
+from leanbench.report.frame import COMPARED, NO_PAGES, PROBLEM_COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,6 +25,7 @@ LABELS = {
     "gpu": "GPU",
     "source": "source",
     "cache": "L2",
+    "run": "run",
 }
 #: Of the axis `ragged`: every sequence of the batch has the same context.
 EQUAL = "equal"
@@ -60,7 +61,7 @@ def varying_axes(frame: DataFrame) -> list[Axis]:
     `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with `group_size`.
     """
     # A field that AttentionProblem gains later becomes an axis by itself.
-    names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, "gpu", "source", "cache"])
+    names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, *COMPARED])
     axes = []
     for name in names:
         if name in ("context", "kv_heads"):
@@ -126,6 +127,18 @@ def fixed_words(frame: DataFrame) -> str:
     if "warm" in (caches := set(frame["cache"])):
         words.append("cold and warm L2" if "cold" in caches else "warm L2")
     return " · ".join(words)
+
+
+def narrower_words(part: DataFrame, whole: DataFrame) -> str:
+    """The ranges of `part` that are narrower than those of `whole`, in one line: ``context 1k to 4k, batch 1``."""
+    texts = {"max_context": ("context", tokens), "q_heads": ("heads", str)}
+    words = []
+    for column in X_AXES:
+        name, text = texts.get(column, (column, str))
+        words_of = "" if part.empty else _range(name, part[column], text)
+        if words_of and words_of != _range(name, whole[column], text):
+            words.append(words_of)
+    return ", ".join(words)
 
 
 def _range(name: str, column: Any, text: Any = str) -> str:

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.report.compare_pair import judge
-from leanbench.report.frame import SUBJECT, baselines, best_ok_rows, ratios_to_lean, where
+from leanbench.report.frame import COMPARED, SUBJECT, baselines, best_ok_rows, ratios_to_lean, where
+from leanbench.report.winners import MARGIN, Winners, winners
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
-#: A difference within this is none, as `leanbench compare` has it.
-MARGIN = 0.01
+    from pandas import DataFrame, Series
 
 
 @dataclass(frozen=True)
@@ -62,12 +59,16 @@ class LeanEnergy:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one source on one GPU in one state of the L2."""
+    """The figures of one run and source on one GPU in one state of the L2."""
 
+    run: str
     source: str
     gpu: str
     cache: str
+    winners: Winners | None
     speedups: tuple[Ratios, ...]
+    #: Over the fastest other kernel of each problem; null where no other ran, or `lean` did not.
+    over_best: Ratios | None
     #: By baseline.
     energies: dict[str, Ratios]
     lean_energy: LeanEnergy | None
@@ -75,12 +76,14 @@ class Summary:
 
 
 def summaries(frame: DataFrame) -> list[Summary]:
-    """One summary for each source, GPU and state of the L2 that has rows, in the order they first appear."""
-    keys = ["source", "gpu", "cache"]
+    """One summary for each run, source, GPU and state of the L2 that has rows, in the order they first appear."""
+    keys = list(COMPARED)
     return [
         Summary(
             *key,
+            winners=winners(rows),
             speedups=tuple(_ratios(rows, "latency_us")),
+            over_best=_over_best(rows),
             energies={ratios.baseline: ratios for ratios in _ratios(rows, "energy_mj")},
             lean_energy=_lean_energy(rows),
             best=_best(rows),
@@ -103,31 +106,34 @@ def geomean(values: list[float]) -> float:
 
 def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
     table = ratios_to_lean(rows, column)
-    found = []
-    for baseline in baselines(rows):
-        if baseline not in table:
-            continue
-        column_of = table[baseline].dropna()
-        if column_of.empty:
-            continue
-        labels, values = list(column_of.index.get_level_values("problem")), [float(value) for value in column_of]
-        lowest, highest = min(values), max(values)
-        verdicts = Counter(judge(1 / value, 1 / value, MARGIN) for value in values)
-        found.append(
-            Ratios(
-                baseline=baseline,
-                problems=len(values),
-                geomean=geomean(values),
-                lowest=lowest,
-                lowest_at=labels[values.index(lowest)],
-                highest=highest,
-                highest_at=labels[values.index(highest)],
-                less=verdicts["faster"],
-                same=verdicts["same"],
-                more=verdicts["slower"],
-            )
-        )
-    return found
+    found = [_ratios_of(name, table[name].dropna()) for name in baselines(rows) if name in table]
+    return [ratios for ratios in found if ratios is not None]
+
+
+def _over_best(rows: DataFrame) -> Ratios | None:
+    table = ratios_to_lean(rows, "latency_us")
+    return _ratios_of("the fastest other kernel", table.min(axis=1).dropna())
+
+
+def _ratios_of(baseline: str, over_lean: Series) -> Ratios | None:
+    """`over_lean` has a value for each problem, and no null."""
+    if over_lean.empty:
+        return None
+    labels, values = list(over_lean.index.get_level_values("problem")), [float(value) for value in over_lean]
+    lowest, highest = min(values), max(values)
+    verdicts = Counter(judge(1 / value, 1 / value, MARGIN) for value in values)
+    return Ratios(
+        baseline=baseline,
+        problems=len(values),
+        geomean=geomean(values),
+        lowest=lowest,
+        lowest_at=labels[values.index(lowest)],
+        highest=highest,
+        highest_at=labels[values.index(highest)],
+        less=verdicts["faster"],
+        same=verdicts["same"],
+        more=verdicts["slower"],
+    )
 
 
 def _lean_energy(rows: DataFrame) -> LeanEnergy | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import product
@@ -16,6 +16,7 @@ from leanbench.errors import UserError
 from leanbench.measure.options import CacheState, MeasureOptions
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
+from leanbench.run.models import Shape, by_shape
 from leanbench.run.ragged import ragged_contexts
 
 #: Cells of one sweep; more than this is a typo in an axis.
@@ -41,24 +42,45 @@ class Grid:
     q_len: tuple[int, ...] = (1,)
     #: None: a contiguous cache.
     page_size: tuple[int | None, ...] = (None,)
+    #: Names of leanbench.run.models. Where there are any, they say heads and head_dim in place of the axes.
+    model: tuple[str, ...] = ()
+    #: GPUs that share out a model's heads.
+    tp: tuple[int, ...] = (1,)
+
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """(q_heads, kv_heads, head_dim) without repeats.
+
+        Raises:
+            UserError: a model that does not go with a tp.
+        """
+        if self.model:
+            return list(by_shape(self.model, self.tp))
+        return [(*heads, head_dim) for head_dim, heads in product(self.head_dim, self.heads)]
 
     @property
     def combinations(self) -> int:
-        return prod(len(getattr(self, axis)) for axis in AXES)
+        others = (self.context, self.batch, self.dtype, self.kv_layout, self.ragged, self.q_len, self.page_size)
+        return prod(map(len, (self.shapes, *others)))
 
     def problems(self) -> Iterator[AttentionProblem]:
         """Every combination, context varying last.
 
         Raises:
-            UserError: a combination that is no problem.
+            UserError: a combination that is no problem, or as `shapes`.
         """
-        shapes = product(self.dtype, self.kv_layout, self.page_size, self.head_dim, self.heads, self.q_len)
-        for dtype, kv_layout, page_size, head_dim, (q_heads, kv_heads), q_len in shapes:
+        calls = product(self.dtype, self.kv_layout, self.page_size, self.shapes, self.q_len)
+        for dtype, kv_layout, page_size, (q_heads, kv_heads, head_dim), q_len in calls:
             for batch, ragged, longest in product(self.batch, self.ragged, self.context):
                 if ragged < 1 and batch == 1:
                     continue
                 context = longest if ragged == 1 else ragged_contexts(batch, longest, ragged)
                 yield AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The axes that hold, in plain JSON types."""
+        silent = ("heads", "head_dim") if self.model else ("model", "tp")
+        return {axis: _plain(getattr(self, axis)) for axis in AXES if axis not in silent}
 
 
 AXES = tuple(axis.name for axis in fields(Grid))
@@ -88,7 +110,7 @@ class Sweep:
             "kernels": list(self.kernels),
             "configs": self.configs,
             **pins,
-            "grids": [{axis: _plain(getattr(grid, axis)) for axis in AXES} for grid in self.grids],
+            "grids": [grid.to_dict() for grid in self.grids],
         }
 
 

@@ -17,11 +17,14 @@ from typing import Any
 
 from leanbench.errors import UserError
 from leanbench.run.samples import SAMPLES, Samples, pack, whole_length
+from leanbench.run.strict_json import parse
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
+#: A file that is being written, until it has its name.
+_PART = ".part"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     from leanbench.row import SCHEMA_VERSION
 
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse((path / MANIFEST).read_bytes())
         version = manifest["schema_version"]
     except (FileNotFoundError, NotADirectoryError):
         if (path / "trace-manifest.json").exists():
@@ -42,17 +45,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path / MANIFEST} is damaged: start a new run under another --name") from None
-    if version != SCHEMA_VERSION:
+        raise _damaged(path) from None
+    if type(version) is not int or version != SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        fix = "update leanbench" if newer else "use the leanbench version that wrote it or start a new run"
         raise UserError(
-            f"{path} was written with schema version {version}, this leanbench reads {SCHEMA_VERSION}: "
-            "use the leanbench version that wrote it or start a new run"
+            f"{path} was written with schema version {version!r}, this leanbench reads {SCHEMA_VERSION}: {fix}"
         )
     return manifest
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a run directory, without a last line that was cut off while it was written.
+    """The rows of a run directory with every field, without a last line that was cut off while it was written.
 
     Raises:
         UserError: any other line is not a row; the line is named.
@@ -70,9 +74,9 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
     found: list[tuple[bool, str, Path]] = []
     for manifest in parent.glob(f"*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            content = json.loads(manifest.read_text(encoding="utf-8"))
+            content = parse(manifest.read_bytes())
             if content["sweep"]["name"] == sweep:
-                found.append((set(content["cells"]) == set(cells), content["created"], manifest.parent))
+                found.append((set(content["cells"]) == set(cells), str(content["created"]), manifest.parent))
     if not found:
         raise UserError(f"there is no run of sweep {sweep!r} in {parent} to resume: start it without --resume")
     return max(found)[2]
@@ -98,9 +102,10 @@ class RunDirectory:
         """
         from leanbench.row import SCHEMA_VERSION
 
-        if path.is_dir() and any(path.iterdir()):
-            raise UserError(f"{path} is not empty: add --resume to go on with it or choose another --name")
+        _refuse_taken(path)
         with _writable(path):
+            # Again: another sweep may have come and gone.
+            _refuse_taken(path)
             created = datetime.now(UTC).isoformat(timespec="microseconds")
             head = {"schema_version": SCHEMA_VERSION, "name": path.name, "created": created}
             with _appended(path / RESULTS) as results:
@@ -113,19 +118,29 @@ class RunDirectory:
     def resume(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
         """Opens a run to finish it. A last line, or last samples, that were cut off are dropped; nothing else changes.
 
+        One that was killed before it had a manifest begins anew.
+
         Raises:
             UserError: no such run, another version, another sweep or GPU than `manifest` says, a malformed row, or
                 another sweep writes it.
         """
+        if (path / _LOCK).exists() and not _is_taken(path):
+            with cls.create(path, manifest) as run:
+                yield run
+            return
         read_manifest(path)  # before anything is made at a mistyped path
         with _writable(path):
             before = read_manifest(path)
+            _refuse_unlike_a_manifest(path, before)
             _refuse_differences(path, before, manifest)
             rows, whole = _parse_rows(path / RESULTS)
             with _appended(path / RESULTS) as results:
-                os.ftruncate(results, whole)
-                if (path / SAMPLES).exists():
-                    os.truncate(path / SAMPLES, whole_length((path / SAMPLES).read_bytes()))
+                try:
+                    os.ftruncate(results, whole)
+                    if (path / SAMPLES).exists():
+                        os.truncate(path / SAMPLES, whole_length((path / SAMPLES).read_bytes()))
+                except OSError as error:
+                    raise _cannot_write(path, error) from None
                 yield cls(path, before, {row["cell"] for row in rows}, results)
 
     def append(self, row: dict[str, Any], samples: Samples | None = None) -> None:
@@ -155,6 +170,37 @@ class RunDirectory:
 
     def _write_manifest(self) -> None:
         _write_atomically(self.path / MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether there is more than what a sweep leaves that was killed before it had a manifest."""
+    try:
+        names = {file.name for file in path.iterdir()}
+        begun = names - {_LOCK, RESULTS, MANIFEST + _PART}
+        return bool(begun) or (RESULTS in names and (path / RESULTS).stat().st_size > 0)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): choose another folder with --out") from None
+
+
+def _refuse_taken(path: Path) -> None:
+    if _is_taken(path):
+        raise UserError(f"{path} is not empty: add --resume to go on with it or choose another --name")
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path / MANIFEST} is damaged: start a new run under another --name")
+
+
+def _refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """What a report can do without, a sweep cannot."""
+    kinds: dict[str, type] = {"gpu": dict, "measure": dict, "environments": dict, "cells": list}
+    given = {"measure": {}, **manifest}
+    if not all(isinstance(given.get(key), kind) for key, kind in kinds.items()):
+        raise _damaged(path)
+    if not all(isinstance(key, str) for key in manifest["cells"]):
+        raise _damaged(path)
 
 
 def _refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -214,25 +260,30 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
 
 def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The rows, and how many bytes of the file hold whole lines."""
+    from leanbench.row import read_row
+
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return [], 0
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from None
     whole = content.rfind(b"\n") + 1
     rows = []
     for number, line in enumerate(content[:whole].split(b"\n")[:-1], 1):
         try:
-            row = json.loads(line)
-            row["cell"]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number} is not a row: delete that line, its cell will run again") from None
-        rows.append(row)
+            row, _ = read_row(line)
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {number} is not a row ({error}): delete that line, its cell will run again"
+            ) from None
+        rows.append(row.model_dump(mode="json"))
     return rows, whole
 
 
 def _write_atomically(path: Path, text: str) -> None:
     """A reader, or a crash, sees the old text or the new, never a part."""
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + _PART)
     try:
         with part.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -240,4 +291,5 @@ def _write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise _cannot_write(path, error) from None

@@ -8,6 +8,8 @@ from leanbench.errors import UserError
 
 #: Lengths are spread log-uniformly over this factor before they are scaled to the mean.
 SPREAD = 64
+#: Sequences of a ragged batch; the lengths of each are found by bisection.
+MAX_SEQUENCES = 4096
 
 
 def ragged_contexts(batch: int, longest: int, mean_over_max: float) -> tuple[int, ...]:
@@ -18,8 +20,10 @@ def ragged_contexts(batch: int, longest: int, mean_over_max: float) -> tuple[int
     one token). The draw depends on the arguments alone: the same cell is the same problem in every sweep.
 
     Raises:
-        UserError: the longest sequence alone exceeds the mean.
+        UserError: the longest sequence alone exceeds the mean, or there are more than MAX_SEQUENCES.
     """
+    if batch > MAX_SEQUENCES:
+        raise UserError(f"batch {batch} is above the limit of {MAX_SEQUENCES} for ragged batches: choose a smaller one")
     if mean_over_max * batch <= 1:
         raise UserError(
             f"ragged {mean_over_max:g} with batch {batch} cannot be: one sequence at the full context alone has a mean "

@@ -12,13 +12,14 @@ import json
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 SAMPLES = "samples.jsonl.gz"
 #: What follows a member is copied with it: in pieces, reading takes time in proportion to the file.
 _PIECE_BYTES = 4096
+#: Of a cell's samples, many times over: a few bytes can unpack to gigabytes.
+MAX_MEMBER_BYTES = 1 << 26
 
 
 class Samples(BaseModel):
@@ -48,13 +49,16 @@ def read_samples(run: Path) -> dict[str, Samples]:
     """The samples of a run directory by cell, the latest of each; empty where there are none.
 
     A member that was cut off while it was written ends the file.
+
+    Raises:
+        ValueError: a member holds something else than samples.
     """
     path = run / SAMPLES
     if not path.is_file():
         return {}
     found: dict[str, Samples] = {}
-    for text in _whole_members(path.read_bytes())[0]:
-        for line in text.splitlines():
+    for member in _whole_members(path.read_bytes())[0]:
+        for line in member.decode().splitlines():
             samples = Samples.model_validate(json.loads(line))
             found[samples.cell] = samples
     return found
@@ -65,20 +69,20 @@ def whole_length(content: bytes) -> int:
     return _whole_members(content)[1]
 
 
-def _whole_members(content: bytes) -> tuple[Iterable[str], int]:
-    texts: list[Any] = []
+def _whole_members(content: bytes) -> tuple[Iterable[bytes], int]:
+    members: list[bytes] = []
     at = 0
     while at < len(content):
         member = zlib.decompressobj(wbits=31)
         data, end = b"", at
         try:
-            while not member.eof and end < len(content):
-                data += member.decompress(content[end : end + _PIECE_BYTES])
+            while not member.eof and end < len(content) and len(data) < MAX_MEMBER_BYTES:
+                data += member.decompress(content[end : end + _PIECE_BYTES], MAX_MEMBER_BYTES)
                 end += _PIECE_BYTES
         except zlib.error:
             break
         if not member.eof:
             break
-        texts.append(data.decode())
+        members.append(data)
         at = min(end, len(content)) - len(member.unused_data)
-    return texts, at
+    return members, at

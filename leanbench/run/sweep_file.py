@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from leanbench.paths import SWEEPS
 from leanbench.registry import KernelConfig, kernel
 from leanbench.run import axes
 from leanbench.run.cells import AXES, CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
+from leanbench.run.models import parse_models
 from leanbench.run.pins import check_pinned, parse_pins
 
 #: How each axis and the list of kernels is read, in flags and in files alike.
@@ -30,6 +31,8 @@ PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
     "q_len": axes.parse_q_lens,
     "page_size": axes.parse_page_sizes,
     "ragged": axes.parse_ragged,
+    "model": parse_models,
+    "tp": lambda text: axes.parse_numbers("tp", text),
     "kernels": lambda text: tuple(kernel(name).name for name in axes.parse_names("kernels", text)),
 }
 
@@ -76,6 +79,9 @@ class _Axes(BaseModel):
     page_size: Annotated[tuple[int | None, ...] | None, _reads("page_size")] = None
     #: Mean context over the longest context of a batch; 1 is a uniform batch.
     ragged: Annotated[tuple[float, ...] | None, _reads("ragged")] = None
+    #: Names of leanbench.run.models, in place of heads and head_dim; and GPUs that share out their heads.
+    model: Annotated[tuple[str, ...] | None, _reads("model")] = None
+    tp: Annotated[tuple[int, ...] | None, _reads("tp")] = None
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
         return {axis: value for axis in AXES if (value := getattr(self, axis)) is not None}
@@ -100,7 +106,16 @@ class SweepFile(_Axes):
     grid: list[_Axes] = []
 
     def to_sweep(self) -> Sweep:
-        grids = tuple(Grid(**{**self.axes(), **own.axes()}) for own in self.grid or [_Axes()])
+        """The sweep that the file asks for.
+
+        Raises:
+            UserError: axes that do not go together.
+        """
+        grids = []
+        for own in self.grid or [_Axes()]:
+            given = {**self.axes(), **own.axes()}
+            _check_together(given)
+            grids.append(Grid(**given))
         measure = MeasureOptions(
             cache=self.cache,
             sustained=self.sustained,
@@ -108,7 +123,16 @@ class SweepFile(_Axes):
             occupancy=self.occupancy,
             counters=self.counters,
         )
-        return Sweep(self.name, grids, self.kernels, self.configs, self.description, measure, self.config)
+        return Sweep(self.name, tuple(grids), self.kernels, self.configs, self.description, measure, self.config)
+
+
+def _check_together(given: Collection[str]) -> None:
+    """Refuses axes that contradict each other, or that say nothing."""
+    twice = [axis for axis in ("heads", "head_dim") if axis in given]
+    if "model" in given and twice:
+        raise UserError(f"a model says {twice[0]} itself: leave {twice[0]} out, or the model")
+    if "tp" in given and "model" not in given:
+        raise UserError("tp shares out the heads of models and none is given: name one of `leanbench list models`")
 
 
 def shipped_sweeps() -> dict[str, Path]:
@@ -143,6 +167,8 @@ def load_sweep(file: str) -> Sweep:
         return SweepFile.model_validate(content).to_sweep()
     except ValidationError as error:
         raise UserError(_sentence(path, text, error)) from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _sentence(path: Path, text: str, error: ValidationError) -> str:
@@ -187,7 +213,9 @@ def requested_sweep(
     measure: dict[str, Any] | None = None,
     pins: Sequence[str] = (),
 ) -> Sweep:
-    """The sweep of a command line: a file's, or the default grid's where only axes are given, or smoke; flags win.
+    """The sweep of a command line; flags win over the file.
+
+    Without a file it is `models` where a model is given, the default grid's where only other axes are, or else smoke.
 
     Args:
         measure: fields of MeasureOptions that flags set.
@@ -198,7 +226,12 @@ def requested_sweep(
         UserError: anything in it is wrong, an unknown kernel included.
     """
     given = {axis: PARSERS[axis](text) for axis, text in axis_flags.items()}
-    sweep = Sweep("custom") if file is None and given else load_sweep(file or "smoke")
+    if file is None and given and "model" not in given:
+        sweep = Sweep("custom")
+    else:
+        sweep = load_sweep(file or ("models" if given else "smoke"))
+    with_models = ["model"] if any(grid.model for grid in sweep.grids) else []
+    _check_together([*given, *with_models])
     # The same axes in every grid may make grids equal; cells are deduplicated when they are expanded.
     sweep = replace(sweep, grids=tuple(replace(grid, **given) for grid in sweep.grids))
     if kernels is not None:

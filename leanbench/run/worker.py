@@ -8,6 +8,7 @@ whom to blame. Its own stdout and stderr belong to the kernels; the parent sends
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -116,9 +117,11 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     name = type(error).__name__
     if name == "Alarm":
         return {"status": "suspect", "reason": str(error)}, True
-    traceback.print_exception(error)
+    # A log on a full disk must not cost the reason.
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
     reason = _first_line(error)
-    if name == "OutOfMemoryError":
+    if name == "OutOfMemoryError" or isinstance(error, MemoryError):
         return {"status": "out_of_memory", "reason": reason}, True
     return {"status": "crashed", "reason": reason}, not _is_cuda_error(error)
 

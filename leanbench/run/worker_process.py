@@ -59,10 +59,21 @@ class WorkerProcess:
 
     def __init__(self, target: WorkerTarget, log: Path) -> None:
         self._log = log
+        self._pending = b""
+        try:
+            self._spawn()
+        except OSError as error:
+            raise UserError(f"the worker did not start: {error}; mend that, then go on with --resume") from None
+        try:
+            self.environment = self._hello(target)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         self._channel = ours
-        self._pending = b""
-        with theirs, log.open("ab") as output:
+        with theirs, self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 # -P: files of the current folder must not shadow modules.
                 [sys.executable, "-P", "-m", "leanbench.run.worker", str(theirs.fileno())],
@@ -73,11 +84,6 @@ class WorkerProcess:
                 # Its own group: Ctrl-C reaches the parent only, and a kill takes compilers it started along.
                 start_new_session=True,
             )
-        try:
-            self.environment = self._hello(target)
-        except BaseException:
-            self.kill()
-            raise
 
     def _hello(self, target: WorkerTarget) -> dict[str, Any]:
         try:

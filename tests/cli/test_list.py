@@ -7,6 +7,7 @@ import leanbench
 from leanbench.cli.main import app
 from leanbench.gpu.catalogue import CATALOGUE
 from leanbench.registry import kernels
+from leanbench.run.models import models
 from leanbench.run.sweep_file import shipped_sweeps
 
 
@@ -24,7 +25,12 @@ def first_words_of_rows(what: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("what", "names"),
-    [("kernels", kernels), ("sweeps", shipped_sweeps), ("gpus", lambda: [gpu.name for gpu in CATALOGUE])],
+    [
+        ("kernels", kernels),
+        ("sweeps", shipped_sweeps),
+        ("models", models),
+        ("gpus", lambda: [gpu.name for gpu in CATALOGUE]),
+    ],
 )
 def test_list_names_everything(what, names):
     assert first_words(what) == list(names())
@@ -33,6 +39,15 @@ def test_list_names_everything(what, names):
 def test_gpu_names_are_whole_in_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 80)
     assert first_words_of_rows("gpus") >= {gpu.name for gpu in CATALOGUE}
+    assert first_words_of_rows("models") >= set(models())
+
+
+def test_models_are_listed_with_their_figures():
+    lines = CliRunner().invoke(app, ["list", "models"]).stdout.splitlines()
+    (gemma,) = (line for line in lines if line.startswith("gemma-3-12b"))
+    assert gemma.split() == ["gemma-3-12b", "16/8", "256", "48", "40,", "1024", "tokens", "google/gemma-3-12b-it"]
+    (llama,) = (line for line in lines if line.startswith("llama-3-8b"))
+    assert llama.split() == ["llama-3-8b", "32/8", "128", "32", "llama-3.1-8b", "meta-llama/Meta-Llama-3-8B"]
 
 
 def test_sweeps_are_listed_with_their_cells():
@@ -45,7 +60,7 @@ def test_sweeps_are_listed_with_their_cells():
 def test_anything_else_is_one_sentence():
     result = CliRunner().invoke(app, ["list", "kernel"])
     assert result.exit_code == 2
-    assert result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, gpus\n"
+    assert result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, models, gpus\n"
 
 
 def test_version():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from leanbench.model import known_error
 from leanbench.problem import AttentionProblem
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds, fits
+from leanbench.run.sweep_file import load_sweep, shipped_sweeps
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +60,15 @@ def assert_refused(result: Result, words: str) -> None:
         (["--ragged", "2"], "ragged '2' is not a mean context over the longest one"),
         (["--ragged", "0.5"], "ragged below 1 needs a batch above 1"),
         (["--ragged", "0.1", "--batch", "8"], "ragged 0.1 with batch 8 cannot be"),
+        (["--model", "lama-3-8b"], "there is no model 'lama-3-8b', did you mean 'llama-3-8b'?"),
+        (
+            ["--model", "falcon-7b", "--tp", "2"],
+            "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly",
+        ),
+        (["--model", "phi-4", "--tp", "two"], "tp 'two' is not understood, write a whole number"),
+        (["--tp", "8"], "tp shares out the heads of models and none is given: name one of `leanbench list models`"),
+        (["--model", "phi-4", "--heads", "8"], "a model says heads itself: leave heads out, or the model"),
+        (["models", "--head-dim", "64"], "a model says head_dim itself: leave head_dim out, or the model"),
         (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
         (["--configs", "worst"], "configs 'worst' is not supported"),
         (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
@@ -251,6 +262,27 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     assert large[-6:] == ["34.4", "GB", "<", "0.1", "s", "yes"]
     assert "2 cells, about " in result.stdout
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_of_models_says_whose_shapes_it_takes():
+    words = ["--model", "Llama-3.3-70B,qwen2.5-72b", "--tp", "1,8", "--context", "4k", "--batch", "1"]
+    result = invoke("sweep", *words, "--kernels", "lean", "--dry-run")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines()[:2] == [
+        "h64/8 d128: llama-3-70b, qwen2.5-72b",
+        "h8/1 d128: llama-3-70b tp 8, qwen2.5-72b tp 8",
+    ]
+    cells = [line.split()[1:5] for line in result.stdout.splitlines() if line.startswith("lean")]
+    assert cells == [["b1", "h64/8", "n4096", "d128"], ["b1", "h8/1", "n4096", "d128"]]
+    assert " d128: " not in invoke("sweep", *words, "--kernels", "lean", "--dry-run", "--quiet").stderr
+
+
+@pytest.mark.parametrize("name", shipped_sweeps())
+def test_every_shipped_sweep_can_be_run_dry(name):
+    result = invoke("sweep", name, "--gpu", "h200", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    cells = len(expand(load_sweep(name)))
+    assert re.search(rf"^{cells} cells.*; nothing was run\.$", result.stdout, re.MULTILINE)
 
 
 def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):

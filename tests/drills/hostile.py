@@ -26,7 +26,22 @@ MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 SCALARS: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 16, 64, 65, 2**31, 2**63, 10**30, -(10**30), 0.0, -0.5, 1e-300, 1e300),
     *(float("nan"), float("inf"), float("-inf"), "", "1", "lean", "ok", "noisy", "measured", "nan", "../../x", "\x00"),
-    *("\ud7ff\u202e", "a\nb", "{{ 7*7 }}", "=cmd()", "<b>", MARKUP, "9" * 400, [], {}, [[]], [1, 2], {"a": {}}, [None]),
+    *(
+        "\ud7ff\u202e",
+        "a\nb",
+        "{{ 7*7 }}",
+        "=cmd()",
+        "<b>",
+        "[/b]",
+        MARKUP,
+        "9" * 400,
+        [],
+        {},
+        [[]],
+        [1, 2],
+        {"a": {}},
+        [None],
+    ),
 ]
 VALUES = st.one_of(
     st.sampled_from(SCALARS),

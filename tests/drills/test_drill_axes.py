@@ -80,6 +80,7 @@ def assert_answered(words: list[str]) -> None:
         "--batch 2147483647",
         "--batch 2147483647 --ragged 0.5",
         "--context 1k:9k:+1 --batch 1048576 --ragged 0.5",
+        "--context 1k:9k:+1 --batch 1048576 --page-size 16",
         "--context 2147483647 --heads 2147483647 --batch 1048576",
         "--heads 2147483647/1 --q-len 16",
     ],

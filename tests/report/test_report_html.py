@@ -38,7 +38,7 @@ def html_of(directory: Path) -> str:
 
 def page_of(directory: Path) -> dict[str, Any]:
     run = read_run(directory)
-    return page_context(run, results_frame(run))
+    return page_context([run], results_frame(run))
 
 
 def without_plotly(html: str) -> str:
@@ -129,7 +129,7 @@ def test_summary_shows_the_figures(write_run: WriteRun) -> None:
 
 def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
     rows = [row(problem(1024 << i), "fa2", status="timeout", reason="no answer within 60 s") for i in range(30)]
-    [group] = page_of(write_run(rows))["flagged"]
+    [group] = page_of(write_run(rows))["runs"][0]["flagged"]
     assert (group.kernel, group.kind, group.sentence, group.count) == ("fa2", "timeout", "no answer within 60 s", 30)
     assert len(group.problems) == 20
 

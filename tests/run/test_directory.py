@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from example_rows import row
 
 from leanbench.errors import UserError
 from leanbench.measure.options import MeasureOptions
@@ -24,7 +25,7 @@ def run(tmp_path):
     """A run with one row."""
     path = tmp_path / "runs" / "mine"
     with RunDirectory.create(path, ASKED) as directory:
-        directory.append({"cell": "one", "latency_us": 1.5})
+        directory.append(row("one", latency_us=1.5))
     return path
 
 
@@ -33,13 +34,13 @@ def test_a_run_is_written_and_read_back(run):
     assert {key: manifest[key] for key in ASKED} == ASKED
     assert (manifest["schema_version"], manifest["name"]) == (1, "mine")
     assert manifest["created"].endswith("+00:00")
-    assert read_rows(run) == [{"cell": "one", "latency_us": 1.5}]
+    assert read_rows(run) == [row("one", latency_us=1.5)]
 
 
 def test_each_row_is_on_disk_at_once(tmp_path):
     with RunDirectory.create(tmp_path / "mine", ASKED) as directory:
         for count in range(3):
-            directory.append({"cell": str(count)})
+            directory.append(row(str(count)))
             assert (tmp_path / "mine" / "results.jsonl").read_text().count("\n") == count + 1
     assert directory.finished == {"0", "1", "2"}
 
@@ -69,17 +70,19 @@ def test_resume_drops_only_a_torn_last_line(run):
     with RunDirectory.resume(run, ASKED) as directory:
         assert directory.finished == {"one"}
         assert results.read_bytes() == whole
-        directory.append({"cell": "two"})
+        directory.append(row("two"))
     assert [row["cell"] for row in read_rows(run)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"kernel":"lean"}', b"", b"\xff"])
 def test_any_other_malformed_line_is_named(run, line):
     results = run / "results.jsonl"
-    results.write_bytes(results.read_bytes() + line + b"\n" + b'{"cell":"two"}\n')
+    results.write_bytes(results.read_bytes() + line + b"\n" + json.dumps(row("two")).encode() + b"\n")
     before = results.read_bytes()
     with (
-        pytest.raises(UserError, match=r"results.jsonl, line 2 is not a row: delete that line"),
+        pytest.raises(
+            UserError, match=r"results.jsonl, line 2 is not a row \(.+\): delete that line, its cell will run again"
+        ),
         RunDirectory.resume(run, ASKED),
     ):
         pass
@@ -186,7 +189,7 @@ def test_a_full_disk_is_a_sentence(run, monkeypatch):
     with RunDirectory.resume(run, ASKED) as directory:
         monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
         with pytest.raises(UserError, match=r"No space left on device\): mend that, then go on with --resume"):
-            directory.append({"cell": "two"})
+            directory.append(row("two"))
         assert directory.finished == {"one"}
 
 
@@ -195,7 +198,7 @@ def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatc
     with RunDirectory.resume(run, ASKED) as directory:
         monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
         with pytest.raises(UserError, match=r"cannot write .*samples.jsonl.gz \(No space left on device\): mend that"):
-            directory.append({"cell": "two"}, raw)
+            directory.append(row("two"), raw)
         assert directory.finished == {"one"}
     assert [row["cell"] for row in read_rows(run)] == ["one"]
 

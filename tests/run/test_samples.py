@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_rows import row
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,9 +133,9 @@ def test_members_larger_and_smaller_than_what_is_read_at_once(tmp_path):
 def test_samples_are_on_disk_before_their_row(tmp_path):
     run = tmp_path / "r"
     with RunDirectory.create(run, ASKED) as directory:
-        directory.append({"cell": "a"}, A)
+        directory.append(row("a"), A)
         assert read_samples(run) == {"a": A}
-        directory.append({"cell": "b"})
+        directory.append(row("b"))
     assert [row["cell"] for row in read_rows(run)] == ["a", "b"]
     assert read_samples(run) == {"a": A}
 
@@ -142,7 +143,7 @@ def test_samples_are_on_disk_before_their_row(tmp_path):
 def test_a_run_without_samples_has_no_such_file(tmp_path):
     run = tmp_path / "r"
     with RunDirectory.create(run, ASKED) as directory:
-        directory.append({"cell": "a"})
+        directory.append(row("a"))
     assert not (run / SAMPLES).exists()
     with RunDirectory.resume(run, ASKED):
         pass
@@ -152,12 +153,12 @@ def test_a_run_without_samples_has_no_such_file(tmp_path):
 def test_resume_drops_what_was_cut_off(tmp_path):
     run = tmp_path / "r"
     with RunDirectory.create(run, ASKED) as directory:
-        directory.append({"cell": "a"}, A)
+        directory.append(row("a"), A)
     whole = (run / SAMPLES).read_bytes()
     write(run, whole + pack(B)[:-3])
     with RunDirectory.resume(run, ASKED) as directory:
         assert (run / SAMPLES).read_bytes() == whole
-        directory.append({"cell": "b"}, B)
+        directory.append(row("b"), B)
     assert read_samples(run) == {"a": A, "b": B}
 
 
@@ -181,12 +182,12 @@ def test_a_kill_between_samples_and_row_runs_the_cell_again(tmp_path):
     """Its later samples count, and nothing else is lost."""
     run = tmp_path / "r"
     with RunDirectory.create(run, ASKED) as directory:
-        directory.append({"cell": "b"}, B)
+        directory.append(row("b"), B)
         with pytest.raises(Killed):
-            killed_between_samples_and_row(directory, {"cell": "a"}, A)
+            killed_between_samples_and_row(directory, row("a"), A)
     assert read_samples(run) == {"b": B, "a": A}
     with RunDirectory.resume(run, ASKED) as directory:
         assert directory.finished == {"b"}
-        directory.append({"cell": "a"}, AGAIN)
+        directory.append(row("a"), AGAIN)
     assert [row["cell"] for row in read_rows(run)] == ["b", "a"]
     assert read_samples(run) == {"b": B, "a": AGAIN}
