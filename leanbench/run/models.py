@@ -1,0 +1,104 @@
+"""Language models by name, and the decode attention shapes that they have on each GPU of a tensor-parallel group."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leanbench.errors import UserError, nearest
+from leanbench.problem import HEAD_DIMS
+from leanbench.run.axes import parse_heads, parse_names
+
+_FILE = Path(__file__).with_suffix(".toml")
+
+#: (q_heads, kv_heads, head_dim) of one GPU.
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What decode attention needs to know of a language model."""
+
+    name: str
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    #: Repository of the Hugging Face hub whose config.json says the above.
+    config: str
+    #: Names of models with the same figures.
+    also: tuple[str, ...] = ()
+    #: Tokens that `sliding_layers` of the layers attend to at most; None: every layer attends to the whole context.
+    sliding_window: int | None = None
+    sliding_layers: int = 0
+
+    def shape(self, tp: int) -> Shape:
+        """The heads that one of `tp` GPUs has, with head_dim.
+
+        Query heads are shared out evenly, and so are KV heads while there are enough of them; with more GPUs than KV
+        heads every GPU has one, the same one on several.
+
+        Raises:
+            UserError: the heads cannot be shared out so, or no kernel has the head_dim.
+        """
+        if self.head_dim not in HEAD_DIMS:
+            known = ", ".join(map(str, HEAD_DIMS))
+            raise UserError(
+                f"{self.name} has head_dim {self.head_dim}, no kernel does: choose a model with one of {known}"
+            )
+        if not self._divides(tp):
+            can = ", ".join(str(number) for number in range(1, self.q_heads + 1) if self._divides(number))
+            raise UserError(
+                f"tp {tp} does not share out the heads of {self.name}, {self.q_heads}/{self.kv_heads} (query/KV), "
+                f"evenly: choose tp from {can}"
+            )
+        return self.q_heads // tp, max(1, self.kv_heads // tp), self.head_dim
+
+    def _divides(self, tp: int) -> bool:
+        return self.q_heads % tp == 0 and (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
+
+
+@cache
+def models() -> Mapping[str, Model]:
+    """Every model of the data file by its name, in the file's order."""
+    return {name: _read(name, fields) for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()}
+
+
+def _read(name: str, fields: dict[str, Any]) -> Model:
+    ((q_heads, kv_heads),) = parse_heads(fields.pop("heads"))
+    return Model(name, q_heads, kv_heads, also=tuple(fields.pop("also", ())), **fields)
+
+
+def parse_models(text: str) -> tuple[str, ...]:
+    """The models' own names from comma-separated ones, whatever their case; other names of the same figures too.
+
+    Raises:
+        UserError: there is no such model; the nearest name is suggested.
+    """
+    own = {known: model.name for model in models().values() for known in (model.name, *model.also)}
+    found = dict.fromkeys(_own(name.lower(), own) for name in parse_names("model", text))
+    return tuple(found)
+
+
+def _own(name: str, own: Mapping[str, str]) -> str:
+    if name not in own:
+        raise UserError(f"there is no model {name!r}, {nearest(name, own)}")
+    return own[name]
+
+
+def by_shape(names: Iterable[str], tps: Sequence[int]) -> dict[Shape, list[str]]:
+    """The shapes of one of `tps` GPUs, and the models that have each: ``{(8, 1, 128): ["llama-3-70b tp 8"]}``.
+
+    Raises:
+        UserError: as Model.shape.
+    """
+    shapes: dict[Shape, list[str]] = {}
+    for name in names:
+        for tp in tps:
+            label = name if tp == 1 else f"{name} tp {tp}"
+            shapes.setdefault(models()[name].shape(tp), []).append(label)
+    return shapes

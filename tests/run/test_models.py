@@ -1,0 +1,181 @@
+import pytest
+
+from leanbench.errors import UserError
+from leanbench.problem import AttentionProblem
+from leanbench.run.axes import parse_names
+from leanbench.run.cells import Grid, Sweep, expand
+from leanbench.run.models import Model, by_shape, models, parse_models
+from leanbench.run.sweep_file import load_sweep, requested_sweep
+
+
+def shapes(name: str, *tps: int) -> list[tuple[int, int, int]]:
+    return [models()[name].shape(tp) for tp in tps]
+
+
+@pytest.mark.parametrize(
+    ("name", "tp_1", "tp_8", "tp_16"),
+    [
+        # With 16 GPUs and 8 KV heads, two GPUs have the same KV head and half of its query heads each.
+        ("llama-3-8b", (32, 8, 128), (4, 1, 128), (2, 1, 128)),
+        ("llama-3-70b", (64, 8, 128), (8, 1, 128), (4, 1, 128)),
+        ("llama-3-405b", (128, 8, 128), (16, 1, 128), (8, 1, 128)),
+        ("qwen3-235b-a22b", (64, 4, 128), (8, 1, 128), (4, 1, 128)),
+        ("mistral-large-123b", (96, 8, 128), (12, 1, 128), (6, 1, 128)),
+        ("gemma-2-27b", (32, 16, 128), (4, 2, 128), (2, 1, 128)),
+        ("gemma-7b", (16, 16, 256), (2, 2, 256), (1, 1, 256)),
+        ("gpt-oss-120b", (64, 8, 64), (8, 1, 64), (4, 1, 64)),
+        ("phi-3-mini", (32, 32, 96), (4, 4, 96), (2, 2, 96)),
+    ],
+)
+def test_the_shapes_of_one_gpu(name, tp_1, tp_8, tp_16):
+    assert shapes(name, 1, 8, 16) == [tp_1, tp_8, tp_16]
+
+
+def test_figures_beside_the_shapes():
+    gemma = models()["gemma-3-27b"]
+    assert (gemma.q_heads, gemma.kv_heads, gemma.head_dim, gemma.layers) == (32, 16, 128, 62)
+    assert (gemma.sliding_window, gemma.sliding_layers, gemma.config) == (1024, 52, "google/gemma-3-27b-it")
+    llama = models()["llama-3-70b"]
+    assert (llama.sliding_window, llama.sliding_layers, llama.also) == (None, 0, ("llama-3.1-70b", "llama-3.3-70b"))
+
+
+@pytest.mark.parametrize("model", models().values(), ids=list(models()))
+def test_every_model_gives_a_problem(model: Model):
+    (cell,) = expand(Sweep("s", (Grid(context=(4096,), model=(model.name,)),), ("lean",)))
+    assert cell.problem == AttentionProblem(1, model.q_heads, model.kv_heads, 4096, model.head_dim)
+    # Half of the layers or more slide in every model that has a window; the others have no such layers.
+    assert (
+        model.layers // 2 <= model.sliding_layers <= model.layers if model.sliding_window else not model.sliding_layers
+    )
+    assert model.config.count("/") == 1
+
+
+def test_every_name_is_plain_and_means_one_model():
+    names = [name for model in models().values() for name in (model.name, *model.also)]
+    assert len(set(names)) == len(names)
+    # As --model reads them.
+    assert all(parse_names("model", name) == (name,) == (name.lower(),) for name in names)
+
+
+def test_names_in_any_case_and_other_names_of_a_model():
+    assert parse_models("Llama-3.3-70B, qwen2.5-72b,llama-3-70b") == ("llama-3-70b", "qwen2.5-72b")
+    with pytest.raises(UserError, match=r"^there is no model 'llama-3-80b', did you mean 'llama-3-8b'\?$"):
+        parse_models("llama-3-80b")
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "sentence"),
+    [
+        (
+            "falcon-7b",
+            2,
+            "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly: choose tp from 1, 71",
+        ),
+        # 40 query heads go by 4, but 10 KV heads do not.
+        (
+            "phi-4",
+            4,
+            "tp 4 does not share out the heads of phi-4, 40/10 (query/KV), evenly: choose tp from 1, 2, 5, 10, 20, 40",
+        ),
+        (
+            "gemma-3-1b",
+            8,
+            "tp 8 does not share out the heads of gemma-3-1b, 4/1 (query/KV), evenly: choose tp from 1, 2, 4",
+        ),
+    ],
+)
+def test_heads_that_cannot_be_shared_out(name, tp, sentence):
+    with pytest.raises(UserError) as error:
+        models()[name].shape(tp)
+    assert str(error.value) == sentence
+
+
+def test_the_values_of_tp_that_a_refusal_names_are_taken():
+    assert shapes("phi-4", 1, 2, 5, 10, 20, 40) == [
+        *((40, 10, 128), (20, 5, 128), (8, 2, 128), (4, 1, 128), (2, 1, 128), (1, 1, 128))
+    ]
+
+
+def test_a_head_dim_that_no_kernel_has_is_refused_by_the_models_name():
+    with pytest.raises(
+        UserError, match=r"^odd-3b has head_dim 100, no kernel does: choose a model with one of 64, 80, 96"
+    ):
+        Model("odd-3b", 32, 32, 100, 26, "nobody/odd-3b").shape(1)
+
+
+def test_models_of_one_shape_are_one_problem():
+    names = ("llama-3-70b", "qwen2.5-72b")
+    assert by_shape(names, (1, 8)) == {
+        (64, 8, 128): ["llama-3-70b", "qwen2.5-72b"],
+        (8, 1, 128): ["llama-3-70b tp 8", "qwen2.5-72b tp 8"],
+    }
+    grid = Grid(context=(4096, 8192), batch=(1, 8), model=names, tp=(1, 8))
+    cells = expand(Sweep("s", (grid,), ("lean", "fa2")))
+    assert grid.combinations == 8
+    assert len({cell.key for cell in cells}) == len(cells) == 16
+    assert {(cell.problem.q_heads, cell.problem.kv_heads) for cell in cells} == {(64, 8), (8, 1)}
+
+
+def test_a_manifest_names_the_axes_that_hold():
+    (grid,) = Sweep("s", (Grid(model=("phi-4",), tp=(2,)),)).to_dict()["grids"]
+    assert (grid["model"], grid["tp"]) == (["phi-4"], [2])
+    assert not {"heads", "head_dim"} & set(grid)
+    (grid,) = Sweep("s").to_dict()["grids"]
+    assert (grid["heads"], grid["head_dim"]) == ([[32, 8]], [128])
+    assert not {"model", "tp"} & set(grid)
+
+
+def test_a_model_alone_means_the_sweep_of_models():
+    sweep = requested_sweep(None, {"model": "opt-6.7b", "tp": "1,4"}, None, None)
+    shipped = load_sweep("models")
+    assert (sweep.name, sweep.kernels) == ("models", shipped.kernels)
+    assert {(grid.model, grid.tp) for grid in sweep.grids} == {(("opt-6.7b",), (1, 4))}
+    assert [grid.context for grid in sweep.grids] == [grid.context for grid in shipped.grids]
+    problems = {cell.problem for cell in expand(sweep)}
+    assert {(problem.q_heads, problem.kv_heads, problem.head_dim) for problem in problems} == {
+        *((32, 32, 128), (8, 8, 128))
+    }
+
+
+def test_a_model_replaces_heads_and_head_dim_of_a_file():
+    problems = dict.fromkeys(cell.problem for cell in expand(requested_sweep("smoke", {"model": "phi-2"}, None, None)))
+    assert list(problems) == [AttentionProblem(1, 32, 32, context, 80) for context in (1024, 4096, 16384)]
+
+
+def test_tp_alone_shares_out_the_models_of_a_file():
+    problems = {cell.problem for cell in expand(requested_sweep("models", {"tp": "2"}, "lean", None))}
+    assert {(problem.q_heads, problem.kv_heads) for problem in problems} == {
+        *((16, 4), (32, 4), (14, 2), (16, 2), (8, 4), (20, 5))
+    }
+
+
+def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(
+        'name = "a"\ncontext = "4k"\ntp = [1, 2]\n[[grid]]\nmodel = "phi-4"\n[[grid]]\nmodel = ["gemma-7b"]\n'
+    )
+    assert load_sweep(str(path)).grids == (
+        Grid(context=(4096,), model=("phi-4",), tp=(1, 2)),
+        Grid(context=(4096,), model=("gemma-7b",), tp=(1, 2)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('model = "phi-5"', ", line 2, key 'model': there is no model 'phi-5', did you mean 'phi-"),
+        ("tp = 0", ", line 2, key 'tp': tp 0 is below 1"),
+        ('model = "phi-4"\nheads = 8', ": a model says heads itself: leave heads out, or the model"),
+        (
+            'head_dim = 64\n[[grid]]\nmodel = "phi-4"',
+            ": a model says head_dim itself: leave head_dim out, or the model",
+        ),
+        ("tp = 2", ": tp shares out the heads of models and none is given: name one of `leanbench list models`"),
+    ],
+)
+def test_what_a_file_cannot_ask_of_models(tmp_path, text, sentence):
+    path = tmp_path / "my.toml"
+    path.write_text(f'name = "a"\n{text}\n')
+    with pytest.raises(UserError) as error:
+        load_sweep(str(path))
+    assert str(error.value).startswith(f"{path}{sentence}")
