@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import leanbench.kernels
 from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig, kernel, kernels
 
@@ -108,3 +110,25 @@ def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, probl
 @pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split", "reference"])
 def test_pages_and_several_query_tokens_are_supported(name):
     assert kernel(name).unsupported_reason(AttentionProblem(1, 8, 8, 100, 64, q_len=3, page_size=16)) is None
+
+
+def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():
+    problem = PROBLEMS[0]
+    heuristic, oracle = kernel("fixed_split"), kernel("fixed_split_oracle")
+    default = heuristic.default_config(problem, H200)
+    assert default is not None
+    candidates = oracle.candidate_configs(problem, H200)
+    assert (oracle.configs, heuristic.configs) == ("best", None)
+    assert candidates[0] == default
+    assert {replace(config, splits=None) for config in candidates} == {replace(default, splits=None)}
+    assert len({config.splits for config in candidates}) == len(candidates) > 8
+    assert 1 in {config.splits for config in candidates}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_the_oracle_is_no_slower_than_the_heuristic_by_the_model(problem):
+    us = {
+        name: predict_cell(problem, kernel(name), kernel(name).configs or "default", H200)["latency_us"]
+        for name in ("fixed_split", "fixed_split_oracle")
+    }
+    assert us["fixed_split_oracle"] <= us["fixed_split"]

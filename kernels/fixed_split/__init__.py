@@ -60,6 +60,19 @@ class FixedSplit(TritonKernel):
         return fixed_split_heuristic(tiles.output_tiles, gpu.sms * resident, max(tiles.lean_tiles))
 
 
+class FixedSplitOracle(FixedSplit):
+    """Whatever heuristic a library has for its split count, it does no better than this."""
+
+    name = "fixed_split_oracle"
+    title = "fixed_split with the fastest of all split counts worth measuring, timed in every cell"
+    configs = "best"
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        default = self.default_config(problem, gpu)
+        counts = split_counts(problem, default.tile_tokens, gpu)
+        return list(dict.fromkeys([default, *(replace(default, splits=splits) for splits in counts)]))
+
+
 def split_counts(problem: AttentionProblem, tile_tokens: int, gpu: GpuSpec) -> list[int]:
     """Split counts worth measuring: 1, and those that make from half a wave to eight waves of CTAs."""
     tiles = TileGrid.of(problem, tile_tokens)
@@ -70,4 +83,4 @@ def split_counts(problem: AttentionProblem, tile_tokens: int, gpu: GpuSpec) -> l
     return sorted(splits for splits in counts if 1 <= splits <= min(128, max(tiles.lean_tiles)))
 
 
-KERNELS = (FixedSplit(),)
+KERNELS = (FixedSplit(), FixedSplitOracle())

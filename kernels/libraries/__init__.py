@@ -1,7 +1,28 @@
 """Kernels of the libraries that people use, measured as they are. They run where they are asked for by name."""
 
+from leanbench.kernels.libraries.flash_attn_2 import FlashAttn, FlashDecoding
 from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3
-from leanbench.kernels.libraries.flash_infer import FlashInfer, FlashInferCudaCores
-from leanbench.kernels.libraries.sdpa import Cudnn, TorchFlash
+from leanbench.kernels.libraries.flash_infer import FlashInfer, FlashInferCudaCores, FlashInferPersistent
+from leanbench.kernels.libraries.flash_infer_single import FlashInferSingle, FlashInferSingleCudaCores
+from leanbench.kernels.libraries.flex import TorchFlex
+from leanbench.kernels.libraries.sdpa import Cudnn, TorchEfficient, TorchFlash, TorchMath
+from leanbench.kernels.libraries.standard import Standard
+from leanbench.kernels.libraries.xformers_split_k import XformersSplitK
 
-KERNELS = (Cudnn(), TorchFlash(), FlashInfer(), FlashInferCudaCores(), FlashAttn3())
+KERNELS = (
+    Cudnn(),
+    TorchFlash(),
+    TorchEfficient(),
+    TorchMath(),
+    TorchFlex(),
+    Standard(),
+    FlashAttn(),
+    FlashDecoding(),
+    FlashAttn3(),
+    FlashInfer(),
+    FlashInferCudaCores(),
+    FlashInferPersistent(),
+    FlashInferSingle(),
+    FlashInferSingleCudaCores(),
+    XformersSplitK(),
+)

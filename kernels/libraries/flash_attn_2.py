@@ -47,6 +47,11 @@ class FlashAttn(LibraryKernel):
                 f"{self.name} takes pages of multiples of {_PAGE_TOKENS} tokens, this problem has page_size "
                 f"{problem.page_size}: choose {_PAGE_TOKENS}"
             )
+        if min(problem.contexts) < problem.q_len:
+            return (
+                f"{self.name} tells an LSE of +inf for a query token that sees nothing, not -inf: with q_len "
+                f"{problem.q_len} choose contexts of at least {problem.q_len} tokens"
+            )
         return super().unsupported_reason(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttnLaunch:

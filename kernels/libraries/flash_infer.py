@@ -1,4 +1,5 @@
-"""FlashInfer's batch decode over a paged cache (Ye et al., 2025, arXiv 2501.01005), of flashinfer-python 0.6 and 0.7.
+"""FlashInfer's batch decode and its persistent batch attention over a paged cache (Ye et al., 2025, arXiv 2501.01005),
+of flashinfer-python 0.6 and 0.7.
 
 A contiguous cache is handed over as pages of itself, in place: FlashInfer reads K and V through the strides of the
 tensors it is given. Its planner gives CTAs whole pages, so a sequence in one page would never be split.
@@ -32,20 +33,37 @@ _WORKSPACE_BYTES = 512 * 1000 * 1000
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)
 
 
-class FlashInfer(LibraryKernel):
-    name = "flashinfer"
-    title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
+class FlashInferKernel(LibraryKernel):
+    """What all of FlashInfer's kernels here share."""
+
     source = "Ye et al. 2025, arXiv 2501.01005; flashinfer-python"
     modules = ("flashinfer", "tvm_ffi")
     install = "pip install flashinfer-python apache-tvm-ffi"
+    distribution = "flashinfer-python"
+    written_for = "0.6 and 0.7"
     head_dims = (64, 128, 256)
-    takes_ragged = True
-    takes_pages = True
     lse_base = 2.0
     use_tensor_cores = True
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        return _launch(inputs, self.use_tensor_cores)
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if not self.use_tensor_cores and problem.group_size not in _CUDA_CORE_GROUPS:
+            groups = ", ".join(map(str, _CUDA_CORE_GROUPS))
+            return f"{self.name} has no kernel for groups of {problem.group_size} query heads, choose from {groups}"
+        return super().unsupported_reason(problem)
+
+
+class FlashInfer(FlashInferKernel):
+    name = "flashinfer"
+    title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
+    takes_ragged = True
+    takes_pages = True
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        plan = _plan_of(inputs, self.use_tensor_cores)
+        # From buffers to buffers only a plan's page numbers differ, and a wrapper of its own for each would take 8 MB.
+        wrapper = copy.copy(_planned(plan))
+        wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
+        return partial(_runner(wrapper, inputs, plan), return_lse=True)
 
 
 class FlashInferCudaCores(FlashInfer):
@@ -53,11 +71,18 @@ class FlashInferCudaCores(FlashInfer):
     title = "FlashInfer's batch decode without tensor cores, planned for the lengths before it is timed"
     use_tensor_cores = False
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        if problem.group_size not in _CUDA_CORE_GROUPS:
-            groups = ", ".join(map(str, _CUDA_CORE_GROUPS))
-            return f"{self.name} has no kernel for groups of {problem.group_size} query heads, choose from {groups}"
-        return super().unsupported_reason(problem)
+
+class FlashInferPersistent(FlashInferKernel):
+    name = "flashinfer_persistent"
+    title = "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
+    takes_ragged = True
+    takes_pages = True
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        plan = _plan_of(inputs, self.use_tensor_cores)
+        wrapper = copy.copy(_planned_persistent(plan))
+        wrapper._kv_indices = _page_numbers(inputs, plan)
+        return _runner(wrapper, inputs, plan)
 
 
 @dataclass(frozen=True)
@@ -81,37 +106,39 @@ class _Plan:
         return [-(-length // self.page_size) for length in self.lengths]
 
 
-def _launch(inputs: AttentionInputs, use_tensor_cores: bool) -> Callable[[], Any]:
+def layout_of(inputs: AttentionInputs) -> str:
+    """The layout's name, from the stride of heads against that of tokens."""
+    return "HND" if inputs.k_cache.stride(2) > inputs.k_cache.stride(1) else "NHD"
+
+
+def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
     import torch
 
     batch, _, q_heads, head_dim = inputs.q.shape
-    lengths = (inputs.context,) * batch if inputs.cache_seqlens is None else tuple(inputs.cache_seqlens.tolist())
-    page_size = inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS)
-    # The stride of heads against that of tokens.
-    kv_layout = "HND" if inputs.k_cache.stride(2) > inputs.k_cache.stride(1) else "NHD"
     device = inputs.q.device
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    plan = _Plan(
+    return _Plan(
         device,
-        stream,
+        torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
         use_tensor_cores,
-        kv_layout,
-        page_size,
-        lengths,
+        layout_of(inputs),
+        inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS),
+        (inputs.context,) * batch if inputs.cache_seqlens is None else tuple(inputs.cache_seqlens.tolist()),
         q_heads,
         inputs.kv_heads,
         head_dim,
         inputs.q.dtype,
         inputs.softmax_scale,
     )
-    k, v = (_pages(cache, inputs, page_size) for cache in (inputs.k_cache, inputs.v_cache))
-    if kv_layout == "HND":
+
+
+def _runner(wrapper: Any, inputs: AttentionInputs, plan: _Plan) -> partial[Any]:
+    """A call of a wrapper that has planned, on these tensors."""
+    batch, _, q_heads, head_dim = inputs.q.shape
+    k, v = (_pages(cache, inputs, plan.page_size) for cache in (inputs.k_cache, inputs.v_cache))
+    if plan.kv_layout == "HND":
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-    # Of a plan, only the page numbers differ from buffers to buffers. A wrapper of its own for each would take 8 MB.
-    wrapper = copy.copy(_planned(plan))
-    wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
     q, out = inputs.q.view(batch, q_heads, head_dim), inputs.out.view(batch, q_heads, head_dim)
-    return partial(wrapper.run, q, (k, v), out=out, lse=inputs.lse.view(batch, q_heads), return_lse=True)
+    return partial(wrapper.run, q, (k, v), out=out, lse=inputs.lse.view(batch, q_heads))
 
 
 def _pages(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torch.Tensor:
@@ -153,8 +180,7 @@ def _planned(plan: _Plan) -> Any:
     import torch
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper  # pyright: ignore[reportMissingImports]
 
-    counts = torch.tensor([0, *plan.page_counts])
-    indptr = counts.cumsum(0).to(torch.int32)
+    indptr = _offsets(plan.page_counts)
     last_page_len = torch.tensor([(length - 1) % plan.page_size + 1 for length in plan.lengths], dtype=torch.int32)
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
         _workspace(plan.device, plan.stream), kv_layout=plan.kv_layout, use_tensor_cores=plan.use_tensor_cores
@@ -172,6 +198,41 @@ def _planned(plan: _Plan) -> Any:
         sm_scale=plan.softmax_scale,
     )
     return wrapper
+
+
+# It holds 400 MB of its own.
+@lru_cache(maxsize=1)
+def _planned_persistent(plan: _Plan) -> Any:
+    """The same of a BatchAttention."""
+    import torch
+    from flashinfer import BatchAttention  # pyright: ignore[reportMissingImports]
+
+    page_offsets = _offsets(plan.page_counts)
+    wrapper = BatchAttention(kv_layout=plan.kv_layout, device=str(plan.device))
+    wrapper.plan(
+        _offsets([1] * len(plan.lengths)),
+        page_offsets,
+        torch.zeros(int(page_offsets[-1]), dtype=torch.int32),
+        torch.tensor(plan.lengths, dtype=torch.int32),
+        plan.q_heads,
+        plan.kv_heads,
+        plan.head_dim,
+        plan.head_dim,
+        plan.page_size,
+        # The one query token sees all.
+        causal=False,
+        sm_scale=plan.softmax_scale,
+        q_data_type=plan.dtype,
+        kv_data_type=plan.dtype,
+    )
+    return wrapper
+
+
+def _offsets(counts: list[int]) -> torch.Tensor:
+    """Where each sequence's part starts, and where the last one ends: (sequences + 1,), int32."""
+    import torch
+
+    return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
 
 
 @cache

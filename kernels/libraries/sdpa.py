@@ -85,7 +85,9 @@ class TorchFlash(SdpaKernel):
 
 class TorchEfficient(SdpaKernel):
     name = "torch_efficient"
-    title = "the memory-efficient attention in torch through scaled_dot_product_attention; it does not split the context"
+    title = (
+        "the memory-efficient attention in torch through scaled_dot_product_attention; it does not split the context"
+    )
     decomposition = "one_cta_per_tile"
     source = "Rabe and Staats 2021, arXiv 2112.05682; the CUTLASS kernel in torch, from xFormers"
     backend = "EFFICIENT_ATTENTION"

@@ -20,7 +20,7 @@ _FP16_TOKENS = 65_536
 
 
 class Standard(LibraryKernel):
-    """Two matrix products and a softmax in torch; scores and weights take batch x q_heads x context x 2 bytes each."""
+    """Scores and softmax weights take batch * q_heads * context * 2 bytes each."""
 
     name = "standard"
     title = "standard attention: two matrix products and a softmax in torch, the scores in memory"
@@ -44,7 +44,9 @@ class Standard(LibraryKernel):
 
 
 class StandardLaunch(OwnOutputs):
-    """The tensors are views: q (batch x kv_heads, group_size, head_dim), K and V (batch x kv_heads, tokens, head_dim)."""
+    """The tensors are views, a matrix for every KV head of every sequence: q (matrices, group_size, head_dim), K and V
+    (matrices, tokens, head_dim).
+    """
 
     def __init__(self, inputs: AttentionInputs) -> None:
         super().__init__(inputs)

@@ -25,7 +25,12 @@ _FALSIFYING = {
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ("100", "leaves a part of the SMs unused"),
 }
 #: Module and distribution of what people compare with.
-LIBRARIES = {"flash_attn": "flash-attn", "flashinfer": "flashinfer-python"}
+LIBRARIES = {
+    "flash_attn": "flash-attn",
+    "flash_attn_interface": "flash_attn_3",
+    "flashinfer": "flashinfer-python",
+    "xformers": "xformers",
+}
 #: A run directory of a thousand cells takes a few MB, Triton's cache some hundred.
 _MIN_FREE_BYTES = 1_000_000_000
 

@@ -133,7 +133,8 @@ class Bench:
         candidates: dict[str, Candidate] = {}
         for kernel in able:
             self._announce(kernel.name)
-            candidate = self._prepare(problem, kernel, (pins or {}).get(kernel.name, configs), rows[kernel.name])
+            asked = (pins or {}).get(kernel.name, kernel.configs or configs)
+            candidate = self._prepare(problem, kernel, asked, rows[kernel.name])
             if candidate is not None:
                 candidates[kernel.name] = candidate
         if candidates:

@@ -8,12 +8,24 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import leanbench
 
-#: Distributions whose kernels can be measured beside this project's, or that hold them compiled.
-_LIBRARIES = ("flashinfer-python", "flashinfer-jit-cache", "apache-tvm-ffi", "flash_attn_3")
+if TYPE_CHECKING:
+    from leanbench.gpu.nvml import LocalGpu
+
+#: Distributions that decide what is timed, where they are installed: what compiles `lean_cuda` at run time, and those
+#: whose kernels can be measured beside this project's, or that hold them compiled.
+_LIBRARIES = (
+    "nvidia-cuda-nvrtc",
+    "flash-attn",
+    "flash_attn_3",
+    "flashinfer-python",
+    "flashinfer-jit-cache",
+    "apache-tvm-ffi",
+    "xformers",
+)
 
 
 def environment_key(environment: dict[str, Any]) -> str:
@@ -37,24 +49,32 @@ def predicted_environment() -> dict[str, Any]:
 
 
 def measured_environment(device_index: int) -> dict[str, Any]:
-    """Software, driver and the GPU that torch calls `cuda:device_index`."""
+    """Software, driver and the GPU that torch calls `cuda:device_index`; the driver is None where NVML has no word."""
     import torch
 
-    from leanbench.gpu.nvml import local_gpus
-
-    gpus = local_gpus()
-    uuid = str(torch.cuda.get_device_properties(device_index).uuid)
-    # NVML counts GPUs by bus, torch may put the fastest first.
-    gpu = next((gpu for gpu in gpus if gpu.uuid.endswith(uuid)), gpus[device_index])
+    device = torch.cuda.get_device_properties(device_index)
+    gpu = _by_nvml(str(getattr(device, "uuid", "")), device_index)
     return {
         **predicted_environment(),
         # With the CUDA version it was built for.
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
-        "driver": gpu.driver_version,
-        "gpu_product": gpu.product,
-        "gpu_uuid": gpu.uuid,
+        "driver": gpu and gpu.driver_version,
+        "gpu_product": gpu.product if gpu else device.name,
+        "gpu_uuid": gpu and gpu.uuid,
     }
+
+
+def _by_nvml(uuid: str, index: int) -> LocalGpu | None:
+    from leanbench.gpu.nvml import NvmlError, local_gpus
+
+    try:
+        gpus = local_gpus()
+    except NvmlError:
+        return None
+    # NVML counts GPUs by bus, torch may put the fastest first.
+    named = [gpu for gpu in gpus if uuid and gpu.uuid.endswith(uuid)]
+    return (named or gpus[index : index + 1] or [None])[0]
 
 
 def _version(distribution: str) -> str | None:

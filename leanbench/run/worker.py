@@ -80,7 +80,7 @@ def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[s
             rows = {}
             for each in kernels:
                 announce(each.name)
-                rows[each.name] = predict_cell(problem, each, pins.get(each.name, configs), spec)
+                rows[each.name] = predict_cell(problem, each, pins.get(each.name, each.configs or configs), spec)
             return rows
 
         return predict, predicted_environment()
@@ -123,12 +123,15 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     reason = _first_line(error)
     if name == "OutOfMemoryError" or isinstance(error, MemoryError):
         return {"status": "out_of_memory", "reason": reason}, True
-    return {"status": "crashed", "reason": reason}, not _is_cuda_error(error)
+    return {"status": "crashed", "reason": reason}, not _is_sticky(error)
 
 
-def _is_cuda_error(error: Exception) -> bool:
-    """A CUDA error is sticky: every later call of the process fails with it. torch and Triton word it differently."""
-    return type(error).__name__ == "AcceleratorError" or "CUDA" in str(error)
+def _is_sticky(error: Exception) -> bool:
+    """A CUDA error makes every later call of the process fail, as does the loss of the GPU; a new process knows more.
+
+    torch and Triton word it differently.
+    """
+    return type(error).__name__ in ("AcceleratorError", "GpuLostError") or "CUDA" in str(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -33,7 +33,7 @@ def names(machine: Machine, quick: bool = False) -> list[str]:
 
 SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
 STATE = ["driver", "memory", "mig", "processes", "clocks", "throttling"]
-ALWAYS = ["flash_attn", "flashinfer", "triton cache", "runs"]
+ALWAYS = ["flash_attn", "flash_attn_interface", "flashinfer", "xformers", "triton cache", "runs"]
 KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
 
 

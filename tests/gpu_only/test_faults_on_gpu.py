@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from leanbench.gpu.nvml import local_gpus
 from leanbench.run.samples import read_samples
 
 pytestmark = pytest.mark.gpu
 
+#: What the driver keeps or frees by itself between two readings.
+MEMORY_NOISE_BYTES = 256 << 20
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_kernels"
 
 
@@ -35,20 +40,90 @@ def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_faults_cost_one_row_each(tmp_path):
-    faulty = ("illegal_access", "endless_loop", "abort")
-    asked = ("--kernels", ",".join(("fa2", *faulty)), "--context", "1k,2k,4k", "--heads", "8", "--head-dim", "64")
-    process = sweep(tmp_path, *asked, "--timeout", "20s")
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not done():
+        assert time.monotonic() < deadline, "not within 90 s"
+        time.sleep(0.05)
+
+
+#: 25 contexts, 2048 in the middle of the first half; with two kernels, 50 cells.
+ASKED = ("--context", "256:6400:+256", "--heads", "8", "--head-dim", "64", "--timeout", "20s")
+
+
+def used_bytes() -> int:
+    """Memory of the GPU that anybody uses."""
+    gpu = local_gpus()[0]
+    assert gpu.memory_total_bytes is not None
+    assert gpu.memory_free_bytes is not None
+    return gpu.memory_total_bytes - gpu.memory_free_bytes
+
+
+def assert_one_fault(out: Path, kernel: str, status: str, reason: str) -> None:
+    found = {(row["kernel"], row["problem"]["context"]): row for row in rows(out)}
+    assert len(found) == len(rows(out)) == 50
+    faulty = found.pop((kernel, 2048))
+    assert faulty["status"] == status, faulty
+    assert re.search(reason, faulty["reason"]), faulty
+    assert faulty["latency_us"] is None
+    for row in found.values():
+        # Also of the cells that came next: nothing of a broken context reached them.
+        assert row["status"] in ("ok", "noisy"), row
+        assert row["relative_error"] < 2e-3
+        assert row["latency_us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "reason"),
+    [
+        ("illegal_access", "crashed", "illegal memory access"),
+        ("endless_loop", "timeout", "no result within 20 s"),
+        ("device_assert", "crashed", "device-side assert"),
+        ("too_large", "out_of_memory", "OutOfMemoryError"),
+        ("raises", "crashed", "^ZeroDivisionError: division by zero$"),
+        ("reads_null", "crashed", "ended by SIGSEGV"),
+        ("abort", "crashed", "ended by SIGABRT"),
+    ],
+)
+def test_a_fault_costs_one_row_of_50(tmp_path, kernel, status, reason):
+    before = used_bytes()
+    begun = time.monotonic()
+    process = sweep(tmp_path, "--kernels", f"fa2,{kernel}", *ASKED)
+    assert process.wait(timeout=240) == (0 if status == "out_of_memory" else 1)
+    # Two workers, the timeout, and 0.6 s a cell, of which the check of the output is the most.
+    assert time.monotonic() - begun < 120
+    assert_one_fault(tmp_path, kernel, status, reason)
+    assert used_bytes() - before < MEMORY_NOISE_BYTES
+
+
+def test_a_worker_that_is_killed_from_outside_costs_one_row_of_50(tmp_path, monkeypatch):
+    mark = tmp_path / "mark"
+    monkeypatch.setenv("LEANBENCH_DRILL_MARK", str(mark))
+    process = sweep(tmp_path, "--kernels", "fa2,waits", *ASKED, "--timeout", "90s")
+    wait_until(mark.exists)
+    for worker in children(process.pid):
+        os.kill(worker, signal.SIGKILL)
     assert process.wait(timeout=240) == 1
-    found = {(row["kernel"], row["problem"]["context"]): row for row in rows(tmp_path)}
-    assert len(found) == len(rows(tmp_path)) == 12
-    for (name, context), row in found.items():
-        if name in faulty and context == 2048:
-            assert row["status"] == ("timeout" if name == "endless_loop" else "crashed"), row
-            assert row["reason"]
-        else:
-            assert row["status"] in ("ok", "noisy"), row
-            assert row["relative_error"] < 2e-3
+    assert_one_fault(tmp_path, "waits", "crashed", "ended by SIGKILL")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, number, code):
+    before = used_bytes()
+    process = sweep(tmp_path, "--kernels", "fa2,endless_loop", *ASKED, "--timeout", "90s")
+    # Seven problems of two, and the eighth never ends.
+    wait_until(lambda: len(rows(tmp_path)) >= 14)
+    time.sleep(3)
+    begun = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(timeout=60) == code
+    assert time.monotonic() - begun < 5
+    assert len(rows(tmp_path)) == 14
+    wait_until(lambda: used_bytes() - before < MEMORY_NOISE_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
+from leanbench.gpu.local import spec_of_device
 from leanbench.inputs import make_inputs
 from leanbench.measure.cell import Bench
 from leanbench.measure.check import Reference
@@ -12,10 +15,10 @@ from leanbench.measure.timing import capture
 from leanbench.problem import AttentionProblem
 from leanbench.registry import kernel, written_by
 
-# The first call of FlashInfer compiles for minutes.
+# The first calls of FlashInfer compile for minutes, those of FlexAttention for each problem.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
 
-NAMES = ("cudnn", "torch_flash", "flashinfer", "flashinfer_cuda_cores", "flash_attn_3")
+NAMES = tuple(adapter.name for adapter in importlib.import_module("leanbench.kernels.libraries").KERNELS)
 PROBLEMS = [
     AttentionProblem(1, 56, 56, 4096, 64),
     AttentionProblem(4, 32, 8, 3000, 128, "bf16", "NHD"),
@@ -26,7 +29,12 @@ PROBLEMS = [
     AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128),
     AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 64, "bf16", "NHD", page_size=16),
     AttentionProblem(2, 32, 8, 1000, 128, "fp16", "HND", page_size=64),
+    AttentionProblem(2, 32, 8, 1000, 128, "fp16", "NHD", page_size=256),
     AttentionProblem(2, 32, 8, 1000, 128, "fp16", "NHD", q_len=4),
+    AttentionProblem(3, 32, 8, (1000, 4, 130), 64, "bf16", "HND", q_len=4, page_size=256),
+    AttentionProblem(1, 8, 1, 131_072, 128, "bf16", "NHD"),
+    AttentionProblem(1, 32, 1, 5000, 64),
+    AttentionProblem(4, 8, 8, 65_536, 64),
 ]
 
 
@@ -70,4 +78,29 @@ def test_a_row_holds_the_librarys_own_gpu_kernels(name):
     assert row["status"] in ("ok", "noisy"), row["reason"]
     assert row["relative_error"] < 2e-3
     assert row["gpu_kernels"]
-    assert not [each for each in row["gpu_kernels"] if "copy" in each.lower()]
+    # torch_math casts and repeats K and V.
+    assert name == "torch_math" or not [each for each in row["gpu_kernels"] if "copy" in each.lower()]
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_flash_decoding_is_right_with_every_split_count(head_dim):
+    own, problem = kernel("flash_decoding"), AttentionProblem(2, 16, 4, 20_000, head_dim)
+    or_skip(own.name, problem)
+    inputs = make_inputs(problem, "cuda")
+    reference = Reference(inputs)
+    candidates = own.candidate_configs(problem, spec_of_device(0))
+    assert len(candidates) > 5
+    for config in candidates:
+        launch = own.prepare(inputs, config)
+        written_by(launch, inputs).poison()
+        launch()
+        assert reference.check(written_by(launch, inputs), own.lse_base).failure(problem.dtype) is None, config
+
+
+@pytest.mark.parametrize("name", ["flash_decoding", "flash_attn"])
+def test_flash_attn_splits_as_it_is_told(name):
+    problem = AttentionProblem(1, 8, 8, 65_536, 128)
+    or_skip(name, problem)
+    row = Bench(0).run(problem, [kernel(name)], "default")[name]
+    # Splits are merged by a second kernel.
+    assert len(row["gpu_kernels"]) == (2 if name == "flash_decoding" else 1), row["gpu_kernels"]

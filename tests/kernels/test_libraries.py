@@ -1,5 +1,5 @@
-"""The adapters of libraries without a GPU and mostly without the libraries: stand-ins take their place in sys.modules,
-look at what they are handed, and compute with plain torch.
+"""What the adapters of libraries share: what they say where a library is missing, too old or asked for too much, and
+how outputs that a library makes itself are checked.
 """
 
 from __future__ import annotations
@@ -7,85 +7,41 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from leanbench.kernels.libraries import flash_infer, library
+from leanbench.kernels.libraries import KERNELS, library
+from library_stand_ins import UNIFORM, lacking, stand_in
 from typer.testing import CliRunner
 
+from leanbench.cli import output
 from leanbench.cli.main import app
+from leanbench.doctor.checks import Check, run_check
+from leanbench.doctor.kernels import kernel_is_right
+from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.inputs import AttentionInputs, make_inputs
 from leanbench.measure.check import CheckResult, Reference
 from leanbench.model.cell import predict_cell
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, OwnOutputs, kernel, written_by
+from leanbench.registry import Kernel, OwnOutputs, kernel
 from leanbench.run import environment
 from leanbench.run.cells import DEFAULT_KERNELS
 
-NAMES = ("cudnn", "torch_flash", "flashinfer", "flashinfer_cuda_cores", "flash_attn_3")
-UNIFORM = [
-    AttentionProblem(1, 2, 2, 150, 64),
-    AttentionProblem(3, 8, 2, 128, 128, "bf16", "NHD"),
-    AttentionProblem(2, 4, 1, 192, 64),
-    AttentionProblem(2, 6, 2, 97, 64, "fp16", "HND"),
-    AttentionProblem(2, 6, 2, 97, 64, "fp16", "NHD"),
-]
-RAGGED = [
-    AttentionProblem(4, 4, 2, (1, 190, 33, 64), 64, "fp16", "NHD"),
-    AttentionProblem(3, 4, 4, (128, 7, 65), 128, "bf16", "HND"),
-]
-PAGED = [
-    AttentionProblem(2, 8, 2, 100, 64, "fp16", "HND", page_size=16),
-    AttentionProblem(2, 8, 2, 96, 128, "bf16", "NHD", page_size=32),
-    AttentionProblem(3, 4, 2, (1, 65, 130), 64, "fp16", "NHD", page_size=64),
-    AttentionProblem(3, 4, 1, (40, 16, 130), 64, "fp16", "HND", page_size=16),
-]
-SEVERAL_QUERIES = [
-    AttentionProblem(2, 4, 2, 50, 80, q_len=4),
-    AttentionProblem(3, 4, 2, (9, 65, 130), 64, "bf16", "HND", q_len=7, page_size=16),
-]
-
-
-def label(problem: AttentionProblem) -> str:
-    return problem.label
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(heads, q_len, head_dim) over (kv_heads, tokens, head_dim), causal at the end: output in fp32, natural LSE."""
-    group_size = q.shape[0] // k.shape[0]
-    k, v = (cache.float().repeat_interleave(group_size, 0) for cache in (k, v))
-    scores = q.float() @ k.transpose(1, 2) * scale
-    q_len, tokens = scores.shape[1:]
-    unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)
-    scores = scores.masked_fill(unseen, -math.inf)
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
-
-
-def checked(name: str, problem: AttentionProblem) -> tuple[AttentionInputs, Any]:
-    """One call on fresh inputs, held against the reference."""
-    inputs = make_inputs(problem, "cpu")
-    launch = kernel(name).prepare(inputs, None)
-    written_by(launch, inputs).poison()
-    launch()
-    result = Reference(inputs).check(written_by(launch, inputs), kernel(name).lse_base)
-    assert result.failure(problem.dtype) is None
-    assert result.checked_heads == result.total_heads == problem.batch * problem.kv_heads
-    assert (result.lse_error is None) == (kernel(name).lse_base is None)
-    return inputs, launch
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
-    module = ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None)
-    vars(module).update(members)
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
+ADAPTERS = {adapter.name: adapter for adapter in KERNELS}
+NAMES = tuple(ADAPTERS)
+SDPA = ("cudnn", "torch_flash", "torch_efficient", "torch_math")
+IN_TORCH = (*SDPA, "torch_flex", "standard")
+SINGLE = ("flashinfer_single", "flashinfer_single_cuda_cores")
+FLASHINFER = ("flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent", *SINGLE)
+FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
+#: Attends over uniform contiguous caches alone.
+PLAIN = (*IN_TORCH, "xformers_split_k")
 
 
 @pytest.fixture
@@ -94,53 +50,83 @@ def all_installed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("names", "sentence"),
     [
-        ("cudnn", None),
-        ("torch_flash", None),
+        (IN_TORCH, None),
         (
-            "flashinfer",
-            "flashinfer is not installed here (no module flashinfer, tvm_ffi): "
-            "pip install flashinfer-python apache-tvm-ffi",
+            FLASHINFER,
+            "{} is not installed here (no module flashinfer, tvm_ffi): pip install flashinfer-python apache-tvm-ffi",
         ),
+        (FLASH_ATTN_2, "{} is not installed here (no module flash_attn): pip install flash-attn --no-build-isolation"),
         (
-            "flash_attn_3",
-            "flash_attn_3 is not installed here (no module flash_attn_interface): "
+            ("flash_attn_3",),
+            "{} is not installed here (no module flash_attn_interface): "
             'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"',
         ),
+        (("xformers_split_k",), "{} is not installed here (no module xformers): pip install xformers"),
     ],
 )
-def test_a_library_that_is_missing_is_said_with_what_installs_it(name, sentence, monkeypatch):
+def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence, monkeypatch):
     here = {"torch": ModuleSpec("torch", None)}
     monkeypatch.setattr(library, "find_spec", here.get)
-    assert kernel(name).unavailable_reason() == sentence
-    assert kernel(name).unsupported_reason(UNIFORM[0]) == sentence
+    # No line breaks in sentences.
+    monkeypatch.setattr(output, "PIPED_COLUMNS", 1000)
+    for name in names:
+        said = None if sentence is None else sentence.format(name)
+        assert kernel(name).unavailable_reason() == said
+        assert kernel(name).unsupported_reason(UNIFORM[0]) == said
     listed = " ".join(CliRunner().invoke(app, ["list", "kernels"]).stdout.split())
-    assert listed.count("; flashinfer is not") == listed.count("; flash_attn_3 is not") == 1
-    assert "cudnn is not" not in listed
+    for name in names:
+        assert listed.count(f"; {name} is not installed") == (sentence is not None)
 
 
 @pytest.mark.usefixtures("all_installed")
 def test_what_is_installed_is_available():
-    assert [kernel(name).unavailable_reason() for name in NAMES] == [None] * 5
-    assert [kernel(name).unsupported_reason(UNIFORM[0]) for name in NAMES] == [None] * 5
+    assert set(NAMES) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, "flash_attn_3"}
+    assert {name: kernel(name).unavailable_reason() for name in NAMES} == dict.fromkeys(NAMES)
+    assert {name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NAMES} == dict.fromkeys(NAMES)
 
 
 @pytest.mark.usefixtures("all_installed")
 @pytest.mark.parametrize(
     ("problem", "refused"),
     [
-        (RAGGED[0], {"cudnn": "ragged", "torch_flash": "ragged"}),
-        (PAGED[0], {"cudnn": "page_size 16", "torch_flash": "page_size 16"}),
         (
-            AttentionProblem(1, 4, 4, 50, 64, q_len=4),
-            dict.fromkeys(("cudnn", "torch_flash", "flashinfer", "flashinfer_cuda_cores"), "q_len 4"),
+            AttentionProblem(2, 4, 4, (50, 20), 64),
+            {**dict.fromkeys(PLAIN, "ragged"), **dict.fromkeys(SINGLE, "batch 2")},
+        ),
+        (
+            AttentionProblem(1, 4, 4, 50, 64, page_size=16),
+            dict.fromkeys((*PLAIN, *SINGLE, *FLASH_ATTN_2), "page_size 16"),
+        ),
+        (AttentionProblem(1, 4, 4, 50, 64, page_size=256), dict.fromkeys((*PLAIN, *SINGLE), "page_size 256")),
+        (AttentionProblem(1, 4, 4, 50, 64, q_len=4), dict.fromkeys((*PLAIN, *FLASHINFER), "q_len 4")),
+        (
+            AttentionProblem(2, 4, 4, (50, 3), 64, q_len=4),
+            {
+                **dict.fromkeys((*PLAIN, *FLASHINFER), ""),
+                **dict.fromkeys(FLASH_ATTN_2, "contexts of at least 4 tokens"),
+            },
         ),
         (AttentionProblem(1, 4, 4, 50, 256), {"cudnn": "head_dim 256"}),
-        (AttentionProblem(1, 4, 4, 50, 80), dict.fromkeys(("flashinfer", "flashinfer_cuda_cores"), "head_dim 80")),
-        (AttentionProblem(1, 4, 4, 50, 96), dict.fromkeys(("flashinfer", "flashinfer_cuda_cores"), "head_dim 96")),
-        (AttentionProblem(1, 10, 2, 50, 64), {"flashinfer_cuda_cores": "groups of 5 query heads"}),
+        (AttentionProblem(1, 4, 4, 50, 80), dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 80")),
+        (AttentionProblem(1, 4, 4, 50, 96), dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 96")),
+        (
+            AttentionProblem(1, 10, 2, 50, 64),
+            {
+                **dict.fromkeys(("flashinfer_cuda_cores", "flashinfer_single_cuda_cores"), "groups of 5 query heads"),
+                "torch_efficient": "not one for 5 of them",
+                "torch_flex": "a power of two of query heads, this problem has 5",
+            },
+        ),
         (AttentionProblem(1, 4, 4, 1, 64), {"cudnn": "context of one token"}),
+        (AttentionProblem(2, 4, 4, 50, 64), dict.fromkeys(SINGLE, "a single sequence, this problem has batch 2")),
+        (
+            AttentionProblem(2, 4, 4, 50, 64, "fp16", "NHD"),
+            {"standard": "choose HND", **dict.fromkeys(SINGLE, "batch 2")},
+        ),
+        (AttentionProblem(1, 4, 4, 65_537, 64), {"standard": "choose bf16, or at most 65536 tokens"}),
+        (AttentionProblem(1, 4, 4, 65_537, 64, "bf16"), {}),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionProblem) else "",
 )
@@ -160,222 +146,50 @@ def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
         assert (row["status"], row["reason"]) == ("unsupported", f"{name} has no schedule to predict from")
 
 
-@pytest.mark.parametrize("problem", UNIFORM, ids=label)
-@pytest.mark.parametrize(("name", "backend"), [("cudnn", "CUDNN_ATTENTION"), ("torch_flash", "FLASH_ATTENTION")])
-def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, problem, monkeypatch):
-    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
-
-    calls = []
-
-    def scaled_dot_product_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-        calls.append((q, k, v, options, _cur_sdpa_kernel_backends()))
-        outs = [attend(*tensors, options["scale"])[0] for tensors in zip(q, k, v, strict=True)]
-        return torch.stack(outs).to(q.dtype)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention)
-    inputs, launch = checked(name, problem)
-    q, k, v, options, backends = calls[-1]
-    assert backends == [getattr(SDPBackend, backend)]
-    assert options == {"is_causal": False, "scale": problem.head_dim**-0.5, "enable_gqa": problem.group_size > 1}
-    assert q.shape == (problem.batch, problem.q_heads, 1, problem.head_dim)
-    assert k.shape == v.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
-    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    ]
-    assert k.stride() == inputs.k_cache.transpose(1, 2).stride()
-    assert inputs.out.isnan().all(), "nothing is copied"
-    first = launch.results.out
-    launch()
-    assert launch.results.out.data_ptr() != first.data_ptr()
-
-
-class FlashInferWrapper:
-    """Reads the cache by page numbers, as the library does: through the strides of what it is handed."""
-
-    made: list[FlashInferWrapper]
-
-    def __init__(self, workspace: torch.Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
-        assert workspace.dtype == torch.uint8
-        assert not workspace.any()
-        self.workspace, self.kv_layout, self.use_tensor_cores = workspace, kv_layout, use_tensor_cores
-        self.made.append(self)
-
-    def plan(
-        self,
-        indptr: torch.Tensor,
-        indices: torch.Tensor,
-        last_page_len: torch.Tensor,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        page_size: int,
-        *,
-        q_data_type: torch.dtype,
-        kv_data_type: torch.dtype,
-        sm_scale: float,
-    ) -> None:
-        assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
-        assert len(indices) == indptr[-1]
-        self.indptr, self._paged_kv_indices_buf, self.last_page_len = indptr, indices, last_page_len
-        self.heads, self.head_dim, self.page_size = (num_qo_heads, num_kv_heads), head_dim, page_size
-        self.dtypes, self.scale = {q_data_type, kv_data_type}, sm_scale
-
-    def run(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        return_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert return_lse
-        assert q.shape == out.shape == (len(self.last_page_len), self.heads[0], self.head_dim)
-        assert lse.shape == q.shape[:2]
-        assert {q.dtype, out.dtype, *(cache.dtype for cache in paged_kv_cache)} == self.dtypes
-        token_axis = 2 if self.kv_layout == "HND" else 1
-        assert all(cache.shape[token_axis] == self.page_size for cache in paged_kv_cache)
-        assert all(cache.shape[3 - token_axis] == self.heads[1] for cache in paged_kv_cache)
-        assert self._paged_kv_indices_buf.dtype == torch.int32
-        for row, last in enumerate(self.last_page_len.tolist()):
-            pages = self._paged_kv_indices_buf[self.indptr[row] : self.indptr[row + 1]].long()
-            tokens = (len(pages) - 1) * self.page_size + last
-            # (kv_heads, tokens, head_dim)
-            k, v = (
-                cache[pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
-                for cache in paged_kv_cache
-            )  # fmt: skip
-            attended, natural = attend(q[row, :, None], k, v, self.scale)
-            out[row] = attended[:, 0].to(out.dtype)
-            lse[row] = natural[:, 0] / math.log(2)
-        return out, lse
+@pytest.mark.parametrize(
+    ("names", "module", "function"),
+    [
+        (FLASH_ATTN_2, "flash_attn", "flash_attn_with_kvcache"),
+        (("flash_attn_3",), "flash_attn_interface", "flash_attn_with_kvcache"),
+        (("flashinfer", "flashinfer_cuda_cores"), "flashinfer", "BatchDecodeWithPagedKVCacheWrapper"),
+        (("flashinfer_persistent",), "flashinfer", "BatchAttention"),
+        (SINGLE, "flashinfer", "single_decode_with_kv_cache"),
+        (("xformers_split_k",), "xformers.ops", "fmha"),
+    ],
+)
+@pytest.mark.parametrize("lacks", ["the function", "an argument", "everything"])
+def test_another_version_of_a_library_is_said_in_a_sentence(names, module, function, lacks, monkeypatch):
+    """Without the function, with one that takes nothing, and as a package that does not load."""
+    monkeypatch.setattr(library, "version", lambda distribution: "0.1")
+    stand_in(monkeypatch, module.partition(".")[0])
+    members = {function: lacking} if lacks == "an argument" else {}
+    stand_in(monkeypatch, module, **members)
+    if lacks == "everything":
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in names:
+        with pytest.raises(UserError) as raised:
+            ADAPTERS[name].prepare(make_inputs(UNIFORM[0], "cpu"), None)
+        said, adapter = str(raised.value), ADAPTERS[name]
+        assert said.startswith(f"{name} cannot call {adapter.distribution} 0.1 (")
+        assert said.endswith(f"it was written for {adapter.written_for}, install that or leave {name} out")
+        assert "\n" not in said
 
 
-@pytest.fixture
-def flashinfer(monkeypatch) -> Iterator[list[FlashInferWrapper]]:
-    """The wrappers that were made."""
-    FlashInferWrapper.made = []
-    stand_in(monkeypatch, "flashinfer", BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper)
-    stand_in(monkeypatch, "tvm_ffi")
-    monkeypatch.setattr(flash_infer, "_WORKSPACE_BYTES", 1000)
-    flash_infer._planned.cache_clear()
-    flash_infer._workspace.cache_clear()
-    yield FlashInferWrapper.made
-    flash_infer._planned.cache_clear()
-    flash_infer._workspace.cache_clear()
+def test_the_doctor_says_it_too_and_goes_on(monkeypatch):
+    machine: Any = SimpleNamespace(device="cpu", spec=find("h200"))
+    check = Check("kernel flash_attn", partial(kernel_is_right, kernel("flash_attn")))
+    missing = run_check(check, machine)
+    assert (missing.status, missing.text) == ("note", kernel("flash_attn").unavailable_reason())
+    stand_in(monkeypatch, "flash_attn")
+    misfit = run_check(check, machine)
+    assert misfit.status == "problem"
+    assert misfit.text.startswith("flash_attn cannot call flash-attn of unknown version (ImportError: ")
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED], ids=label)
-@pytest.mark.parametrize("name", ["flashinfer", "flashinfer_cuda_cores"])
-def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
-    assert kernel(name).unsupported_reason(problem) is None
-    inputs, launch = checked(name, problem)
-    assert len(flashinfer) == 1
-    planned = flashinfer[0]
-    assert planned.use_tensor_cores == (name == "flashinfer")
-    assert planned.kv_layout == problem.kv_layout
-    assert planned.page_size == (problem.page_size or math.gcd(problem.max_context, 64))
-    assert planned.scale == problem.head_dim**-0.5
-    (q, caches), options = launch.args, launch.keywords
-    tensors = [q, *caches, options["out"], options["lse"]]
-    assert [tensor.data_ptr() for tensor in tensors] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
-    ]
-    assert caches[0].stride() == caches[1].stride()
-
-
-@pytest.mark.parametrize("problem", [UNIFORM[1], RAGGED[0], PAGED[2]], ids=label)
-def test_flashinfer_plans_once_for_buffers_that_rotate(problem, flashinfer):
-    """Made first, launched afterwards: no launch reads what another one was prepared for."""
-    buffers = [make_inputs(problem, "cpu") for _ in range(3)]
-    launches = [kernel("flashinfer").prepare(inputs, None) for inputs in buffers]
-    launches += [kernel("flashinfer_cuda_cores").prepare(inputs, None) for inputs in buffers]
-    for inputs, launch in zip([*buffers, *buffers], launches, strict=True):
-        inputs.poison()
-        launch()
-        assert Reference(inputs).check(inputs, 2.0).failure(problem.dtype) is None
-    assert [wrapper.use_tensor_cores for wrapper in flashinfer] == [True, False]
-    assert flashinfer[0].workspace is flashinfer[1].workspace
-
-
-@pytest.mark.usefixtures("flashinfer")
-def test_flashinfer_keeps_few_plans():
-    for batch in range(1, 9):
-        kernel("flashinfer").prepare(make_inputs(AttentionProblem(batch, 2, 2, 64, 64), "cpu"), None)
-    assert flash_infer._planned.cache_info().currsize == 4
-
-
-def flash_attn_with_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    *,
-    cache_seqlens: torch.Tensor,
-    page_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    pack_gqa: bool,
-    scheduler_metadata: object,
-    return_softmax_lse: bool,
-) -> tuple[torch.Tensor, ...]:
-    assert return_softmax_lse
-    assert cache_seqlens.dtype == torch.int32
-    assert causal == (q.shape[1] > 1)
-    assert pack_gqa == (q.shape[2] > k_cache.shape[2])
-    results = []
-    for row, tokens in enumerate(cache_seqlens.tolist()):
-        k, v = (
-            (cache[row] if page_table is None else cache[page_table[row].long()].flatten(0, 1))[:tokens].transpose(0, 1)
-            for cache in (k_cache, v_cache)
-        )
-        results.append(attend(q[row].transpose(0, 1), k, v, softmax_scale))
-    out = torch.stack([out.transpose(0, 1) for out, _ in results]).to(q.dtype)
-    return out, torch.stack([lse for _, lse in results]), torch.empty(0), torch.empty(0)
-
-
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES], ids=label)
-def test_flash_attn_3_is_handed_the_tensors_and_its_schedule(problem, monkeypatch):
-    schedules: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def get_scheduler_metadata(*shape: Any, **options: Any) -> str:
-        schedules.append((shape, options))
-        return "metadata"
-
-    stand_in(
-        monkeypatch,
-        "flash_attn_interface",
-        flash_attn_with_kvcache=flash_attn_with_kvcache,
-        get_scheduler_metadata=get_scheduler_metadata,
-    )
-    assert kernel("flash_attn_3").unsupported_reason(problem) is None
-    inputs, launch = checked("flash_attn_3", problem)
-    ((batch, q_len, tokens, q_heads, kv_heads, head_dim), options) = schedules[0]
-    page_size = problem.page_size or 1
-    assert tokens == -(-problem.max_context // page_size) * page_size
-    assert (batch, q_len, q_heads, kv_heads, head_dim) == (
-        problem.batch,
-        problem.q_len,
-        problem.q_heads,
-        problem.kv_heads,
-        problem.head_dim,
-    )
-    assert options.pop("cache_seqlens").tolist() == list(problem.contexts)
-    assert options == {
-        "qkv_dtype": inputs.q.dtype,
-        "page_size": problem.page_size,
-        "causal": problem.q_len > 1,
-        "pack_gqa": problem.group_size > 1,
-    }
-    call = launch._attend
-    assert call.keywords["scheduler_metadata"] == "metadata"
-    assert [tensor is own for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)]
-    assert call.keywords["page_table"] is inputs.block_table
-
-
-def test_flash_attn_3_without_a_scheduler_function(monkeypatch):
-    stand_in(monkeypatch, "flash_attn_interface", flash_attn_with_kvcache=flash_attn_with_kvcache)
-    _, launch = checked("flash_attn_3", UNIFORM[1])
-    assert launch._attend.keywords["scheduler_metadata"] is None
+def test_a_library_of_unknown_version(monkeypatch):
+    stand_in(monkeypatch, "flash_attn")
+    with pytest.raises(UserError, match=r"^flash_attn cannot call flash-attn of unknown version \(ImportError: "):
+        kernel("flash_attn").prepare(make_inputs(UNIFORM[0], "cpu"), None)
 
 
 def test_an_lse_is_checked_in_the_base_it_is_written_in():
@@ -446,8 +260,10 @@ def test_an_own_output_that_the_graph_does_not_write_is_an_alarm(pretended, monk
 
 
 def test_rows_are_taken_with_the_versions_of_the_libraries(monkeypatch):
-    versions = {"flashinfer-python": "0.6.13", "torch": "2.13.0"}
+    versions = {"flashinfer-python": "0.6.13", "flash-attn": "2.8.3", "nvidia-cuda-nvrtc": "13.0.88", "torch": "2.13.0"}
     monkeypatch.setattr(environment, "_version", versions.get)
     found = environment.predicted_environment()
-    assert found["flashinfer-python"] == "0.6.13"
+    assert {name: found[name] for name in versions} == versions
+    known = {adapter.distribution for adapter in KERNELS} - {"torch"}
+    assert known <= set(environment._LIBRARIES)
     assert "flash_attn_3" not in found

@@ -45,7 +45,7 @@ def test_what_each_figure_varies():
 
 def test_the_500_samples():
     sweep, asked = load_sweep("paper-500"), problems("paper-500")
-    assert sweep.kernels == ("lean", "fa2", "fixed_split", "cudnn", "torch_flash")
+    assert sweep.kernels == ("lean", "fa2", "fixed_split", "fixed_split_oracle", "cudnn", "torch_flash")
     assert len(asked) == 550
     assert "550" in sweep.description
     assert {(one.head_dim, one.group_size, one.is_ragged) for one in asked} == {(64, 1, False)}

@@ -1,0 +1,60 @@
+"""FlashInfer's decode of a single sequence: `flashinfer.single_decode_with_kv_cache`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.libraries.flash_infer import FlashInferKernel, layout_of
+
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, OwnOutputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.inputs import AttentionInputs
+
+
+class FlashInferSingle(FlashInferKernel):
+    name = "flashinfer_single"
+    title = "FlashInfer's decode of a single sequence on tensor cores"
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        if problem.batch > 1:
+            return f"{self.name} decodes a single sequence, this problem has batch {problem.batch}"
+        return super().unsupported_reason(problem)
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashInferSingleLaunch:
+        return FlashInferSingleLaunch(inputs, self.use_tensor_cores)
+
+
+class FlashInferSingleCudaCores(FlashInferSingle):
+    name = "flashinfer_single_cuda_cores"
+    title = "FlashInfer's decode of a single sequence without tensor cores"
+    use_tensor_cores = False
+
+
+class FlashInferSingleLaunch(OwnOutputs):
+    def __init__(self, inputs: AttentionInputs, use_tensor_cores: bool) -> None:
+        from flashinfer import single_decode_with_kv_cache  # pyright: ignore[reportMissingImports]
+
+        super().__init__(inputs)
+        kv_layout = layout_of(inputs)
+        k, v = inputs.k_cache[0, : inputs.context], inputs.v_cache[0, : inputs.context]
+        if kv_layout == "HND":
+            k, v = k.transpose(0, 1), v.transpose(0, 1)
+        self._attend = partial(
+            single_decode_with_kv_cache,
+            inputs.q[0, 0],
+            k,
+            v,
+            kv_layout=kv_layout,
+            use_tensor_cores=use_tensor_cores,
+            sm_scale=inputs.softmax_scale,
+            return_lse=True,
+        )
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = self._attend()
+        return out.view(self.results.out.shape), lse.view(self.results.lse.shape)

@@ -1,0 +1,102 @@
+"""2,000 small cells in one sweep: nothing grows after the first hundred, nothing slows down, nothing is left behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+from leanbench.gpu.nvml import local_gpus
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(5400)]
+
+CELLS = 2000
+EVERY = 100
+#: Two kernels at each of a thousand contexts.
+ASKED = ["--kernels", "lean,fa2", "--context", "16:16000:+16", "--heads", "8", "--head-dim", "64"]
+QUICK = ["--ci", "5%", "--min-samples", "6", "--max-samples", "10", "--timeout", "60s"]
+#: What may come and go: pages of the allocators, a file that is open while a row is written.
+HOST_NOISE_BYTES = 128 << 20
+GPU_NOISE_BYTES = 256 << 20
+FILES_NOISE = 4
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Of the sweep and its worker together."""
+
+    rows: int
+    seconds: float
+    host_bytes: int
+    gpu_bytes: int
+    open_files: int
+    processes: int
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in below for each in family(int(child)))]
+
+
+def gpu_bytes() -> int:
+    gpu = local_gpus()[0]
+    assert gpu.memory_total_bytes is not None
+    assert gpu.memory_free_bytes is not None
+    return gpu.memory_total_bytes - gpu.memory_free_bytes
+
+
+def reading(pid: int, rows: int, seconds: float) -> Reading:
+    pids = family(pid)
+    resident = sum(int(Path(f"/proc/{each}/statm").read_text().split()[1]) for each in pids)
+    files = sum(len(os.listdir(f"/proc/{each}/fd")) for each in pids)
+    return Reading(rows, round(seconds, 1), resident * os.sysconf("SC_PAGESIZE"), gpu_bytes(), files, len(pids))
+
+
+def soak(out: Path) -> tuple[list[Reading], int]:
+    """A reading every `EVERY` rows, and the exit code."""
+    words = [sys.executable, "-m", "leanbench", "sweep", *ASKED, *QUICK, "-q", "--no-report", "--require-gpu"]
+    readings: list[Reading] = []
+    begun = time.monotonic()
+    process = subprocess.Popen([*words, "--out", str(out), "--name", "soak"])
+    results = out / "soak" / "results.jsonl"
+    while process.poll() is None:
+        rows = results.read_bytes().count(b"\n") if results.exists() else 0
+        if rows >= EVERY * (len(readings) + 1):
+            readings.append(reading(process.pid, rows, time.monotonic() - begun))
+            print(readings[-1], flush=True)
+        time.sleep(0.1)
+    return readings, process.returncode
+
+
+def test_2000_cells_leave_everything_as_it_was(tmp_path):
+    before = gpu_bytes()
+    readings, code = soak(tmp_path)
+    (tmp_path / "soak.json").write_text(json.dumps([asdict(each) for each in readings], indent=1))
+    assert code == 0
+    rows = [json.loads(line) for line in (tmp_path / "soak" / "results.jsonl").read_text().splitlines()]
+    assert len({row["cell"] for row in rows}) == len(rows) == CELLS
+    assert {row["status"] for row in rows} <= {"ok", "noisy"}
+    assert len(readings) >= CELLS // EVERY - 1
+    first, last = readings[0], readings[-1]
+    assert last.host_bytes - first.host_bytes < HOST_NOISE_BYTES, readings
+    assert last.gpu_bytes - first.gpu_bytes < GPU_NOISE_BYTES, readings
+    assert abs(last.open_files - first.open_files) <= FILES_NOISE, readings
+    assert last.processes == first.processes, readings
+    # The first hundred compile; contexts grow, and with them a cell's bytes, but not its milliseconds of sampling.
+    paces = [
+        (after.seconds - each.seconds) / (after.rows - each.rows)
+        for each, after in itertools.pairwise(readings)
+    ]
+    assert statistics.median(paces[-5:]) < 1.25 * statistics.median(paces[:5]), paces
+    assert gpu_bytes() - before < GPU_NOISE_BYTES
+    files = {path.name for path in (tmp_path / "soak").iterdir()}
+    assert files == {"lock", "manifest.json", "results.jsonl", "samples.jsonl.gz", "worker.log"}

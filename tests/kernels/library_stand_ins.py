@@ -1,0 +1,79 @@
+"""Problems, and what stands in the place of libraries: modules in sys.modules that compute with plain torch."""
+
+from __future__ import annotations
+
+import math
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.measure.check import Reference
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel, written_by
+
+UNIFORM = [
+    AttentionProblem(1, 2, 2, 150, 64),
+    AttentionProblem(3, 8, 2, 128, 128, "bf16", "NHD"),
+    AttentionProblem(2, 4, 1, 192, 64),
+    AttentionProblem(2, 6, 2, 97, 64, "fp16", "HND"),
+    AttentionProblem(2, 6, 2, 97, 64, "fp16", "NHD"),
+]
+RAGGED = [
+    AttentionProblem(4, 4, 2, (1, 190, 33, 64), 64, "fp16", "NHD"),
+    AttentionProblem(3, 4, 4, (128, 7, 65), 128, "bf16", "HND"),
+]
+PAGED = [
+    AttentionProblem(2, 8, 2, 100, 64, "fp16", "HND", page_size=16),
+    AttentionProblem(2, 8, 2, 96, 128, "bf16", "NHD", page_size=32),
+    AttentionProblem(3, 4, 2, (1, 65, 130), 64, "fp16", "NHD", page_size=64),
+    AttentionProblem(3, 4, 1, (40, 16, 130), 64, "fp16", "HND", page_size=16),
+]
+SEVERAL_QUERIES = [
+    AttentionProblem(2, 4, 2, 50, 80, q_len=4),
+    AttentionProblem(3, 4, 2, (9, 65, 130), 64, "bf16", "HND", q_len=7, page_size=16),
+]
+
+
+def label(problem: AttentionProblem) -> str:
+    return problem.label
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads, q_len, head_dim) over (kv_heads, tokens, head_dim), causal at the end: output in fp32, natural LSE."""
+    group_size = q.shape[0] // k.shape[0]
+    k, v = (cache.float().repeat_interleave(group_size, 0) for cache in (k, v))
+    scores = q.float() @ k.transpose(1, 2) * scale
+    q_len, tokens = scores.shape[1:]
+    unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)
+    scores = scores.masked_fill(unseen, -math.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def checked(name: str, problem: AttentionProblem, config: KernelConfig | None = None) -> tuple[AttentionInputs, Any]:
+    """One call on fresh inputs, held against the reference."""
+    inputs = make_inputs(problem, "cpu")
+    launch = kernel(name).prepare(inputs, config)
+    written_by(launch, inputs).poison()
+    launch()
+    result = Reference(inputs).check(written_by(launch, inputs), kernel(name).lse_base)
+    assert result.failure(problem.dtype) is None
+    assert result.checked_heads == result.total_heads == problem.batch * problem.kv_heads
+    assert (result.lse_error is None) == (kernel(name).lse_base is None)
+    return inputs, launch
+
+
+def lacking() -> None:
+    """A function of a version that takes none of the arguments."""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module

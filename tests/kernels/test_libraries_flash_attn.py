@@ -1,0 +1,170 @@
+"""The adapters of flash-attn and FlashAttention-3 against stand-ins of their functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from library_stand_ins import PAGED, RAGGED, SEVERAL_QUERIES, UNIFORM, attend, checked, label, stand_in
+
+from leanbench.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.inputs import make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+
+def attended(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    table: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    results = []
+    for row, tokens in enumerate(cache_seqlens.tolist()):
+        k, v = (
+            (cache[row] if table is None else cache[table[row].long()].flatten(0, 1))[:tokens].transpose(0, 1)
+            for cache in (k_cache, v_cache)
+        )
+        results.append(attend(q[row].transpose(0, 1), k, v, scale))
+    out = torch.stack([out.transpose(0, 1) for out, _ in results]).to(q.dtype)
+    return out, torch.stack([lse for _, lse in results])
+
+
+def flash_attn_3_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor,
+    page_table: torch.Tensor | None,
+    softmax_scale: float,
+    causal: bool,
+    pack_gqa: bool,
+    scheduler_metadata: object,
+    return_softmax_lse: bool,
+) -> tuple[torch.Tensor, ...]:
+    assert return_softmax_lse
+    assert cache_seqlens.dtype == torch.int32
+    assert causal == (q.shape[1] > 1)
+    assert pack_gqa == (q.shape[2] > k_cache.shape[2])
+    return *attended(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale), torch.empty(0), torch.empty(0)
+
+
+@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES], ids=label)
+def test_flash_attn_3_is_handed_the_tensors_and_its_schedule(problem, monkeypatch):
+    schedules: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def get_scheduler_metadata(*shape: Any, **options: Any) -> str:
+        schedules.append((shape, options))
+        return "metadata"
+
+    stand_in(
+        monkeypatch,
+        "flash_attn_interface",
+        flash_attn_with_kvcache=flash_attn_3_with_kvcache,
+        get_scheduler_metadata=get_scheduler_metadata,
+    )
+    assert kernel("flash_attn_3").unsupported_reason(problem) is None
+    inputs, launch = checked("flash_attn_3", problem)
+    ((batch, q_len, tokens, q_heads, kv_heads, head_dim), options) = schedules[0]
+    page_size = problem.page_size or 1
+    assert tokens == -(-problem.max_context // page_size) * page_size
+    assert (batch, q_len, q_heads, kv_heads, head_dim) == (
+        problem.batch,
+        problem.q_len,
+        problem.q_heads,
+        problem.kv_heads,
+        problem.head_dim,
+    )
+    assert options.pop("cache_seqlens").tolist() == list(problem.contexts)
+    assert options == {
+        "qkv_dtype": inputs.q.dtype,
+        "page_size": problem.page_size,
+        "causal": problem.q_len > 1,
+        "pack_gqa": problem.group_size > 1,
+    }
+    call = launch._attend
+    assert call.keywords["scheduler_metadata"] == "metadata"
+    assert [tensor is own for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)]
+    assert call.keywords["page_table"] is inputs.block_table
+
+
+def test_flash_attn_3_without_a_scheduler_function(monkeypatch):
+    stand_in(monkeypatch, "flash_attn_interface", flash_attn_with_kvcache=flash_attn_3_with_kvcache)
+    _, launch = checked("flash_attn_3", UNIFORM[1])
+    assert launch._attend.keywords["scheduler_metadata"] is None
+
+
+@pytest.fixture
+def asked_splits(monkeypatch) -> list[int]:
+    """A stand-in of flash-attn; the `num_splits` of its calls."""
+    asked: list[int] = []
+
+    def flash_attn_with_kvcache(
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        cache_seqlens: torch.Tensor,
+        block_table: torch.Tensor | None,
+        softmax_scale: float,
+        causal: bool,
+        num_splits: int,
+        return_softmax_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert return_softmax_lse
+        assert cache_seqlens.dtype == torch.int32
+        assert causal == (q.shape[1] > 1)
+        assert block_table is None or k_cache.shape[1] % 256 == 0
+        asked.append(num_splits)
+        return attended(q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale)
+
+    stand_in(monkeypatch, "flash_attn", flash_attn_with_kvcache=flash_attn_with_kvcache)
+    return asked
+
+
+LARGE_PAGES = [
+    AttentionProblem(2, 8, 2, 300, 64, "fp16", "HND", page_size=256),
+    AttentionProblem(3, 4, 2, (3, 256, 530), 96, "bf16", "NHD", q_len=3, page_size=256),
+]
+
+
+@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES], ids=label)
+@pytest.mark.parametrize(("name", "num_splits"), [("flash_attn", 1), ("flash_decoding", 0)])
+def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_splits):
+    assert kernel(name).unsupported_reason(problem) is None
+    inputs, launch = checked(name, problem)
+    assert set(asked_splits) == {num_splits}
+    call = launch._attend
+    assert [tensor is own for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)]
+    assert call.keywords["block_table"] is inputs.block_table
+    assert call.keywords["cache_seqlens"].tolist() == list(problem.contexts)
+    assert call.keywords["softmax_scale"] == problem.head_dim**-0.5
+
+
+@pytest.mark.parametrize(("head_dim", "tile_tokens"), [(64, 256), (80, 128), (96, 128), (128, 128), (256, 64)])
+def test_best_of_flash_decoding_is_its_heuristic_and_every_split_count(head_dim, tile_tokens, asked_splits):
+    problem, h200 = AttentionProblem(1, 8, 8, 65_536, head_dim), find("h200")
+    default, *others = kernel("flash_decoding").candidate_configs(problem, h200)
+    assert default == kernel("flash_decoding").default_config(problem, h200) == KernelConfig(tile_tokens, 4, 1)
+    counts = [config.splits for config in others]
+    assert counts[0] == 1
+    # From half a wave of CTAs to eight: 132 SMs, 8 output tiles.
+    assert {8, 16, 33, 66, 99} <= set(counts)
+    assert max(filter(None, counts)) <= 128
+    small = AttentionProblem(1, 4, 2, 1500, head_dim)
+    checked("flash_decoding", small, default)
+    checked("flash_decoding", small, replace(default, splits=5))
+    assert list(dict.fromkeys(asked_splits)) == [0, 5]
+
+
+@pytest.mark.usefixtures("asked_splits")
+def test_settings_that_flash_decoding_cannot_have_are_refused():
+    inputs = make_inputs(UNIFORM[0], "cpu")
+    with pytest.raises(UserError, match=r"compiled with .*'tile_tokens': 256.* has .*'tile_tokens': 64.*only splits"):
+        kernel("flash_decoding").prepare(inputs, KernelConfig(64, 4, 1, splits=3))

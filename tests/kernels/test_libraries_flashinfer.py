@@ -1,0 +1,266 @@
+"""The adapters of FlashInfer against stand-ins that read the cache as the library does: by page numbers and strides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from leanbench.kernels.libraries import flash_infer
+from library_stand_ins import PAGED, RAGGED, UNIFORM, attend, checked, label, stand_in
+
+from leanbench.inputs import make_inputs
+from leanbench.measure.check import Reference
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernel
+
+
+class FlashInferWrapper:
+    """Reads the cache by page numbers, as the library does: through the strides of what it is handed."""
+
+    made: list[FlashInferWrapper]
+
+    def __init__(self, workspace: torch.Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+        assert workspace.dtype == torch.uint8
+        assert not workspace.any()
+        self.workspace, self.kv_layout, self.use_tensor_cores = workspace, kv_layout, use_tensor_cores
+        self.made.append(self)
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+        sm_scale: float,
+    ) -> None:
+        assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
+        assert len(indices) == indptr[-1]
+        self.indptr, self._paged_kv_indices_buf, self.last_page_len = indptr, indices, last_page_len
+        self.heads, self.head_dim, self.page_size = (num_qo_heads, num_kv_heads), head_dim, page_size
+        self.dtypes, self.scale = {q_data_type, kv_data_type}, sm_scale
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert return_lse
+        assert q.shape == out.shape == (len(self.last_page_len), self.heads[0], self.head_dim)
+        assert lse.shape == q.shape[:2]
+        assert {q.dtype, out.dtype, *(cache.dtype for cache in paged_kv_cache)} == self.dtypes
+        token_axis = 2 if self.kv_layout == "HND" else 1
+        assert all(cache.shape[token_axis] == self.page_size for cache in paged_kv_cache)
+        assert all(cache.shape[3 - token_axis] == self.heads[1] for cache in paged_kv_cache)
+        assert self._paged_kv_indices_buf.dtype == torch.int32
+        for row, last in enumerate(self.last_page_len.tolist()):
+            pages = self._paged_kv_indices_buf[self.indptr[row] : self.indptr[row + 1]].long()
+            tokens = (len(pages) - 1) * self.page_size + last
+            # (kv_heads, tokens, head_dim)
+            k, v = (
+                cache[pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
+                for cache in paged_kv_cache
+            )  # fmt: skip
+            attended, natural = attend(q[row, :, None], k, v, self.scale)
+            out[row] = attended[:, 0].to(out.dtype)
+            lse[row] = natural[:, 0] / math.log(2)
+        return out, lse
+
+
+@pytest.fixture
+def flashinfer(monkeypatch) -> Iterator[list[FlashInferWrapper]]:
+    """The wrappers that were made."""
+    FlashInferWrapper.made = []
+    stand_in(monkeypatch, "flashinfer", BatchDecodeWithPagedKVCacheWrapper=FlashInferWrapper)
+    stand_in(monkeypatch, "tvm_ffi")
+    monkeypatch.setattr(flash_infer, "_WORKSPACE_BYTES", 1000)
+    flash_infer._planned.cache_clear()
+    flash_infer._workspace.cache_clear()
+    yield FlashInferWrapper.made
+    flash_infer._planned.cache_clear()
+    flash_infer._workspace.cache_clear()
+
+
+@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED], ids=label)
+@pytest.mark.parametrize("name", ["flashinfer", "flashinfer_cuda_cores"])
+def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
+    assert kernel(name).unsupported_reason(problem) is None
+    inputs, launch = checked(name, problem)
+    assert len(flashinfer) == 1
+    planned = flashinfer[0]
+    assert planned.use_tensor_cores == (name == "flashinfer")
+    assert planned.kv_layout == problem.kv_layout
+    assert planned.page_size == (problem.page_size or math.gcd(problem.max_context, 64))
+    assert planned.scale == problem.head_dim**-0.5
+    (q, caches), options = launch.args, launch.keywords
+    tensors = [q, *caches, options["out"], options["lse"]]
+    assert [tensor.data_ptr() for tensor in tensors] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
+    ]
+    assert caches[0].stride() == caches[1].stride()
+
+
+@pytest.mark.parametrize("problem", [UNIFORM[1], RAGGED[0], PAGED[2]], ids=label)
+def test_flashinfer_plans_once_for_buffers_that_rotate(problem, flashinfer):
+    """Made first, launched afterwards: no launch reads what another one was prepared for."""
+    buffers = [make_inputs(problem, "cpu") for _ in range(3)]
+    launches = [kernel("flashinfer").prepare(inputs, None) for inputs in buffers]
+    launches += [kernel("flashinfer_cuda_cores").prepare(inputs, None) for inputs in buffers]
+    for inputs, launch in zip([*buffers, *buffers], launches, strict=True):
+        inputs.poison()
+        launch()
+        assert Reference(inputs).check(inputs, 2.0).failure(problem.dtype) is None
+    assert [wrapper.use_tensor_cores for wrapper in flashinfer] == [True, False]
+    assert flashinfer[0].workspace is flashinfer[1].workspace
+
+
+@pytest.mark.usefixtures("flashinfer")
+def test_flashinfer_keeps_few_plans():
+    for batch in range(1, 9):
+        kernel("flashinfer").prepare(make_inputs(AttentionProblem(batch, 2, 2, 64, 64), "cpu"), None)
+    assert flash_infer._planned.cache_info().currsize == 4
+
+
+class PersistentWrapper:
+    """A BatchAttention: it is told lengths, not last pages, and keeps the page numbers under another name."""
+
+    made: list[PersistentWrapper]
+
+    def __init__(self, kv_layout: str = "NHD", device: str = "cuda") -> None:
+        assert device == "cpu"
+        self.decode = FlashInferWrapper(torch.zeros(1, dtype=torch.uint8), kv_layout)
+        self.made.append(self)
+
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_indices: torch.Tensor,
+        kv_len_arr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        page_size: int,
+        *,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        assert qo_indptr.tolist() == list(range(len(kv_len_arr) + 1)), "a query token for each sequence"
+        assert {qo_indptr.dtype, kv_len_arr.dtype} == {torch.int32}
+        assert not causal
+        assert head_dim_qk == head_dim_vo
+        last_page_len = ((kv_len_arr - 1) % page_size + 1).to(torch.int32)
+        self._kv_indices = kv_indices
+        self.decode.plan(
+            kv_indptr,
+            kv_indices,
+            last_page_len,
+            num_qo_heads,
+            num_kv_heads,
+            head_dim_qk,
+            page_size,
+            q_data_type=q_data_type,
+            kv_data_type=kv_data_type,
+            sm_scale=sm_scale,
+        )
+
+    def run(
+        self,
+        q: torch.Tensor,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.decode._paged_kv_indices_buf = self._kv_indices
+        return self.decode.run(q, kv_cache, out=out, lse=lse, return_lse=True)
+
+
+@pytest.fixture
+def persistent(flashinfer, monkeypatch) -> Iterator[list[PersistentWrapper]]:
+    """The BatchAttentions that were made."""
+    PersistentWrapper.made = []
+    stand_in(monkeypatch, "flashinfer", BatchAttention=PersistentWrapper)
+    flash_infer._planned_persistent.cache_clear()
+    yield PersistentWrapper.made
+    flash_infer._planned_persistent.cache_clear()
+
+
+@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED], ids=label)
+def test_the_persistent_kernel_plans_once_and_reads_the_cache_in_place(problem, persistent):
+    assert kernel("flashinfer_persistent").unsupported_reason(problem) is None
+    buffers = [make_inputs(problem, "cpu") for _ in range(3)]
+    launches = [kernel("flashinfer_persistent").prepare(inputs, None) for inputs in buffers]
+    for inputs, launch in zip(buffers, launches, strict=True):
+        inputs.poison()
+        launch()
+        assert Reference(inputs).check(inputs, 2.0).failure(problem.dtype) is None
+    assert len(persistent) == 1
+    assert persistent[0].decode.kv_layout == problem.kv_layout
+    call = launches[0]
+    assert isinstance(call, partial)
+    (q, caches), options = call.args, call.keywords
+    tensors = [q, *caches, options["out"], options["lse"]]
+    first = buffers[0]
+    assert [tensor.data_ptr() for tensor in tensors] == [
+        tensor.data_ptr() for tensor in (first.q, first.k_cache, first.v_cache, first.out, first.lse)
+    ]
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(1, 2, 2, 150, 64),
+        AttentionProblem(1, 8, 2, 97, 128, "bf16", "NHD"),
+        AttentionProblem(1, 1, 1, 33, 64, "fp16", "NHD"),
+        AttentionProblem(1, 4, 1, 64, 256, "bf16", "HND"),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize("name", ["flashinfer_single", "flashinfer_single_cuda_cores"])
+def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
+    calls: list[tuple[torch.Tensor, ...]] = []
+
+    def single_decode_with_kv_cache(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_layout: str = "NHD",
+        *,
+        use_tensor_cores: bool,
+        sm_scale: float,
+        return_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert return_lse
+        assert use_tensor_cores == (name == "flashinfer_single")
+        assert kv_layout == problem.kv_layout
+        # The library computes addresses from the shape.
+        assert all(tensor.is_contiguous() for tensor in (q, k, v))
+        assert q.shape == (problem.q_heads, problem.head_dim)
+        calls.append((q, k, v))
+        k, v = (k, v) if kv_layout == "HND" else (k.transpose(0, 1), v.transpose(0, 1))
+        out, natural = attend(q[:, None], k, v, sm_scale)
+        # On tensor cores, a single head's LSE comes without dimensions.
+        return out[:, 0].to(q.dtype), natural[:, 0].squeeze(0) / math.log(2)
+
+    stand_in(monkeypatch, "tvm_ffi")
+    stand_in(monkeypatch, "flashinfer", single_decode_with_kv_cache=single_decode_with_kv_cache)
+    assert kernel(name).unsupported_reason(problem) is None
+    inputs, _ = checked(name, problem)
+    assert [tensor.data_ptr() for tensor in calls[-1]] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    ]

@@ -1,0 +1,157 @@
+"""The adapters of torch's own attention and of xFormers; what runs on a CPU runs itself."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from leanbench.kernels.libraries import flex
+from library_stand_ins import UNIFORM, attend, checked, label, stand_in
+
+from leanbench.inputs import make_inputs
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernel
+
+
+@pytest.mark.parametrize("problem", UNIFORM, ids=label)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("cudnn", "CUDNN_ATTENTION"),
+        ("torch_flash", "FLASH_ATTENTION"),
+        ("torch_efficient", "EFFICIENT_ATTENTION"),
+        ("torch_math", "MATH"),
+    ],
+)
+def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, problem, monkeypatch):
+    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+    calls = []
+
+    def scaled_dot_product_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        calls.append((q, k, v, options, _cur_sdpa_kernel_backends()))
+        outs = [attend(*tensors, options["scale"])[0] for tensors in zip(q, k, v, strict=True)]
+        return torch.stack(outs).to(q.dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+    inputs, launch = checked(name, problem)
+    q, k, v, options, backends = calls[-1]
+    assert backends == [getattr(SDPBackend, backend)]
+    assert options == {"is_causal": False, "scale": problem.head_dim**-0.5, "enable_gqa": problem.group_size > 1}
+    assert q.shape == (problem.batch, problem.q_heads, 1, problem.head_dim)
+    assert k.shape == v.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    ]
+    assert k.stride() == inputs.k_cache.transpose(1, 2).stride()
+    assert inputs.out.isnan().all(), "nothing is copied"
+    first = launch.results.out
+    launch()
+    assert launch.results.out.data_ptr() != first.data_ptr()
+
+
+#: The real backend MATH, FlexAttention and matrix products; every group size, dtype and layout that these take.
+REAL = [
+    AttentionProblem(2, 8, 2, 100, 64, "fp16", "HND"),
+    AttentionProblem(3, 4, 4, 130, 96, "bf16", "HND"),
+    AttentionProblem(1, 8, 4, 257, 128, "bf16", "NHD"),
+    AttentionProblem(3, 4, 1, 64, 80, "fp16", "NHD"),
+    AttentionProblem(1, 16, 1, 1, 256),
+]
+
+
+@pytest.mark.parametrize("problem", REAL, ids=label)
+@pytest.mark.parametrize("name", ["torch_math", "standard"])
+def test_what_torch_computes_on_a_cpu_is_right(name, problem):
+    assert kernel(name).unsupported_reason(problem) is None
+    inputs, launch = checked(name, problem)
+    assert launch._k.data_ptr() == inputs.k_cache.data_ptr()
+    assert launch._v.data_ptr() == inputs.v_cache.data_ptr()
+
+
+def test_standard_attention_is_two_products_and_a_softmax():
+    from torch.profiler import profile
+
+    inputs = make_inputs(AttentionProblem(2, 8, 2, 100, 64), "cpu")
+    launch = kernel("standard").prepare(inputs, None)
+    with profile() as profiled:
+        launch()
+    names = {event.key for event in profiled.key_averages()}
+    assert {"aten::baddbmm", "aten::softmax", "aten::bmm"} <= names
+    assert not {"aten::clone", "aten::contiguous", "aten::repeat_interleave"} & names
+
+
+@pytest.fixture
+def eager(monkeypatch) -> list[dict[str, Any]]:
+    """FlexAttention's own definition, not compiled; the options of `torch.compile` for each time it was asked."""
+    from torch.nn.attention import flex_attention
+
+    asked: list[dict[str, Any]] = []
+
+    def keep(function: Any, **options: Any) -> Any:
+        asked.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", keep)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    flex._compiled.cache_clear()
+    return asked
+
+
+@pytest.mark.parametrize("problem", REAL, ids=label)
+def test_flex_attention_is_compiled_once_for_buffers_that_rotate(problem, eager):
+    assert kernel("torch_flex").unsupported_reason(problem) is None
+    inputs, launch = checked("torch_flex", problem)
+    q, k, v = launch._attend.args
+    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    ]
+    assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+    checked("torch_flex", problem)
+    # Known sizes, and no silent return to what is not compiled.
+    assert eager == [{"dynamic": False, "fullgraph": True}]
+
+
+def test_flex_attention_is_compiled_anew_for_every_problem(eager):
+    for problem in (*REAL, REAL[0]):
+        checked("torch_flex", problem)
+    assert len(eager) == len(REAL) + 1
+
+
+@pytest.mark.parametrize("problem", [*UNIFORM[:3], AttentionProblem(2, 4, 4, 97, 128, "bf16", "NHD")], ids=label)
+def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
+    calls: list[tuple[torch.Tensor, ...]] = []
+    split_k = type("FwOp", (), {})
+
+    def memory_efficient_attention_forward(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scale: float, op: type
+    ) -> torch.Tensor:
+        assert op is split_k
+        calls.append((query, key, value))
+        # (batch, tokens, heads, head_dim): heads of a group follow each other.
+        q, k, v = (tensor.flatten(2, -2) for tensor in (query, key, value))
+        rows = zip(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), strict=True)
+        outs = [attend(*row, scale)[0].transpose(0, 1) for row in rows]
+        return torch.stack(outs).to(query.dtype).view(query.shape)
+
+    fmha = ModuleType("xformers.ops.fmha")
+    vars(fmha).update(
+        memory_efficient_attention_forward=memory_efficient_attention_forward,
+        triton_splitk=SimpleNamespace(FwOp=split_k),
+    )
+    stand_in(monkeypatch, "xformers")
+    stand_in(monkeypatch, "xformers.ops", fmha=fmha)
+    assert kernel("xformers_split_k").unsupported_reason(problem) is None
+    inputs, _ = checked("xformers_split_k", problem)
+    query, key, value = calls[-1]
+    heads = (problem.kv_heads, problem.group_size) if problem.group_size > 1 else (problem.q_heads,)
+    assert query.shape == (problem.batch, 1, *heads, problem.head_dim)
+    assert key.shape == value.shape == (problem.batch, problem.max_context, *heads, problem.head_dim)
+    if problem.group_size > 1:
+        assert key.stride(3) == value.stride(3) == 0
+    assert [tensor.data_ptr() for tensor in (query, key, value)] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    ]
