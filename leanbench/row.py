@@ -131,6 +131,11 @@ class Row(BaseModel):
     environment: str
 
 
+#: Figures that ratios are made of, and the limits between which ratios are numbers.
+_RATIOED = ("latency_us", "crosscheck_us", "read_floor_us", "sustained_us", "energy_floor_mj", "energy_mj")
+_LEAST, _MOST = 1e-9, 1e18
+
+
 def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
     """A line of `results.jsonl`.
 
@@ -145,7 +150,7 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
         raise ValueError(f"it has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}")
     try:
         row = Row.model_validate(fields)
-        return row, AttentionProblem.from_dict(row.problem)
+        problem = AttentionProblem.from_dict(row.problem)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -153,3 +158,9 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
         raise ValueError(f"problem.{error.args[0]}: Field required") from None
     except (TypeError, UserError) as error:
         raise ValueError(f"problem: {error}") from None
+    for name in _RATIOED:
+        value = getattr(row, name)
+        # An energy of 0 is a counter that stood still: reports leave it out.
+        if value is not None and not _LEAST <= value <= _MOST and not (name == "energy_mj" and value <= 0):
+            raise ValueError(f"{name}: {value:g} is not between {_LEAST:g} and {_MOST:g}")
+    return row, problem

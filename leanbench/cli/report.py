@@ -9,20 +9,19 @@ import typer
 
 
 def report(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run directories, or names of some under runs/.")
-    ],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or names of some under runs/.")],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write.", show_default="the run directory")
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", metavar="LIST", help="Any of html and csv, separated by commas.")
+        str, typer.Option("--format", metavar="LIST", help="Any of html, csv, parquet, markdown; by commas.")
     ] = "html,csv",
 ) -> None:
     """Write report.html and report.csv from the rows of a run, and print their paths.
 
-    The HTML is one file that works offline: summary, charts, environment, flagged rows, and every row in a table. With
-    several runs, say of several GPUs, it sets them side by side; --out is then needed.
+    The HTML is one file that works offline: who wins where and by how much, the paper's claims beside the run, maps and
+    charts to save as SVG or PNG, and every row with the command that repeats it. Several runs, say of several GPUs, are
+    set side by side; --out is then needed. Parquet needs pyarrow.
     """
     from leanbench.errors import UserError
     from leanbench.report import write_report

@@ -1,4 +1,4 @@
-"""From a run directory to files that people read: `report.csv` and one self-contained `report.html`."""
+"""From run directories to files that people read: one self-contained `report.html`, and CSV, Parquet and Markdown."""
 
 from __future__ import annotations
 
@@ -16,24 +16,28 @@ if TYPE_CHECKING:
 
     from leanbench.report.run_files import Run
 
-FORMATS = ("html", "csv")
+#: Each format's file.
+FILES = {"html": "report.html", "csv": "report.csv", "parquet": "report.parquet", "markdown": "report.md"}
+#: Those that are written unless others are asked for.
+DEFAULT_FORMATS = ("html", "csv")
 
 
 def write_report(
-    run_dir: Path, out_dir: Path, formats: Sequence[str] = FORMATS, beside: Sequence[Path] = ()
+    run_dir: Path, out_dir: Path, formats: Sequence[str] = DEFAULT_FORMATS, beside: Sequence[Path] = ()
 ) -> list[Path]:
-    """Write `report.<format>` into `out_dir` for each format, and return their paths in that order.
+    """Write a file of `FILES` into `out_dir` for each format, and return their paths in that order.
 
     Args:
         beside: more run directories, which the report sets beside the first.
 
     Raises:
-        UserError: an unknown format, an `out_dir` that cannot be written, a run that cannot be read or is given twice.
+        UserError: an unknown format, one whose library is missing, an `out_dir` that cannot be written, a run that
+            cannot be read or is given twice.
     """
     for format_ in formats:
-        if format_ not in FORMATS:
-            raise UserError(f"there is no report format {format_!r}, {nearest(format_, FORMATS)}")
-    targets = {format_: out_dir / f"report.{format_}" for format_ in formats}
+        if format_ not in FILES:
+            raise UserError(f"there is no report format {format_!r}, {nearest(format_, FILES)}")
+    targets = {format_: out_dir / FILES[format_] for format_ in formats}
     check_writable(out_dir, targets.values())
 
     from leanbench.report.frame import results_frame
@@ -44,19 +48,32 @@ def write_report(
         for note in run.notes:
             logging.getLogger(__name__).warning(f"{run.name}: {note}" if beside else note)
     frame = results_frame(*runs)
-    for format_, target in targets.items():
-        write_whole(target, _render(format_, runs, frame))
+    contents = {target: _render(format_, runs, frame) for format_, target in targets.items()}
+    for target, content in contents.items():
+        write_whole(target, content)
     return list(targets.values())
 
 
-def _render(format_: str, runs: Sequence[Run], frame: DataFrame) -> str:
+def _render(format_: str, runs: Sequence[Run], frame: DataFrame) -> str | bytes:
     if format_ == "csv":
-        from leanbench.report.csv import csv_text
+        # Every row, every column, full precision; not measured is an empty field.
+        return frame.to_csv(index=False, lineterminator="\n")
+    if format_ == "parquet":
+        return _parquet(frame)
+    if format_ == "markdown":
+        from leanbench.report.markdown import markdown_text
 
-        return csv_text(frame)
+        return markdown_text(runs, frame)
     from leanbench.report.html import html_text
 
     return html_text(runs, frame)
+
+
+def _parquet(frame: DataFrame) -> bytes:
+    try:
+        return frame.to_parquet(index=False)
+    except ImportError as error:
+        raise UserError("a Parquet file needs pyarrow, which is not installed: pip install pyarrow") from error
 
 
 def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
@@ -71,11 +88,11 @@ def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
             raise UserError(f"cannot write {target}: it is a folder, move it away or choose another folder with --out")
 
 
-def write_whole(target: Path, text: str) -> None:
+def write_whole(target: Path, content: str | bytes) -> None:
     """Whole or not at all: a report that is open in a browser is never seen half written."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         partial.replace(target)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ class Column:
 
 #: In the table's order. A column without any value is not shown.
 SHOWN = (
+    Column("command", "repeat", "", "command", "copies the command that measures this row again"),
     Column("max_context", "context", "tokens", "tokens", "cached tokens; of the longest sequence in a ragged batch"),
     Column("batch", "batch", "", "int"),
     Column("q_heads", "query heads", "", "int"),
@@ -152,6 +153,11 @@ SHOWN = (
 HIDDEN_WHEN_CONSTANT = {
     *("batch", "q_heads", "kv_heads", "head_dim", "q_len", "ragged", "dtype", "kv_layout", "page_size"),
     *("run", "gpu", "source", "cache"),
+}
+#: What fits a sheet of paper; the others are in the CSV.
+ON_PAPER = {
+    *("max_context", *HIDDEN_WHEN_CONSTANT),
+    *("kernel", "status", "latency_us", "bandwidth_tb_s", "read_floor_share", "lean_speedup", "energy_mj"),
 }
 #: For the charts only.
 DATA = ("problem", "group_size", "latency_ci_low_us", "latency_ci_high_us", "read_floor_tb_s")

@@ -69,7 +69,7 @@ def _trace(chart: Chart, name: str, color: str, symbol: str):
     is_subject = name == SUBJECT
     error_bars = {"visible": True, "symmetric": False, "color": color, "thickness": 1, "width": 2}
     return go.Scatter(
-        name=_plain(name),
+        name=plain_name(name),
         meta={"kernel": name},
         line={"color": color, "width": 2.5 if is_subject else 1.5},
         marker={"color": color, "symbol": symbol, "size": 7 if is_subject else 6},
@@ -83,7 +83,7 @@ def _beside(chart: Chart, name: str, color: str, symbol: str):
     import plotly.graph_objects as go
 
     return go.Scatter(
-        name=_plain(name),
+        name=plain_name(name),
         meta={"kernel": name, "column": chart.beside},
         mode="lines",
         line={"color": color, "width": 1.5, "dash": "dot"},
@@ -93,7 +93,7 @@ def _beside(chart: Chart, name: str, color: str, symbol: str):
     )
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Plotly reads a little markup in names; a kernel is named by text."""
     return name.replace("&", "&amp;").replace("<", "&lt;")
 

@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from leanbench.problem import AttentionProblem
+from leanbench.report.command import sweep_command
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -33,7 +34,8 @@ COMPARABLE = (*COMPARED, *PROBLEM_COLUMNS)
 def results_frame(*runs: Run) -> DataFrame:
     """One row a result, in the runs' order, with flat columns.
 
-    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, `run` (its name), every field of `Row` (`config` and lists as text), and
+    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, `run` (its name), `command` (what repeats the
+    row), every field of `Row` (`config` and lists as text), and
 
     - `lean_speedup`, `lean_energy_ratio`: this row's latency and energy over those of `lean` on the same problem, null
       for `lean` itself and for rows that are not `ok`;
@@ -47,7 +49,7 @@ def results_frame(*runs: Run) -> DataFrame:
     from leanbench.row import Row
 
     row_fields = [name for name in Row.model_fields if name != "problem"]
-    columns = [*DERIVED_COLUMNS[:1], *PROBLEM_COLUMNS, *DERIVED_COLUMNS[1:], *row_fields, "gpu", "run"]
+    columns = [*DERIVED_COLUMNS[:1], *PROBLEM_COLUMNS, *DERIVED_COLUMNS[1:], *row_fields, "gpu", "run", "command"]
     records = [_record(run, *result) for run in runs for result in run.results]
     frame = pd.DataFrame(records, columns=columns)
     for name in columns:
@@ -174,6 +176,7 @@ def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
         **{name: _flat(value) for name, value in row if name != "problem"},
         "gpu": gpu_name(run.manifest, row.environment),
         "run": run.name,
+        "command": sweep_command(row, problem, run.manifest),
     }
 
 

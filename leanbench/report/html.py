@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from leanbench.claims import TOLERANCE
 from leanbench.model import known_error
 from leanbench.paths import REPORT_TEMPLATES
+from leanbench.report.beside import beside, beside_figure, quantities, sides
 from leanbench.report.charts import Chart, charts_of, note
-from leanbench.report.claims_table import Measured, measured_claims
+from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.figures import MARKERS, figure, kernel_styles
-from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, gpu_name, has_values, kernel_order, where
+from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, best_ok_rows, gpu_name, has_values, kernel_order, where
 from leanbench.report.headline import headline
+from leanbench.report.maps import map_figure, maps_of
 from leanbench.report.notices import flagged, warned
 from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
 from leanbench.report.summary import status_counts, summaries
@@ -24,14 +26,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from leanbench.report.run_files import Run
-    from leanbench.row import Row
 
 #: Glyphs of `figures.MARKERS`, for the legend.
 GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
 #: Statuses with a latency that was taken; `noisy` is drawn hollow and enters no statistic.
 DRAWN = ("ok", "noisy")
 #: `report_<name>.js`, in this order.
-SCRIPTS = ("common", "charts", "table")
+SCRIPTS = ("common", "beside", "maps", "charts", "table")
 
 
 def html_text(runs: Sequence[Run], frame: DataFrame) -> str:
@@ -84,12 +85,14 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
         "margin": f"{MARGIN:.0%}",
         "short": short,
         "statuses": status_counts(frame),
+        "beside": beside(frame) if len(runs) > 1 else [],
+        "maps": maps_of(frame),
         "charts": charts,
         "notes": {chart.key: note(chart, drawn) for chart in charts},
         "floors": list(dict.fromkeys(floors)),
         "has_noisy": bool((drawn["status"] == "noisy").any()),
         "has_warnings": has_values(drawn, "warnings"),
-        "claims": _claims(runs),
+        "claims": claims_of_runs(runs),
         "tolerance": f"{TOLERANCE:.0%}",
         "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(runs, frame, axes, charts)},
     }
@@ -124,35 +127,34 @@ def _page(runs: Sequence[Run], frame: DataFrame, axes: list[Axis], charts: list[
     kernels = kernel_order(frame)
     return {
         "name": "-".join(run.name for run in runs),
+        "subject": SUBJECT,
+        "kernels": kernels,
+        "margin": MARGIN,
         "gpus": " and ".join(dict.fromkeys(frame["gpu"])),
         "l2": "warm" if set(frame["cache"]) == {"warm"} else "",
         "columns": columns,
         "rows": page_rows(frame, columns),
         "axes": [{"name": a.name, "label": a.label, "values": _plain(a.values), "is_x": a.is_x} for a in axes],
+        "beside": _beside(best_ok_rows(frame)) if len(runs) > 1 else None,
+        "maps": [
+            {"key": each.key, "title": each.title, "figure": map_figure(each, kernels).to_plotly_json()}
+            for each in maps_of(frame)
+        ],
         "charts": [{"title": chart.title, "figure": figure(chart, kernels).to_plotly_json()} for chart in charts],
     }
 
 
-def _claims(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]]:
-    """The paper's claims for each run, GPU and L2 state: a heading, whether it is predicted, and the claims."""
-    groups: dict[tuple[str, bool], list[Any]] = {}
-    for run in runs:
-        for row, problem in run.results:
-            name = f"{run.name}, {_gpu_and_l2(run, row)}" if len(runs) > 1 else _gpu_and_l2(run, row)
-            groups.setdefault((name, row.source == "predicted"), []).append((row, problem))
-    return [(*key, measured_claims(results)) for key, results in groups.items()]
+def _beside(ok: DataFrame) -> dict[str, Any]:
+    return {"figure": beside_figure(sides(ok)).to_plotly_json(), "quantities": quantities(ok)}
 
 
 def _trust(run: Run) -> list[tuple[str, list[Fact]]]:
     """What is known of each GPU's and L2 state's measurements, under a heading."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row, _ in run.results:
-        groups.setdefault(_gpu_and_l2(run, row), []).append(row.model_dump())
+        name = f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2"
+        groups.setdefault(name, []).append(row.model_dump())
     return [(name, found) for name, group in groups.items() if (found := facts(group))]
-
-
-def _gpu_and_l2(run: Run, row: Row) -> str:
-    return f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2"
 
 
 def _versions(environments: dict[str, dict[str, str]]) -> list[str]:

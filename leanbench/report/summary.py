@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from leanbench.report.compare_pair import judge
 from leanbench.report.frame import COMPARED, SUBJECT, baselines, best_ok_rows, ratios_to_lean, where
@@ -106,17 +106,18 @@ def geomean(values: list[float]) -> float:
 
 def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
     table = ratios_to_lean(rows, column)
-    found = [_ratios_of(name, table[name].dropna()) for name in baselines(rows) if name in table]
+    found = [_ratios_of(name, cast("Series", table[name])) for name in baselines(rows) if name in table]
     return [ratios for ratios in found if ratios is not None]
 
 
 def _over_best(rows: DataFrame) -> Ratios | None:
     table = ratios_to_lean(rows, "latency_us")
-    return _ratios_of("the fastest other kernel", table.min(axis=1).dropna())
+    return _ratios_of("the fastest other kernel", cast("Series", table.min(axis=1)))
 
 
 def _ratios_of(baseline: str, over_lean: Series) -> Ratios | None:
-    """`over_lean` has a value for each problem, and no null."""
+    """`over_lean` has a value for each problem, or null."""
+    over_lean = over_lean.dropna()
     if over_lean.empty:
         return None
     labels, values = list(over_lean.index.get_level_values("problem")), [float(value) for value in over_lean]
@@ -143,13 +144,15 @@ def _lean_energy(rows: DataFrame) -> LeanEnergy | None:
         return None
     over_floor = [float(value) for value in lean["energy_over_floor"].dropna()]
     power, slowdown = lean["sustained_power_w"], lean["sustained_slowdown"]
-    return LeanEnergy(
+    found = LeanEnergy(
         problems=len(lean),
         over_floor=geomean(over_floor) if over_floor else None,
         power_w=_known(power.median()),
         highest_power_w=_known(power.max()),
         slowdown=_known(slowdown.median()),
     )
+    # A prediction has the energy alone, which says nothing without another.
+    return None if found.over_floor is found.power_w is found.slowdown is None else found
 
 
 def _best(rows: DataFrame) -> BestBandwidth | None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.columns import DATA, HIDDEN_WHEN_CONSTANT, LEFT_OUT, SHOWN, Column
+from leanbench.report.columns import DATA, HIDDEN_WHEN_CONSTANT, LEFT_OUT, ON_PAPER, SHOWN, Column
 from leanbench.report.frame import has_values
 from leanbench.report.series import Axis
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def page_columns(frame: DataFrame, axes: list[Axis]) -> list[dict[str, Any]]:
-    """The columns that the page holds: the fields of `Column`, and whether the table shows it.
+    """The columns that the page holds: the fields of `Column`, and whether the table shows it, on paper too.
 
     Columns without any value are not shown; one that `Row` gains later is shown last under its own name.
     """
@@ -25,7 +25,8 @@ def page_columns(frame: DataFrame, axes: list[Axis]) -> list[dict[str, Any]]:
     columns = []
     for column in (*SHOWN, *(Column(name, name, kind=_kind(frame, name)) for name in more)):
         hidden = column.name in HIDDEN_WHEN_CONSTANT and len(set(frame[column.name].tolist())) < 2
-        columns.append({**asdict(column), "shown": has_values(frame, column.name) and not hidden})
+        shown = has_values(frame, column.name) and not hidden
+        columns.append({**asdict(column), "shown": shown, "on_paper": column.name in ON_PAPER})
     for name in dict.fromkeys([*DATA, *varying]):
         if name not in known and name not in more:
             columns.append({**asdict(Column(name, name)), "shown": False})

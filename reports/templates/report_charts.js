@@ -1,7 +1,6 @@
 // Fills the charts with the rows of the series that is selected.
 (() => {
-  const rows = page.rows.map((values) => Object.fromEntries(page.columns.map((column, i) => [column.name, values[i]])));
-  const drawn = rows.filter((row) => row.latency_us !== null && (row.status === "ok" || row.status === "noisy"));
+  const drawn = records.filter((row) => row.latency_us !== null && (row.status === "ok" || row.status === "noisy"));
   if (!page.charts.length || !drawn.length) return;
 
   const xAxes = page.axes.filter((axis) => axis.is_x);
@@ -11,36 +10,16 @@
   const state = { x: xAxes[0] || oneX, chosen: {} };
 
   const xText = (x) => (state.x.name === "max_context" ? tokens(x) : `${x}`);
-  // Plotly reads a little markup in texts; what comes from a result file is only text.
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const positive = (value) => value !== null && value > 0;
 
   /** Axes a reader chooses a value of: all that vary but the one on the x axis. */
   const choosable = () => page.axes.filter((axis) => axis.name !== state.x.name);
   const matches = (row) => choosable().every((axis) => row[axis.name] === state.chosen[axis.name]);
-  /** Measured and predicted rows, two GPUs, or a cold and a warm L2 never share a picture. */
-  const comparable = (row) => ["source", "gpu", "cache"].every((name) => !(name in state.chosen) || row[name] === state.chosen[name]);
+  /** Measured and predicted rows, two GPUs or runs, or a cold and a warm L2 never share a picture. */
+  const comparable = (row) => ["run", "source", "gpu", "cache"].every((name) => !(name in state.chosen) || row[name] === state.chosen[name]);
 
-  /** Selects a series that exists: `fixed` holds, and as much as possible of what was chosen before. */
-  function choose(fixed, before) {
-    const axes = choosable();
-    const kept = (row) => axes.filter((axis) => row[axis.name] === before[axis.name]).length;
-    const score = (row) => kept(row) + (fixed && row[fixed.name] === fixed.value ? axes.length + 1 : 0);
-    const best = drawn.reduce((a, b) => (score(b) > score(a) ? b : a));
-    state.chosen = Object.fromEntries(axes.map((axis) => [axis.name, best[axis.name]]));
-  }
-
-  /** The series with the most x values, to begin with. */
   function chooseFullest() {
-    const axes = choosable();
-    const seen = new Map();
-    for (const row of drawn) {
-      const key = JSON.stringify(axes.map((axis) => row[axis.name]));
-      if (!seen.has(key)) seen.set(key, { row, xs: new Set() });
-      seen.get(key).xs.add(row[state.x.name]);
-    }
-    const fullest = [...seen.values()].reduce((a, b) => (b.xs.size > a.xs.size ? b : a));
-    choose(null, fullest.row);
+    state.chosen = fullestSeries(drawn, choosable(), (row) => row[state.x.name]);
   }
 
   /** One row for each x: a kernel that ran with several configs is drawn with its fastest. */
@@ -190,64 +169,46 @@
     Object.assign(floor, { x: [], y: [] });
   }
 
-  const config = { displayModeBar: false, responsive: true };
   const element = (chart) => document.getElementById(`chart-${chart.figure.layout.meta.key}`);
   const seriesText = () => choosable().map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
 
   /** `paper`: the size of a chart where the page cannot stretch it. */
   function draw(paper) {
     const { source, cache } = state.chosen;
-    if (source) document.querySelectorAll("figcaption .tag").forEach((tag) => { tag.textContent = source; });
-    if (cache) document.querySelectorAll("figcaption .l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
+    if (source) document.querySelectorAll("#charts figcaption .tag").forEach((tag) => { tag.textContent = source; });
+    if (cache) document.querySelectorAll("#charts figcaption .l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
     for (const chart of page.charts) {
       const { data, layout } = build(chart, paper?.width ?? element(chart).clientWidth);
       if (paper) Object.assign(layout, { autosize: false, ...paper, font: { ...layout.font, size: 9 } });
-      Plotly.react(element(chart), data, layout, config);
+      Plotly.react(element(chart), data, layout, plotConfig);
     }
   }
 
-  function select(label, options, value, onChange) {
-    const wrapper = document.createElement("label");
-    const control = document.createElement("select");
-    options.forEach((option, i) => control.add(new Option(option, i)));
-    control.selectedIndex = value;
-    control.addEventListener("change", () => { onChange(control.selectedIndex); drawSelectors(); draw(); });
-    wrapper.append(`${label} `, control);
-    return wrapper;
-  }
-
   function drawSelectors() {
+    const again = () => { drawSelectors(); draw(); };
     const controls = [];
-    const focused = document.activeElement?.closest?.("label")?.firstChild.textContent;
     if (xAxes.length > 1)
       controls.push(select("x axis", xAxes.map((axis) => axis.label), xAxes.indexOf(state.x), (i) => {
         state.x = xAxes[i];
         chooseFullest();
+        again();
       }));
     for (const axis of choosable()) {
       const texts = axis.values.map((value) => (axis.name === "max_context" ? tokens(value) : `${value}`));
-      controls.push(select(axis.label, texts, axis.values.indexOf(state.chosen[axis.name]), (i) =>
-        choose({ name: axis.name, value: axis.values[i] }, state.chosen)));
+      controls.push(select(axis.label, texts, axis.values.indexOf(state.chosen[axis.name]), (i) => {
+        state.chosen = nearestSeries(drawn, choosable(), state.chosen, { name: axis.name, value: axis.values[i] });
+        again();
+      }));
     }
-    document.getElementById("selectors").replaceChildren(...controls);
-    controls.find((control) => control.firstChild.textContent === focused)?.lastChild.focus();
+    replaceSelectors("selectors", controls);
   }
 
-  /** A picture that stands alone: light, with its legend, and saying what it shows. */
-  async function save(chart) {
+  function save(chart, format) {
     const { data, layout } = build(chart, 800);
     const series = chart.figure.layout.meta.all_problems ? "" : seriesText();
-    const tag = state.chosen.source ? ` (${state.chosen.source})` : page.tag;
-    const l2 = state.chosen.cache ?? page.l2;
-    const title = `${chart.title}${tag}, ${page.gpus}${l2 && `, ${l2} L2`}${series && `<br><sub>${plain(series)}</sub>`}`;
-    const alone = {
-      ...layout, paper_bgcolor: "#fff", showlegend: true, legend: { ...layout.legend, orientation: "h", y: -0.18 },
-      title: { text: title, font: { size: 15 }, x: 0.02, xanchor: "left" }, margin: { ...layout.margin, t: 56 },
-    };
-    const link = document.createElement("a");
-    link.href = await Plotly.toImage({ data, layout: alone }, { format: "svg", width: 800, height: 480 });
-    link.download = `${page.name}-${chart.figure.layout.meta.key}.svg`;
-    link.click();
+    const alone = { ...layout, showlegend: true, legend: { ...layout.legend, orientation: "h", y: -0.18 } };
+    const title = pictureTitle(chart.title, state.chosen, series);
+    savePicture(chart.figure.layout.meta.key, title, data, alone, format, 480);
   }
 
   document.querySelectorAll("#legend button").forEach((button) =>
@@ -257,8 +218,8 @@
       button.setAttribute("aria-pressed", String(!hiddenKernels.has(kernel)));
       draw();
     }));
-  document.querySelectorAll(".save").forEach((button) =>
-    button.addEventListener("click", () => save(page.charts[button.dataset.chart])));
+  document.querySelectorAll("#charts .save").forEach((button) =>
+    button.addEventListener("click", () => save(page.charts[button.dataset.chart], button.dataset.format)));
   addEventListener("beforeprint", () => draw({ width: 340, height: 210 }));
   addEventListener("afterprint", () => draw());
 

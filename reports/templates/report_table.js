@@ -10,6 +10,7 @@
 
   const formats = {
     text: String,
+    command: String,
     sentence: String,
     int: String,
     tokens,
@@ -22,8 +23,9 @@
     exponent: (value) => value.toExponential(1),
   };
   const textOf = (row, column) => (row[column.index] === null ? "" : formats[column.kind](row[column.index]));
-  // What the filter sees of each row: the same texts as its reader.
-  const searchable = (row) => columns.map((column) => textOf(row, column)).join("\n").toLowerCase();
+  // What the filter sees of each row: the same texts as its reader, who sees of a command a button alone.
+  const readable = columns.filter((column) => column.kind !== "command");
+  const searchable = (row) => readable.map((column) => textOf(row, column)).join("\n").toLowerCase();
   const haystacks = new Map(page.rows.map((row) => [row, searchable(row)]));
 
   function visibleRows() {
@@ -39,12 +41,42 @@
     return [...measured.sort((a, b) => sign * compare(a[index], b[index])), ...missing];
   }
 
-  const isText = (column) => column.kind === "text" || column.kind === "sentence";
+  const isText = (column) => ["text", "sentence", "command"].includes(column.kind);
+  const classOf = (column) => `${isText(column) ? column.kind : "number"}${column.on_paper ? "" : " screen"}`;
   const warningsAt = page.columns.findIndex((column) => column.name === "warnings");
+
+  /** Shows the command, selected, and puts it on the clipboard where the browser lets a local file do that. */
+  async function copy(command) {
+    const shown = document.getElementById("command");
+    shown.hidden = false;
+    shown.lastElementChild.textContent = command;
+    getSelection().selectAllChildren(shown.lastElementChild);
+    let copied = false;
+    try {
+      await navigator.clipboard.writeText(command);
+      copied = true;
+    } catch {
+      copied = document.execCommand("copy");
+    }
+    shown.firstElementChild.textContent = copied ? "Copied:" : "To copy:";
+  }
+
+  function copyButton(command) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "copy";
+    button.title = command;
+    button.addEventListener("click", () => copy(command));
+    return button;
+  }
 
   function cell(row, column) {
     const td = document.createElement("td");
-    td.className = isText(column) ? column.kind : "number";
+    td.className = classOf(column);
+    if (column.kind === "command") {
+      if (row[column.index]) td.append(copyButton(row[column.index]));
+      return td;
+    }
     if (column.name === "latency_us" && row[warningsAt]) {
       td.classList.add("warned");
       td.title = row[warningsAt];
@@ -74,7 +106,7 @@
     const unit = document.createElement("small");
     th.scope = "col";
     th.dataset.column = column.name;
-    if (!isText(column)) th.className = "number";
+    th.className = classOf(column);
     button.title = column.meaning;
     button.type = "button";
     button.textContent = column.heading;

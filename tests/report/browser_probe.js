@@ -11,8 +11,8 @@ const column = (name) => {
   const index = all("#results th").findIndex((th) => th.dataset.column === name);
   return all("#results tbody tr").map((tr) => tr.cells[index].textContent);
 };
-const choose = (label, option) => {
-  const control = all("#selectors label").find((each) => nameOf(each) === label).lastChild;
+const choose = (label, option, place = "#selectors") => {
+  const control = all(`${place} label`).find((each) => nameOf(each) === label).lastChild;
   control.selectedIndex = [...control.options].findIndex((each) => each.text === option);
   control.dispatchEvent(new Event("change"));
 };
@@ -35,7 +35,8 @@ addEventListener("load", async () => {
   let seen = null;
   try { seen = await probe(); } catch (error) { failures.push(`probe: ${error}`); }
   const isDrawn = (each) => each.querySelector("svg.main-svg .trace .points path") !== null;
-  const charts = all(".chart").map((each) => [each.id.slice("chart-".length), isDrawn(each)]);
+  const charts = all(".chart:not(.map, .beside)").map((each) => [each.id.slice("chart-".length), isDrawn(each)]);
+  if (!all(".map").every((each) => each.querySelector(".heatmaplayer image"))) failures.push("a map is not drawn");
   const loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
   const answer = document.createElement("pre");
   answer.id = "probe";

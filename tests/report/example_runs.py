@@ -143,5 +143,23 @@ def rows_with_all_fields() -> list[dict[str, Any]]:
     ]
 
 
-#: Writes a run directory: rows, then `tail` as it is, and fields over those of `manifest`.
+#: Writes a run directory `folder`: rows, then `tail` as it is, and fields over those of `manifest`.
 WriteRun = Callable[..., Path]
+
+
+def two_runs(write_run: WriteRun) -> tuple[Path, Path]:
+    """Measured on one GPU and predicted for another: lean takes a half and a quarter, fa2 a half where both are ok."""
+    short, long = problem(1024), problem(4096)
+    here = [
+        row(short, "lean", 10.0, energy_mj=2.0),
+        row(long, "lean", 40.0, energy_mj=4.0),
+        row(short, "fa2", 12.0, status="noisy", reason="x"),
+        row(long, "fa2", 60.0),
+    ]
+    times = [(short, "lean", 5.0), (long, "lean", 10.0), (short, "fa2", 8.0), (long, "fa2", 30.0)]
+    there = [row(*each, source="predicted", environment="env1", energy_mj=1.0) for each in times]
+    gpu = {"name": "b200", "product": "NVIDIA B200"}
+    return (
+        write_run(here, folder="here", name="here"),
+        write_run(there, folder="there", name="there", source="predicted", gpu=gpu),
+    )

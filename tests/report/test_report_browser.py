@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_runs import HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
+from example_runs import (
+    HOSTILE,
+    WriteRun,
+    measured_rows,
+    problem,
+    row,
+    row_with_all_fields,
+    rows_with_all_fields,
+    two_runs,
+)
 
 from leanbench.report import write_report
 
@@ -36,9 +45,9 @@ console.error = (...text) => failures.push(text.join(" "));
 PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
 
-def look(directory: Path, probe: str = "return null;") -> Any:
+def look(directory: Path, probe: str = "return null;", *beside: Path) -> Any:
     """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in the page fails."""
-    [report] = write_report(directory, directory, ["html"])
+    [report] = write_report(directory, directory, ["html"], beside)
     page = report.read_text(encoding="utf-8").replace("<head>", f"<head>{WATCH}", 1)
     head, body_end, tail = page.rpartition("</body>")
     watched = directory / "watched.html"
@@ -91,6 +100,55 @@ def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
     assert seen[1] > 1.1
 
 
+def map_rows() -> list[dict[str, Any]]:
+    """Two contexts, two shapes and two dtypes; one cell is lean's, one fa2's, one a tie, one lean ran alone."""
+    rows = []
+    latencies = {(1024, 8): (10, 12), (4096, 8): (10, 5), (1024, 16): (10, 10.04), (4096, 16): (10, None)}
+    for (context, heads), (lean, fa2) in latencies.items():
+        rows.append(row(problem(context, heads), "lean", lean, read_floor_share=lean / 20))
+        if fa2:
+            rows.append(row(problem(context, heads), "fa2", fa2, read_floor_share=fa2 / 20))
+    rows.append(row(problem(1024, 16, batch=2), "fixed_split", 11.0, status="noisy", reason="x"))
+    return [*rows, row(problem(1024, 8, dtype="bf16"), "lean", 7.0), row(problem(1024, 8, dtype="bf16"), "fa2", 14.0)]
+
+
+def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> None:
+    probe = """const map = (key) => { const { x, y, z, text } = document.getElementById(`map-${key}`).data[0];
+        return [x, y, z, text]; };
+      const first = [map("winner"), map("speedup"), map("floor")];
+      const hover = document.getElementById("map-winner").data[0].hovertext[0][1];
+      choose("read floor share of", "fa2", "#map-selectors"); const fa2 = map("floor")[2];
+      choose("dtype", "bf16", "#map-selectors");
+      return { first, hover, fa2, bf16: map("winner"), charts: points("latency", "lean").length };"""
+    seen, _ = look(write_run(map_rows()), probe)
+    axes = [["1k", "4k"], ["b1 h8", "b1 h16"]]
+    # Kernels are lean, fa2, fixed_split: 3 is a tie. A noisy row is in no map.
+    assert seen["first"][0] == [*axes, [[0, 1], [3, 0]], [["1.20", "2.00"], ["≈", ""]]]
+    *sides, logs, texts = seen["first"][1]
+    assert (sides, texts) == (axes, [["1.20", "0.50"], ["1.00", ""]])
+    assert logs[0] == pytest.approx([0.26303, -1], abs=1e-5)
+    assert logs[1][1] is None
+    assert seen["first"][2] == [*axes, [[0.5, 0.5], [0.5, 0.5]], [["50", "50"], ["50", "50"]]]
+    assert seen["hover"] == "b1 h8 n4096 d64 fp16 HND<br>fa2 5 µs<br>lean 10 µs"
+    assert seen["fa2"] == [[0.6, 0.25], [0.502, None]]
+    assert seen["bf16"] == [["1k"], ["b1 h8"], [[0]], [["2.00"]]]
+    # The charts have selectors of their own.
+    assert seen["charts"] == 2
+
+
+def test_maps_are_saved_as_svg_and_png(write_run: WriteRun) -> None:
+    probe = """const saved = [];
+      HTMLAnchorElement.prototype.click = function () { saved.push([this.download, this.href.slice(0, 14)]); };
+      all("#maps .saves")[1].querySelectorAll("button").forEach((button) => button.click());
+      for (let i = 0; i < 100 && saved.length < 2; i++) await new Promise((done) => setTimeout(done, 20));
+      return saved.sort();"""
+    seen, _ = look(write_run(map_rows()), probe)
+    assert seen == [
+        ["example-map-speedup.png", "data:image/png"],
+        ["example-map-speedup.svg", "data:image/svg"],
+    ]
+
+
 def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:
     probe = """return {
       up: sortBy("latency_us"), down: sortBy("latency_us"), text: sortBy("kernel"),
@@ -107,6 +165,55 @@ def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:
     assert seen["found"] == ["1 of 9 rows", ["fa2"]]
     assert seen["none"] == ["0 of 9 rows", []]
     assert seen["all"] == "9 rows"
+
+
+def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None:
+    first, second = two_runs(write_run)
+    probe = """const picture = () => document.getElementById("beside-chart").data.map((each) =>
+        [each.name, each.x, each.y, each.line.dash]);
+      const lean = picture();
+      choose("kernel", "fa2", "#beside-selectors"); const fa2 = picture();
+      choose("shown", "Bandwidth", "#beside-selectors");
+      // The charts show one run at a time.
+      return { lean, fa2, unit: text0(), first: points("latency", "lean"), runs: selected() };
+      function text0() { return document.querySelector("#beside-chart .ytitle").textContent; }"""
+    seen, _ = look(first, probe, second)
+    names = ["here, NVIDIA H200, measured", "there, NVIDIA B200, predicted"]
+    assert seen["lean"] == [
+        [names[0], ["1k", "4k"], [10, 40], "solid"],
+        [names[1], ["1k", "4k"], [5, 10], "dot"],
+    ]
+    assert seen["fa2"] == [[names[0], ["4k"], [60], "solid"], [names[1], ["1k", "4k"], [8, 30], "dot"]]
+    assert seen["unit"] == "bandwidth (TB/s)"
+    assert seen["first"] == [[1024, 10], [4096, 40]]
+    assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
+
+
+def test_a_row_hands_out_its_command(write_run: WriteRun) -> None:
+    probe = """const written = [];
+      const clipboard = { writeText: async (text) => { written.push(text); } };
+      Object.defineProperty(navigator, "clipboard", { value: clipboard, configurable: true });
+      const box = document.getElementById("command");
+      const hidden = box.hidden;
+      all("#results td.command button")[1].click();
+      await new Promise((done) => setTimeout(done, 20));
+      const copied = [box.textContent.trim(), String(getSelection())];
+      clipboard.writeText = async () => { throw new Error("refused"); };
+      document.execCommand = () => false;
+      all("#results td.command button")[0].click();
+      await new Promise((done) => setTimeout(done, 20));
+      const buttons = all("#results td.command button").length;
+      return { hidden, written, copied, refused: box.textContent.trim(), buttons, found: filter("leanbench")[0] };"""
+    seen, _ = look(write_run(measured_rows()), probe)
+    shape = "leanbench sweep --heads 56 --context 1024 --batch 1 --head-dim 64 --dtype fp16 --kv-layout HND"
+    config = "tile_tokens=128,num_warps=4,num_stages=3"
+    command = f"{shape} --kernels fa2 --config fa2:{config}"
+    assert seen["hidden"] is True
+    assert seen["written"] == [command]
+    assert seen["copied"] == [f"Copied: {command}", command]
+    assert seen["refused"] == f"To copy: {shape} --kernels lean --config lean:{config}"
+    # No flag names the lengths of the ragged batch, three of nine rows; and nobody filters by what is not seen.
+    assert (seen["buttons"], seen["found"]) == (6, "0 of 9 rows")
 
 
 def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
@@ -213,6 +320,27 @@ def test_hostile_names_are_only_text(write_run: WriteRun) -> None:
         images: document.images.length, inLegend: all("#legend button").some((b) => b.dataset.kernel === kernel) }};"""
     seen, _ = look(write_run(rows, name=HOSTILE), probe)
     assert seen == {"points": [[1024, 5.0], [4096, 6.0]], "shown": 2, "images": 0, "inLegend": True}
+
+
+def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> None:
+    rows = [row(p, name, 5.0) for p in (problem(), problem(4096), problem(4096, 8)) for name in ("lean", HOSTILE)]
+    first, second = (write_run(rows, folder=folder, name=f"{HOSTILE} {folder}") for folder in ("a", "b"))
+    probe = """all("#map-selectors select, #beside-selectors select").forEach((control) => {
+        control.selectedIndex = control.options.length - 1;
+        control.dispatchEvent(new Event("change"));
+      });
+      const [lean] = document.getElementById("map-winner").data[0].hovertext[1][1].split("<br>").slice(1);
+      const names = document.getElementById("beside-chart").querySelectorAll(".legendtext");
+      return [document.images.length, lean, [...names].map((each) => each.textContent)];"""
+    seen, _ = look(first, probe, second)
+    assert seen == [0, "lean 5 µs", [f"{HOSTILE} a, NVIDIA H200", f"{HOSTILE} b, NVIDIA H200"]]
+
+
+def test_paper_shows_the_main_columns(write_run: WriteRun) -> None:
+    probe = """return all("#results th:not(.screen)").map((th) => th.dataset.column);"""
+    seen, _ = look(write_run(rows_with_all_fields()), probe)
+    taken = ["latency_us", "bandwidth_tb_s", "read_floor_share", "lean_speedup", "energy_mj"]
+    assert seen == ["max_context", "kernel", "status", *taken]
 
 
 def test_legend_hides_a_kernel_in_every_chart(write_run: WriteRun) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import typer
-from example_runs import WriteRun, measured_rows
+from example_runs import WriteRun, measured_rows, problem, row, rows_with_all_fields, two_runs
 from typer.testing import CliRunner
 
 from leanbench.cli.report import report
@@ -43,6 +45,61 @@ def test_unknown_format_suggests_the_nearest(write_run: WriteRun) -> None:
     result = CliRunner().invoke(app, [str(write_run([])), "--format", "html,cvs"])
     assert isinstance(result.exception, UserError)
     assert str(result.exception) == "there is no report format 'cvs', did you mean 'csv'?"
+
+
+def test_parquet_holds_the_csvs_rows(write_run: WriteRun) -> None:
+    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+    import pandas as pd
+
+    directory = write_run(rows_with_all_fields())
+    csv, parquet = write_report(directory, directory, ["csv", "parquet"])
+    read = pd.read_parquet(parquet)
+    assert read["latency_us"].tolist() == [10.0, 20.0, 10.0, 200.0, 1600.0, 2.0]
+    assert list(read.columns) == list(pd.read_csv(csv).columns)
+    # A count that was not measured is null, and those that were stay whole numbers.
+    assert str(read["registers_per_thread"].dtype) == "Int64"
+
+
+@pytest.mark.skipif(any(map(find_spec, ("pyarrow", "fastparquet"))), reason="pyarrow is installed")
+def test_parquet_without_its_library_says_what_to_install(write_run: WriteRun) -> None:
+    directory = write_run(measured_rows())
+    with pytest.raises(UserError, match=r"Parquet file needs pyarrow, .* pip install pyarrow"):
+        write_report(directory, directory, ["csv", "parquet"])
+    assert not (directory / "report.csv").exists()
+
+
+def test_markdown_says_what_the_page_says(write_run: WriteRun) -> None:
+    hostile = "a|b</details>`x`"
+    rows = [*measured_rows(), row(problem(), hostile, 5.0, energy_mj=1.0)]
+    directory = write_run(rows, name="a_run")
+    [path] = write_report(directory, directory, ["markdown"])
+    assert path == directory / "report.md"
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert lines[:3] == ["# a\\_run", "", "a\\_run: measured, NVIDIA H200, `leanbench sweep example`"]
+    assert "- **Beware:** 3 of 10 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported." in lines
+    assert "| fa2 | 2 | 4.00× | 2.00× | context 1k, batch 1 | 8.00× | context 64k, batch 1 |  |" in lines
+    assert "<details><summary>Every row (10)</summary>" in lines
+    config = "tile\\_tokens=128 num\\_warps=4 num\\_stages=3"
+    assert f"| b1 h56 n1024 d64 fp16 HND | lean | ok | 10 | 1.47 | 56.7% |  |  | {config} |" in lines
+    claim = "| 7b | LA over FA2 at 64 heads | 2.15x |  | not measured in this run | b1 h64 n65536 d64 fp16 HND |"
+    assert claim in lines
+    # A kernel's name ends no cell and no block.
+    assert text.count("</details>") == 1
+    [line] = [line for line in lines if line.startswith("| b1 h56 n1024") and "a\\|b" in line]
+    assert len(re.findall(r"(?<!\\)\|", line)) == 10
+
+
+def test_markdown_of_two_runs_and_of_none(write_run: WriteRun) -> None:
+    first, second = two_runs(write_run)
+    [path] = write_report(first, first.parent / "out", ["markdown"], [second])
+    text = path.read_text(encoding="utf-8")
+    names = "there, NVIDIA B200, predicted | here, NVIDIA H200, measured"
+    assert f"| lean | {names} | 2 | 0.35× | 0.25× | 0.50× | 0.35× |" in text
+    assert "## there: predicted, NVIDIA B200, cold L2" in text
+    assert "## The paper's claims (there, NVIDIA B200, cold L2, predicted)" in text
+    [path] = write_report(write_run([], folder="none"), first.parent / "out", ["markdown"])
+    assert path.read_text(encoding="utf-8").endswith("This run has no rows yet.\n")
 
 
 def test_output_that_cannot_be_written_is_said_before_the_run_is_read(tmp_path: Path) -> None:

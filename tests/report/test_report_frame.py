@@ -8,7 +8,6 @@ import pytest
 from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
 
 from leanbench.report import write_report
-from leanbench.report.csv import csv_text
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
 from leanbench.report.run_files import read_run
 from leanbench.report.series import add_series_columns, fixed_words, short_labels, varying_axes
@@ -199,10 +198,18 @@ def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
     assert (summary.energies, summary.lean_energy) == ({}, None)
 
 
+def test_energy_alone_is_no_card(write_run: WriteRun) -> None:
+    # As predictions have it: no floor, no power, nothing sustained.
+    rows = [row(problem(), name, 10.0, source="predicted", energy_mj=2.0) for name in ("lean", "fa2")]
+    [summary] = summaries(frame_of(write_run(rows, source="predicted")))
+    assert summary.lean_energy is None
+    assert summary.energies["fa2"].geomean == 1.0
+
+
 def test_sentences_and_empty_lists_in_the_csv(write_run: WriteRun) -> None:
     rows = [row(problem(), "lean", 1.0, warnings=["one thing", "another"]), row(problem(), "fa2", 1.0, warnings=[])]
     frame = frame_of(write_run(rows))
-    assert csv_text(frame).count("one thing; another") == 1
+    assert frame.to_csv().count("one thing; another") == 1
     assert frame["warnings"].isna().tolist() == [False, True]
 
 

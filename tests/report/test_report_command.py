@@ -1,0 +1,101 @@
+"""The command of a row, read by the command line's own parsers, is the row's cell again."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import HOSTILE, manifest, problem, row, row_with_all_fields
+
+from leanbench.problem import AttentionProblem
+from leanbench.registry import kernels
+from leanbench.report.command import sweep_command
+from leanbench.report.run_files import read_run
+from leanbench.row import Row
+from leanbench.run.cells import AXES, expand
+from leanbench.run.ragged import ragged_contexts
+from leanbench.run.sweep_file import requested_sweep
+
+REFERENCE_RUNS = sorted(path.parent for path in Path("reports/h200").glob("*/results.jsonl"))
+
+
+def command_of(row: dict[str, Any], problem: AttentionProblem, **fields: Any) -> str | None:
+    return sweep_command(Row.model_validate(row), problem, manifest(**fields))
+
+
+def flags_of(command: str) -> dict[str, str]:
+    leanbench, sweep, *words = shlex.split(command)
+    assert (leanbench, sweep) == ("leanbench", "sweep")
+    starts = [index for index, word in enumerate(words) if word.startswith("--")] + [len(words)]
+    return {
+        words[start].removeprefix("--").replace("-", "_"): " ".join(words[start + 1 : end])
+        for start, end in pairwise(starts)
+    }
+
+
+@pytest.mark.parametrize("directory", REFERENCE_RUNS, ids=lambda path: path.name)
+def test_every_reference_row_can_be_repeated(directory: Path) -> None:
+    run = read_run(directory)
+    # A kernel that was there for one run alone cannot be asked for; of a long run, some 50 rows.
+    known = [result for result in run.results if result[0].kernel in kernels()]
+    assert known
+    for taken, shape in known[:: 1 + len(known) // 50]:
+        flags = flags_of(sweep_command(taken, shape, run.manifest) or "")
+        assert flags.pop("cache", "cold") == taken.cache
+        measured = {name: flags.pop(name) for name in ("energy", "sustained", "occupancy", "counters") if name in flags}
+        assert ("energy" in measured) == (taken.energy_mj is not None)
+        assert ("occupancy" in measured) == (taken.sm_busy_share is not None)
+        names, config = flags.pop("kernels"), flags.pop("config", None)
+        assert set(flags) <= {*AXES}
+        [cell] = expand(requested_sweep(None, flags, names, None, None, [config] if config else []))
+        assert (cell.problem, cell.kernel) == (shape, taken.kernel)
+        assert (config is None) == (taken.config is None)
+        if config:
+            [pin] = requested_sweep(None, flags, names, None, None, [config]).pins.values()
+            assert {name: value for name, value in asdict(pin).items() if value is not None} == taken.config
+
+
+def test_a_row_in_full() -> None:
+    shape = problem(4096, 32, kv_heads=8, batch=4, head_dim=128, dtype="bf16", kv_layout="NHD", q_len=2, page_size=64)
+    taken = row_with_all_fields(shape, "lean", 10.0, cache="warm")
+    assert command_of(taken, shape) == (
+        "leanbench sweep --heads 32/8 --context 4096 --batch 4 --head-dim 128 --dtype bf16 --kv-layout NHD --q-len 2 "
+        "--page-size 64 --kernels lean --config lean:tile_tokens=128,num_warps=4,num_stages=3 --cache warm --energy "
+        "--occupancy --counters"
+    )
+
+
+@pytest.mark.parametrize("fields", [{"sustained_us": 5.0}, {"sustained_us": 5.0, "energy_mj": 1.0}])
+def test_sustained_is_part_of_energy(fields: dict[str, float]) -> None:
+    flag = "--energy" if "energy_mj" in fields else "--sustained"
+    assert (command_of(row(problem(), "lean", 10.0, config=None, **fields), problem()) or "").endswith(f" lean {flag}")
+
+
+def test_a_prediction_names_its_gpu() -> None:
+    taken = row(problem(), "fa2", 10.0, source="predicted", config={"align_grid": True})
+    gpu = {"name": "a100-80gb"}
+    command = command_of(taken, problem(), gpu=gpu)
+    assert command
+    assert command.endswith("--kernels fa2 --config fa2:align_grid=true --gpu a100-80gb")
+
+
+def test_ragged_batches_by_the_share_that_was_asked_for() -> None:
+    drawn = problem(ragged_contexts(8, 65536, 0.333))
+    grids = {"grids": [{"ragged": [1.0, 0.333]}]}
+    assert flags_of(command_of(row(drawn, "lean", 1.0), drawn, sweep=grids) or "")["ragged"] == "0.333"
+    # Without a sweep in the manifest, shares of two and three digits are tried.
+    assert flags_of(command_of(row(drawn, "lean", 1.0), drawn) or "")["ragged"] == "0.333"
+    # Lengths that no share draws have no command, and neither has what is no share.
+    given = problem((512, 4096))
+    assert command_of(row(given, "lean", 1.0), given, sweep={"grids": [{"ragged": [7.5, "x"]}, 3]}) is None
+
+
+def test_hostile_text_stays_one_word() -> None:
+    taken = row(problem(), f"{HOSTILE}; rm -rf ~", 1.0, config={HOSTILE: "$(reboot)"})
+    words = shlex.split(command_of(taken, problem()) or "")
+    assert words[words.index("--kernels") + 1] == f"{HOSTILE}; rm -rf ~"
+    assert words[-1] == f"{HOSTILE}; rm -rf ~:{HOSTILE}=$(reboot)"

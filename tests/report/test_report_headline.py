@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
+
+from leanbench.model import known_error
+from leanbench.report.frame import results_frame
+from leanbench.report.headline import headline
+from leanbench.report.run_files import read_run
+from leanbench.report.series import add_series_columns, short_labels, varying_axes
+from leanbench.report.summary import summaries
+from leanbench.report.winners import Winner, Winners, winners
+
+
+def said_of(directory: Path) -> list[dict[str, str]]:
+    frame = add_series_columns(results_frame(read_run(directory)))
+    short = short_labels(frame, varying_axes(frame))
+    return [dict(headline(each, frame, short, known_error(each.gpu))) for each in summaries(frame)]
+
+
+def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
+    rows = [
+        *(row(problem(1024, heads), "lean", 10.0) for heads in (8, 16)),
+        *(row(problem(1024, heads), "fa2", 10.05) for heads in (8, 16)),
+        row(problem(4096, 8), "lean", 10.0),
+        row(problem(4096, 8), "fa2", 9.0),
+        row(problem(16384, 8), "lean", 10.0),
+        row(problem(16384, 8), "fa2", 20.0),
+        # Slower with one config, faster with another: the faster one counts.
+        row(problem(16384, 8), "fa2", 30.0, cell="another config"),
+        # Only lean ran this.
+        row(problem(65536, 8), "lean", 1.0),
+        row(problem(65536, 8), "fa2", status="crashed", reason="x"),
+    ]
+    frame = results_frame(read_run(write_run(rows)))
+    lean = Winner("lean", near=3, alone=1, at="context 16k, heads 8")
+    fa2 = Winner("fa2", near=3, alone=1, at="context 4k, heads 8")
+    assert winners(frame) == Winners(4, 2, (lean, fa2))
+
+
+def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: WriteRun) -> None:
+    [said] = said_of(write_run(measured_rows()))
+    assert said == {
+        "Fastest": "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, alone so on 1.",
+        "By how much": "lean is 0.71× as fast as the fastest other kernel (geometric mean); at worst 0.50× "
+        "(context 64k, batch 1), at best 1.00× (context 1k, batch 1).",
+        "Beware": "3 of 9 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported.",
+    }
+
+
+def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
+    rows = [
+        row_with_all_fields(problem(), "lean", 10.0),
+        row_with_all_fields(problem(), "fa2", 15.0, warnings=["a", "b"]),
+    ]
+    assert said_of(write_run(rows)) == [
+        {
+            "Fastest": "lean.",
+            "By how much": "lean is 1.50× as fast as the fastest other kernel.",
+            "Energy": "Of a launch: fa2 takes 1.50× of what lean takes.",
+            "Beware": "1 row has a warning.",
+        }
+    ]
+
+
+def test_headline_of_a_prediction_says_so(write_run: WriteRun) -> None:
+    rows = [row(problem(), name, us, source="predicted") for name, us in (("lean", 10.0), ("fa2", 10.0))]
+    [said] = said_of(write_run(rows, source="predicted"))
+    assert said["Fastest"] == "lean and fa2, within 1% of each other."
+    assert said["Beware"] == f"Predicted by the performance model, nothing was measured. {known_error('NVIDIA H200')}"
+
+
+@pytest.mark.parametrize("names", [["lean"], ["fa2", "cudnn"]])
+def test_without_lean_or_without_others_nothing_is_compared_with_it(write_run: WriteRun, names: list[str]) -> None:
+    [said] = said_of(write_run(row(problem(), name, 10.0 + len(name)) for name in names))
+    assert said == ({} if names == ["lean"] else {"Fastest": "fa2."})
