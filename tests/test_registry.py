@@ -118,7 +118,7 @@ def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():
     default = heuristic.default_config(problem, H200)
     assert default is not None
     candidates = oracle.candidate_configs(problem, H200)
-    assert (oracle.configs, heuristic.configs) == ("best", None)
+    assert (oracle.config_choice, heuristic.config_choice) == ("best", None)
     assert candidates[0] == default
     assert {replace(config, splits=None) for config in candidates} == {replace(default, splits=None)}
     assert len({config.splits for config in candidates}) == len(candidates) > 8
@@ -128,7 +128,7 @@ def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_the_oracle_is_no_slower_than_the_heuristic_by_the_model(problem):
     us = {
-        name: predict_cell(problem, kernel(name), kernel(name).configs or "default", H200)["latency_us"]
+        name: predict_cell(problem, kernel(name), kernel(name).config_choice or "default", H200)["latency_us"]
         for name in ("fixed_split", "fixed_split_oracle")
     }
     assert us["fixed_split_oracle"] <= us["fixed_split"]

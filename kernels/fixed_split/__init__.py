@@ -65,7 +65,7 @@ class FixedSplitOracle(FixedSplit):
 
     name = "fixed_split_oracle"
     title = "fixed_split with the fastest of all split counts worth measuring, timed in every cell"
-    configs = "best"
+    config_choice = "best"
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         default = self.default_config(problem, gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,9 @@ from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
 from leanbench.errors import UserError
 
+#: What no command looks for, as anything that is printed may meet it.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class _Commands(TyperGroup):
     """Turns bad input into one sentence on stderr and exit code 2."""
@@ -30,6 +34,13 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except UserError as error:
             output.say(f"Error: {error}")
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            output.mute("stdout")
+            where = error.filename or "the output"
+            output.say(f"Error: cannot write {where} ({error.strerror}): make room or choose another place")
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,22 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """A line about what happens, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """A line about what happens, on stderr; where that cannot be written, what happens goes on unsaid."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        mute("stderr")
 
 
 def show(text: str) -> None:
     """A line of the result, on stdout."""
     print(text, flush=True)
+
+
+def mute(stream: str) -> None:
+    """Nothing more is written to `stdout` or `stderr`, at exit neither, where Python would fail once more."""
+    # Held by sys until the end.
+    setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def show_table(table: Table) -> None:

@@ -184,6 +184,10 @@ def _run(
         except Stopped as stopped:
             _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
             raise typer.Exit(stopped.exit_code) from None
+        except UserError:
+            if run.finished:
+                _say_how_to_go_on("Stopped by an error", run, len(cells), command)
+            raise
         if left:
             _say_how_to_go_on("The budget is spent", run, len(cells), command)
     rows = read_rows(path)

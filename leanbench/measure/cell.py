@@ -133,7 +133,7 @@ class Bench:
         candidates: dict[str, Candidate] = {}
         for kernel in able:
             self._announce(kernel.name)
-            asked = (pins or {}).get(kernel.name, kernel.configs or configs)
+            asked = (pins or {}).get(kernel.name, kernel.config_choice or configs)
             candidate = self._prepare(problem, kernel, asked, rows[kernel.name])
             if candidate is not None:
                 candidates[kernel.name] = candidate

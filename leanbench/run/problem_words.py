@@ -9,8 +9,6 @@ from leanbench.errors import UserError
 from leanbench.problem import DTYPES, KV_LAYOUTS, AttentionProblem
 from leanbench.run.axes import parse_head_dims, parse_heads, parse_numbers, parse_page_sizes, parse_q_lens
 
-#: More sequences than any GPU has memory for, and few enough for a length each.
-MAX_BATCH = 2**20
 _EXAMPLE = "h32/8 n4096 d128, with b8, q4, p64, bf16 or NHD where needed"
 _NEEDED = {"h": "heads", "n": "context", "d": "head_dim"}
 _FIELDS = {"b": "batch", **_NEEDED, "q": "q_len", "p": "page_size"}
@@ -41,8 +39,6 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
     head_dim = _one("head_dim", parse_head_dims(found["head_dim"]))
     context = _context(found["context"])
     batch = _number("batch", found["batch"]) if "batch" in found else _sequences(context)
-    if batch > MAX_BATCH:
-        raise UserError(f"batch {batch} is above the limit of {MAX_BATCH}: write a smaller number")
     return AttentionProblem(
         batch,
         q_heads,

@@ -159,6 +159,8 @@ def load_sweep(file: str) -> Sweep:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deep: a sweep file has lists of values and no lists in them") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text: save it as UTF-8") from None
     except OSError as error:

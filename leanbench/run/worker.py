@@ -80,7 +80,7 @@ def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[s
             rows = {}
             for each in kernels:
                 announce(each.name)
-                rows[each.name] = predict_cell(problem, each, pins.get(each.name, each.configs or configs), spec)
+                rows[each.name] = predict_cell(problem, each, pins.get(each.name, each.config_choice or configs), spec)
             return rows
 
         return predict, predicted_environment()

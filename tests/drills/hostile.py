@@ -9,6 +9,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -73,7 +74,7 @@ def within_limits() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"an input took more than {MOST_SECONDS} s of CPU time")
 
-    pages = int(open("/proc/self/statm").read().split()[0])
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     limits = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGPROF, late)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, limits[1]))
@@ -94,7 +95,8 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
         where, key = draw(st.sampled_from(list(_places(root)) or [(root, 0)]))
         match draw(st.sampled_from(["replace", "replace", "replace", "remove", "repeat"])):
             case "replace":
-                where[key] = draw(VALUES)
+                # A copy: the next change may be inside of it.
+                where[key] = copy.deepcopy(draw(VALUES))
             case "remove" if where is not root:
                 del where[key]
             case "repeat" if isinstance(where, list) and where is not root:

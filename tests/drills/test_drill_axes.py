@@ -30,7 +30,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
 
 
-@share(0.30)
+@share(0.37)
 @given(st.sampled_from(sorted(PARSERS)), TYPED)
 def test_any_text_on_an_axis_is_values_or_a_sentence(axis, text):
     with within_limits():
@@ -55,7 +55,7 @@ def test_any_words_are_a_problem_or_a_sentence(words):
             assert parse_problem([problem.label]) == problem or problem.is_ragged
 
 
-@share(0.10)
+@share(0.04)
 @given(st.dictionaries(st.sampled_from([*FLAGS, *OTHERS]), TYPED, min_size=1, max_size=4))
 def test_any_command_line_is_a_table_or_a_sentence(flags):
     words = [word for flag, text in flags.items() for word in (flag, text)]
@@ -135,7 +135,7 @@ def assert_a_sentence(error: UserError) -> None:
     assert "Traceback" not in text
 
 
-@share(0.02)
+@share(0.01)
 @given(st.sampled_from(["../../x", "/tmp/x", "..", ".", "a/../../b", "a\x00b", "x" * 300, *map(str, SCALARS)]) | TYPED)
 def test_no_name_leaves_the_folder_of_runs(tmp_path_factory, name):
     out = tmp_path_factory.getbasetemp() / "runs"

@@ -92,10 +92,7 @@ def test_2000_cells_leave_everything_as_it_was(tmp_path):
     assert abs(last.open_files - first.open_files) <= FILES_NOISE, readings
     assert last.processes == first.processes, readings
     # The first hundred compile; contexts grow, and with them a cell's bytes, but not its milliseconds of sampling.
-    paces = [
-        (after.seconds - each.seconds) / (after.rows - each.rows)
-        for each, after in itertools.pairwise(readings)
-    ]
+    paces = [(after.seconds - each.seconds) / (after.rows - each.rows) for each, after in itertools.pairwise(readings)]
     assert statistics.median(paces[-5:]) < 1.25 * statistics.median(paces[:5]), paces
     assert gpu_bytes() - before < GPU_NOISE_BYTES
     files = {path.name for path in (tmp_path / "soak").iterdir()}

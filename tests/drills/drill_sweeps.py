@@ -1,0 +1,81 @@
+"""Real sweeps in processes of their own. They predict, so they need no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanbench.decomposition import TileGrid, one_cta_per_tile
+from leanbench.gpu.catalogue import find
+from leanbench.model.simulate import latency_us
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig
+
+KERNELS = (Path(__file__).parents[1] / "fixtures" / "kernels", Path(__file__).parent / "kernels")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "leanbench", *words]
+
+
+def environment(**more: str) -> dict[str, str]:
+    # No GPU even where there is one: these drills are about processes.
+    path = os.pathsep.join(map(str, KERNELS))
+    return {**os.environ, "LEANBENCH_KERNEL_PATH": path, "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    options = {"env": environment(), "capture_output": True, "text": True, "timeout": 120, **options}
+    return subprocess.run(command(*words), **options)
+
+
+def start(*words: str, **more: str) -> subprocess.Popen[str]:
+    """In a process group of its own."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command(*words), env=environment(**more), start_new_session=True, **pipes)
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "results.jsonl").read_bytes().splitlines()]
+
+
+def whole_rows(path: Path) -> int:
+    results = path / "results.jsonl"
+    return results.read_bytes().count(b"\n") if results.exists() else 0
+
+
+def wait_until(done: Any, what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} took more than {seconds:g} s")
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    if not path.exists():
+        pytest.skip("needs /proc/PID/task/PID/children, which this system does not have")
+    return [int(child) for child in path.read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    """Ended, whether or not whoever inherited it has asked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def stand_in_us(context: int) -> float:
+    """What the model says of the stand-in kernels, by this process."""
+    problem = AttentionProblem(1, 32, 8, context, 128)
+    config = KernelConfig(tile_tokens=64, num_warps=4, num_stages=2)
+    return latency_us(one_cta_per_tile(TileGrid.of(problem, 64)), problem, config, find("a100"))

@@ -1,0 +1,219 @@
+"""A disk that is full, folders that cannot be written, two writers at once: a sentence, and what was written stays."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from drill_sweeps import command, environment, rows, run, start, wait_until, whole_rows
+from kept_examples import family
+
+from leanbench.report import write_report
+from leanbench.report.run_files import read_run
+from leanbench.tune.store import read
+
+CELLS = ("--kernels", "steady", "--context", "1k:50k:+1k")
+FEW = ("--kernels", "steady", "--context", "1k,2k")
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(said) == 1, done.stderr
+    for word in words:
+        assert word in said[0]
+
+
+def small_files(most_bytes: int):
+    """Called in the child: no file of it may become larger, which is how a full disk looks to a writer."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "where", "least_rows"),
+    [
+        (100, "manifest.json", 0),
+        (40_000, "results.jsonl", 10),
+        (400_000, "report.html", 50),
+    ],
+)
+def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path, most_bytes, where, least_rows):
+    asked = ["sweep", "-q", *CELLS, "--name", "r", "--out", str(tmp_path)]
+    done = run(*asked, preexec_fn=small_files(most_bytes))
+    path = tmp_path / "r"
+    assert_one_sentence(done, f"cannot write {path / where}")
+    if least_rows:
+        assert len(read_run(path).results) >= least_rows
+        assert [file.name for file in write_report(path, tmp_path / "report")] == ["report.html", "report.csv"]
+    # What is torn is dropped, and the rest runs.
+    assert run(*asked, "--resume").returncode == 0
+    assert [row["problem"]["context"] for row in rows(path)] == [*range(1024, 51 * 1024, 1024)]
+    assert not [file.name for file in path.iterdir() if "part" in file.name or file.name.startswith(".")]
+
+
+def test_a_disk_that_is_really_full(tmp_path):
+    """A file system of 48 KB, where one can be mounted without being asked."""
+    script = 'mount -t tmpfs -o size=48k none "$1" || exit 77; shift; "$@"; code=$?; cp -r "$OUT"/r "$KEEP"; exit $code'
+    out = tmp_path / "out"
+    out.mkdir()
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(out)]
+    asked = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(out)]
+    try:
+        done = subprocess.run(
+            [*words, *command(*asked)],
+            env=environment(OUT=str(out), KEEP=str(tmp_path)),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    except FileNotFoundError:
+        pytest.skip("needs unshare, which is not here")
+    if done.returncode in (1, 77) and ("unshare" in done.stderr or "mount" in done.stderr):
+        pytest.skip(f"needs a mount of one's own, which this system refuses: {done.stderr.strip()}")
+    assert_one_sentence(done, f"cannot write {out}/r/", "No space left on device", "go on with --resume")
+    assert 5 <= len(read_run(tmp_path / "r").results) < 50
+
+
+def without_roots_rights() -> None:
+    """Called in the child: root may write what is read-only, so it is root no more in that respect."""
+    set_capability, bounding_set = ctypes.CDLL(None).prctl, 24
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        set_capability(bounding_set, capability, 0, 0, 0)
+
+
+def test_a_read_only_folder_is_a_sentence(tmp_path):
+    tmp_path.chmod(0o555)
+    try:
+        done = run("sweep", "-q", *FEW, "--out", str(tmp_path / "runs"), preexec_fn=without_roots_rights)
+    finally:
+        tmp_path.chmod(0o755)
+    assert_one_sentence(done, f"cannot write {tmp_path}/runs/", "Permission denied", "choose another folder with --out")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "worker.log", "lock", "."])
+def test_a_run_that_became_read_only_is_a_sentence(tmp_path, name):
+    asked = ["sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)]
+    assert run(*asked).returncode == 0
+    path = tmp_path / "r"
+    results = path / "results.jsonl"
+    first = results.read_bytes().splitlines(keepends=True)[0]
+    results.write_bytes(first)
+    (path / name).chmod(0o000 if name == "manifest.json" else 0o555)
+    try:
+        done = run(*asked, "--resume", preexec_fn=without_roots_rights)
+    finally:
+        (path / name).chmod(0o755)
+    if name == ".":
+        # Its files can be written; only an environment that is new, as after a commit, wants the folder.
+        assert done.returncode in (0, 2), done.stderr
+        assert "Traceback" not in done.stderr
+    else:
+        assert_one_sentence(done, str(path))
+    assert results.read_bytes().startswith(first)
+    assert run(*asked, "--resume").returncode == 0
+    assert [row["problem"]["context"] for row in rows(path)] == [1024, 2048]
+
+
+def test_reports_into_a_read_only_folder_are_a_sentence(tmp_path):
+    assert run("sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)).returncode == 0
+    (tmp_path / "closed").mkdir(mode=0o555)
+    done = run("report", str(tmp_path / "r"), "--out", str(tmp_path / "closed"), preexec_fn=without_roots_rights)
+    assert_one_sentence(done, f"cannot write {tmp_path / 'closed'}", "ermission denied")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_to_a_full_disk_ends_no_sweep(tmp_path, stream):
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        words = ["sweep", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)]
+        done = run(*words, capture_output=False, **streams)
+    assert done.returncode == (2 if stream == "stdout" else 0)
+    assert "Traceback" not in (done.stdout or "") + (done.stderr or "")
+    assert [row["status"] for row in rows(tmp_path / "r")] == ["ok", "ok"]
+
+
+def test_the_second_of_two_sweeps_into_one_run_refuses(tmp_path):
+    asked = ["sweep", "-q", "--no-report", "--kernels", "unhurried", "--context", "1k:50k:+1k", "--name", "r"]
+    asked += ["--out", str(tmp_path)]
+    with start(*asked) as first:
+        wait_until(lambda: whole_rows(tmp_path / "r") > 1, "two rows")
+        for words in (asked, [*asked, "--resume"]):
+            assert_one_sentence(run(*words), str(tmp_path / "r"))
+        assert first.poll() is None
+        first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [*range(1024, 51 * 1024, 1024)]
+
+
+def test_two_sweeps_that_start_at_once_make_one_run(tmp_path):
+    asked = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(tmp_path)]
+    with start(*asked) as one, start(*asked) as other:
+        said = one.communicate(timeout=60)[1] + other.communicate(timeout=60)[1]
+    assert sorted([one.returncode, other.returncode]) == [0, 2], said
+    assert "Traceback" not in said
+    assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [*range(1024, 51 * 1024, 1024)]
+
+
+SAVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from kept_examples import H200, family
+from leanbench.tune.store import save_families
+for number in range(int(sys.argv[2]), int(sys.argv[2]) + 40):
+    save_families(H200, [family(group_size=number)])
+    print(number, flush=True)
+"""
+
+
+def test_no_entry_is_lost_between_two_tunings_of_which_one_is_killed(tmp_path):
+    tests = str(Path(__file__).parents[1])
+    path = tmp_path / "configs" / "h200.json"
+    env = environment(LEANBENCH_HOME=str(tmp_path))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [sys.executable, "-c", SAVER, tests]
+    with (
+        subprocess.Popen([*words, "1"], env=env, **pipes) as killed,
+        subprocess.Popen([*words, "101"], env=env, **pipes) as other,
+    ):
+        assert killed.stdout is not None
+        said = [int(killed.stdout.readline()) for _ in range(10)]
+        killed.send_signal(signal.SIGKILL)
+        said += [int(line) for line in killed.communicate(timeout=60)[0].split()]
+        said += [int(line) for line in other.communicate(timeout=60)[0].split()]
+    assert other.returncode == 0
+    saved = [each.group_size for each in read(path).families]
+    # The one that was saved when it was killed may not have been said.
+    assert set(said) <= set(saved)
+    assert len(set(saved) - set(said)) <= 1
+    assert {*range(101, 141)} <= set(saved)
+    assert read(path).families[0].candidates == family().candidates
+
+
+def test_a_full_disk_leaves_the_kept_configs_as_they_were(tmp_path):
+    env = environment(LEANBENCH_HOME=str(tmp_path))
+    tests = str(Path(__file__).parents[1])
+    script = SAVER.replace("40", "1")
+    words = [sys.executable, "-c", script, tests]
+    assert subprocess.run([*words, "1"], env=env, timeout=60, check=False).returncode == 0
+    path = tmp_path / "configs" / "h200.json"
+    before = path.read_bytes()
+    done = subprocess.run([*words, "2"], env=env, capture_output=True, text=True, preexec_fn=small_files(len(before)))
+    assert f"UserError: cannot write {path} (File too large): choose a writable folder" in done.stderr
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in path.parent.iterdir()) == [".h200.json.lock", "h200.json"]
+
+
+def test_a_run_on_a_path_with_unusual_letters(tmp_path):
+    out = tmp_path / "with space, 'quote' and ü"
+    assert run("sweep", "-q", *FEW, "--name", "r", "--out", str(out)).returncode == 0
+    assert len(rows(out / "r")) == 2
+    shutil.rmtree(out)

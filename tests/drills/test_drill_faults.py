@@ -1,0 +1,72 @@
+"""A fault in the middle of 50 cells: one row says it, 49 are right, and it takes no longer than it must."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from drill_sweeps import children, rows, run, stand_in_us, start, wait_until
+
+CONTEXTS = [1024 * count for count in range(1, 26)]
+TIMEOUT_S = 2
+#: A second worker, and the same cells on a machine that has other things to do.
+MARGIN_S = 15
+
+
+def asked(kernel: str, out: object) -> list[str]:
+    words = ["sweep", "--no-report", "--kernels", f"steady,{kernel}", "--context", "1k:25k:+1k", "--name", "r"]
+    return [*words, "--timeout", f"{TIMEOUT_S}s", "--out", str(out)]
+
+
+def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
+    found = rows(path)
+    assert [(row["problem"]["context"], row["kernel"]) for row in found if row["kernel"] == "steady"] == [
+        (context, "steady") for context in CONTEXTS
+    ]
+    assert sorted(row["problem"]["context"] for row in found if row["kernel"] == kernel) == CONTEXTS
+    assert len(found) == len({row["cell"] for row in found}) == 50
+    (faulty,) = [row for row in found if row["status"] != "ok"]
+    assert (faulty["kernel"], faulty["problem"]["context"]) == (kernel, 13 * 1024)
+    assert (faulty["status"], faulty["reason"], faulty["latency_us"]) == (status, reason, None)
+    for row in found:
+        if row is not faulty:
+            assert row["latency_us"] == stand_in_us(row["problem"]["context"]), row
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "reason"),
+    [
+        ("raises", "crashed", "ZeroDivisionError: division by zero"),
+        ("recurses", "crashed", "RecursionError: maximum recursion depth exceeded"),
+        ("reads_null", "crashed", "the worker was ended by SIGSEGV, see worker.log"),
+        ("aborts", "crashed", "the worker was ended by SIGABRT, see worker.log"),
+        ("exits", "crashed", "the worker ended with exit code 1, see worker.log"),
+        ("hangs_up", "crashed", "the worker ended with exit code 0, see worker.log"),
+        ("loops", "timeout", "no result within 2 s, raise the limit with --timeout"),
+        ("ignores_signals", "timeout", "no result within 2 s, raise the limit with --timeout"),
+        ("greedy_host", "out_of_memory", "MemoryError"),
+    ],
+)
+def test_a_fault_costs_one_row_of_50(tmp_path, kernel, status, reason):
+    begun = time.monotonic()
+    done = run(*asked(kernel, tmp_path))
+    assert time.monotonic() - begun < MARGIN_S + (TIMEOUT_S if status == "timeout" else 0)
+    assert done.returncode == (0 if status == "out_of_memory" else 1), done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert_one_fault(tmp_path / "r", kernel, status, reason)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, number):
+    mark = tmp_path / "mark"
+    with start(*asked("waits", tmp_path), "--timeout", "60s", LEANBENCH_DRILL_MARK=str(mark)) as process:
+        wait_until(mark.exists, "the kernel's start")
+        (worker,) = children(process.pid)
+        os.kill(worker, number)
+        begun = time.monotonic()
+        process.communicate(timeout=60)
+    assert time.monotonic() - begun < MARGIN_S
+    assert process.returncode == 1
+    assert_one_fault(tmp_path / "r", "waits", "crashed", f"the worker was ended by {number.name}, see worker.log")

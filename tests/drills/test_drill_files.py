@@ -1,0 +1,261 @@
+"""Files that are damaged or were written by an enemy: a report or a sentence, and no text of theirs becomes markup."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hostile import MARKUP, VALUES, changed, damaged_json, share, torn, within_limits
+from hypothesis import given
+from hypothesis import strategies as st
+from kept_examples import H200, LEAN, family, kept, tuned
+from kept_examples import PROBLEM as TUNED
+from typer.testing import CliRunner
+
+from leanbench.cli.main import app
+from leanbench.cli.sweep_tables import show_summary
+from leanbench.errors import UserError
+from leanbench.problem import AttentionProblem
+from leanbench.report import write_report
+from leanbench.report.compare import compare
+from leanbench.report.compare_data import json_text
+from leanbench.report.run_files import read_run
+from leanbench.row import Row, read_row
+from leanbench.run.directory import RunDirectory, newest_run, read_rows
+from leanbench.run.samples import Samples, pack, read_samples, whole_length
+from leanbench.tune import store
+
+PROBLEM = AttentionProblem(2, 32, 8, (4096, 512), 128)
+
+PLAIN = AttentionProblem(1, 32, 8, 64, 128).to_dict()
+
+
+def full_row(name: str, latency_us: float) -> dict[str, Any]:
+    """A row with a value in every field."""
+    by_type: list[tuple[type, Any]] = [
+        (float, 1.5),
+        (int, 30),
+        (list, ["a", "b"]),
+        (str, "said of the row"),
+        (dict, {}),
+    ]
+    row: dict[str, Any] = {}
+    for field, info in Row.model_fields.items():
+        kinds = str(info.annotation if get_args(info.annotation) else getattr(info.annotation, "__name__", ""))
+        row[field] = next((value for kind, value in by_type if kind.__name__ in kinds), None)
+    row |= {"cell": name, "kernel": name, "problem": PROBLEM.to_dict(), "latency_us": latency_us, "cache": "cold"}
+    row |= {"source": "measured", "status": "ok", "kv_bytes": PROBLEM.kv_bytes, "environment": "e", "reason": None}
+    return row | {"config_choice": "heuristic", "config": {"tile_tokens": 64}, "time": "2026-01-02T03:04:05+00:00"}
+
+
+ROWS = [full_row("lean", 10.0), full_row("fa2", 20.0), {**full_row("fixed_split", 30.0), "status": "noisy"}]
+MANIFEST: dict[str, Any] = {
+    "schema_version": 1,
+    "name": "r",
+    "created": "2026-01-02T03:04:05.123456+00:00",
+    "command": "leanbench sweep",
+    "source": "measured",
+    "sweep": {"name": "s"},
+    "measure": {"cache": "cold", "effort": {"relative_ci": 0.005}},
+    "gpu": {"name": "h200", "product": "NVIDIA H200", "sms": 132},
+    "environments": {"e": {"torch": "2", "driver": "580", "gpu_product": "NVIDIA H200"}},
+    "cells": ["lean", "fa2", "fixed_split"],
+}
+SAMPLES = b"".join(
+    pack(Samples(cell=row["cell"], samples_us=[9.0, 10.0, 11.0] * 4, rounds=[*range(12)], sm_clock_mhz=[None] * 12))
+    for row in ROWS
+)
+
+
+@pytest.fixture(autouse=True)
+def no_plotly(monkeypatch):
+    """Four megabytes of a page that depend on no file."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One folder for all inputs of a module."""
+    return tmp_path_factory.mktemp("runs") / "r"
+
+
+def write(run: Path, manifest: Any = MANIFEST, rows: Any = ROWS, samples: bytes = SAMPLES) -> None:
+    run.mkdir(exist_ok=True)
+    (run / "manifest.json").write_bytes(manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode())
+    lines = rows if isinstance(rows, bytes) else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    (run / "results.jsonl").write_bytes(lines)
+    (run / "samples.jsonl.gz").write_bytes(samples)
+
+
+def read_by(run: Path, *readers: Callable[[Path], Any]) -> None:
+    """UserError is an answer."""
+    for read in readers:
+        with contextlib.suppress(UserError):
+            read(run)
+
+
+def _as_report(run: Path) -> None:
+    html, csv = write_report(run, run.with_name("report"), ["html", "csv"])
+    assert_no_markup(html.read_text(encoding="utf-8"))
+    assert csv.stat().st_size > 100
+
+
+def _as_compare(run: Path) -> None:
+    json_text(compare(f"{run}:lean", f"{run}:fa2", margin=0.01, kernels=[]))
+
+
+def _as_table(run: Path) -> None:
+    show_summary(read_rows(run))
+
+
+def _as_resume(run: Path) -> None:
+    newest_run(run.parent, "s", MANIFEST["cells"])
+    content = (run / "results.jsonl").read_bytes()
+    with RunDirectory.resume(run, MANIFEST) as directory:
+        assert directory.finished <= {json.loads(line)["cell"] for line in content.split(b"\n") if line.strip()}
+
+
+def assert_no_markup(html: str) -> None:
+    assert "<script>alert" not in html
+    assert "<img" not in html
+    assert len(re.findall("<script", html)) == html.count("</script>") <= 3
+
+
+#: As `report`, `compare` and `sweep` at its end do.
+SHOWN = (_as_report, _as_compare, _as_table)
+
+
+def write_damaged(run: Path, lines: list[bytes], last_is_whole: bool) -> None:
+    rows = [json.dumps(row).encode() for row in ROWS]
+    write(run, rows=b"\n".join([rows[0], *lines, *rows[1:]]) + b"\n" * last_is_whole)
+
+
+@share(0.10)
+@given(st.lists(damaged_json(ROWS[0]), min_size=1, max_size=2), st.booleans())
+def test_any_results_file_is_rows_or_a_sentence(folder, lines, last_is_whole):
+    write_damaged(folder, lines, last_is_whole)
+    with within_limits():
+        read_by(folder, read_run, _as_resume)
+
+
+@share(0.01)
+@given(changed(ROWS[0]), changed(ROWS[1]))
+def test_any_rows_are_a_report_or_a_sentence(folder, lean, fa2):
+    write(folder, rows=[ROWS[2], lean, fa2])
+    with within_limits():
+        read_by(folder, *SHOWN)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e-300, 1e300, -1e300, 2**63 - 1, "", [], {}, None])
+def test_every_field_may_be_out_of_proportion(folder, value):
+    """Of either kernel, in a run with a problem for each field, which has this value."""
+    fields = [name for name in Row.model_fields if name not in ("cell", "problem", "kernel")]
+    for kernel in ("lean", "fa2"):
+        changed_rows = [
+            {**full_row(name, 10.0), "cell": field + name, "problem": {**PLAIN, "context": 64 + number}}
+            | ({field: value} if name == kernel else {})
+            for number, field in enumerate(fields)
+            for name in ("lean", "fa2")
+        ]
+        # One that is no row hides all others.
+        rows = [row for row in changed_rows if is_row(row)]
+        assert rows
+        write(folder, rows=[*ROWS, *rows])
+        with within_limits():
+            for read in (_as_report, _as_table):
+                read(folder)
+
+
+def is_row(row: dict[str, Any]) -> bool:
+    try:
+        read_row(json.dumps(row))
+    except ValueError:
+        return False
+    return True
+
+
+@share(0.05)
+@given(damaged_json(MANIFEST))
+def test_any_manifest_is_read_or_a_sentence(folder, manifest):
+    write(folder, manifest=manifest)
+    with within_limits():
+        read_by(folder, read_run, _as_resume)
+
+
+@share(0.01)
+@given(changed(MANIFEST))
+def test_any_manifest_is_a_report_or_a_sentence(folder, manifest):
+    write(folder, manifest=manifest)
+    with within_limits():
+        read_by(folder, *SHOWN)
+
+
+@share(0.06)
+@given(torn(SAMPLES))
+def test_any_samples_file_is_read_or_a_sentence(folder, samples):
+    write(folder, samples=samples)
+    with within_limits():
+        assert 0 <= whole_length(samples) <= len(samples)
+        read_by(folder, _as_compare, _as_resume)
+
+
+def test_a_samples_file_of_a_few_bytes_does_not_fill_the_memory(folder):
+    bomb = gzip.compress(bytes(1 << 29), 1)
+    assert len(bomb) < 4_000_000
+    write(folder, samples=SAMPLES + bomb + SAMPLES)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert whole_length(SAMPLES + bomb + SAMPLES) == len(SAMPLES)
+    assert set(read_samples(folder)) == {row["cell"] for row in ROWS}
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000
+
+
+@share(0.005)
+@given(changed(MANIFEST), changed(ROWS[1]), VALUES)
+def test_text_of_any_run_stays_text(folder, manifest, row, text):
+    marked = {**full_row(MARKUP, 5.0), "config": {MARKUP: MARKUP}, "reason": str(text) + MARKUP, "status": "crashed"}
+    write(folder, manifest={**MANIFEST, "name": MARKUP, "sweep": manifest}, rows=[ROWS[0], marked])
+    with within_limits():
+        read_by(folder, *SHOWN)
+    write(folder, manifest=manifest, rows=[*ROWS, row])
+    with within_limits():
+        result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.exit_code in (0, 2), result.output
+    assert not isinstance(result.exception, Exception), result.exception
+
+
+KEPT = json.loads(kept(family(problems=[tuned()]), family(group_size=8)).model_dump_json(exclude_none=True))
+
+
+@share(0.12)
+@given(damaged_json(KEPT))
+def test_any_file_of_kept_configs_is_read_or_a_sentence(folder, content):
+    path = folder.parent / "h200.json"
+    path.write_bytes(content)
+    with within_limits():
+        read_by(path, store.read)
+
+
+@share(0.01)
+@given(damaged_json(KEPT))
+def test_kept_configs_that_can_be_read_can_be_looked_up(folder, content):
+    from leanbench.tune import lookup
+
+    home = folder.parent / "home"
+    (home / "configs").mkdir(parents=True, exist_ok=True)
+    (home / "configs" / "h200.json").write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch, within_limits():
+        patch.setenv("LEANBENCH_HOME", str(home))
+        patch.setenv("LEANBENCH_CONFIGS", "on")
+        assert all(isinstance(fault, str) for fault in store.user_faults())
+        for configs in ("default", "energy"):
+            read_by(home, lambda _, configs=configs: lookup.resolve(LEAN, TUNED, H200, configs))
+        result = CliRunner().invoke(app, ["configs", "list"])
+    assert result.exit_code in (0, 2), result.output
+    assert not isinstance(result.exception, Exception), result.exception

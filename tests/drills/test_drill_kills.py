@@ -1,0 +1,146 @@
+"""kill -9 at any moment: the next --resume finds everything that was done, and every cell has one row in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from drill_sweeps import children, is_gone, rows, run, stand_in_us, start, wait_until
+
+from leanbench.report import write_report
+from leanbench.report.run_files import read_run
+from leanbench.run.directory import RunDirectory, read_manifest
+from leanbench.run.samples import Samples, pack, read_samples, whole_length
+
+KILLS = 20
+CONTEXTS = [1024 * count for count in range(1, 51)]
+ASKED = ["sweep", "--no-report", "--quiet", "--kernels", "unhurried", "--context", "1k:50k:+1k", "--name", "r"]
+
+
+def report_rows(path: Path) -> int:
+    """Rows of the report that can be written now."""
+    html, csv = write_report(path, path.with_name("report"))
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html.read_text(), re.DOTALL)
+    assert data
+    count = len(csv.read_text().splitlines()) - 1
+    assert len(json.loads(data[1])["rows"]) == count
+    return count
+
+
+def test_killed_at_20_random_moments_and_resumed_every_cell_once(tmp_path):
+    # From before the folder is made until long after the last cell, were it not killed.
+    moments = random.Random(20)
+    path = tmp_path / "r"
+    done = 0
+    for _ in range(KILLS):
+        words = [*ASKED, "--out", str(tmp_path), *(["--resume"] if path.exists() else [])]
+        with start(*words) as process:
+            if moments.random() < 0.7:
+                # Once cells run, so that they get done.
+                before = done + moments.randrange(3)
+                wait_until(
+                    lambda before=before, process=process: len(done_rows(path)) > before or process.poll() is not None,
+                    "a row",
+                )
+                time.sleep(moments.uniform(0, 0.03))
+            else:
+                time.sleep(moments.uniform(0, 0.9))
+            workers = children(process.pid) if process.poll() is None else []
+            os.killpg(process.pid, signal.SIGKILL)
+        for worker in workers:
+            wait_until(lambda worker=worker: is_gone(worker), "the worker's end", 10)
+        found = done_rows(path)
+        assert found[:done] == [*range(1024, 1024 * (done + 1), 1024)]
+        done = len(found)
+        if (path / "manifest.json").exists():
+            assert report_rows(path) == done
+    assert KILLS // 2 < done <= 50
+    finished = run(*ASKED, "--out", str(tmp_path), "--resume")
+    assert finished.returncode == 0, finished.stderr
+    assert Counter(row["problem"]["context"] for row in rows(path)) == dict.fromkeys(CONTEXTS, 1)
+    assert all(row["latency_us"] == stand_in_us(row["problem"]["context"]) for row in rows(path))
+    assert sorted(file.name for file in path.iterdir()) == ["lock", "manifest.json", "results.jsonl", "worker.log"]
+    assert report_rows(path) == 50
+
+
+def done_rows(path: Path) -> list[int]:
+    """Contexts of the rows that are whole, as a reader finds them at any time."""
+    return [row.problem["context"] for row, _ in read_run(path).results] if (path / "manifest.json").exists() else []
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("finished")
+    assert run(
+        "sweep", "--no-report", "-q", "--kernels", "lean,fa2", "--context", "1k,2k", "--name", "r", "--out", str(out)
+    )
+    return out / "r"
+
+
+def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, tmp_path):
+    path = tmp_path / "r"
+    shutil.copytree(finished, path)
+    whole = (path / "results.jsonl").read_bytes()
+    cells = [row["cell"] for row in rows(path)]
+    manifest = read_manifest(path)
+    last = whole.rindex(b"\n", 0, -1) + 1
+    assert len(whole) - last > 1000
+    for length in range(last, len(whole) + 1):
+        (path / "results.jsonl").write_bytes(whole[:length])
+        # All but its newline: the report has the row, and a resumed sweep runs the cell again.
+        known = 4 if length >= len(whole) - 1 else 3
+        assert len(read_run(path).results) == known
+        if length % 200 == 0 or length > len(whole) - 3:
+            assert report_rows(path) == known
+        with RunDirectory.resume(path, manifest) as directory:
+            assert directory.finished == set(cells if length == len(whole) else cells[:3])
+        assert (path / "results.jsonl").read_bytes() == (whole if length == len(whole) else whole[:last])
+
+
+def test_samples_cut_at_any_byte_of_the_last_member_keep_the_others(finished, tmp_path):
+    members = [
+        pack(Samples(cell=name, samples_us=[1.5] * 20, rounds=[*range(20)], sm_clock_mhz=[1980] * 20)) for name in "ab"
+    ]
+    path = tmp_path / "r"
+    path.mkdir()
+    for length in range(len(members[1]) + 1):
+        content = members[0] + members[1][:length]
+        (path / "samples.jsonl.gz").write_bytes(content)
+        is_whole = length == len(members[1])
+        assert set(read_samples(path)) == ({"a", "b"} if is_whole else {"a"})
+        assert whole_length(content) == (len(content) if is_whole else len(members[0]))
+
+
+@pytest.mark.parametrize(
+    "leftover", [["lock"], ["lock", "results.jsonl"], ["lock", "results.jsonl", "manifest.json.part"]]
+)
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_sweep_killed_before_it_had_a_manifest_can_start_again(tmp_path, leftover, resume):
+    path = tmp_path / "r"
+    path.mkdir()
+    for name in leftover:
+        (path / name).write_bytes(b'{"sche' if name.endswith(".part") else b"")
+    words = [
+        "sweep",
+        "--no-report",
+        "-q",
+        "--kernels",
+        "steady",
+        "--context",
+        "1k",
+        "--name",
+        "r",
+        "--out",
+        str(tmp_path),
+    ]
+    done = run(*words, *resume)
+    assert done.returncode == 0, done.stderr
+    assert [row["status"] for row in rows(path)] == ["ok"]

@@ -1,0 +1,101 @@
+"""Ctrl-C and SIGTERM at any moment: the end within 5 seconds, no process left, and words on how to go on."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from drill_sweeps import children, environment, is_gone, rows, start, wait_until, whole_rows
+
+WITHIN_S = 5.0
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+def asked(kernel: str, out: object) -> list[str]:
+    return ["sweep", "--kernels", kernel, "--context", "1k:50k:+1k", "--name", "r", "--out", str(out)]
+
+
+def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
+    """What it says after the signal; the workers are gone, and it took no longer than it may."""
+    workers = children(process.pid)
+    begun = time.monotonic()
+    process.send_signal(number)
+    said = process.communicate(timeout=30)
+    assert time.monotonic() - begun < WITHIN_S
+    for worker in workers:
+        wait_until(lambda worker=worker: is_gone(worker), "the worker's end", 2)
+    return said
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize("kernel", ["unhurried", "loops", "ignores_signals"])
+def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kernel, number, code):
+    with start(*asked(kernel, tmp_path), "--no-report") as process:
+        # The two others are at their thirteenth cell then and never leave it.
+        wait_until(lambda: whole_rows(tmp_path / "r") >= 12, "twelve rows")
+        _, stderr = stop(process, number)
+    assert process.returncode == code
+    assert "Traceback" not in stderr
+    done = len(rows(tmp_path / "r"))
+    assert done == 12 or (kernel == "unhurried" and done < 50)
+    said, again = stderr.splitlines()[-2:]
+    assert said == f"Stopped by {signal.Signals(number).name}: {done} of 50 cells are done, {50 - done} are left."
+    words = shlex.split(again.removeprefix("Go on with: leanbench "))
+    assert words[-3:] == ["--name", "r", "--resume"]
+    finished = subprocess.run(
+        [sys.executable, "-m", "leanbench", *words, "--timeout", "1s"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert finished.returncode == (0 if kernel == "unhurried" else 1), finished.stderr
+    assert sorted(row["problem"]["context"] for row in rows(tmp_path / "r")) == [*range(1024, 51 * 1024, 1024)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_stopped_at_random_moments_from_the_start_on(tmp_path, number, code):
+    """Also while modules load, the worker starts or the report is written."""
+    moments = random.Random(number)
+    for turn in range(6):
+        out = tmp_path / str(turn)
+        with start(*asked("steady", out)) as process:
+            time.sleep(moments.uniform(0.1, 1.6))
+            if process.poll() is not None:
+                continue
+            stdout, stderr = stop(process, number)
+        # Before and after the cells the system itself ends it, which a shell tells as the same code.
+        assert process.returncode in (code, -number, 0), stderr
+        if whole_rows(out / "r"):
+            assert "Traceback" not in stdout + stderr
+
+
+def test_a_second_ctrl_c_changes_nothing(tmp_path):
+    with start(*asked("loops", tmp_path), "--no-report") as process:
+        wait_until(lambda: whole_rows(tmp_path / "r") >= 12, "twelve rows")
+        process.send_signal(signal.SIGINT)
+        for _ in range(5):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert "12 of 50 cells are done, 38 are left." in stderr
+
+
+def test_the_end_of_the_terminal_leaves_no_worker(tmp_path):
+    with start(*asked("loops", tmp_path), "--no-report") as process:
+        wait_until(lambda: whole_rows(tmp_path / "r") >= 12, "twelve rows")
+        workers = children(process.pid)
+        os.killpg(process.pid, signal.SIGHUP)
+        process.communicate(timeout=30)
+    assert workers
+    for worker in workers:
+        wait_until(lambda worker=worker: is_gone(worker), "the worker's end", 5)
+    assert len(rows(tmp_path / "r")) == 12

@@ -1,0 +1,144 @@
+"""NVML that is missing, old, silent or of another mind than torch: a run loses the columns it cannot fill, no more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from leanbench.gpu.nvml import GpuLostError, GpuState, Nvml, local_gpus
+from leanbench.run.environment import measured_environment, predicted_environment
+from leanbench.run.worker import _attempt
+
+Install = Callable[..., Any]
+H200 = {"product": "NVIDIA H200", "uuid": "GPU-aaaa"}
+A100 = {"product": "NVIDIA A100-SXM4-80GB", "uuid": "GPU-bbbb"}
+#: Everything that a reading of the GPU's state asks.
+STATE = (
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
+
+
+@pytest.fixture(autouse=True)
+def torch_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """torch with the devices (product, UUID) of a call; an A100 and an H200 without one."""
+
+    def install(*devices: tuple[str, str]) -> None:
+        found = [SimpleNamespace(name=name, uuid=uuid) for name, uuid in devices]
+        cuda = SimpleNamespace(
+            is_initialized=lambda: True,
+            device_count=lambda: len(found),
+            get_device_properties=lambda index: found[index],
+        )
+        backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91900))
+        monkeypatch.setitem(
+            sys.modules, "torch", SimpleNamespace(cuda=cuda, backends=backends, __version__="2.11.0+cu130")
+        )
+
+    install(("NVIDIA H200", "aaaa"), ("NVIDIA A100-SXM4-80GB", "bbbb"))
+    return install
+
+
+def gpu_of(environment: dict[str, Any]) -> tuple[Any, ...]:
+    assert environment["torch"] == "2.11.0+cu130"
+    assert environment["cudnn"] == 91900
+    assert environment.keys() >= predicted_environment().keys()
+    return environment["driver"], environment["gpu_product"], environment["gpu_uuid"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        999,
+    ],
+)
+def test_without_nvml_rows_have_no_driver(fake_nvml: Install, error: int) -> None:
+    fake_nvml(H200).init_error = error
+    assert gpu_of(measured_environment(0)) == (None, "NVIDIA H200", None)
+
+
+def test_without_pynvml_rows_have_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_of(measured_environment(1)) == (None, "NVIDIA A100-SXM4-80GB", None)
+
+
+def test_unlike_gpus_are_told_apart_by_their_uuid(fake_nvml: Install) -> None:
+    """NVML has the A100 first, as its bus address says, torch the faster H200."""
+    fake_nvml(A100, H200)
+    assert gpu_of(measured_environment(0)) == ("580.65.06", "NVIDIA H200", "GPU-aaaa")
+    assert gpu_of(measured_environment(1)) == ("580.65.06", "NVIDIA A100-SXM4-80GB", "GPU-bbbb")
+
+
+def test_nvml_that_sees_fewer_gpus_than_torch(fake_nvml: Install, torch_here: Callable[..., None]) -> None:
+    torch_here(("NVIDIA H200", "eeee"), ("NVIDIA L4", "ffff"))
+    fake_nvml(H200)
+    assert gpu_of(measured_environment(1)) == (None, "NVIDIA L4", None)
+
+
+def test_a_mig_instance_is_found_by_its_own_uuid(
+    fake_nvml: Install, torch_here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_here(("NVIDIA H200 MIG 1g.18gb", "1111"))
+    fake_nvml({**H200, "mig": True}, {"product": "NVIDIA H200 MIG 1g.18gb", "uuid": "MIG-1111"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111")
+    (visible,) = local_gpus()
+    assert visible.mig
+    assert gpu_of(measured_environment(0)) == ("580.65.06", "NVIDIA H200 MIG 1g.18gb", "MIG-1111")
+
+
+def test_a_driver_that_answers_nothing_leaves_every_column_null(fake_nvml: Install) -> None:
+    fake_nvml({**H200, "errors": dict.fromkeys(STATE, pynvml.NVML_ERROR_NOT_SUPPORTED)})
+    with Nvml("GPU-aaaa") as nvml:
+        assert nvml.state() == GpuState(None, None, None, None, None)
+
+
+def test_functions_that_an_old_driver_lacks_leave_their_columns_null(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml(H200)
+
+    def missing(*args: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"):
+        monkeypatch.setattr(pynvml, name, missing)
+    with Nvml("GPU-aaaa") as nvml:
+        state = nvml.state()
+        assert (state.power_w, state.sm_clock_mhz, nvml.total_energy_mj()) == (None, 1755, None)
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
+def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, error: int) -> None:
+    """The next worker does not start then, and the sweep stops with what it has."""
+    gpu = fake_nvml(H200).gpus[0]
+
+    def run_problem(*asked: Any) -> Any:
+        with Nvml("GPU-aaaa") as nvml:
+            gpu.errors["nvmlDeviceGetClockInfo"] = error
+            return nvml.state()
+
+    problem = {"batch": 1, "q_heads": 8, "kv_heads": 8, "context": 1024, "head_dim": 64}
+    request = {"problem": problem, "kernels": ["lean", "fa2"], "configs": "default"}
+    rows, usable = _attempt(run_problem, request, lambda: "lean")
+    assert rows == {
+        "lean": {
+            "status": "crashed",
+            "reason": "GpuLostError: the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot",
+        }
+    }
+    assert not usable
+    with pytest.raises(GpuLostError), Nvml("GPU-aaaa") as nvml:
+        nvml.state()
