@@ -117,6 +117,9 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     name = type(error).__name__
     if name == "Alarm":
         return {"status": "suspect", "reason": str(error)}, True
+    if name == "UserError":
+        # A library of another version, settings that do not fit: a sentence, and nothing of the process is broken.
+        return {"status": "unsupported", "reason": str(error)}, True
     # A log on a full disk must not cost the reason.
     with contextlib.suppress(OSError):
         traceback.print_exception(error)

@@ -52,6 +52,12 @@ def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     [
         (ValueError("wrong\nmore"), "crashed", "ValueError: wrong", True),
         (ValueError(), "crashed", "ValueError", True),
+        (
+            UserError("flash-attn 1.0 is too old: update it"),
+            "unsupported",
+            "flash-attn 1.0 is too old: update it",
+            True,
+        ),
         (OutOfMemoryError("CUDA out of memory. Tried"), "out_of_memory", "CUDA out of memory. Tried", True),
         (AcceleratorError("device-side assert"), "crashed", "AcceleratorError: device-side assert", False),
         (RuntimeError("CUDA error: misaligned address"), "crashed", "RuntimeError: CUDA error", False),
@@ -70,6 +76,16 @@ def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason
     assert "\n" not in rows["fa2"]["reason"]
     assert can_go_on is usable
     assert type(error).__name__ in capsys.readouterr().err
+
+
+def test_what_a_kernel_refuses_when_it_is_prepared_is_a_sentence(capsys):
+    def run_problem(problem, kernels, configs, pins):
+        raise UserError("flash-attn 1.0 is too old: update it")
+
+    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: "fa2")
+    assert rows == {"fa2": {"status": "unsupported", "reason": "flash-attn 1.0 is too old: update it"}}
+    assert can_go_on
+    assert capsys.readouterr().err == ""
 
 
 def test_what_fails_where_no_kernels_code_runs_is_everybodys():
