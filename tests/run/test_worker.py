@@ -52,12 +52,6 @@ def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     [
         (ValueError("wrong\nmore"), "crashed", "ValueError: wrong", True),
         (ValueError(), "crashed", "ValueError", True),
-        (
-            UserError("flash-attn 1.0 is too old: update it"),
-            "unsupported",
-            "flash-attn 1.0 is too old: update it",
-            True,
-        ),
         (OutOfMemoryError("CUDA out of memory. Tried"), "out_of_memory", "CUDA out of memory. Tried", True),
         (AcceleratorError("device-side assert"), "crashed", "AcceleratorError: device-side assert", False),
         (RuntimeError("CUDA error: misaligned address"), "crashed", "RuntimeError: CUDA error", False),
