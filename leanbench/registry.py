@@ -136,7 +136,7 @@ class Kernel(ABC):
     implementation: str | None = None
     #: The kernel that predictions are made for in its place, because the performance model knows it; None: itself.
     predicted_as: str | None = None
-    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its candidates; None: as `--configs` says.
+    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its candidates; None: nothing.
     config_choice: str | None = None
     #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
     lse_base: float | None = math.e
