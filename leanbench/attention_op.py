@@ -280,13 +280,15 @@ def _launch(inputs: AttentionInputs, config: KernelConfig) -> None:
 
 
 def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: KernelConfig) -> None:
-    """Kept settings were compiled by the Triton of their day: where they do not fit any more, the heuristic's run."""
+    """Kept settings were found with the compiler and on the GPU of their day: where they do not fit any more, the
+    heuristic's run.
+    """
     if config in _refused:
         config = heuristic
     try:
         _launch(inputs, config)
     except Exception as error:
-        if config == heuristic or type(error).__name__ != "OutOfResources":
+        if config == heuristic or type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
             raise
         _refused.add(config)
         said = str(error).partition("\n")[0]

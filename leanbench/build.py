@@ -88,17 +88,16 @@ def build_all(
     Raises:
         UserError: a process of the pool died.
     """
-    futures = {pool.submit(build, job, capability): index for index, job in enumerate(jobs)}
     done: dict[int, Build] = {}
-    for future in as_completed(futures):
-        index = futures[future]
-        try:
-            done[index] = future.result()
-        except BrokenExecutor:
-            raise UserError(
-                "a compiling process died, perhaps for want of memory: repeat the command, what was compiled is kept"
-            ) from None
-        told(done[index])
+    try:
+        futures = {pool.submit(build, job, capability): index for index, job in enumerate(jobs)}
+        for future in as_completed(futures):
+            done[futures[future]] = future.result()
+            told(done[futures[future]])
+    except BrokenExecutor:
+        raise UserError(
+            "a compiling process died, perhaps for want of memory: repeat the command, what was compiled is kept"
+        ) from None
     return [done[index] for index in range(len(jobs))]
 
 

@@ -10,6 +10,10 @@ class UserError(Exception):
     """Bad input. The message is one sentence: the value, the limit and the fix. The CLI prints it and exits with 2."""
 
 
+class DoesNotFit(UserError):
+    """Launch settings that the GPU at hand cannot run."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A phrase that suggests the nearest known name, or lists what there is: ``did you mean 'lean'?``."""
     known = sorted(known)

@@ -1,7 +1,7 @@
 """Compiles CUDA C++ at run time by NVRTC, for a GPU that need not be here, and keeps the results on disk.
 
 A kept result is one file: the SHA-256 of all that follows, a line of JSON with the kernel's resources, the cubin. Its
-name is the SHA-256 of all that the result depends on, so nothing kept is ever out of date.
+name is the SHA-256 of all that the result depends on: source, options, architecture and NVRTC's version (major, minor).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
         CudaCompileError: NVRTC refuses the source.
         RuntimeError: the source has no such kernel.
     """
-    nvrtc, version = _nvrtc()
+    nvrtc, version = load_nvrtc()
     folder = folder or cache_folder() / "cuda"
     path = folder / f"{_key(source, version)}.bin"
     if (kept := _read(path)) is not None:
@@ -94,8 +94,12 @@ def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
     return binary
 
 
-def _nvrtc() -> tuple[Any, tuple[int, int]]:
-    """cuda.bindings.nvrtc, and the version of the library that it loads with the first call."""
+def load_nvrtc() -> tuple[Any, tuple[int, int]]:
+    """cuda.bindings.nvrtc, and the version of the library that it loads with the first call.
+
+    Raises:
+        UserError: one of them is missing or cannot be loaded.
+    """
     try:
         from cuda.bindings import nvrtc  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -184,6 +188,8 @@ def _write(path: Path, binary: CudaBinary) -> None:
     try:
         with os.fdopen(part, "wb") as file:
             file.write(_checksum(content) + b"\n" + content)
+        # Others may share the folder.
+        os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)

@@ -152,12 +152,12 @@ def test_whatever_changes_is_compiled(tmp_path, compiled, other):
     assert compiled == [source(), other]
 
 
-@pytest.mark.parametrize(("name", "value"), [("_FORMAT_VERSION", -1), ("_nvrtc", None), ("_options", None)])
+@pytest.mark.parametrize(("name", "value"), [("_FORMAT_VERSION", -1), ("load_nvrtc", None), ("_options", None)])
 def test_another_version_or_option_compiles_again(tmp_path, monkeypatch, compiled, name, value):
     compile_cuda(source(), tmp_path)
-    library, _ = nvrtc._nvrtc()
+    library, _ = nvrtc.load_nvrtc()
     options = [*nvrtc._options(source()), "--use_fast_math"]
-    changed = {"_nvrtc": lambda: (library, (99, 1)), "_options": lambda source: options}
+    changed = {"load_nvrtc": lambda: (library, (99, 1)), "_options": lambda source: options}
     monkeypatch.setattr(nvrtc, name, changed.get(name, value))
     compile_cuda(source(), tmp_path)
     assert len(compiled) == len(list(tmp_path.iterdir())) == 2

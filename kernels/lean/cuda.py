@@ -14,7 +14,7 @@ from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params
 
 from leanbench.decomposition import cluster_slots, stream_k_grid
-from leanbench.errors import UserError
+from leanbench.errors import DoesNotFit, UserError
 from leanbench.nvrtc import compile_cuda
 from leanbench.registry import KernelConfig, LaunchResources
 
@@ -246,7 +246,7 @@ def _function(build: CudaBuild, device: torch.device) -> Any:
                 )
             )
         except RuntimeError:
-            raise UserError(
+            raise DoesNotFit(
                 f"a CTA of {build} takes {build.shared_bytes / 1024:.0f} KB of shared memory, more than this GPU has: "
                 "fewer stages or warps need less"
             ) from None
@@ -262,7 +262,7 @@ def _clusters_at_once(build: CudaBuild, device: torch.device) -> int:
     """Clusters that the GPU holds at once: GPUs of one name differ in how many SMs their GPCs have.
 
     Raises:
-        UserError: it holds none.
+        DoesNotFit: it holds none.
     """
     if build.cluster == 1:
         return _sms(device) * build.ctas_per_sm
@@ -272,7 +272,7 @@ def _clusters_at_once(build: CudaBuild, device: torch.device) -> int:
     with torch.cuda.device(device):
         held = int(_check(driver.cuOccupancyMaxActiveClusters(_function(build, device), config)))
     if held == 0:
-        raise UserError(f"this GPU holds no cluster of {build.cluster} CTAs of {build}: choose a smaller cluster_size")
+        raise DoesNotFit(f"this GPU holds no cluster of {build.cluster} CTAs of {build}: choose a smaller cluster_size")
     return held
 
 

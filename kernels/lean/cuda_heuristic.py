@@ -7,12 +7,15 @@ from dataclasses import replace
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
 
 from leanbench.decomposition import cluster_slots, stream_k_grid
+from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
 
 #: The first GPUs with bulk tensor copies and thread-block clusters.
 HOPPER = (9, 0)
+#: Tokens of a chunk: matrix instructions take 16.
+_LEAST_CHUNK = 16
 #: Rows of an output tile, padded.
 TILE_ROWS = (8, 16, 32)
 #: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
@@ -67,13 +70,33 @@ def copy_of(gpu: GpuSpec) -> str:
 
 
 def fitted(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """With as many stages as there is shared memory for, two at least while that takes no more than a CTA less."""
+    """Less of what takes shared memory, until it fits: a third stage first, the cluster and the warps last.
+
+    Raises:
+        UserError: nothing does.
+    """
     while not CudaBuild.of(problem, config).fits(gpu):
-        if config.num_stages > 2 or (config.num_stages > 1 and config.ctas_per_sm == 1):
-            config = replace(config, num_stages=config.num_stages - 1)
-        else:
-            config = replace(config, ctas_per_sm=1)
+        config = _smaller(config, gpu)
     return config
+
+
+def _smaller(config: KernelConfig, gpu: GpuSpec) -> KernelConfig:
+    chunk_tokens, cluster_size = config.chunk_tokens or 1, config.cluster_size or 1
+    if config.num_stages > 2:
+        return replace(config, num_stages=config.num_stages - 1)
+    if (config.ctas_per_sm or 1) > 1:
+        return replace(config, ctas_per_sm=1)
+    if chunk_tokens > _LEAST_CHUNK:
+        return replace(config, chunk_tokens=chunk_tokens // 2)
+    if config.num_stages > 1:
+        return replace(config, num_stages=1)
+    if cluster_size > 1:
+        return replace(config, cluster_size=1)
+    if config.num_warps > 1:
+        return replace(config, num_warps=config.num_warps // 2)
+    raise UserError(
+        f"lean_cuda finds no room in the {gpu.shared_kb_per_cta} KB of shared memory of a CTA on {gpu.name}"
+    )
 
 
 def _tile_rows(problem: AttentionProblem) -> int:
@@ -115,7 +138,7 @@ def _cluster_size(output_tiles: int, lean_tiles: int, kv_bytes: int, align_bytes
 def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, cluster: int) -> tuple[int, int, int]:
     """Chunk, warps and stages of one CTA to an SM."""
     if problem.head_dim > 128:
-        return 16, 4, 3
+        return _LEAST_CHUNK, 4, 3
     if problem.head_dim > 64:
         return 32, 4, 3 if output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES else 2
     if cluster == 1 or rows > 16:
@@ -137,7 +160,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         chunk, stages = (32, 2) if problem.head_dim <= 64 and not problem.is_ragged else (_small_chunk(problem), 3)
         config = cuda_config(chunk, 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
     elif gpu.compute_capability < HOPPER:
-        chunk = 16 if rows > 16 else 2 * _small_chunk(problem)
+        chunk = _LEAST_CHUNK if rows > 16 or problem.head_dim > 128 else 2 * _small_chunk(problem)
         config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(gpu), 1, True)
     else:
         config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
@@ -177,4 +200,4 @@ def _hopper_heuristic(
 
 
 def _small_chunk(problem: AttentionProblem) -> int:
-    return 32 if problem.head_dim <= 64 else 16 if problem.head_dim <= 128 else 8
+    return 32 if problem.head_dim <= 64 else _LEAST_CHUNK

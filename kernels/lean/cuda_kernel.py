@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,9 @@ from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_heuristic import HOPPER, TILE_ROWS, copy_of, cuda_config, fitted, heuristic
 
+from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
-from leanbench.nvrtc import CudaBinary, CudaSource
+from leanbench.nvrtc import CudaBinary, CudaSource, load_nvrtc
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, KernelConfig, LaunchResources, TracedCall
 
@@ -115,6 +115,8 @@ class LeanCuda(Kernel):
 @cache
 def missing() -> str | None:
     """What the CUDA C++ implementation lacks on this machine, as a sentence, or None."""
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
-        return "lean_cuda needs cuda-bindings and NVRTC: pip install cuda-bindings nvidia-cuda-nvrtc"
+    try:
+        load_nvrtc()
+    except UserError as error:
+        return f"lean_cuda: {error}"
     return None

@@ -46,8 +46,9 @@ class TimedChoice:
     config: KernelConfig
     #: ``timed at 8 x 4096 tokens``: (sequence, KV head) pairs and context.
     said: str
-    #: Of latency over the heuristic's; None where that is not what was sought, or not known.
+    #: Of latency over the heuristic's of then; None where that is not what was sought, or not known.
     gain: float | None
+    heuristic: KernelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +159,7 @@ def _timed_choice(kernel: Kernel, family: Family, problem: TunedProblem, chosen:
         gain = 1 - chosen_us / heuristic_us
     verb = "timed" if family.source == "measured" else "predicted"
     said = f"{verb} at {problem.batch * problem.kv_heads} x {problem.context} tokens"
-    return TimedChoice(family.candidates[chosen].config, said, gain)
+    return TimedChoice(family.candidates[chosen].config, said, gain, family.candidates[problem.heuristic].config)
 
 
 def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:

@@ -136,8 +136,8 @@ class Trial:
     gain: float | None
 
     def share(self, least_gain: float) -> float:
-        """Of the formula's choice where it promises as much, or else the heuristic's."""
-        return self.heuristic if self.gain is not None and self.gain < least_gain else self.formula
+        """Of the formula's choice where it promises as much, or else the heuristic's, as in leanbench.tune.lookup."""
+        return self.heuristic if self.gain is None or self.gain < least_gain else self.formula
 
 
 def held_out(

@@ -120,7 +120,9 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform
         return _by_formula(entry, shape, heuristic)
     if _same_launch(entry, shape, timed.config, heuristic):
         return Choice(heuristic, "heuristic", f"{entry.said}: {timed.said}, where nothing was faster")
-    gain = "" if timed.gain is None else f", {timed.gain:.1%} faster than the heuristic"
+    # The heuristic may have been changed since.
+    known = timed.gain is not None and _same_launch(entry, shape, timed.heuristic, heuristic)
+    gain = f", {timed.gain:.1%} faster than the heuristic" if known else ""
     return Choice(timed.config, "kept", f"{entry.said}: {timed.said}{gain}")
 
 

@@ -7,11 +7,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params
 
 from leanbench.build import process_pool
-from leanbench.gpu.catalogue import find
+from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
 from leanbench.problem import AttentionProblem
@@ -27,6 +29,7 @@ PROBLEMS = (
     AttentionProblem(1, 28, 2, 8192, 128),
     AttentionProblem(1, 8, 8, 1000, 256),
     AttentionProblem(1, 32, 2, 1000, 256),
+    AttentionProblem(64, 32, 8, 4000, 256),
     AttentionProblem(1, 10, 2, 1000, 80),
     AttentionProblem(1, 12, 12, 1000, 96),
     AttentionProblem(2, 64, 8, 4096, 128, q_len=16),
@@ -63,6 +66,38 @@ def test_heuristic_builds_spill_nothing_and_fit(name, builds):
         assert resources.spilled_registers == 0, problem.label
         assert resources.registers_per_thread <= 255
         assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm, problem.label
+
+
+@given(
+    problem=st.builds(
+        lambda batch, kv_heads, group, contexts, head_dim, q_len: AttentionProblem(
+            batch,
+            kv_heads * group,
+            kv_heads,
+            contexts[0] if len(set(contexts[:batch])) == 1 else tuple((contexts * batch)[:batch]),
+            head_dim,
+            q_len=q_len,
+        ),
+        st.sampled_from([1, 2, 4, 16, 64]),
+        st.sampled_from([1, 2, 8, 32]),
+        st.sampled_from([1, 2, 5, 8, 16, 32, 71]),
+        st.lists(st.sampled_from([1, 128, 700, 4096, 65_536]), min_size=1, max_size=2),
+        st.sampled_from([64, 80, 96, 128, 256]),
+        st.sampled_from([1, 3, 16]),
+    ),
+    spec=st.sampled_from([spec for spec in CATALOGUE if spec.compute_capability >= (8, 0)]),
+)
+def test_the_heuristic_finds_what_fits_every_gpu(problem, spec):
+    for config in (
+        kernel("lean_cuda").default_config(problem, spec),
+        kernel("lean_cuda").batch_invariant_config(problem, spec),
+    ):
+        assert config is not None
+        build = CudaBuild.of(problem, config)
+        assert build.fits(spec)
+        assert build.chunk % 16 == 0
+        assert config.tile_tokens % build.chunk == 0
+        assert build.cluster == 1 or spec.compute_capability >= (9, 0)
 
 
 def test_an_a100_build_uses_what_an_a100_has(builds):

@@ -215,7 +215,8 @@ def test_the_formula_is_believed_as_far_as_it_was_right():
     assert least_gain([right]) == LEAST_GAIN
     assert least_gain([right, wrong]) == 0.03
     assert least_gain([wrong, Trial(0.9, 1.0, 0.1)]) == 0.12
-    assert least_gain([wrong, Trial(0.9, 1.0, None)]) == 0.03
+    assert least_gain([right, Trial(0.9, 1.0, None)]) == LEAST_GAIN
+    assert Trial(0.9, 1.0, None).share(LEAST_GAIN) == 1.0
     assert [right.share(0.1), right.share(0.11)] == [1.0, 0.9]
 
 
