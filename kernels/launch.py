@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leanbench.decomposition import tile_rows
@@ -180,8 +181,8 @@ class TritonKernel(Kernel):
 def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:
     """(batch or page, head, token) strides of K, then of V, in elements."""
     strides = []
-    for cache in (inputs.k_cache, inputs.v_cache):
-        batch, token, head, _ = cache.stride()
+    for tensor in (inputs.k_cache, inputs.v_cache):
+        batch, token, head, _ = tensor.stride()
         strides += [batch, head, token]
     return tuple(strides)
 
@@ -257,12 +258,15 @@ def problem_of(inputs: AttentionInputs) -> AttentionProblem:
     )
 
 
+@cache
 def spec_of(device: torch.device) -> GpuSpec:
     """The GPU of these tensors; the interpreter plays an H200."""
     if device.type == "cuda":
+        import torch
+
         from leanbench.gpu.local import spec_of_device
 
-        return spec_of_device(device.index or 0)
+        return spec_of_device(torch.cuda.current_device() if device.index is None else device.index)
     from leanbench.gpu.catalogue import find
 
     return find("h200")

@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import fields
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 import torch
 
 from leanbench.errors import UserError
 from leanbench.inputs import AttentionInputs
+from leanbench.kernels.launch import spec_of  # pyright: ignore[reportMissingImports]
 from leanbench.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
 from leanbench.registry import KernelConfig, kernel
 from leanbench.tune.lookup import State, choose, state
-
-if TYPE_CHECKING:
-    from leanbench.gpu.spec import GpuSpec
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -259,11 +256,11 @@ def _default_config(
     """
     problem = AttentionProblem(batch, q_heads, kv_heads, max(1, context), head_dim, dtype, kv_layout, q_len, page_size)
     if batch_invariant:
-        config = kernel("lean").batch_invariant_config(problem, _spec(device))
+        config = kernel("lean").batch_invariant_config(problem, spec_of(device))
         assert config is not None
         return config, config
-    config = choose(kernel("lean"), problem, _spec(device), uniform=uniform).config
-    heuristic = kernel("lean").default_config(problem, _spec(device))
+    config = choose(kernel("lean"), problem, spec_of(device), uniform=uniform).config
+    heuristic = kernel("lean").default_config(problem, spec_of(device))
     assert config is not None
     assert heuristic is not None
     return config, heuristic
@@ -298,15 +295,3 @@ def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: Ker
 
 #: Kept settings that did not fit this GPU.
 _refused: set[KernelConfig] = set()
-
-
-@cache
-def _spec(device: torch.device) -> GpuSpec:
-    if device.type == "cuda":
-        from leanbench.gpu.local import spec_of_device
-
-        return spec_of_device(torch.cuda.current_device() if device.index is None else device.index)
-    # The interpreter plays any GPU.
-    from leanbench.gpu.catalogue import find
-
-    return find("h200")

@@ -9,8 +9,8 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from leanbench.kernels.launch import cache_strides, qk_scale
-from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild, rows_of
+from leanbench.kernels.launch import cache_strides, problem_of, qk_scale
+from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params
 
 from leanbench.decomposition import cluster_slots, stream_k_grid
@@ -82,24 +82,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def build_of(inputs: AttentionInputs, config: KernelConfig) -> CudaBuild:
-    """See CudaBuild."""
-    assert config.chunk_tokens is not None
-    assert config.tile_rows is not None
-    return CudaBuild(
-        head_dim=inputs.head_dim,
-        bf16=int(inputs.q.dtype == torch.bfloat16),
-        group_size=inputs.group_size,
-        q_len=inputs.q_len,
-        rows=min(config.tile_rows, rows_of(inputs.group_size, inputs.q_len, inputs.head_dim)),
-        chunk=config.chunk_tokens,
-        warps=config.num_warps,
-        stages=config.num_stages,
-        ctas_per_sm=config.ctas_per_sm or 1,
-        cluster=config.cluster_size or 1,
-        bulk=int(config.copy == "bulk"),
-        ragged=int(inputs.cache_seqlens is not None),
-        page=inputs.page_size or 0,
-    )
+    """What these tensors are launched with; lengths on the device are `ragged`, whatever they are."""
+    return replace(CudaBuild.of(problem_of(inputs), config), ragged=int(inputs.cache_seqlens is not None))
 
 
 def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = None) -> CudaLaunch:
@@ -250,10 +234,6 @@ def _function(build: CudaBuild, device: torch.device) -> Any:
                 f"a CTA of {build} takes {build.shared_bytes / 1024:.0f} KB of shared memory, more than this GPU has: "
                 "fewer stages or warps need less"
             ) from None
-        if build.cluster > 8:
-            _check(
-                driver.cuFuncSetAttribute(function, attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
-            )
     return function
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params
 
-from leanbench.build import process_pool
+from leanbench.build import process_pool, shape_only
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
@@ -112,6 +113,13 @@ def test_what_the_host_passes_is_what_the_kernel_expects():
     wrong = tuple((name, value + (name == "PARAMS_BYTES")) for name, value in source.defines)
     with pytest.raises(CudaCompileError, match="another idea of Params"):
         compile_cuda(CudaSource(source.text, source.kernel, wrong, source.capability))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_tensors_are_launched_with_the_build_of_their_problem(problem):
+    config = kernel("lean_cuda").default_config(problem, find("h200"))
+    assert config is not None
+    assert build_of(shape_only(problem), config) == CudaBuild.of(problem, config)
 
 
 def test_params_stand_where_the_kernel_reads_them():

@@ -158,7 +158,7 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(proble
     whole, equal_shares = call(inputs, batch_invariant=True), call(inputs, config=EQUAL_SHARES)
     # The H100 PCIe has 18 SMs fewer than the H200 that the interpreter plays.
     monkeypatch.setattr("leanbench.kernels.launch.INTERPRETER_SMS", 17)
-    monkeypatch.setattr(attention_op, "_spec", lambda device: find("h100-pcie"))
+    monkeypatch.setattr(attention_op, "spec_of", lambda device: find("h100-pcie"))
     attention_op._default_config.cache_clear()
     assert is_same(call(inputs, batch_invariant=True), whole)
     attention_op._default_config.cache_clear()
