@@ -23,16 +23,25 @@ _LARGE_BYTES = 2e9
 #: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders; for 8 rows.
 _ALIGN_BYTES = 42e6
 #: Below this, output tiles have 8 rows at most, as long as that reads no more than the second again from the L2; of few
-#: output tiles, no more than the third in all.
+#: output tiles, no more than the third in all for each row.
 _FEW_ROWS_BYTES = 16e6
 _REREAD_BYTES = 170e6
-_SHARED_BYTES = 150e6
+_SHARED_ROW_BYTES = 19e6
+#: Few output tiles keep as many clusters of 8 busy.
+_FEW_TILES = 8
+#: Above this, output tiles that read the same K and V have no cluster of their own; from so many of them on no pairs.
+_SHARED_CLUSTER_BYTES = 20e6
+_MANY_SHARED_TILES = 16
 #: Above this, two stages of head_dim 128 are as good as three, or better.
 _DEEP_BYTES = 80e6
-#: Above this, pairs of CTAs are faster than single ones where a grid of whole pairs to each output tile idles no more
-#: than this share of them.
-_PAIRS_BYTES = 1e9
+#: Above this, by the numbers of a partial, pairs of CTAs are faster than single ones where a grid of whole pairs to an
+#: output tile idles no more than this share of them.
+_PAIRS_BYTES = {1: 1e9, 512: 300e6, 1024: 100e6, 2048: 50e6}
 _FEW_IDLE_SHARE = 0.04
+#: Numbers of a partial from which on clusters of 2 or 4 merge it first where there are few output tiles; runs of pairs
+#: may be this much longer than their mean.
+_LARGE_PARTIAL = 512
+_UNEVEN_SHARE = 0.02
 #: Below this, few clusters are enough.
 _SMALL_BYTES = 4e6
 #: Output tiles of so few LeanTiles are not cut, where they are many.
@@ -109,21 +118,26 @@ def _tile_rows(problem: AttentionProblem) -> int:
     # Output tiles of a KV head, and so reads of its K and V.
     reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
     able = [rows for rows, times in reads.items() if rows == most or problem.kv_bytes * (times - 1) < _REREAD_BYTES]
-    small = problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= 8 else 1.25 * _FEW_ROWS_BYTES)
-    if small or 16 <= heads <= 100:
+    enough = [rows for rows in reversed(able) if heads * reads[rows] >= _FEW_TILES]
+    if problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= _FEW_TILES else 1.25 * _FEW_ROWS_BYTES):
+        return able[0] if reads[able[0]] <= 2 or not enough else enough[0]
+    if 16 <= heads <= 100:
         return able[0]
-    # The most of which there are output tiles for eight clusters.
-    enough = (rows for rows in reversed(able) if heads * reads[rows] >= 8)
-    return next((rows for rows in enough if problem.kv_bytes * reads[rows] < _SHARED_BYTES), most)
+    return next((rows for rows in enough if problem.kv_bytes * reads[rows] < rows * _SHARED_ROW_BYTES), most)
 
 
-def _cluster_size(output_tiles: int, lean_tiles: int, kv_bytes: int, align_bytes: float, gpu: GpuSpec) -> int:
+def _cluster_size(
+    output_tiles: int, row_tiles: int, lean_tiles: int, kv_bytes: int, align_bytes: float, gpu: GpuSpec
+) -> int:
     """The largest cluster of which one for each output tile finds room, and no second one: partials then meet without a
     detour through memory, which is worth the SMs that are left idle. 1: there is none.
 
     Args:
+        row_tiles: output tiles of a KV head.
         lean_tiles: of an output tile; a CTA of the cluster has more than half of one.
     """
+    if row_tiles > 1 and kv_bytes > _SHARED_CLUSTER_BYTES:
+        return 1
     for size in (8, 4, 2):
         if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _LARGE_BYTES):
             continue
@@ -139,8 +153,15 @@ def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, clust
     """Chunk, warps and stages of one CTA to an SM."""
     if problem.head_dim > 128:
         return _LEAST_CHUNK, 4, 3
+    # Many rows to a chunk: more warps share their softmax.
+    many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
+    if problem.head_dim > 64 and many_rows and cluster <= 2:
+        return _LEAST_CHUNK, 8, 2
     if problem.head_dim > 64:
-        return 32, 4, 3 if output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES else 2
+        few_pairs = cluster == 2 and output_tiles < _FEW_TILES
+        deep = output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES and rows <= 16 and not few_pairs
+        # Copies of pages are smaller.
+        return 32, 4, 3 if deep or problem.page_size is not None else 2
     if cluster == 1 or rows > 16:
         return 32, 8, 2
     if problem.max_context < 256 * cluster:
@@ -156,8 +177,9 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     output_tiles = problem.batch * problem.kv_heads * row_tiles
     lean_tiles = -(-problem.max_context // 128)
     if problem.is_ragged or output_tiles >= gpu.sms:
-        # Two CTAs to an SM: one reads while the other is between output tiles.
-        chunk, stages = (32, 2) if problem.head_dim <= 64 and not problem.is_ragged else (_small_chunk(problem), 3)
+        # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
+        stages = 3 if problem.is_ragged == (problem.head_dim <= 64) else 2
+        chunk = _small_chunk(problem)
         config = cuda_config(chunk, 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
     elif gpu.compute_capability < HOPPER:
         chunk = _LEAST_CHUNK if rows > 16 or problem.head_dim > 128 else 2 * _small_chunk(problem)
@@ -182,20 +204,28 @@ def _hopper_heuristic(
         # So short that a merge costs more than it saves.
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
-    cluster = _cluster_size(output_tiles, lean_tiles, problem.kv_bytes, _ALIGN_BYTES * rows / 8, gpu)
+    row_tiles = output_tiles // (problem.batch * problem.kv_heads)
+    align_bytes = _ALIGN_BYTES * rows / 8
+    cluster = _cluster_size(output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, gpu)
     if cluster > 1 and output_tiles > 1:
         build = _hopper_build(problem, rows, output_tiles, cluster)
         return cuda_config(*build, 1, cluster, rows, copy, lean_tiles, True)
     if output_tiles == 1:
         return cuda_config(*_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True)
-    if output_tiles < 8 and min(rows, problem.group_size * problem.q_len) * problem.head_dim >= 512:
-        # Large partials of many parts: a cluster merges most of them before they go through memory. Of a short context
-        # pairs, whose runs are even.
-        size = 2 if problem.kv_bytes < _FEW_ROWS_BYTES else 4
-        return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2)
     pairs = cluster_slots(gpu.sms, 1, 2)
-    # Pairs halve the partials; below a gigabyte that is no gain.
-    size = 2 if problem.kv_bytes > _PAIRS_BYTES and pairs % output_tiles <= _FEW_IDLE_SHARE * pairs else 1
+    partial = min(rows, problem.group_size * problem.q_len) * problem.head_dim
+    if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
+        # Large partials of many parts: a cluster merges most of them before they go through memory. Pairs where their
+        # runs are even, as those of a short context are held to be.
+        ctas = 2 * (pairs // output_tiles)
+        even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
+        size = 2 if problem.kv_bytes < _FEW_ROWS_BYTES or even else 4
+        return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2)
+    # Pairs halve the partials.
+    least_bytes = min(least for numbers, least in _PAIRS_BYTES.items() if partial >= numbers)
+    few_idle = pairs % output_tiles <= _FEW_IDLE_SHARE * pairs
+    alone = row_tiles > 1 and output_tiles >= _MANY_SHARED_TILES
+    size = 2 if problem.kv_bytes > least_bytes and few_idle and not alone else 1
     return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, True)
 
 
