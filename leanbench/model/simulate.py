@@ -73,8 +73,8 @@ def latency_us(
     resident: int | None = None,
     constants: Constants | None = None,
 ) -> float:
-    """`simulate`'s latency alone, sooner: equal CTAs are played together, and whole output tiles that follow each
-    other in a CTA as one. Within 3% of the whole play: CTAs that end at once change places.
+    """`simulate`'s latency alone, sooner: equal CTAs are played together, which gives the same figure, and where a CTA
+    has many whole output tiles, those that follow each other as one (docs/model.md says how far off that is).
 
     Raises:
         UserError: not even one CTA of this config fits an SM.

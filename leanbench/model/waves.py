@@ -1,8 +1,8 @@
 """The same play in a fraction of the time where every CTA has one segment, all of them equally long.
 
-Then all CTAs of an SM, and all SMs of a class, are in step: a class is one thing that fills, streams and drains, and
-takes as many CTAs of what is left as it has slots. Where fewer are left, its SMs take them in turn.
-tests/model/test_waves.py holds this against leanbench.model.engine: within 3%.
+Then all CTAs of an SM, and all SMs of a class, are in step: a class is one thing that fills, streams and drains. Where
+fewer CTAs are left than slots fall free at once, the SMs take them in turn.
+tests/model/test_waves.py holds this against leanbench.model.engine: the same but for rounding.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class _Squad:
 
     load: Load
     speed_class: int
-    #: When its CTAs begin to stream; then what each still has to read.
-    streams_from_us: float
     left_bytes: float
-    is_streaming: bool = False
 
 
 def play_alike(ctas: int, read_bytes: float, rates: Rates) -> float:
@@ -44,51 +41,46 @@ def play_alike(ctas: int, read_bytes: float, rates: Rates) -> float:
         ctas: how many, each reading `read_bytes`.
     """
     waiting, now_us, last_us = ctas, 0.0, 0.0
-    squads: list[_Squad] = []
-    first_wave = min(ctas, rates.slots)
-    for speed_class in range(SM_CLASSES):
-        sms = len(range(speed_class, rates.sms, SM_CLASSES))
-        dealt = first_wave // rates.sms * sms + len(range(speed_class, first_wave % rates.sms, SM_CLASSES))
-        squads += _squads(speed_class, sms, dealt, rates.first_byte_us, read_bytes, rates)
-    waiting -= first_wave
+    streaming: list[_Squad] = []
+    # By class: when its next CTAs begin to stream, and with that who takes those that are left. All take as long to
+    # fill, so this is the order in which slots fall free; a class that has read before another may end after it.
+    streams_us = dict.fromkeys(range(min(SM_CLASSES, rates.sms)), rates.first_byte_us)
     changes = [*rates.warm_up_ends(), float("inf")]
-    while squads:
+    while streaming or waiting:
         while changes[0] <= now_us + SAME_US:
             changes.pop(0)
-        streaming = [squad for squad in squads if squad.is_streaming]
         share([squad.load for squad in streaming], rates.memory_bytes_per_us(now_us + SAME_US), rates.sm_bytes_per_us)
-        now_us = _advance(squads, now_us, changes[0])
+        now_us = _advance(streaming, now_us, min([changes[0], *streams_us.values()]))
         for squad in [squad for squad in streaming if squad.left_bytes <= SAME_BYTES]:
             done_us = now_us + rates.drain_us(squad.load.reach)
             last_us = max(last_us, done_us)
-            squads.remove(squad)
-            taken = min(waiting, squad.load.sms * squad.load.ctas)
-            waiting -= taken
-            begin_us = done_us + rates.constants.segment_us
-            squads += _squads(squad.speed_class, squad.load.sms, taken, begin_us, read_bytes, rates)
+            streaming.remove(squad)
+            if waiting:
+                streams_us[squad.speed_class] = done_us + rates.constants.segment_us
+        classes = sorted(one for one, at_us in streams_us.items() if at_us <= now_us + SAME_US)
+        if classes:
+            taken = [*_deal(waiting, classes, read_bytes, rates)]
+            waiting -= sum(squad.load.sms * squad.load.ctas for squad in taken)
+            streaming += taken
+            streams_us = {one: at_us for one, at_us in streams_us.items() if waiting and one not in classes}
     return last_us
 
 
-def _squads(
-    speed_class: int, sms: int, ctas: int, begin_us: float, read_bytes: float, rates: Rates
-) -> Iterator[_Squad]:
-    """`ctas` dealt to `sms` in turn: some SMs may have one more than others."""
-    each, more = divmod(ctas, sms) if sms else (0, 0)
-    for count, size in ((each + 1, more), (each, sms - more)):
-        if count and size:
-            load = Load(rates.weight(speed_class), count, rates.demand(count), size)
-            yield _Squad(load, speed_class, begin_us, read_bytes)
+def _deal(waiting: int, classes: Sequence[int], read_bytes: float, rates: Rates) -> Iterator[_Squad]:
+    """As many CTAs as the SMs of these classes have slots, dealt in turn: some SMs may have one more than others."""
+    sms = [len(range(speed_class, rates.sms, SM_CLASSES)) for speed_class in classes]
+    each, more = divmod(min(waiting, sum(sms) * rates.resident), sum(sms))
+    for place, (speed_class, size) in enumerate(zip(classes, sms, strict=True)):
+        with_more = len(range(place, more, len(classes)))
+        for count, some in ((each + 1, with_more), (each, size - with_more)):
+            if count and some:
+                load = Load(rates.weight(speed_class), count, rates.demand(count), some)
+                yield _Squad(load, speed_class, read_bytes)
 
 
-def _advance(squads: Sequence[_Squad], now_us: float, change_us: float) -> float:
-    """Everybody to the next event."""
-    then_us = change_us
-    for squad in squads:
-        at_us = now_us + squad.left_bytes / squad.load.rate if squad.is_streaming else squad.streams_from_us
-        then_us = min(then_us, at_us)
-    for squad in squads:
-        if squad.is_streaming:
-            squad.left_bytes -= squad.load.rate * (then_us - now_us)
-        elif squad.streams_from_us <= then_us + SAME_US:
-            squad.is_streaming = True
+def _advance(streaming: Sequence[_Squad], now_us: float, until_us: float) -> float:
+    """To the next event: a squad's last byte, or what comes at `until_us`."""
+    then_us = min([until_us, *(now_us + squad.left_bytes / squad.load.rate for squad in streaming)])
+    for squad in streaming:
+        squad.left_bytes -= squad.load.rate * (then_us - now_us)
     return then_us
