@@ -7,6 +7,7 @@ A family is a folder in `kernels/` (or in a folder of `LEANBENCH_KERNEL_PATH`) w
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import pkgutil
 from abc import ABC, abstractmethod
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
     from leanbench.inputs import AttentionInputs
     from leanbench.timeline import CtaTimeline
+
+
+#: What a kernel asks for that always runs with its `batch_invariant_config`.
+BATCH_INVARIANT = "batch_invariant"
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,8 @@ class Kernel(ABC):
     implementation: str | None = None
     #: The kernel that predictions are made for in its place, because the performance model knows it; None: itself.
     predicted_as: str | None = None
-    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its candidates; None: nothing.
+    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its candidates,
+    #: `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
     config_choice: str | None = None
     #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
     lse_base: float | None = math.e
@@ -200,6 +206,12 @@ class Kernel(ABC):
         compiles before it returns.
         """
 
+    def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
+        """What must be done once for a step's lengths before its launches, as a call that repeats it, timed apart from
+        the launch; None: nothing.
+        """
+        return None
+
     def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
         """What the compiled GPU kernels of a call take, in the order they are launched; empty where that is unknown."""
         return ()
@@ -209,29 +221,55 @@ class Kernel(ABC):
         return None
 
 
+#: Of the latest search: a sentence for each family that could not be loaded.
+_faults: list[str] = []
+
+
 @cache
 def kernels() -> dict[str, Kernel]:
-    """Every kernel found, by name, in a stable order."""
+    """Every kernel found, by name, in a stable order; those of a family that cannot be loaded are left out.
+
+    Raises:
+        UserError: two have the same name.
+    """
+    _faults.clear()
     room = importlib.import_module("leanbench.kernels")
     found: dict[str, Kernel] = {}
     for module in sorted(pkgutil.iter_modules(room.__path__), key=lambda module: module.name):
-        if not module.ispkg:
-            continue
-        family = importlib.import_module(f"leanbench.kernels.{module.name}")
-        for kernel in getattr(family, "KERNELS", ()):
-            if kernel.name in found:
-                raise UserError(f"two kernels are called {kernel.name!r}: rename one of them")
-            found[kernel.name] = kernel
+        for name, kernel in _family(module.name) if module.ispkg else ():
+            if name in found:
+                raise UserError(f"two kernels are called {name!r}: rename one of them")
+            found[name] = kernel
     return found
+
+
+def family_faults() -> list[str]:
+    """A sentence for each family that cannot be loaded: its file and the error."""
+    kernels()
+    return list(_faults)
+
+
+def _family(name: str) -> list[tuple[str, Kernel]]:
+    """The kernels of the folder `name`, with their names; none, and a fault, where its code fails, however it does."""
+    module = f"leanbench.kernels.{name}"
+    try:
+        return [(kernel.name, kernel) for kernel in getattr(importlib.import_module(module), "KERNELS", ())]
+    except (Exception, SystemExit) as error:
+        found = importlib.util.find_spec(module)
+        said = (str(error).strip().splitlines() or [""])[0]
+        _faults.append(
+            f"{found.origin if found else module} cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})"
+        )
+        return []
 
 
 def kernel(name: str) -> Kernel:
     """The kernel of that name.
 
     Raises:
-        UserError: there is none; the nearest name is suggested.
+        UserError: there is none; the nearest name is suggested, and what could not be loaded is named.
     """
     found = kernels()
     if name not in found:
-        raise UserError(f"there is no kernel {name!r}, {nearest(name, found)}")
+        raise UserError("; ".join([f"there is no kernel {name!r}, {nearest(name, found)}", *_faults]))
     return found[name]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernel, kernels
+from leanbench.registry import Kernel, KernelConfig, family_faults, kernel, kernels
 
 FIXTURES = Path(__file__).parent / "fixtures" / "kernels"
 H200 = find("h200")
@@ -55,7 +56,7 @@ def test_an_unknown_name_is_one_sentence():
         kernel("fixed-split")
     with pytest.raises(
         UserError,
-        match=r"^there is no kernel 'xyz', known: .*fa2, fixed_split.*lean, lean_cuda, lean_triton, reference",
+        match=r"^there is no kernel 'xyz', known: .*fa2, fixed_split.*lean, .*lean_cuda, lean_triton, reference",
     ):
         kernel("xyz")
 
@@ -82,6 +83,38 @@ def test_a_module_or_a_family_without_kernels_is_no_error(rooms, tmp_path):
     rooms.append(str(tmp_path))
     kernels.cache_clear()
     assert list(kernels()) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f(:", "SyntaxError: invalid syntax (__init__.py, line 1)"),
+        ("KERNELS = (1 / 0,)", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit", "SystemExit"),
+        ("raise ValueError('one\\ntwo')", "ValueError: one"),
+        ("KERNELS = 1", "TypeError: 'int' object is not iterable"),
+        ("KERNELS = ('lean',)", "AttributeError: 'str' object has no attribute 'name'"),
+    ],
+)
+def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(rooms, tmp_path, monkeypatch, code, error):
+    monkeypatch.delitem(sys.modules, "leanbench.kernels.broken", raising=False)
+    before = list(kernels())
+    assert family_faults() == []
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text(code + "\n")
+    rooms += [str(tmp_path), str(FIXTURES)]
+    kernels.cache_clear()
+    said = f"{tmp_path}/broken/__init__.py cannot be loaded ({error})"
+    assert family_faults() == [said]
+    assert set(before) | {"steady"} <= set(kernels())
+    with pytest.raises(UserError) as refused:
+        kernel("mine")
+    assert str(refused.value).startswith("there is no kernel 'mine', ")
+    assert str(refused.value).endswith(f"; {said}")
+    rooms.remove(str(tmp_path))
+    kernels.cache_clear()
+    assert family_faults() == []
 
 
 def test_a_config_as_a_dict_leaves_out_what_the_kernel_does_not_have():

@@ -24,7 +24,7 @@ from leanbench.decomposition import Schedule, TileGrid, fixed_runs, stream_k, st
 from leanbench.errors import UserError
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, LaunchResources, TracedCall
+from leanbench.registry import BATCH_INVARIANT, KernelConfig, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
     from leanbench.inputs import AttentionInputs
@@ -291,9 +291,24 @@ class Lean(LeanTriton):
         return _TRITON, _TRITON.default_config(problem, gpu)
 
 
+class LeanBatchInvariant(Lean):
+    """What `batch_invariant=True` costs, to be seen beside `lean`."""
+
+    name = "lean_batch_invariant"
+    title = "lean with batch_invariant=True: bits that do not depend on the rest of the batch"
+    tuned_as = None
+    config_choice = BATCH_INVARIANT
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self.batch_invariant_config(problem, gpu)
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return [self.batch_invariant_config(problem, gpu)]
+
+
 def is_cuda(config: KernelConfig | None) -> bool:
     return config is not None and config.implementation == "cuda"
 
 
 _TRITON = LeanTriton()
-KERNELS = (Lean(), _TRITON, LeanCuda())
+KERNELS = (Lean(), _TRITON, LeanCuda(), LeanBatchInvariant())

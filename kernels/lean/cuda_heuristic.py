@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
@@ -20,6 +21,10 @@ _LEAST_CHUNK = 16
 TILE_ROWS = (8, 16, 32)
 #: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
 _LARGE_BYTES = 2e9
+#: The same by size where there are more than one for each of the GPU's processing clusters, some of which then hold one
+#: more than others: a processing cluster's share of the bandwidth is limited.
+_UNEVEN_BYTES = {8: 40e6, 4: 80e6, 2: math.inf}
+_PROCESSING_CLUSTERS = 8
 #: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders; for 8 rows.
 _ALIGN_BYTES = 42e6
 #: Below this, output tiles have 8 rows at most, as long as that reads no more than the second again from the L2; of few
@@ -140,6 +145,8 @@ def _cluster_size(
         return 1
     for size in (8, 4, 2):
         if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _LARGE_BYTES):
+            continue
+        if output_tiles > _PROCESSING_CLUSTERS and kv_bytes > _UNEVEN_BYTES[size]:
             continue
         if size == 2 and (1 - 2 * output_tiles / gpu.sms) * kv_bytes >= align_bytes:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Of contexts that share an answer where the family has no shortlist: the smallest LeanTile there is.
 _GRANULE = 64
+#: The formula is believed up to this many times the tokens of the largest problem that it was fitted to.
+_REACH = 2
 #: What a gain in each objective is called.
 _BETTER = {"latency": "faster", "energy": "lower in energy", "edp": "lower in energy x latency"}
 
@@ -67,6 +70,10 @@ class Entry:
     least_gain: float
     shortlist: tuple[tuple[KernelConfig, Rates], ...]
     rates: Mapping[BuildKey, Rates]
+    #: KV heads of all sequences, and tokens of them together: of the problems that the formula was fitted to, the most;
+    #: infinite where the file does not say.
+    most_kv_heads: float
+    most_tokens: float
     #: By (batch x KV heads, context rounded up to `granule`).
     timed: Mapping[tuple[int, int], TimedChoice]
 
@@ -82,6 +89,12 @@ class Entry:
 
     def rates_of(self, config: KernelConfig) -> Rates | None:
         return self.rates.get(build_key(config))
+
+    def reaches(self, kv_heads: int, context: int) -> bool:
+        """Whether problems of about this size were among those that the formula was fitted to: far beyond them it is
+        wrong by more than it can gain.
+        """
+        return kv_heads <= self.most_kv_heads and kv_heads * context <= _REACH * self.most_tokens
 
     @classmethod
     def of(cls, kernel: Kernel, spec: GpuSpec, key: EntryKey, file: File, family: Family) -> Entry:
@@ -111,7 +124,10 @@ class Entry:
         said = _said(file, family, key)
         # It was found against the heuristic of all implementations together.
         least_gain = LEAST_GAIN if kernel.implementation else family.least_gain
-        entry = cls(kernel, spec, key, said, _BETTER[family.objective], least_gain, tuple(listed), rates, {})
+        kv_heads = [problem.batch * problem.kv_heads for problem in family.problems]
+        tokens = [heads * problem.context for heads, problem in zip(kv_heads, family.problems, strict=True)]
+        most = max(kv_heads, default=math.inf), max(tokens, default=math.inf)
+        entry = cls(kernel, spec, key, said, _BETTER[family.objective], least_gain, tuple(listed), rates, *most, {})
         # Times of another GPU, or of other query rows, are none of this problem's.
         same = here and family.group_size == key[2]
         return replace(entry, timed=_timed(kernel, family, entry.granule)) if same else entry

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.registry import BATCH_INVARIANT, Kernel, KernelConfig
 from leanbench.tune import store
 from leanbench.tune.formula import Shape, divide, grid_of
 from leanbench.tune.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
@@ -48,10 +48,12 @@ class Choice:
 
 def resolve(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: str | KernelConfig) -> Choice:
     """What a sweep's request means: settings of its own, `heuristic`, or kept ones where there are any: for latency
-    (`default`), `energy` or `edp`.
+    (`default`), `energy` or `edp`; or what a kernel always runs with, see `Kernel.config_choice`.
     """
     if isinstance(request, KernelConfig):
         return choose(kernel, problem, spec, request)
+    if request == BATCH_INVARIANT:
+        return choose(kernel, problem, spec, kernel.batch_invariant_config(problem, spec))
     if request == "heuristic":
         return _heuristic(kernel, problem, spec, "the heuristic was asked for")
     return choose(kernel, problem, spec, objective=request if request in ("energy", "edp") else "latency")
@@ -140,6 +142,9 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
     if rates is None or not entry.shortlist:
         missing = "the heuristic's settings have no formula" if rates is None else "no settings are on its shortlist"
         return Choice(heuristic, "heuristic", f"{entry.said}: {missing}, so nothing can be compared")
+    if not entry.reaches(shape.kv_heads, shape.context):
+        reach = f"{entry.most_kv_heads} KV heads of {entry.most_tokens} tokens together"
+        return Choice(heuristic, "heuristic", f"{entry.said}: larger than what the formula was fitted to, {reach}")
     heuristic_cost = rates.cost(divide(shape, heuristic, sms, kernel))
     costs = [rates.cost(divide(shape, config, sms, kernel)) for config, rates in entry.shortlist]
     best = min(costs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import chain, count, islice
 
 from leanbench.gpu.spec import GpuSpec
 from leanbench.problem import ELEMENT_BYTES, AttentionProblem
@@ -15,6 +16,8 @@ from leanbench.tune.space import FamilyKey
 OUTPUT_TILES = (4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 200, 256, 320, 384, 512)
 #: First come what most people run, one sequence on 8 KV heads: a step of the merge's cost there is a large share.
 _COMMON = tuple((8, context) for context in (1024, 4096, 16384, 65536))
+#: Soon after: the formula is not asked for more KV heads than it has seen.
+_MANY = (OUTPUT_TILES[-1], 1024)
 #: K and V on a GPU of 1 TB/s: from what the launch dominates to where only the bandwidth counts.
 _LEAST_BYTES, _MOST_BYTES = 0.4e6, 160e6
 _LEAST_CONTEXT, _MOST_CONTEXT = 256, 1 << 20
@@ -32,22 +35,23 @@ def problems(family: FamilyKey, spec: GpuSpec, most_bytes: float = math.inf) -> 
         most_bytes: K and V of a problem at most.
     """
     low, high = _LEAST_BYTES * spec.bandwidth_tb_s, min(most_bytes, _MOST_BYTES * spec.bandwidth_tb_s)
+    spread = _spread(family, low, high)
     seen: set[tuple[int, int]] = set()
-    for output_tiles, context in _COMMON:
+    for output_tiles, context in chain(_COMMON, islice(spread, 1), [_MANY], spread):
         problem = family.problem(output_tiles, context)
-        if problem.kv_bytes <= most_bytes:
+        if problem.kv_bytes <= most_bytes and (output_tiles, context) not in seen:
             seen.add((output_tiles, context))
             yield problem
-    number = 0
-    while True:
-        number += 1
+
+
+def _spread(family: FamilyKey, low: float, high: float) -> Iterator[tuple[int, int]]:
+    """Output tiles and contexts, evenly over both on logarithmic scales."""
+    for number in count(1):
         across, along = (0.5 + number / _PLASTIC) % 1, (0.5 + number / _PLASTIC**2) % 1
         output_tiles = OUTPUT_TILES[int(across * len(OUTPUT_TILES))]
         kv_bytes = low * (high / low) ** along
         context = int(kv_bytes / (2 * ELEMENT_BYTES * family.head_dim * output_tiles))
         if number % 2 and context > _ROUND_CONTEXT:
             context -= context % _ROUND_CONTEXT
-        if not _LEAST_CONTEXT <= context <= _MOST_CONTEXT or (output_tiles, context) in seen:
-            continue
-        seen.add((output_tiles, context))
-        yield family.problem(output_tiles, context)
+        if _LEAST_CONTEXT <= context <= _MOST_CONTEXT:
+            yield output_tiles, context

@@ -23,6 +23,7 @@ from kept_examples import (
     tuned,
 )
 
+from leanbench.gpu.catalogue import find
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, kernel
 from leanbench.tune import store
@@ -127,6 +128,22 @@ def test_the_heuristic_is_judged_by_its_build_not_by_its_candidate():
     assert choose(LEAN, PROBLEM, H200).how == "heuristic"
 
 
+@pytest.mark.parametrize(
+    ("batch", "context", "how"),
+    [(1, 4096, "kept"), (4, 4096, "kept"), (4, 8192, "kept"), (4, 8256, "heuristic"), (5, 64, "heuristic")],
+)
+def test_far_beyond_what_was_timed_the_heuristic_decides(batch, context, how):
+    """The largest was 32 KV heads of 4096 tokens: not more KV heads, and up to twice as many tokens."""
+    save_families(H200, [family(problems=[tuned(context=300), tuned(batch=4)])])
+    choice = choose(LEAN, replace(PROBLEM, batch=batch, context=context), H200)
+    if (batch, context) == (4, 4096):
+        assert "timed at 32 x 4096 tokens" in choice.why
+    elif how == "heuristic":
+        why = "larger than what the formula was fitted to, 32 KV heads of 131072 tokens together"
+        assert choice.why == f"{FROM}, yours: {why}"
+    assert choice.how == how
+
+
 def test_a_problem_that_was_timed_takes_what_was_chosen_there():
     """Even where the formula says otherwise."""
     save_families(H200, [family(10.0, 11.0, problems=[tuned(4096)])])
@@ -205,6 +222,18 @@ def test_kernels_that_are_not_tuned():
         assert config is not None
         assert choose(kernel(name), PROBLEM, H200) == heuristic_because(f"{name} is not tuned", config)
     assert choose(kernel("reference"), PROBLEM, H200) == Choice(None, "none", "reference has no settings")
+
+
+@pytest.mark.parametrize("spec", [H200, find("a100")], ids=lambda spec: spec.name)
+def test_a_kernel_that_always_runs_batch_invariant(spec):
+    own = kernel("lean_batch_invariant")
+    config = kernel("lean").batch_invariant_config(PROBLEM, spec)
+    assert config is not None
+    assert config.fixed_run_tiles is not None
+    assert config.fixed_run_tiles * config.tile_tokens == 1024
+    assert own.default_config(PROBLEM, spec) == config != kernel("lean").default_config(PROBLEM, spec)
+    assert own.config_choice is not None
+    assert resolve(own, PROBLEM, spec, own.config_choice) == Choice(config, "given", "the settings were given")
 
 
 def test_what_a_sweep_asks_for():
