@@ -63,6 +63,9 @@ class Row(BaseModel):
     crosscheck_us: float | None = None
     #: The GPU kernels of one launch in order, as the profiler names them.
     gpu_kernels: list[str] | None = None
+    #: What must run once for a step's lengths before its launches (FlashInfer's plan), waited for: median wall time,
+    #: not part of latency_us. Null: there is nothing to plan.
+    plan_us: float | None = None
 
     #: Bytes of K and V that must be read.
     kv_bytes: int

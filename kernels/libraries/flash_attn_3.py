@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ class FlashAttn3(LibraryKernel):
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs)
 
+    def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
+        import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
+
+        return _metadata_call(library, inputs, _shared(inputs))
+
 
 class FlashAttn3Launch(OwnOutputs):
     """Who does what is computed here where the library lets it, as servers do once for all layers of a step."""
@@ -40,11 +46,8 @@ class FlashAttn3Launch(OwnOutputs):
         import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
 
         super().__init__(inputs)
-        # With one query token there is nothing to mask. Both calls must say the same.
-        shared = {"cache_seqlens": lengths(inputs), "causal": inputs.q_len > 1, "pack_gqa": inputs.group_size > 1}
-        metadata = None
-        if hasattr(library, "get_scheduler_metadata"):
-            metadata = _metadata(library, inputs, shared)
+        shared = _shared(inputs)
+        metadata_call = _metadata_call(library, inputs, shared)
         self._attend = partial(
             library.flash_attn_with_kvcache,
             inputs.q,
@@ -52,7 +55,7 @@ class FlashAttn3Launch(OwnOutputs):
             inputs.v_cache,
             page_table=inputs.block_table,
             softmax_scale=inputs.softmax_scale,
-            scheduler_metadata=metadata,
+            scheduler_metadata=None if metadata_call is None else metadata_call(),
             return_softmax_lse=True,
             **shared,
         )
@@ -62,11 +65,20 @@ class FlashAttn3Launch(OwnOutputs):
         return out, lse
 
 
-def _metadata(library: Any, inputs: AttentionInputs, shared: dict[str, Any]) -> torch.Tensor:
+def _shared(inputs: AttentionInputs) -> dict[str, Any]:
+    """What both calls must say the same. With one query token there is nothing to mask."""
+    return {"cache_seqlens": lengths(inputs), "causal": inputs.q_len > 1, "pack_gqa": inputs.group_size > 1}
+
+
+def _metadata_call(library: Any, inputs: AttentionInputs, shared: dict[str, Any]) -> Callable[[], Any] | None:
+    """None where this version has no such function."""
+    if not hasattr(library, "get_scheduler_metadata"):
+        return None
     batch, q_len, q_heads, head_dim = inputs.q.shape
     # What flash_attn_with_kvcache takes for the longest context, which it does not ask the device for.
     tokens = inputs.k_cache.shape[1] * (1 if inputs.block_table is None else inputs.block_table.shape[1])
-    return library.get_scheduler_metadata(
+    return partial(
+        library.get_scheduler_metadata,
         batch,
         q_len,
         tokens,

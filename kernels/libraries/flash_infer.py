@@ -65,6 +65,9 @@ class FlashInfer(FlashInferKernel):
         wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
         return partial(_runner(wrapper, inputs, plan), return_lse=True)
 
+    def planner(self, inputs: AttentionInputs) -> Callable[[], Any]:
+        return _plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
+
 
 class FlashInferCudaCores(FlashInfer):
     name = "flashinfer_cuda_cores"
@@ -83,6 +86,9 @@ class FlashInferPersistent(FlashInferKernel):
         wrapper = copy.copy(_planned_persistent(plan))
         wrapper._kv_indices = _page_numbers(inputs, plan)
         return _runner(wrapper, inputs, plan)
+
+    def planner(self, inputs: AttentionInputs) -> Callable[[], Any]:
+        return _persistent_plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,22 @@ def _page_numbers(inputs: AttentionInputs, plan: _Plan) -> torch.Tensor:
 @lru_cache(maxsize=4)
 def _planned(plan: _Plan) -> Any:
     """A wrapper that has planned, with page numbers that are not the real ones; compiles if it must."""
+    wrapper, call = _plan_call(plan)
+    call()
+    return wrapper
+
+
+# It holds 400 MB of its own.
+@lru_cache(maxsize=1)
+def _planned_persistent(plan: _Plan) -> Any:
+    """The same of a BatchAttention."""
+    wrapper, call = _persistent_plan_call(plan)
+    call()
+    return wrapper
+
+
+def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
+    """A new wrapper, and its planning."""
     import torch
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper  # pyright: ignore[reportMissingImports]
 
@@ -185,7 +207,8 @@ def _planned(plan: _Plan) -> Any:
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
         _workspace(plan.device, plan.stream), kv_layout=plan.kv_layout, use_tensor_cores=plan.use_tensor_cores
     )
-    wrapper.plan(
+    return wrapper, partial(
+        wrapper.plan,
         indptr,
         torch.zeros(int(indptr[-1]), dtype=torch.int32),
         last_page_len,
@@ -197,19 +220,17 @@ def _planned(plan: _Plan) -> Any:
         kv_data_type=plan.dtype,
         sm_scale=plan.softmax_scale,
     )
-    return wrapper
 
 
-# It holds 400 MB of its own.
-@lru_cache(maxsize=1)
-def _planned_persistent(plan: _Plan) -> Any:
+def _persistent_plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
     """The same of a BatchAttention."""
     import torch
     from flashinfer import BatchAttention  # pyright: ignore[reportMissingImports]
 
     page_offsets = _offsets(plan.page_counts)
     wrapper = BatchAttention(kv_layout=plan.kv_layout, device=str(plan.device))
-    wrapper.plan(
+    return wrapper, partial(
+        wrapper.plan,
         _offsets([1] * len(plan.lengths)),
         page_offsets,
         torch.zeros(int(page_offsets[-1]), dtype=torch.int32),
@@ -225,7 +246,6 @@ def _planned_persistent(plan: _Plan) -> Any:
         q_data_type=plan.dtype,
         kv_data_type=plan.dtype,
     )
-    return wrapper
 
 
 def _offsets(counts: list[int]) -> torch.Tensor:

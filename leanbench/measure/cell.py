@@ -305,14 +305,16 @@ class Bench:
         row["reason"] = alarm or noise
 
     def _extras(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> None:
-        """Sustained latency, energy, occupancy, counters: what the options ask for. What cannot be had is a warning."""
+        """Planning; sustained latency, energy, occupancy, counters where the options ask for them. What cannot be had
+        is a warning.
+        """
         import torch
 
         loaded, options = self._loaded, self.options
         assert loaded is not None
         assert self.device.index is not None
         index = self.device.index
-        asked: list[Callable[[], Outcome]] = []
+        asked: list[Callable[[], Outcome]] = [lambda: extras.plan_fields(candidate, loaded.buffers[0])]
         if options.sustained or options.energy:
             asked.append(lambda: self._sustained_fields(problem, candidate, replay))
         if options.occupancy:

@@ -1,7 +1,11 @@
-"""What a cell measures only when asked: energy, occupancy, hardware counters. Row fields each."""
+"""What a cell measures beside latency: planning where there is some; when asked, energy, occupancy, hardware counters.
+Row fields each.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
 from typing import TYPE_CHECKING, Any
 
 from leanbench.gpu.spec import GpuSpec
@@ -15,6 +19,10 @@ if TYPE_CHECKING:
     from leanbench.measure.energy import EnergyCalibration
 
 
+#: Repeats of a plan: those that count, and those before.
+_PLANS, _FIRST_PLANS = 20, 3
+
+
 def calibrate(nvml: Nvml | None) -> EnergyCalibration | None:
     """The energy counter's tick and the idle power, before anything runs; takes two seconds."""
     if nvml is None:
@@ -22,6 +30,23 @@ def calibrate(nvml: Nvml | None) -> EnergyCalibration | None:
     from leanbench.measure import energy
 
     return energy.calibrate(nvml)
+
+
+def plan_fields(candidate: Candidate, inputs: AttentionInputs) -> dict[str, Any]:
+    """Wall time of what must run once for a step's lengths, until the GPU has done its part; empty without any."""
+    import torch
+
+    plan = candidate.kernel.planner(inputs)
+    if plan is None:
+        return {}
+    seconds: list[float] = []
+    for _ in range(_FIRST_PLANS + _PLANS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        plan()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return {"plan_us": 1e6 * statistics.median(seconds[_FIRST_PLANS:])}
 
 
 def resource_fields(candidate: Candidate, buffers: list[AttentionInputs], spec: GpuSpec) -> dict[str, Any]:

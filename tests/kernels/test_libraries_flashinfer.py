@@ -126,6 +126,20 @@ def test_flashinfer_plans_once_for_buffers_that_rotate(problem, flashinfer):
     assert flashinfer[0].workspace is flashinfer[1].workspace
 
 
+def test_planning_again_leaves_the_launches_plan_alone(flashinfer):
+    problem = AttentionProblem(2, 8, 2, (300, 70), 64)
+    inputs = make_inputs(problem, "cpu")
+    launch = kernel("flashinfer").prepare(inputs, None)
+    again = kernel("flashinfer").planner(inputs)
+    assert again is not None
+    assert len(flashinfer) == 2
+    again()
+    assert [wrapper.indptr.tolist() for wrapper in flashinfer] == 2 * [flashinfer[0].indptr.tolist()]
+    inputs.poison()
+    launch()
+    assert Reference(inputs).check(inputs, lse_base=2.0).failure("fp16") is None
+
+
 @pytest.mark.usefixtures("flashinfer")
 def test_flashinfer_keeps_few_plans():
     for batch in range(1, 9):

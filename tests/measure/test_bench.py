@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -281,6 +282,26 @@ def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
     gpu.nvml = PretendedNvml([])
     assert measure(gpu, Right(), sustained=True)["right"]["energy_floor_mj"] is None
     assert sustained == [(64, None, 3.0)]
+
+
+def test_a_plan_is_timed_apart(gpu):
+    class Planned(Right):
+        calls = 0
+
+        def planner(self, inputs: AttentionInputs) -> Callable[[], None]:
+            def plan() -> None:
+                Planned.calls += 1
+                # The first ones compile.
+                time.sleep(0.05 if Planned.calls <= 3 else 0.002)
+
+            assert gpu.announced[-1] == self.name
+            return plan
+
+    rows = measure(gpu, Right("without"), Planned("planned"))
+    assert "plan_us" not in rows["without"]
+    assert 2000 <= rows["planned"]["plan_us"] < 20_000
+    assert Planned.calls == 23
+    assert rows["planned"]["latency_us"] == rows["without"]["latency_us"]
 
 
 def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
