@@ -18,8 +18,10 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
 from leanbench.timeline import Span
 
-#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle together.
+#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle together, unless a sequence
+#: is so short that the pauses between them are no small part.
 _MANY_SEGMENTS = 6
+_LEAST_COARSE_TOKENS = 1024
 #: Warps of a CTA of fixed_split's second kernel.
 MERGE_LAUNCH_WARPS = 4
 
@@ -84,7 +86,8 @@ def latency_us(
     if are_alike(work, schedule.merge_launch):
         reading_us = play_alike(len(work), work[0].read_bytes[0], rates)
     else:
-        if len(schedule.segments) > _MANY_SEGMENTS * len(work):
+        long = min(problem.contexts) >= _LEAST_COARSE_TOKENS
+        if long and len(schedule.segments) > _MANY_SEGMENTS * len(work):
             work, rates = _coarse(work, rates)
         reading_us = Player(work, rates, schedule.merge_launch).play()
     return reading_us + merge_launch_us(schedule, problem, rates)
