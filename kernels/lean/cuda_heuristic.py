@@ -178,7 +178,7 @@ def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, clust
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """Settings chosen by sizes, after some 8,000 timings on an H200: see docs/performance-log.md."""
+    """Settings chosen by sizes, after some 10,000 timings on an H200: see docs/performance-log.md."""
     rows = _tile_rows(problem)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
