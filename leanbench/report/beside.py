@@ -120,7 +120,7 @@ def beside_figure(shown: Sequence[Side]) -> Figure:
             meta={name: getattr(side, name) for name in COMPARED},
             mode="lines+markers",
             line={"color": PALETTE[index % len(PALETTE)], "width": 2, "dash": _dash(side)},
-            marker={"color": PALETTE[index % len(PALETTE)], "symbol": MARKERS[index % len(MARKERS)], "size": 7},
+            marker={"color": PALETTE[index % len(PALETTE)], "symbol": _marker(index), "size": 7},
             hovertemplate="%{fullData.name}: %{y:,.4~r}<extra></extra>",
         )
         for index, side in enumerate(shown)
@@ -138,6 +138,11 @@ def beside_figure(shown: Sequence[Side]) -> Figure:
         yaxis=axis,
     )
     return go.Figure(traces, layout)
+
+
+def _marker(index: int) -> str:
+    """Another one where the colours begin again."""
+    return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
 
 
 def _dash(side: Side) -> str:

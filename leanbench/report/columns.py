@@ -94,6 +94,13 @@ SHOWN = (
         "CUPTI's time stamps",
     ),
     Column("crosscheck_difference", "cross-check off by", "%", "signed", "cross-check over latency, less 1"),
+    Column(
+        "plan_us",
+        "plan",
+        "µs",
+        "figures",
+        "what must run once for a step's lengths before its launches, wall time waited for; not part of the latency",
+    ),
     Column("kv_bytes", "K and V", "MB", "mega", "bytes of K and V that must be read"),
     Column(
         "quantisation_efficiency",

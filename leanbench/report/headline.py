@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from leanbench.report.frame import COMPARED, SUBJECT, where
+from leanbench.report.frame import SUBJECT
 from leanbench.report.summary import status_counts
 from leanbench.report.winners import MARGIN
 
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 NAMED = 3
 
 
-def headline(summary: Summary, frame: DataFrame, short: Mapping[str, str], model_error: str) -> list[tuple[str, str]]:
+def headline(summary: Summary, rows: DataFrame, short: Mapping[str, str], model_error: str) -> list[tuple[str, str]]:
     """Sentences about one summary, each under a heading, without markup.
 
     Args:
-        frame: of all runs.
+        rows: those of the summary.
         short: short labels of problems by label.
         model_error: what is known of the performance model's error; said of predictions.
     """
-    key = [summary.run, summary.source, summary.gpu, summary.cache]
-    rows = where(frame, (frame[list(COMPARED)] == key).all(axis=1))
     said = []
     if summary.winners:
         said.append(("Fastest", _fastest(summary.winners)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leanbench.claims import TOLERANCE
+from leanbench.claims import SAMPLES, TOLERANCE
 from leanbench.model import known_error
 from leanbench.paths import REPORT_TEMPLATES
 from leanbench.report.beside import beside, beside_figure, quantities, sides
@@ -16,8 +16,8 @@ from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, best_ok_rows, gpu_n
 from leanbench.report.headline import headline
 from leanbench.report.maps import map_figure, maps_of
 from leanbench.report.notices import flagged, warned
-from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
-from leanbench.report.summary import status_counts, summaries
+from leanbench.report.series import Axis, add_series_columns, fixed_words, listed, short_labels, varying_axes
+from leanbench.report.summary import rows_of, status_counts, summaries
 from leanbench.report.table import page_columns, page_rows
 from leanbench.report.trust import Fact, facts
 from leanbench.report.winners import MARGIN
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from leanbench.report.run_files import Run
+    from leanbench.report.summary import Summary
 
 #: Glyphs of `figures.MARKERS`, for the legend.
 GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
@@ -66,10 +67,13 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
     caches = sorted(set(frame["cache"]))
     sources = list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured")) for run in runs[:1]]
     floors = [chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)]
-    short = short_labels(frame, axes)
+    about = [_about(run, where(frame, frame["run"] == run.name)) for run in runs]
+    several_alike = len(runs) > 1 and all(each["versions"] == about[0]["versions"] for each in about)
     return {
-        "title": " and ".join(run.name for run in runs),
-        "runs": [_about(run, where(frame, frame["run"] == run.name)) for run in runs],
+        "title": listed([run.name for run in runs]),
+        "runs": about,
+        # What several runs have in common is said once.
+        "versions": about[0]["versions"] if several_alike else [],
         "subject": SUBJECT,
         "sources": sources,
         # A run with a cold L2 alone, as in serving, says nothing of it.
@@ -81,9 +85,9 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
             {"name": name, "color": color, "glyph": GLYPHS[marker]}
             for name, (color, marker) in kernel_styles(kernels).items()
         ],
-        "summaries": [(each, headline(each, frame, short, known_error(each.gpu))) for each in summaries(frame)],
+        "summaries": [_summary(each, rows_of(frame, each)) for each in summaries(frame)],
         "margin": f"{MARGIN:.0%}",
-        "short": short,
+        "short": short_labels(frame, axes),
         "statuses": status_counts(frame),
         "beside": beside(frame) if len(runs) > 1 else [],
         "maps": maps_of(frame),
@@ -94,8 +98,15 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
         "has_warnings": has_values(drawn, "warnings"),
         "claims": claims_of_runs(runs),
         "tolerance": f"{TOLERANCE:.0%}",
+        "samples": SAMPLES,
         "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(runs, frame, axes, charts)},
     }
+
+
+def _summary(summary: Summary, rows: DataFrame) -> tuple[Summary, list[tuple[str, str]], dict[str, str]]:
+    """With its sentences, and short labels of its problems."""
+    short = short_labels(rows, varying_axes(rows))
+    return summary, headline(summary, rows, short, known_error(summary.gpu)), short
 
 
 def _about(run: Run, frame: DataFrame) -> dict[str, Any]:

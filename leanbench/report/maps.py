@@ -29,7 +29,9 @@ class HeatMap:
 
 
 WINNER = HeatMap(
-    "winner", "Fastest kernel", f"how many times as long the second takes; grey: several within {MARGIN:.0%}"
+    "winner",
+    "Fastest kernel",
+    f"how many times as long the second takes; grey: several within {MARGIN:.0%}; blank: no two kernels ok",
 )
 SPEEDUP = HeatMap("speedup", f"Speedup of {SUBJECT}", f"blue: {SUBJECT} is faster, orange: slower")
 FLOOR = HeatMap("floor", "Share of the read floor", "time of a kernel that only reads K and V, over latency, in %")
@@ -77,8 +79,8 @@ def map_figure(shown: HeatMap, kernels: Sequence[str]) -> Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 12, "color": "#30343A"},
-        margin={"l": 56, "r": 14, "t": 8, "b": 44},
-        xaxis={**axis, "title": {"text": "context (tokens)"}},
+        margin={"l": 56, "r": 14, "t": 44, "b": 8},
+        xaxis={**axis, "side": "top", "title": {"text": "context (tokens)", "standoff": 4}},
         yaxis={**axis, "autorange": "reversed", "title": {"text": "batch, heads", "standoff": 8}},
     )
     return go.Figure([trace], layout)

@@ -11,8 +11,8 @@ from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.frame import SUBJECT, gpu_name, has_values
 from leanbench.report.headline import headline
 from leanbench.report.markdown_words import code, plain, table
-from leanbench.report.series import add_series_columns, short_labels, varying_axes
-from leanbench.report.summary import Summary, summaries
+from leanbench.report.series import add_series_columns, listed, short_labels, varying_axes
+from leanbench.report.summary import Summary, rows_of, summaries
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,15 +42,16 @@ TOLD_APART = ("run", "gpu", "source", "cache")
 def markdown_text(runs: Sequence[Run], frame: DataFrame) -> str:
     """GitHub's Markdown. `frame` comes from `leanbench.report.frame.results_frame`."""
     frame = add_series_columns(frame)
-    short = short_labels(frame, varying_axes(frame))
-    lines = [f"# {plain(' and '.join(run.name for run in runs))}", ""]
+    lines = [f"# {plain(listed([run.name for run in runs]))}", ""]
     for run in runs:
         lines += [*_about(run), *(f"Note: {plain(note)}.\n" for note in run.notes)]
     found = summaries(frame)
     for each in found:
         if len(found) > 1:
             lines += [f"## {plain(f'{each.run}: {each.source}, {each.gpu}, {each.cache} L2')}", ""]
-        said = headline(each, frame, short, known_error(each.gpu))
+        rows = rows_of(frame, each)
+        short = short_labels(rows, varying_axes(rows))
+        said = headline(each, rows, short, known_error(each.gpu))
         lines += [*(f"- **{name}:** {plain(text)}" for name, text in said), "", *_speedups(each, short)]
     if len(runs) > 1:
         lines += _beside(frame)
@@ -93,16 +94,18 @@ def _beside(frame: DataFrame) -> list[str]:
 
 def _claims(runs: Sequence[Run]) -> list[str]:
     lines = []
+    several = len(runs) > 1
     for name, is_predicted, claims in claims_of_runs(runs):
         word = "predicted" if is_predicted else "measured"
+        lacking = f"not {word} in {'these runs' if several else 'this run'}"
         cells = [
             [
                 *(each.claim.figure, plain(each.claim.words), each.claim.paper_words, each.words),
-                *(each.verdict or f"not {word} in this run", plain(each.cell)),
+                *(each.verdict or lacking, *([plain(each.run)] if several else []), plain(each.cell)),
             ]
             for each in claims
         ]
-        headings = ["figure", "claim", "paper:", f"{word}:", "verdict", "cell"]
+        headings = ["figure", "claim", "paper:", f"{word}:", "verdict", *(["run"] if several else []), "cell"]
         lines += [f"## The paper's claims ({plain(name)}, {word})", "", *table(headings, cells), ""]
     return lines
 

@@ -93,6 +93,11 @@ def summaries(frame: DataFrame) -> list[Summary]:
     ]
 
 
+def rows_of(frame: DataFrame, summary: Summary) -> DataFrame:
+    """The rows that a summary is of."""
+    return where(frame, (frame[list(COMPARED)] == [getattr(summary, name) for name in COMPARED]).all(axis=1))
+
+
 def status_counts(frame: DataFrame) -> dict[str, int]:
     """Rows by status, `ok` first, then the most frequent."""
     counts = {str(status): int(count) for status, count in frame["status"].value_counts().items()}

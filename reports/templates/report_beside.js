@@ -17,7 +17,7 @@
 
   function build() {
     const { column } = state.quantity;
-    const shown = measured.filter((row) => row.kernel === state.kernel && row[column] !== null
+    const shown = measured.filter((row) => row.kernel === state.kernel && row[column] != null
       && axes.every((axis) => row[axis.name] === state.chosen[axis.name]));
     const xs = [...new Set(shown.map((row) => row[xAxis.name]))].sort((a, b) => a - b);
     const xText = (x) => (xAxis.name === "max_context" ? tokens(x) : `${x}`);

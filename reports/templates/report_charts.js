@@ -1,6 +1,6 @@
 // Fills the charts with the rows of the series that is selected.
 (() => {
-  const drawn = records.filter((row) => row.latency_us !== null && (row.status === "ok" || row.status === "noisy"));
+  const drawn = records.filter((row) => row.latency_us != null && (row.status === "ok" || row.status === "noisy"));
   if (!page.charts.length || !drawn.length) return;
 
   const xAxes = page.axes.filter((axis) => axis.is_x);
@@ -10,7 +10,7 @@
   const state = { x: xAxes[0] || oneX, chosen: {} };
 
   const xText = (x) => (state.x.name === "max_context" ? tokens(x) : `${x}`);
-  const positive = (value) => value !== null && value > 0;
+  const positive = (value) => value > 0;
 
   /** Axes a reader chooses a value of: all that vary but the one on the x axis. */
   const choosable = () => page.axes.filter((axis) => axis.name !== state.x.name);
@@ -32,7 +32,7 @@
   function hover(row, meta) {
     const parts = [];
     const reach = [meta.low, meta.high].map((column) => (column ? row[column] : null));
-    if (!reach.includes(null)) parts.push(` (${reach.map((value) => +value.toPrecision(4)).join(" to ")})`);
+    if (reach.every((value) => value != null)) parts.push(` (${reach.map((value) => +value.toPrecision(4)).join(" to ")})`);
     if (row.status === "noisy") parts.push(" noisy");
     if (row.warnings) parts.push(" !");
     if (meta.all_problems) parts.push(`<br>${plain(row.problem)}`);
@@ -41,7 +41,7 @@
 
   function kernelTrace(trace, meta, series, x, asBars) {
     const column = trace.meta.column ?? meta.y;
-    let points = series.filter((row) => row.kernel === trace.meta.kernel && row[column] !== null);
+    let points = series.filter((row) => row.kernel === trace.meta.kernel && row[column] != null);
     if (!meta.all_problems) points = fastestByX(points, x);
     const symbol = trace.marker.symbol;
     const filled = {
@@ -117,11 +117,24 @@
     };
   }
 
+  /** What an empty picture says: which choice would fill it. */
+  function emptyNote(meta) {
+    const near = nearestSeries(drawn.filter((row) => row[meta.y] != null), choosable(), state.chosen);
+    const other = choosable().filter((axis) => near[axis.name] !== state.chosen[axis.name]);
+    const words = other.map((axis) => `${axis.label} ${axis.name === "max_context" ? tokens(near[axis.name]) : near[axis.name]}`);
+    const text = `no values in this series; choose<br>${plain(words.join(", "))}`;
+    return { text, showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 };
+  }
+
   function layoutOf(figure, data, xs, asBars, width) {
     const meta = figure.layout.meta;
     // A finger that drags wants to scroll the page.
     const dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
     const layout = { ...figure.layout, autosize: true, dragmode };
+    if (!data.some((trace) => trace.meta.kernel !== null && trace.y.length)) {
+      const bare = { showgrid: false, showline: false, showticklabels: false, ticks: "", title: { text: "" } };
+      return { ...layout, xaxis: { ...layout.xaxis, ...bare }, yaxis: { ...layout.yaxis, ...bare }, shapes: [], annotations: [emptyNote(meta)] };
+    }
     const values = data.flatMap((trace) => (trace.visible === false ? [] : trace.y)).filter(positive);
     // At least 10% either way: a zoom into the last percent would draw noise as a slope.
     if (meta.line_at !== null && meta.y_scale === "auto") values.push(0.9 * meta.line_at, 1.1 * meta.line_at);

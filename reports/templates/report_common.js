@@ -1,6 +1,9 @@
 // What maps, charts and the table share: the data of the page, selectors of a series, and saved pictures.
 "use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
+page.columns.forEach(({ texts }, i) => {
+  if (texts) for (const row of page.rows) if (row[i] !== null) row[i] = texts[row[i]];
+});
 
 /** 1024 -> "1k", 1048576 -> "1M", 1000 -> "1000". */
 function tokens(count) {
@@ -61,7 +64,7 @@ function pictureTitle(title, { source, cache }, series) {
 async function savePicture(key, title, data, layout, format, height) {
   const alone = {
     ...layout, paper_bgcolor: "#fff", title: { text: title, font: { size: 15 }, x: 0.02, xanchor: "left" },
-    margin: { ...layout.margin, t: 56 },
+    margin: { ...layout.margin, t: layout.margin.t + 48 },
   };
   const link = document.createElement("a");
   link.href = await Plotly.toImage({ data, layout: alone }, { format, width: 800, height, scale: format === "png" ? 2 : 1 });

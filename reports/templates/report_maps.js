@@ -39,9 +39,11 @@
   const values = {
     winner(rows) {
       const [first, second] = byLatency(rows);
-      const ratio = second && second.latency_us / first.latency_us;
+      const ratio = second?.latency_us / first.latency_us;
+      // One kernel alone, say because the others were noisy, has won nothing.
+      if (!second) return null;
       if (ratio <= 1 + page.margin) return [page.kernels.length, "≈"];
-      return [page.kernels.indexOf(first.kernel), ratio ? ratioText(ratio) : ""];
+      return [page.kernels.indexOf(first.kernel), ratioText(ratio)];
     },
     speedup(rows) {
       const lean = rows.find((row) => row.kernel === page.subject);
@@ -81,7 +83,10 @@
       filled.zmax = Math.min(2, most);
       filled.zmin = -filled.zmax;
     }
-    return { data: [filled], layout: { ...figure.layout, autosize: true, dragmode: false } };
+    const layout = { ...figure.layout, autosize: true, dragmode: false };
+    // Beside few lines its title has no room.
+    if (labels.length < 4) layout.yaxis = { ...layout.yaxis, title: { text: "" } };
+    return { data: [filled], layout };
   }
 
   const element = (map) => document.getElementById(`map-${map.key}`);

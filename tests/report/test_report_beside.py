@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from leanbench.cli.main import app
 from leanbench.errors import UserError
 from leanbench.report import write_report
-from leanbench.report.beside import beside, sides
+from leanbench.report.beside import Side, beside, beside_figure, sides
 from leanbench.report.frame import results_frame
 from leanbench.report.run_files import read_run, read_runs
 from leanbench.report.summary import summaries
@@ -64,6 +64,15 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(write_run: WriteRun) -> 
     assert read_run(directories[0]).name == "example"
     with pytest.raises(UserError, match=r"run '.*/x' is given twice: name each run once"):
         read_runs([directories[0], directories[1], directories[0] / ".." / "x"])
+
+
+def test_no_two_lines_of_many_runs_look_alike() -> None:
+    names = [f"run{index}" for index in range(12)]
+    figure = beside_figure([Side(name, "measured", "NVIDIA H200", "cold", name) for name in names])
+    lines = figure.to_plotly_json()["data"]
+    looks = {(line["marker"]["color"], line["marker"]["symbol"]) for line in lines}
+    assert [line["name"] for line in lines] == names
+    assert len(looks) == 12
 
 
 def test_report_of_two_runs(write_run: WriteRun, tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ def look(directory: Path, probe: str = "return null;", *beside: Path) -> Any:
     return result["seen"], [key for key, _ in result["charts"]]
 
 
+def seven_digits(value: float) -> float:
+    """As the page has it."""
+    return float(f"{value:.7g}")
+
+
 def test_charts_show_the_rows(write_run: WriteRun) -> None:
     probe = """return {
       lean: points("latency", "lean"), fa2: points("speedup", "fa2"), fixed: points("speedup", "fixed_split"),
@@ -84,7 +89,7 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
     assert seen["lean"] == [[1024, 10.0], [65536, 200.0]]
     assert seen["fa2"] == [[1024, 2.0], [65536, 8.0]]
     assert seen["fixed"] == [[1024, 1.0], [65536, 0.5]]
-    assert seen["floor"] == [[1024, problem(1024).kv_bytes / 4e6 + 2], [65536, problem(65536).kv_bytes / 4e6 + 2]]
+    assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes / 4e6 + 2)] for n in (1024, 65536)]
     assert seen["errors"] == pytest.approx([1.0, 80.0])
     assert (seen["type"], seen["ticks"]) == ("log", ["1k", "64k"])
     assert (seen["x"], seen["y"]) == ("context (tokens)", "latency (µs)")
@@ -116,14 +121,18 @@ def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> 
     probe = """const map = (key) => { const { x, y, z, text } = document.getElementById(`map-${key}`).data[0];
         return [x, y, z, text]; };
       const first = [map("winner"), map("speedup"), map("floor")];
+      const tops = all(".map").map((each) => each.getBoundingClientRect().top);
       const hover = document.getElementById("map-winner").data[0].hovertext[0][1];
       choose("read floor share of", "fa2", "#map-selectors"); const fa2 = map("floor")[2];
       choose("dtype", "bf16", "#map-selectors");
-      return { first, hover, fa2, bf16: map("winner"), charts: points("latency", "lean").length };"""
+      const { xaxis, yaxis } = document.getElementById("map-winner").layout;
+      return { first, hover, tops, fa2, side: xaxis.side, title: yaxis.title.text, bf16: map("winner"),
+        charts: points("latency", "lean").length };"""
     seen, _ = look(write_run(map_rows()), probe)
     axes = [["1k", "4k"], ["b1 h8", "b1 h16"]]
     # Kernels are lean, fa2, fixed_split: 3 is a tie. A noisy row is in no map.
-    assert seen["first"][0] == [*axes, [[0, 1], [3, 0]], [["1.20", "2.00"], ["≈", ""]]]
+    # Where lean ran alone, nobody won.
+    assert seen["first"][0] == [*axes, [[0, 1], [3, None]], [["1.20", "2.00"], ["≈", ""]]]
     *sides, logs, texts = seen["first"][1]
     assert (sides, texts) == (axes, [["1.20", "0.50"], ["1.00", ""]])
     assert logs[0] == pytest.approx([0.26303, -1], abs=1e-5)
@@ -132,6 +141,9 @@ def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> 
     assert seen["hover"] == "b1 h8 n4096 d64 fp16 HND<br>fa2 5 µs<br>lean 10 µs"
     assert seen["fa2"] == [[0.6, 0.25], [0.502, None]]
     assert seen["bf16"] == [["1k"], ["b1 h8"], [[0]], [["2.00"]]]
+    assert len(set(seen["tops"])) == 1
+    # One line is too low for the title of its axis.
+    assert (seen["side"], seen["title"]) == ("top", "")
     # The charts have selectors of their own.
     assert seen["charts"] == 2
 
@@ -165,6 +177,44 @@ def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:
     assert seen["found"] == ["1 of 9 rows", ["fa2"]]
     assert seen["none"] == ["0 of 9 rows", []]
     assert seen["all"] == "9 rows"
+
+
+def test_the_filter_asks_a_column_by_name(write_run: WriteRun) -> None:
+    rows = [row(problem(1024, 8, batch=batch), name, 10.0) for batch in (1, 4) for name in ("lean", "lean_triton")]
+    probe = """return [filter("batch=4"), filter("kernel=lean"), filter("LEAN batch=4 status=ok"),
+      filter("kernel="), filter("num_warps=4")[0]];"""
+    seen, _ = look(write_run(rows), probe)
+    both = ["lean", "lean_triton"]
+    assert seen[:3] == [["2 of 4 rows", both], ["2 of 4 rows", ["lean"] * 2], ["2 of 4 rows", both]]
+    # What names no column, such as a setting, is a word as any other.
+    assert seen[3:] == [["0 of 4 rows", []], "4 rows"]
+
+
+def test_of_many_rows_the_first_200_are_drawn_until_asked(write_run: WriteRun) -> None:
+    rows = [row(problem(1024 + i), "lean", 10.0 + i) for i in range(201)]
+    probe = """const drawn = () => document.querySelectorAll("#results tbody tr").length;
+      const more = document.getElementById("more"); const first = [drawn(), more.hidden, more.textContent];
+      more.click(); const heading = getComputedStyle(document.querySelector("#results th")).position;
+      return { first, then: [drawn(), more.hidden], sorted: sortBy("latency_us")[1].at(-1), heading,
+        again: [drawn(), more.hidden] };"""
+    seen, _ = look(write_run(rows), probe)
+    assert seen["first"] == [200, False, "Show all 201 rows"]
+    assert seen["then"] == [201, True]
+    assert (seen["sorted"], seen["again"]) == ("209.0", [200, False])
+    assert seen["heading"] == "sticky"
+
+
+def test_an_empty_picture_says_what_to_choose(write_run: WriteRun) -> None:
+    first = write_run([row(problem(n), "lean", 10.0) for n in (1024, 2048, 4096)], folder="a", name="plain")
+    others = [row_with_all_fields(problem(n), "lean", 10.0) for n in (1024, 2048)]
+    second = write_run(others, folder="b", name="full")
+    probe = """const energy = () => [chart("energy").layout.annotations?.map((each) => each.text) ?? [],
+        trace("energy", "lean").y];
+      const empty = energy();
+      choose("run", "full"); return { empty, chosen: energy() };"""
+    seen, _ = look(first, probe, second)
+    assert seen["empty"] == [["no values in this series; choose<br>run full"], []]
+    assert seen["chosen"] == [[], [6.25, 6.25]]
 
 
 def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None:
@@ -274,7 +324,7 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     seen, charts = look(write_run(rows_with_all_fields()), probe)
     assert charts == ["latency", "bandwidth", "speedup", "share", "energy", "power", "sustained", "sm_busy"]
     assert seen["energy"] == [[1024, 12.5], [65536, 1000.0]]
-    assert seen["floor"] == [[1024, problem(1024).kv_bytes * 1e-7], [65536, problem(65536).kv_bytes * 1e-7]]
+    assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes * 1e-7)] for n in (1024, 65536)]
     assert (seen["power"], seen["idle"]) == ([[1024, 500.0], [65536, 500.0]], [[1024, 100.0], [65536, 100.0]])
     assert seen["sustained"] == [[1024, 0.25], [65536, 0.25]]
     assert (seen["busy"], seen["slots"], seen["dash"]) == ([[1024, 0.85], [65536, 0.85]], [0.97, 0.97], "dot")

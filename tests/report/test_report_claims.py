@@ -10,12 +10,19 @@ from example_runs import WriteRun, problem, row, row_with_all_fields
 from leanbench.claims import SAMPLES, claims
 from leanbench.problem import AttentionProblem
 from leanbench.report import write_report
-from leanbench.report.claims_table import Measured, measured_claims
-from leanbench.report.run_files import read_run
+from leanbench.report.claims_table import Measured, claims_of_runs, measured_claims
+from leanbench.report.run_files import read_runs
+
+OVER_FA2 = "7a: LA over FA2 at 512k"
+OVER_FD = "abstract: LA over FD at 256k, 56 heads"
 
 
-def claims_of(directory: Path) -> dict[str, Measured]:
-    return {f"{each.claim.figure}: {each.claim.words}": each for each in measured_claims(read_run(directory).results)}
+def named(found: list[Measured]) -> dict[str, Measured]:
+    return {f"{each.claim.figure}: {each.claim.words}": each for each in found}
+
+
+def claims_of(*directories: Path) -> dict[str, Measured]:
+    return named(measured_claims({run.name: run.results for run in read_runs(directories)}))
 
 
 def at_512k(heads: int = 56) -> AttentionProblem:
@@ -40,19 +47,20 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
     ]
     found = claims_of(write_run(rows))
     assert len(found) == len(claims())
-    over_fa2 = found["7a: LA over FA2 at 512k"]
+    over_fa2 = found[OVER_FA2]
     assert (over_fa2.words, over_fa2.verdict, over_fa2.cell) == ("2.46x", "holds", "b1 h56 n524288 d64 fp16 HND")
+    assert over_fa2.run == "example"
     fd = found["7a: FD over FA2 at 512k"]
     assert (fd.value, fd.verdict) == (pytest.approx(2.46 / 1.01), "more than the paper")
     energy = found["13: energy of LA over FA2 at 512k"]
     assert (energy.words, energy.verdict) == ("1.11x", "more than the paper")
     assert found["13: energy of LA over FD at 512k, 56 heads"].verdict == "holds"
     # Rounded to two digits it would seem to be on the right side.
-    gap = measured_claims(read_run(write_run(gap_rows(), folder="gap")).results)[-1]
+    gap = [*claims_of(write_run(gap_rows(), folder="gap")).values()][-1]
     assert gap.claim.words.startswith("the gap to FD grows past 128k")
     assert (gap.words, gap.verdict) == ("1.001x", "more than the paper")
     lacking = found["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
-    assert (lacking.value, lacking.verdict, lacking.words) == (None, "", "")
+    assert (lacking.value, lacking.verdict, lacking.words, lacking.run) == (None, "", "", "")
     assert lacking.cell.startswith("has 1 of 6 problems, b1 h56 n16384")
 
 
@@ -78,7 +86,7 @@ def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) 
 
 @pytest.mark.parametrize("count", [SAMPLES - 1, SAMPLES])
 def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int) -> None:
-    problems = [problem(1024 + i) for i in range(count)]
+    problems = [problem(1024 * (1 + i), 8 + i % 2) for i in range(count)]
     rows = [row(each, name, us) for each in problems for name, us in (("lean", 10.0), ("fa2", 25.0))]
     # Grouped-query problems are none of the paper's.
     rows += [row(problem(1024, 56, kv_heads=8), name, 1.0) for name in ("lean", "fa2")]
@@ -86,7 +94,74 @@ def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int
     if count < SAMPLES:
         assert (found.value, found.cell) == (None, "needs 500 multi-head problems, has 499")
     else:
-        assert (found.value, found.verdict, found.cell) == (pytest.approx(2.5), "holds", "500 multi-head problems")
+        assert (found.value, found.verdict) == (pytest.approx(2.5), "holds")
+        words = "500 multi-head problems: batch 1, heads 8 to 9, context 1k to 500k, head_dim 64, fp16"
+        assert found.cell == words
+
+
+def at(second: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**each, "time": f"2026-01-02T03:04:{second:02}+00:00"} for each in rows]
+
+
+def pair(context_k: int, lean_us: float, other: str, other_us: float) -> list[dict[str, Any]]:
+    return [row(problem(context_k * 1024), "lean", lean_us), row(problem(context_k * 1024), other, other_us)]
+
+
+def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> None:
+    old = write_run(at(1, [*pair(512, 100, "fa2", 300), *pair(256, 100, "fixed_split", 110)]), folder="old", name="old")
+    new = write_run(at(9, pair(512, 100, "fa2", 200)), folder="new", name="new")
+    for order in ((old, new), (new, old)):
+        found = claims_of(*order)
+        assert (found[OVER_FA2].value, found[OVER_FA2].run) == (2.0, "new")
+        # The older run alone has these cells.
+        assert (found[OVER_FD].value, found[OVER_FD].run) == (pytest.approx(1.1), "old")
+
+
+def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
+    energies = gap_rows()
+    # The newer run has lean alone at 512k, and is faster there: with the older run's fa2 it would be 6x.
+    old = write_run(at(1, [*pair(512, 100, "fa2", 300), *energies[:4]]), folder="old", name="old")
+    new = write_run(at(9, [row(at_512k(), "lean", 50.0), *energies[4:]]), folder="new", name="new")
+    found = claims_of(old, new)
+    assert (found[OVER_FA2].value, found[OVER_FA2].run) == (3.0, "old")
+    # Two of three problems in one run, the third in the other.
+    gap = [*found.values()][-1]
+    assert (gap.value, gap.run) == (None, "")
+    assert gap.cell.startswith("has 2 of 3 problems, b1 h56 n131072")
+
+
+def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run: WriteRun) -> None:
+    rows = pair(512, 100, "fa2", 200)
+    runs = [
+        write_run(rows, folder="here", name="here"),
+        write_run(at(9, pair(512, 100, "fa2", 400)), folder="again", name="again"),
+        write_run([{**each, "cache": "warm"} for each in rows], folder="warm", name="warm"),
+        write_run([{**each, "source": "predicted"} for each in rows], folder="model", name="model", source="predicted"),
+        write_run(rows, folder="there", name="there", environments={"env0": {"gpu_product": "NVIDIA B200"}}),
+    ]
+    tables = claims_of_runs(read_runs(runs))
+    seen = [(name, is_predicted, named(found)[OVER_FA2]) for name, is_predicted, found in tables]
+    assert [(name, is_predicted, claim.value, claim.run) for name, is_predicted, claim in seen] == [
+        ("NVIDIA H200, cold L2", False, 4.0, "again"),
+        ("NVIDIA H200, warm L2", False, 2.0, "warm"),
+        ("NVIDIA H200, cold L2", True, 2.0, "model"),
+        ("NVIDIA B200, cold L2", False, 2.0, "there"),
+    ]
+
+
+def test_the_page_of_several_runs_names_the_run_of_each_claim(write_run: WriteRun) -> None:
+    first = write_run(pair(512, 100, "fa2", 200), folder="first", name="first")
+    second = write_run(pair(256, 100, "fixed_split", 218), folder="second", name="second")
+    [path] = write_report(first, first.parent / "out", ["html"], [second])
+    lines = claim_lines(path.read_text(encoding="utf-8"))
+    assert "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper first b1 h56 n524288 d64 fp16 HND" in lines
+    assert "> abstract LA over FD at 256k, 56 heads 2.18x 2.18x holds second b1 h56 n262144 d64 fp16 HND" in lines
+    assert any("claims: 1 hold, 1 do not" in line and "not measured in these runs" in line for line in lines)
+
+
+def claim_lines(html: str) -> list[str]:
+    section = html[html.index('<section id="claims">') : html.index('<section id="charts">')]
+    return [" ".join(re.sub("<[^>]+>", " ", line).split()) for line in section.split("<tr")]
 
 
 def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
@@ -94,9 +169,9 @@ def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
     directory = write_run(rows)
     [path] = write_report(directory, directory, ["html"])
     html = path.read_text(encoding="utf-8")
-    section = html[html.index('<section id="claims">') : html.index('<section id="charts">')]
-    lines = [" ".join(re.sub("<[^>]+>", " ", line).split()) for line in section.split("<tr")]
+    lines = claim_lines(html)
+    assert "The paper does not say which problems its samples were: 500 or more multi-head problems" in lines[0]
     assert "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper b1 h56 n524288 d64 fp16 HND" in lines
     lacking = "7b LA over FA2 at 64 heads 2.15x not measured in this run b1 h64 n65536 d64 fp16 HND"
     assert f'class="lacking"> {lacking}' in lines
-    assert f"{len(claims())} claims: 0 hold, 1 do not, {len(claims()) - 1} not measured in this run" in section
+    assert f"{len(claims())} claims: 0 hold, 1 do not, {len(claims()) - 1} not measured in this run" in lines[0]

@@ -97,7 +97,11 @@ def test_markdown_of_two_runs_and_of_none(write_run: WriteRun) -> None:
     names = "there, NVIDIA B200, predicted | here, NVIDIA H200, measured"
     assert f"| lean | {names} | 2 | 0.35× | 0.25× | 0.50× | 0.35× |" in text
     assert "## there: predicted, NVIDIA B200, cold L2" in text
-    assert "## The paper's claims (there, NVIDIA B200, cold L2, predicted)" in text
+    assert "## The paper's claims (NVIDIA B200, cold L2, predicted)" in text
+    assert (
+        "| 7b | LA over FA2 at 64 heads | 2.15x |  | not predicted in these runs |  | b1 h64 n65536 d64 fp16 HND |"
+        in text
+    )
     [path] = write_report(write_run([], folder="none"), first.parent / "out", ["markdown"])
     assert path.read_text(encoding="utf-8").endswith("This run has no rows yet.\n")
 

@@ -10,14 +10,14 @@ from leanbench.report.frame import results_frame
 from leanbench.report.headline import headline
 from leanbench.report.run_files import read_run
 from leanbench.report.series import add_series_columns, short_labels, varying_axes
-from leanbench.report.summary import summaries
+from leanbench.report.summary import rows_of, summaries
 from leanbench.report.winners import Winner, Winners, winners
 
 
 def said_of(directory: Path) -> list[dict[str, str]]:
     frame = add_series_columns(results_frame(read_run(directory)))
     short = short_labels(frame, varying_axes(frame))
-    return [dict(headline(each, frame, short, known_error(each.gpu))) for each in summaries(frame)]
+    return [dict(headline(each, rows_of(frame, each), short, known_error(each.gpu))) for each in summaries(frame)]
 
 
 def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:

@@ -67,7 +67,9 @@ def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in html
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
     assert data
-    assert HOSTILE in {value for values in json.loads(data[1])["rows"] for value in values}
+    page = json.loads(data[1])
+    texts = {text for column in page["columns"] for text in column["texts"] or ()}
+    assert HOSTILE in texts | {value for values in page["rows"] for value in values}
 
 
 def test_page_loads_nothing(write_run: WriteRun) -> None:
@@ -172,15 +174,49 @@ def test_manifest_with_nothing_but_its_version(write_run: WriteRun) -> None:
 
 
 def test_not_finite_numbers_are_refused_and_missing_ones_are_null(write_run: WriteRun) -> None:
-    directory = write_run([row(problem(), "lean", 10.0, relative_error=None)])
+    missing = row(problem(), "lean", 10.0, relative_error=None)
+    directory = write_run([missing, row(problem(), "fa2", 10.0 / 3.0)])
     page = page_of(directory)["page"]
     names = [column["name"] for column in page["columns"]]
-    assert page["rows"][0][names.index("relative_error")] is None
-    assert page["rows"][0][names.index("latency_us")] == 10.0
+    assert [values[names.index("relative_error")] for values in page["rows"]] == [None, 3.2e-4]
+    # The CSV has every digit.
+    assert [values[names.index("latency_us")] for values in page["rows"]] == [10.0, 3.333333]
     results = directory / "results.jsonl"
     results.write_text(results.read_text().replace('"relative_error": null', '"relative_error": NaN'))
     with pytest.raises(UserError, match=r"results\.jsonl line 1 is not a row: NaN is no finite number"):
         html_of(directory)
+
+
+def test_texts_that_repeat_are_in_the_page_once(write_run: WriteRun) -> None:
+    rows = [row(problem(n), "lean", 10.0, gpu_kernels=["k"] if n < 4096 else None) for n in (1024, 2048, 4096, 8192)]
+    page = page_of(write_run(rows))["page"]
+    columns = {column["name"]: (index, column["texts"]) for index, column in enumerate(page["columns"])}
+    index, texts = columns["gpu_kernels"]
+    assert (texts, [values[index] for values in page["rows"]]) == (["k"], [0, 0, None, None])
+    index, texts = columns["problem"]
+    assert (texts, page["rows"][0][index]) == (None, "b1 h56 n1024 d64 fp16 HND")
+    assert columns["latency_us"][1] is None
+    # Of a column without any value there is nothing.
+    assert "energy_mj" not in columns
+
+
+def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: Path) -> None:
+    rows = [[row(problem(1024 << i), name, us + i) for i in (0, 1) for name, us in (("lean", 10.0), ("fa2", 20.0))]]
+    rows.append([row(problem(1024, heads=h), name, 10.0) for h in (8, 16) for name in ("lean", "fa2")])
+    rows.append([row(problem(), "lean", 10.0)])
+    first, *others = [write_run(each, folder=f"r{i}", name=f"r{i}") for i, each in enumerate(rows)]
+    [path] = write_report(first, tmp_path / "out", ["html"], others)
+    html = path.read_text(encoding="utf-8")
+    header = text_of(html, "<header>", "</header>")
+    assert header.startswith("r0, r1 and r2 r0 : Measured on NVIDIA H200 · 2026-01-02 03:04 UTC · leanbench sweep")
+    assert header.count("driver 580.1 · torch 2.11.0 · triton 3.6.0") == 1
+    summary = text_of(html, '<section id="summary"', '<section id="beside"')
+    # In the words that tell a run's own problems apart.
+    assert "at worst 1.91× (context 2k), at best 2.00× (context 1k). Figures of r0 lean over fa2" in summary
+    assert "at worst 1.00× (heads 8), at best 1.00× (heads 8). Figures of r1" in summary
+    # A run of one kernel has no sentences: its figures are open.
+    folded = re.findall(r"<details( open)?><summary>Figures of (r\d)", html)
+    assert folded == [("", "r0"), ("", "r1"), (" open", "r2")]
 
 
 def test_table_shows_what_varies_and_what_was_measured(write_run: WriteRun) -> None:
