@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# typing's own would be the first import that takes a while, before Ctrl-C means anything to the command line.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
 
 __all__ = ["__version__", "lean_attn_with_kvcache"]

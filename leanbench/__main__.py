@@ -1,6 +1,63 @@
-"""`python -m leanbench`."""
+"""The command `leanbench`, and `python -m leanbench`: Ctrl-C has a meaning before the first slow import."""
 
-from leanbench.cli.main import main
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Once a plain KeyboardInterrupt has passed through `eval`, Python ends by the signal, whatever exit code
+    it is given.
+    """
+
+
+def main() -> None:
+    """Runs the command line. Ctrl-C ends it with exit code 130 and without a traceback, also while modules load."""
+    # A shell script's background job ignores it, and goes on doing so.
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        from leanbench.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        # Only the interpreter's own end is left.
+        if heeds:
+            signal.signal(signal.SIGINT, _end)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises Interrupted, but ends the process at once while a module loads: from there an exception may come out as
+    another, or be lost.
+    """
+    if _loads(frame) and not _has_children():
+        _end()
+    raise Interrupted
+
+
+def _loads(frame: FrameType | None) -> bool:
+    """Whether a module is being loaded where the program is."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _has_children() -> bool:
+    """Whether there are processes that somebody must end."""
+    # Perhaps it is what is being loaded.
+    children = getattr(sys.modules.get("multiprocessing"), "active_children", None)
+    return children is not None and bool(children())
+
+
+def _end(*signalled: object) -> None:
+    os._exit(130)
+
 
 # Processes that compile import this file again, under another name.
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from leanbench.kernels.launch import cache_strides, problem_of, qk_scale
 from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
-from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params
+from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params, check_counts, too_far_apart
 
 from leanbench.decomposition import cluster_slots, stream_k_grid
 from leanbench.errors import DoesNotFit, UserError
@@ -67,6 +67,9 @@ class CudaLaunch:
 
 def refusal(inputs: AttentionInputs) -> str | None:
     """One sentence why these tensors are not for this implementation, or None."""
+    reason = too_far_apart(inputs)
+    if reason is not None:
+        return reason
     if inputs.q.device.type != "cuda":
         return f"lean_cuda runs on a GPU, the tensors are on {inputs.q.device}"
     for name, tensor in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
@@ -114,6 +117,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         )
     tiles = max(1, -(-inputs.context // tile_tokens))
     total = output_tiles * tiles
+    check_counts(total, tiles * tile_tokens)
     if config.fixed_run_tiles:
         runs, min_tiles_per_run = total, 1
         workspace = workspace_of(device, fixed_run_bytes(runs, build.partial_bytes))

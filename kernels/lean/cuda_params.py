@@ -1,11 +1,19 @@
-"""What a launch of lean.cu is passed: the C structures of its beginning, field by field."""
+"""What a launch of lean.cu is passed: the C structures of its beginning, field by field, and what fits their fields."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
+
+from leanbench.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.inputs import AttentionInputs
 
 #: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a multiple.
 _ALIGNMENT_BYTES = 64
+#: Of the 32-bit numbers: ctypes cuts off what is above, without a word.
+_INT32_MAX = 2**31 - 1
 
 
 class TensorMap(ctypes.Structure):
@@ -56,3 +64,35 @@ class PaddedParams(ctypes.Structure):
 
 #: sizeof(Params) in lean.cu, which refuses to compile with another.
 PARAMS_BYTES = ctypes.sizeof(PaddedParams)
+
+
+def too_far_apart(inputs: AttentionInputs) -> str | None:
+    """One sentence on a stride, or a number of pages, that does not fit its field of `Params`, or None."""
+    q, out, k, v, table = inputs.q, inputs.out, inputs.k_cache, inputs.v_cache, inputs.block_table
+    pages = 0 if table is None else table.shape[1]
+    if max(*q.stride()[1:3], *out.stride()[1:3], k.stride(1), v.stride(1), pages) <= _INT32_MAX:
+        return None
+    # The stride of a single token or head is never used.
+    steps = [
+        (f"{name} steps by {tensor.stride(axis)} numbers from {what} to {what}", tensor.stride(axis))
+        for axis, what, tensors in (
+            (1, "token", {"q": q, "out": out, "k_cache": k, "v_cache": v}),
+            (2, "head", {"q": q, "out": out}),
+        )
+        for name, tensor in tensors.items()
+        if tensor.shape[axis] > 1
+    ]
+    for said, number in (*steps, (f"block_table has {pages} pages a sequence", pages)):
+        if number > _INT32_MAX:
+            return f"{said}, lean_cuda takes at most {_INT32_MAX}: pass a smaller or a contiguous tensor"
+    return None
+
+
+def check_counts(lean_tiles: int, tokens: int) -> None:
+    """Raises UserError where a launch has more LeanTiles, or tokens in those of an output tile, than it can count."""
+    for count, what in ((lean_tiles, "LeanTiles"), (tokens, "tokens a sequence, in whole LeanTiles,")):
+        if count > _INT32_MAX:
+            raise UserError(
+                f"this call has {count} {what} and lean_cuda counts to {_INT32_MAX}: pass fewer sequences at a time, "
+                "or a cache that has room for fewer tokens"
+            )

@@ -23,7 +23,7 @@ def list_(
 
 
 def _kernels() -> Table:
-    from leanbench.registry import kernels
+    from leanbench.registry import family_faults, kernels
 
     table = output.table()
     for column in ("name", "decomposition"):
@@ -34,6 +34,8 @@ def _kernels() -> Table:
         missing = kernel.unavailable_reason()
         title = kernel.title if missing is None else f"{kernel.title}; {missing}"
         table.add_row(kernel.name, kernel.decomposition, title, kernel.source)
+    for fault in family_faults():
+        output.say(f"! {fault}; its kernels are left out.")
     return table
 
 

@@ -106,6 +106,7 @@ def sweep(
     """
     from leanbench.gpu.local import choose
     from leanbench.model import known_error
+    from leanbench.registry import family_faults
     from leanbench.run.cells import AXES, expand
     from leanbench.run.sweep_file import requested_sweep
 
@@ -121,6 +122,8 @@ def sweep(
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     predicted = target.local_index is None
+    for fault in family_faults():
+        output.say(f"! {fault}; its kernels are left out.")
     if not quiet:
         _say_whose_shapes(asked)
     if predicted:
@@ -132,6 +135,8 @@ def sweep(
             said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
             output.say(f"{said} {known_error(target.spec.name)}")
         _say_what_is_not_predicted(asked.measure)
+    elif target.note:
+        output.say(f"{target.note}.")
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
 

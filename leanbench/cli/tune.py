@@ -58,6 +58,8 @@ def tune(
         check_target(request.target.spec)
     if request.target.local_index is None:
         _say_predicted(request.target, gpu)
+    elif request.target.note:
+        output.say(f"{request.target.note}.")
     results = _tune(request, began_s, quiet=quiet)
     if not quiet:
         _show(results, request.target, time.monotonic() - began_s)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find, match_product, slug
-from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus, why_no_gpu
+from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus, why_no_gpu, why_silent
 from leanbench.gpu.spec import GpuSpec
 
 #: What is predicted for when there is no GPU and none was named: the GPU of the LeanAttention paper.
@@ -25,21 +26,31 @@ class Target:
     spec: GpuSpec
     #: torch's index of the GPU; None: nothing is measured, `spec` is predicted for.
     local_index: int | None
-    #: Why a GPU that is here is not used, where that may surprise.
+    #: Why a GPU that is here is not used, or not in full, where that may surprise.
     note: str | None = None
 
 
 def choose(gpu_name: str | None, require_gpu: bool) -> Target:
-    """What `--gpu` and `--require-gpu` mean on this machine; torch is not imported where NVML finds no GPU.
+    """What `--gpu` and `--require-gpu` mean on this machine; torch is not imported where NVML says there is no GPU.
 
     No name: the first GPU here, or else the model of `DEFAULT_GPU`. A name: a GPU here that is one of those, or else
-    the model of that GPU.
+    the model of that GPU. Where NVML cannot say what is here, torch is asked.
 
     Raises:
-        UserError: the name is unknown; or `require_gpu`, and no GPU here answers to it.
+        UserError: the name is unknown; or `require_gpu`, and no GPU here answers to it; or the driver is broken.
     """
-    gpus = local_gpus()
-    here = next((gpu for gpu in gpus if gpu_name is None or _answers_to(gpu, gpu_name)), None)
+    broken: NvmlError | None = None
+    try:
+        gpus = local_gpus()
+    except NvmlError as error:
+        gpus, broken = [], error
+    if not gpus and (silence := why_silent()) is not None:
+        target = _found_by_torch(gpu_name, silence)
+        if target is not None:
+            return target
+        if broken is not None:
+            raise broken
+    here = next((gpu for gpu in gpus if gpu_name is None or _answers_to(gpu.product, gpu_name)), None)
     if here is None:
         spec = find(gpu_name or DEFAULT_GPU)
         if require_gpu:
@@ -53,6 +64,31 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
         raise UserError(f"there is an {here.product} here, but {obstacle}")
     spec = find(gpu_name) if gpu_name else match_product(here.product) or find(DEFAULT_GPU)
     return Target(spec, None, note=f"there is an {here.product} here, but {obstacle}")
+
+
+def _found_by_torch(gpu_name: str | None, silence: str) -> Target | None:
+    """A GPU to measure on without NVML's word, which is silent for the reason given; None where torch has none."""
+    if not _has_cuda():
+        return None
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        spec = spec_of_device(index)
+        if gpu_name is None or _answers_to(spec.product, gpu_name):
+            note = f"Clocks, temperature, power and other processes stay unknown, NVML cannot be used ({silence})"
+            return Target(spec, index, note)
+    return None
+
+
+def _has_cuda() -> bool:
+    """Whether the driver's library for CUDA is here. Without it torch sees no GPU, which it takes seconds to say."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def spec_of_device(index: int) -> GpuSpec:
@@ -118,12 +154,12 @@ def _unknown_product(device: Any, index: int) -> GpuSpec:
     )
 
 
-def _answers_to(gpu: LocalGpu, name: str) -> bool:
+def _answers_to(product: str, name: str) -> bool:
     """Is `name` this GPU's catalogue name, alias or product name, or the family it belongs to (``a100``)?"""
     asked = slug(name)
-    if asked == slug(gpu.product):
+    if asked == slug(product):
         return True
-    spec = match_product(gpu.product)
+    spec = match_product(product)
     if spec is None:
         return False
     if asked == spec.name or asked in spec.aliases:

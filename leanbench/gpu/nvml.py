@@ -92,7 +92,7 @@ class Nvml:
             whole = ask(self._nvml, self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
             self._handle = handle if whole is None else whole
         except BaseException:
-            self._library.__exit__(None, None, None)
+            self._library.__exit__(*sys.exc_info())
             raise
         return self
 
@@ -196,6 +196,16 @@ def local_gpus() -> list[LocalGpu]:
             return [_local_gpu(nvml, index, handle) for index, handle in enumerate(_visible(nvml))]
     except NvmlUnavailableError:
         return []
+
+
+def why_silent() -> str | None:
+    """One sentence why NVML cannot say which GPUs are here; None where it can, also where there are none."""
+    try:
+        with open_nvml() as nvml:
+            _visible(nvml)
+            return None
+    except NvmlError as error:
+        return str(error)
 
 
 def why_no_gpu() -> str | None:

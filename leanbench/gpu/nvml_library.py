@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from leanbench.errors import UserError
@@ -27,14 +27,18 @@ class GpuLostError(NvmlError):
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """NVML, initialised; it counts its users, so nesting is fine."""
+    """NVML, initialised; it counts its users, so nesting is fine.
+
+    Raises:
+        NvmlError: it cannot be used, or something that was asked in it failed.
+    """
     try:
         import pynvml
     except ImportError:
         raise NvmlUnavailableError("pynvml is not installed: pip install nvidia-ml-py") from None
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             raise NvmlError(
                 "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the module"
@@ -43,8 +47,12 @@ def open_nvml() -> Iterator[Any]:
         raise NvmlUnavailableError(f"there is no working NVIDIA driver here (NVML: {error})") from None
     try:
         yield pynvml
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
+        raise _lost(pynvml, error) or NvmlError(f"NVML fails ({error}): see what `nvidia-smi` says") from None
     finally:
-        pynvml.nvmlShutdown()
+        # One that fails has nothing to close.
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
@@ -54,6 +62,12 @@ def ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
     except nvml.NVMLLibraryMismatchError:  # the driver is older than the call
         return None
     except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-            raise GpuLostError("the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot") from None
+        if lost := _lost(nvml, error):
+            raise lost from None
         return None
+
+
+def _lost(nvml: Any, error: Exception) -> GpuLostError | None:
+    if getattr(error, "value", None) in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+        return GpuLostError("the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot")
+    return None

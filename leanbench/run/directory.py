@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 from leanbench.errors import UserError
 from leanbench.run.samples import SAMPLES, Samples, pack, whole_length
 from leanbench.run.strict_json import parse
+from leanbench.tune.files import whole_lines, write_whole
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
@@ -155,9 +155,7 @@ class RunDirectory:
 
     def _write(self, file: int, content: bytes, name: str) -> None:
         try:
-            if os.write(file, content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file)
+            write_whole(file, content)
         except OSError as error:
             where = self.path / name
             raise UserError(f"cannot write {where} ({error.strerror}): mend that, then go on with --resume") from None
@@ -268,9 +266,9 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
         return [], 0
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror})") from None
-    whole = content.rfind(b"\n") + 1
+    whole = whole_lines(content)
     rows = []
-    for number, line in enumerate(content[:whole].split(b"\n")[:-1], 1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
             row, _ = read_row(line)
         except ValueError as error:
@@ -278,7 +276,7 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
                 f"{path}, line {number} is not a row ({error}): delete that line, its cell will run again"
             ) from None
         rows.append(row.model_dump(mode="json"))
-    return rows, whole
+    return rows, len(whole)
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -18,6 +19,22 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def write_whole(file: int, content: bytes) -> None:
+    """Writes in one piece and waits until it is on the disk; `file` was opened to append.
+
+    Raises:
+        OSError: it could not be, and a part may be there.
+    """
+    if os.write(file, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file)
+
+
+def whole_lines(content: bytes) -> bytes:
+    """Without a last line that was cut off while it was written."""
+    return content[: content.rfind(b"\n") + 1]
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 from leanbench.errors import UserError
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
-from leanbench.tune.files import locked, replace_file
+from leanbench.run.strict_json import parse
+from leanbench.tune.files import locked, replace_file, whole_lines, write_whole
 from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import Time
 
@@ -34,11 +34,11 @@ class Journal:
         self._path, self._about, self._thorough = path, json.loads(json.dumps(about)), thorough
 
     def read(self, families: Collection[FamilyKey]) -> list[Timed]:
-        """What was timed of these families; damaged lines are left out."""
+        """What was timed of these families; damaged lines, and a last one that was cut off, are left out."""
         found: list[Timed] = []
         for line in self._lines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, UserError):
-                entry = json.loads(line)
+                entry = parse(line)
                 family = FamilyKey(**entry["family"])
                 enough = entry["thorough"] or not self._thorough
                 if entry["about"] == self._about and family in families and enough:
@@ -47,7 +47,11 @@ class Journal:
         return found
 
     def add(self, family: FamilyKey, problem: AttentionProblem, times: dict[KernelConfig, Time]) -> None:
-        """Appends a problem."""
+        """Appends a problem, in place of a last line that was cut off.
+
+        Raises:
+            OSError: the disk is full, or the file cannot be written.
+        """
         entry = {
             "about": self._about,
             "thorough": self._thorough,
@@ -58,10 +62,12 @@ class Journal:
             ],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with locked(self._path), self._path.open("ab", buffering=0) as file:
+            file.truncate(len(whole_lines(self._path.read_bytes())))
+            try:
+                write_whole(file.fileno(), json.dumps(entry).encode() + b"\n")
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def forget(self, families: Collection[FamilyKey]) -> None:
         """Drops the lines of these families: they are kept now."""
@@ -70,21 +76,21 @@ class Journal:
         with locked(self._path):
             left = [line for line in self._lines() if not self._is_of(line, families)]
             if left:
-                replace_file(self._path, "".join(f"{line}\n" for line in left))
+                replace_file(self._path, "".join(f"{line.decode()}\n" for line in left))
             else:
                 self._path.unlink(missing_ok=True)
 
-    def _is_of(self, line: str, families: Collection[FamilyKey]) -> bool:
+    def _is_of(self, line: bytes, families: Collection[FamilyKey]) -> bool:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            entry = json.loads(line)
+            entry = parse(line)
             return entry["about"] == self._about and FamilyKey(**entry["family"]) in families
         # Damaged: of use to nobody.
         return True
 
-    def _lines(self) -> list[str]:
+    def _lines(self) -> list[bytes]:
         try:
-            return self._path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
+            return whole_lines(self._path.read_bytes()).split(b"\n")[:-1]
+        except OSError:
             return []
 
 

@@ -7,8 +7,9 @@ import signal
 import time
 
 import pytest
-from drill_sweeps import children, rows, run, stand_in_us, start, wait_until
+from drill_sweeps import KERNELS, children, environment, rows, run, stand_in_us, start, wait_until
 
+FEW = ("sweep", "--no-report", "--context", "1k", "--name", "r")
 CONTEXTS = [1024 * count for count in range(1, 26)]
 TIMEOUT_S = 2
 #: A second worker, and the same cells on a machine that has other things to do.
@@ -33,6 +34,26 @@ def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
     for row in found:
         if row is not faulty:
             assert row["latency_us"] == stand_in_us(row["problem"]["context"]), row
+
+
+def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_path):
+    file = tmp_path / "room" / "mine" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import no_such_module\n")
+    room = environment(LEANBENCH_KERNEL_PATH=os.pathsep.join([*map(str, KERNELS), str(tmp_path / "room")]))
+    said = f"{file} cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
+    listed = run("list", "kernels", env=room)
+    assert (listed.returncode, listed.stderr) == (0, f"! {said}; its kernels are left out.\n")
+    assert {"lean", "steady"} <= {line.split(" ")[0] for line in listed.stdout.splitlines()}
+    swept = run(*FEW, "--kernels", "steady", "--out", str(tmp_path), env=room)
+    assert swept.returncode == 0, swept.stderr
+    assert swept.stderr.splitlines().count(f"! {said}; its kernels are left out.") == 1
+    assert [(row["status"], row["latency_us"]) for row in rows(tmp_path / "r")] == [("ok", stand_in_us(1024))]
+    refused = run(*FEW, "--kernels", "steady,mine", "--out", str(tmp_path), env=room)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("Error: there is no kernel 'mine', ")
+    assert line.endswith(f"; {said}")
 
 
 @pytest.mark.parametrize(

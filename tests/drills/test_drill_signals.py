@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 from drill_sweeps import children, environment, is_gone, rows, start, wait_until, whole_rows
@@ -74,6 +76,60 @@ def test_stopped_at_random_moments_from_the_start_on(tmp_path, number, code):
         assert process.returncode in (code, -number, 0), stderr
         if whole_rows(out / "r"):
             assert "Traceback" not in stdout + stderr
+
+
+#: Sends Ctrl-C when the module is searched whose number is given, counted from leanbench's first one on.
+INTERRUPTS = """
+import os, signal, sys
+
+class Finder:
+    left = int(os.environ["MODULES"])
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "leanbench.cli" or Finder.left < int(os.environ["MODULES"]):
+            Finder.left -= 1
+            if Finder.left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def script() -> str:
+    """What the console script `leanbench` runs."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["leanbench"].partition(":")
+    return f"from {module} import {function}; {function}()"
+
+
+@pytest.mark.parametrize("entry", [["-m", "leanbench"], ["-c", script()]], ids=["module", "script"])
+def test_ctrl_c_while_modules_load_is_an_exit_code_and_not_a_word(tmp_path, entry):
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
+    moments = random.Random(entry[0])
+    for modules in (1, 2, *moments.sample(range(3, 200), 10)):
+        done = subprocess.run(
+            [sys.executable, *entry, *asked("steady", tmp_path), "--dry-run"],
+            env=environment(PYTHONPATH=str(tmp_path), MODULES=str(modules)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", ""), modules
+
+
+def test_ctrl_c_is_left_alone_where_it_is_ignored(tmp_path):
+    """As in a background job of a shell script."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "leanbench", "--version"],
+        env=environment(PYTHONPATH=str(tmp_path), MODULES="5"),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("leanbench ")
 
 
 def test_a_second_ctrl_c_changes_nothing(tmp_path):

@@ -170,6 +170,110 @@ def test_index_is_torch_s_where_the_orders_differ(fake_nvml: Install, fake_torch
     assert (first.local_index, first.spec.name) == (0, "h200")
 
 
+def nvml_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    return "pynvml is not installed: pip install nvidia-ml-py"
+
+
+def nvml_without_its_library(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake_nvml(H200).init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    return "there is no working NVIDIA driver here (NVML: NVML Shared Library Not Found)"
+
+
+def nvml_too_old(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake_nvml(H200)
+
+    def missing(index: int) -> Any:
+        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", missing)
+    return "NVML fails (Unversioned function called): see what `nvidia-smi` says"
+
+
+def nvml_failing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake_nvml(H200).init_error = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    return "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the module"
+
+
+SILENT = pytest.mark.parametrize("nvml", [nvml_missing, nvml_without_its_library, nvml_too_old, nvml_failing])
+
+
+@pytest.fixture
+def cuda_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanbench.gpu.local._has_cuda", lambda: True)
+
+
+@SILENT
+@pytest.mark.usefixtures("cuda_is_here")
+@pytest.mark.parametrize(("name", "index"), [(None, 0), ("h200", 0), ("a100", 1)])
+def test_torch_s_gpu_where_nvml_cannot_say(
+    fake_nvml: Install, fake_torch: Install, monkeypatch: pytest.MonkeyPatch, nvml: Any, name: str | None, index: int
+) -> None:
+    why = nvml(fake_nvml, monkeypatch)
+    fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
+    for require_gpu in (False, True):
+        target = choose(name, require_gpu)
+        assert (target.local_index, target.spec) == (index, spec_of_device(index))
+        assert target.note == (
+            f"Clocks, temperature, power and other processes stay unknown, NVML cannot be used ({why})"
+        )
+    if nvml is not nvml_failing and nvml is not nvml_too_old:
+        # Another one than torch has.
+        assert choose("b200", require_gpu=False) == Target(find("b200"), None)
+
+
+@SILENT
+@pytest.mark.usefixtures("cuda_is_here")
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_neither_nvml_nor_torch_has_a_gpu(
+    fake_nvml: Install, fake_torch: Install, monkeypatch: pytest.MonkeyPatch, nvml: Any, with_torch: bool
+) -> None:
+    why = nvml(fake_nvml, monkeypatch)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    if with_torch:
+        fake_torch(available=False)
+    if nvml is nvml_failing or nvml is nvml_too_old:
+        # A driver that is broken is no machine without a GPU.
+        with pytest.raises(UserError) as broken:
+            choose(None, require_gpu=False)
+        assert str(broken.value) == why
+    else:
+        assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+        with pytest.raises(UserError, match=r"^--require-gpu: "):
+            choose(None, require_gpu=True)
+
+
+@pytest.mark.usefixtures("cuda_is_here", "no_torch")
+def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*args: Any) -> Any:
+        raise AssertionError("torch was asked")
+
+    monkeypatch.setattr("leanbench.gpu.local._found_by_torch", asked)
+    fake_nvml()
+    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    fake_nvml(H200)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert choose("h200", require_gpu=False) == Target(find("h200"), None)
+
+
+def test_torch_is_not_imported_without_the_driver_s_library(
+    fake_nvml: Install, fake_torch: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml_without_its_library(fake_nvml, monkeypatch)
+    fake_torch(device())
+
+    def load(name: str) -> Any:
+        assert name == "libcuda.so.1"
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", load)
+    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    assert choose(None, require_gpu=False).local_index == 0
+
+
 @pytest.mark.parametrize(
     ("built_for", "fix"), [(None, "is built without CUDA: install a CUDA build"), ("13.0", "update the driver")]
 )

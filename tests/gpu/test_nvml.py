@@ -17,6 +17,7 @@ from leanbench.gpu.nvml import (
     NvmlUnavailableError,
     local_gpus,
     why_no_gpu,
+    why_silent,
 )
 
 Install = Callable[..., Any]
@@ -89,6 +90,41 @@ def test_updated_driver_says_reboot(fake_nvml: Install) -> None:
     with pytest.raises(NvmlError, match="reboot"):
         local_gpus()
     assert "reboot" in str(why_no_gpu())
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlSystemGetDriverVersion"])
+@pytest.mark.parametrize(
+    "error", [pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN), pynvml.NVMLLibraryMismatchError("Function not found")]
+)
+def test_nvml_that_fails_on_the_way_is_a_sentence(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+) -> None:
+    fake = fake_nvml(A)
+
+    def fail(*args: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(pynvml, name, fail)
+    with pytest.raises(NvmlError, match=r"^NVML fails \(.+\): see what `nvidia-smi` says$"):
+        local_gpus()
+    if name != "nvmlSystemGetDriverVersion":
+        assert str(why_silent()).startswith("NVML fails (")
+        with pytest.raises(NvmlError, match="NVML fails"), Nvml(0):
+            pass
+    assert fake.open == 0
+
+
+def test_a_gpu_that_is_lost_when_nvml_is_opened(fake_nvml: Install) -> None:
+    fake_nvml({"errors": {"nvmlDeviceGetName": pynvml.NVML_ERROR_GPU_IS_LOST}})
+    with pytest.raises(GpuLostError, match="no longer answers"):
+        local_gpus()
+
+
+def test_nvml_is_not_silent_where_it_says_that_there_is_no_gpu(fake_nvml: Install) -> None:
+    fake_nvml().init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert "no working NVIDIA driver" in str(why_silent())
+    fake_nvml()
+    assert why_silent() is None
 
 
 def test_state(fake_nvml: Install) -> None:

@@ -7,13 +7,15 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from leanbench.kernels.lean.cuda import build_of
+from leanbench.kernels.lean.cuda import build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_params import Divisor, Params
+from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
 
 from leanbench.build import process_pool, shape_only
+from leanbench.errors import UserError
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
@@ -131,6 +133,50 @@ def test_params_stand_where_the_kernel_reads_them():
     assert Params.by_tiles.offset == Params.context.offset + 8 * 4
     assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
     assert Params.stamps.offset % 8 == 0
+
+
+def stepping(tensor: torch.Tensor, axis: int, stride: int) -> torch.Tensor:
+    """One without memory behind it, like `tensor` but for a stride."""
+    strides = [stride if axis == each else own for each, own in enumerate(tensor.stride())]
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "what"),
+    [
+        ("q", 1, "token"),
+        ("q", 2, "head"),
+        ("out", 1, "token"),
+        ("out", 2, "head"),
+        ("k_cache", 1, "token"),
+        ("v_cache", 1, "token"),
+    ],
+)
+def test_strides_that_a_launch_would_cut_off_are_refused(name, axis, what):
+    inputs = shape_only(AttentionProblem(2, 8, 8, 100, 64, q_len=3))
+    far, most = (replace(inputs, **{name: stepping(getattr(inputs, name), axis, 2**31 - off)}) for off in (0, 1))
+    assert refusal(far) == (
+        f"{name} steps by 2147483648 numbers from {what} to {what}, lean_cuda takes at most 2147483647: "
+        "pass a smaller or a contiguous tensor"
+    )
+    assert refusal(most) == refusal(inputs) == "lean_cuda runs on a GPU, the tensors are on meta"
+
+
+def test_strides_that_are_never_used_or_that_have_room_are_not_refused():
+    inputs = shape_only(AttentionProblem(2, 8, 8, 100, 64))
+    for name, axis in (("q", 0), ("q", 1), ("out", 0), ("k_cache", 0), ("k_cache", 2)):
+        far = replace(inputs, **{name: stepping(getattr(inputs, name), axis, 2**40)})
+        assert refusal(far) == refusal(inputs), (name, axis)
+
+
+def test_counts_that_a_launch_would_cut_off_are_refused():
+    check_counts(2**31 - 1, 2**31 - 1)
+    for counts in ((2**31, 1), (1, 2**31)):
+        with pytest.raises(UserError, match=r"^this call has 2147483648 .* and lean_cuda counts to 2147483647: pass "):
+            check_counts(*counts)
+    inputs = shape_only(AttentionProblem(2, 8, 8, 100, 64, page_size=16))
+    table = torch.empty_strided((2, 2**31), (0, 0), dtype=torch.int32, device="meta")
+    assert str(refusal(replace(inputs, block_table=table))).startswith("block_table has 2147483648 pages a sequence, ")
 
 
 def test_divisors_divide_exactly():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import resource
+
 import pytest
 
 from leanbench.registry import KernelConfig
@@ -62,3 +65,37 @@ def test_damaged_lines_are_left_out(path):
     assert [problem for _, problem, _ in journal.read([FAMILY])] == [FAMILY.problem(8, 1000)]
     path.write_bytes(b"\xff\xfe\x00")
     assert journal.read([FAMILY]) == []
+
+
+def test_what_is_whole_is_read_wherever_the_last_line_was_cut_off(path):
+    journal = Journal(path, ABOUT)
+    first, second, third = ((FAMILY, FAMILY.problem(tiles, 1000), TIMES) for tiles in (8, 20, 40))
+    journal.add(*first)
+    begun = path.stat().st_size
+    journal.add(*second)
+    whole = path.read_bytes()
+    for end in range(begun, len(whole)):
+        path.write_bytes(whole[:end])
+        assert journal.read([FAMILY]) == [first]
+        journal.add(*third)
+        assert journal.read([FAMILY]) == [first, third], end
+    path.write_bytes(whole + b"\xff\xfe\n" + b"[" * 100_000 + b"\n")
+    assert journal.read([FAMILY]) == [first, second]
+
+
+def test_a_full_disk_names_the_file_and_costs_the_last_problem_only(path):
+    journal = Journal(path, ABOUT)
+    first, second = ((FAMILY, FAMILY.problem(tiles, 1000), TIMES) for tiles in (8, 20))
+    journal.add(*first)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may become larger, which is how a full disk looks to a writer.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left") as full:
+            journal.add(*second)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(path))
+    assert journal.read([FAMILY]) == [first]
+    journal.add(*second)
+    assert journal.read([FAMILY]) == [first, second]
