@@ -18,8 +18,8 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
 from leanbench.timeline import Span
 
-#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle together, unless a sequence
-#: is so short that the pauses between them are no small part.
+#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle together, unless a
+#: sequence is so short that the pauses between them are no small part.
 _MANY_SEGMENTS = 6
 _LEAST_COARSE_TOKENS = 1024
 #: Warps of a CTA of fixed_split's second kernel.
