@@ -18,6 +18,9 @@ _SERIOUS = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_pow
 
 
 def product(machine: Machine) -> Finding:
+    if not machine.gpus and machine.device_index is not None:
+        assert machine.target is not None
+        return note(f"{machine.spec.product}, which torch sees. {machine.target.note}", gpus=0)
     if not machine.gpus:
         return note(f"{why_no_gpu()}; sweeps predict with the performance model, nothing is measured", gpus=0)
     gpu, listed = machine.gpu, match_product(machine.gpu.product)

@@ -44,8 +44,16 @@ class Machine:
 
     @cached_property
     def target(self) -> Target | None:
-        """What a sweep would run on; None without a GPU. Starts torch's CUDA."""
-        return choose(None, require_gpu=False) if self.has_gpu else None
+        """What a sweep would run on; None without a GPU that NVML or, where NVML is silent, torch sees. Starts torch's
+        CUDA.
+        """
+        if self.has_gpu:
+            return choose(None, require_gpu=False)
+        try:
+            found = choose(None, require_gpu=False)
+        except NvmlError:  # the check of the GPU says it
+            return None
+        return None if found.local_index is None else found
 
     @cached_property
     def device_index(self) -> int | None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from leanbench.doctor import gpu
+from leanbench.doctor import figures, gpu
+from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.gpu.nvml import GpuProcess, GpuState
+from leanbench.gpu.nvml import GpuProcess, GpuState, NvmlError
 
 
 def test_a_gpu_of_the_catalogue(machine):
@@ -45,8 +46,34 @@ def test_a_gpu_that_is_too_old(machine):
     assert finding.fix == "the kernels need compute capability 8.0 or newer: use another GPU"
 
 
+def test_a_gpu_that_torch_alone_sees(tmp_path, monkeypatch):
+    silent = Target(find("h200"), 0, "Clocks stay unknown, NVML cannot be used (no library)")
+    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", list)
+    monkeypatch.setattr("leanbench.doctor.machine.choose", lambda name, require_gpu: silent)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    alone = Machine(runs=tmp_path)
+    finding = gpu.product(alone)
+    assert finding.status == "note"
+    assert finding.text == f"NVIDIA H200, which torch sees. {silent.note}"
+    # It can measure, without what NVML would tell.
+    assert (alone.has_gpu, alone.can_launch) == (False, True)
+    assert figures._sizes(alone)[-1].batch == 4
+
+
+def test_a_broken_driver_is_said_by_the_check_of_the_gpu(tmp_path, monkeypatch):
+    def broken(*asked: object, **options: object) -> object:
+        raise NvmlError("reboot")
+
+    monkeypatch.setattr("leanbench.doctor.machine.local_gpus", broken)
+    monkeypatch.setattr("leanbench.doctor.machine.choose", broken)
+    alone = Machine(runs=tmp_path)
+    assert (alone.target, alone.can_launch) == (None, False)
+    with pytest.raises(NvmlError, match="reboot"):
+        gpu.product(alone)
+
+
 def test_no_gpu_is_no_problem(machine, monkeypatch):
-    machine.gpus = []
+    machine.gpus, machine.target, machine.device_index = [], None, None
     monkeypatch.setattr(gpu, "why_no_gpu", lambda: "the NVIDIA driver finds no GPU")
     finding = gpu.product(machine)
     assert finding.status == "note"
