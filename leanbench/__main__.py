@@ -49,7 +49,7 @@ def _loads(frame: FrameType | None) -> bool:
 
 
 def _has_children() -> bool:
-    """Whether there are processes that somebody must end."""
+    """Whether there are processes that somebody must end. A sweep's worker ends with this one by itself."""
     # Perhaps it is what is being loaded.
     children = getattr(sys.modules.get("multiprocessing"), "active_children", None)
     return children is not None and bool(children())

@@ -27,13 +27,17 @@ _UNEVEN_BYTES = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
 #: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders; for 8 rows.
 _ALIGN_BYTES = 42e6
-#: Below this, output tiles have 8 rows at most, as long as that reads no more than the second again from the L2; of few
-#: output tiles, no more than the third in all for each row.
-_FEW_ROWS_BYTES = 16e6
-_REREAD_BYTES = 170e6
-_SHARED_ROW_BYTES = 19e6
-#: Few output tiles keep as many clusters of 8 busy.
+#: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are few.
 _FEW_TILES = 8
+#: Rows are not so few that output tiles which share K and V read more than this again from the L2.
+_REREAD_BYTES = 170e6
+#: Below this, and a quarter above it where KV heads are few, output tiles have the fewest rows if a KV head then has at
+#: most two of them; otherwise the most rows that make enough output tiles, `_FEW_TILES`.
+_FEW_ROWS_BYTES = 16e6
+#: Above that, from some to many KV heads, output tiles have the fewest rows. Outside, the most that make enough output
+#: tiles and with which all reads of K and V, the L2's among them, stay below this for each row.
+_SOME_HEADS, _MANY_HEADS = 16, 100
+_SHARED_ROW_BYTES = 19e6
 #: Above this, output tiles that read the same K and V have no cluster of their own; from so many of them on no pairs.
 _SHARED_CLUSTER_BYTES = 20e6
 _MANY_SHARED_TILES = 16
@@ -126,7 +130,7 @@ def _tile_rows(problem: AttentionProblem) -> int:
     enough = [rows for rows in reversed(able) if heads * reads[rows] >= _FEW_TILES]
     if problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= _FEW_TILES else 1.25 * _FEW_ROWS_BYTES):
         return able[0] if reads[able[0]] <= 2 or not enough else enough[0]
-    if 16 <= heads <= 100:
+    if _SOME_HEADS <= heads <= _MANY_HEADS:
         return able[0]
     return next((rows for rows in enough if problem.kv_bytes * reads[rows] < rows * _SHARED_ROW_BYTES), most)
 
@@ -160,7 +164,7 @@ def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, clust
     """Chunk, warps and stages of one CTA to an SM."""
     if problem.head_dim > 128:
         return _LEAST_CHUNK, 4, 3
-    # Many rows to a chunk: more warps share their softmax.
+    # Many rows to a chunk, where more warps share their softmax; or others that read the same chunk, as timed.
     many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
     if problem.head_dim > 64 and many_rows and cluster <= 2:
         return _LEAST_CHUNK, 8, 2

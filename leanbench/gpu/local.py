@@ -44,7 +44,7 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
         gpus = local_gpus()
     except NvmlError as error:
         gpus, broken = [], error
-    if not gpus and (silence := why_silent()) is not None:
+    if not gpus and (silence := why_silent() if broken is None else str(broken)) is not None:
         target = _found_by_torch(gpu_name, silence)
         if target is not None:
             return target

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.errors import UserError
+from leanbench.files import append_whole, whole_lines
 from leanbench.run.samples import SAMPLES, Samples, pack, whole_length
 from leanbench.run.strict_json import parse
-from leanbench.tune.files import whole_lines, write_whole
 
 MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
@@ -155,7 +155,7 @@ class RunDirectory:
 
     def _write(self, file: int, content: bytes, name: str) -> None:
         try:
-            write_whole(file, content)
+            append_whole(file, content)
         except OSError as error:
             where = self.path / name
             raise UserError(f"cannot write {where} ({error.strerror}): mend that, then go on with --resume") from None

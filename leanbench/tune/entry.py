@@ -70,8 +70,8 @@ class Entry:
     least_gain: float
     shortlist: tuple[tuple[KernelConfig, Rates], ...]
     rates: Mapping[BuildKey, Rates]
-    #: KV heads of all sequences, and tokens of them together: of the problems that the formula was fitted to, the most;
-    #: infinite where the file does not say.
+    #: The most (sequence, KV head) pairs, and the most tokens of all pairs together, of the problems that the formula
+    #: was fitted to; infinite where the file does not say.
     most_kv_heads: float
     most_tokens: float
     #: By (batch x KV heads, context rounded up to `granule`).
@@ -93,6 +93,9 @@ class Entry:
     def reaches(self, kv_heads: int, context: int) -> bool:
         """Whether problems of about this size were among those that the formula was fitted to: far beyond them it is
         wrong by more than it can gain.
+
+        Args:
+            kv_heads: of all sequences together.
         """
         return kv_heads <= self.most_kv_heads and kv_heads * context <= _REACH * self.most_tokens
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.errors import UserError
+from leanbench.files import append_whole, locked, replace_file, whole_lines
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
 from leanbench.run.strict_json import parse
-from leanbench.tune.files import locked, replace_file, whole_lines, write_whole
 from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import Time
 
@@ -65,7 +65,7 @@ class Journal:
         with locked(self._path), self._path.open("ab", buffering=0) as file:
             file.truncate(len(whole_lines(self._path.read_bytes())))
             try:
-                write_whole(file.fileno(), json.dumps(entry).encode() + b"\n")
+                append_whole(file.fileno(), json.dumps(entry).encode() + b"\n")
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
 

@@ -143,8 +143,8 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
         missing = "the heuristic's settings have no formula" if rates is None else "no settings are on its shortlist"
         return Choice(heuristic, "heuristic", f"{entry.said}: {missing}, so nothing can be compared")
     if not entry.reaches(shape.kv_heads, shape.context):
-        reach = f"{entry.most_kv_heads} KV heads of {entry.most_tokens} tokens together"
-        return Choice(heuristic, "heuristic", f"{entry.said}: larger than what the formula was fitted to, {reach}")
+        reach = f"{entry.most_kv_heads} KV heads, {entry.most_tokens} tokens of all of them together"
+        return Choice(heuristic, "heuristic", f"{entry.said}: beyond what the formula was fitted to, {reach}")
     heuristic_cost = rates.cost(divide(shape, heuristic, sms, kernel))
     costs = [rates.cost(divide(shape, config, sms, kernel)) for config, rates in entry.shortlist]
     best = min(costs)

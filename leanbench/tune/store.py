@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leanbench.errors import UserError
+from leanbench.files import locked, replace_file
 from leanbench.gpu.spec import GpuSpec
 from leanbench.paths import user_folder
-from leanbench.tune.files import locked, replace_file
 
 if TYPE_CHECKING:
     from leanbench.tune.kept import Family, KeptConfigs, KeptGpu

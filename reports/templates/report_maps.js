@@ -39,9 +39,9 @@
   const values = {
     winner(rows) {
       const [first, second] = byLatency(rows);
-      const ratio = second?.latency_us / first.latency_us;
       // One kernel alone, say because the others were noisy, has won nothing.
       if (!second) return null;
+      const ratio = second.latency_us / first.latency_us;
       if (ratio <= 1 + page.margin) return [page.kernels.length, "≈"];
       return [page.kernels.indexOf(first.kernel), ratioText(ratio)];
     },

@@ -195,7 +195,20 @@ def nvml_failing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
     return "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the module"
 
 
-SILENT = pytest.mark.parametrize("nvml", [nvml_missing, nvml_without_its_library, nvml_too_old, nvml_failing])
+def nvml_failing_halfway(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
+    """It says which GPUs there are, and no more."""
+    fake_nvml(H200)
+
+    def fail() -> str:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", fail)
+    return "NVML fails (Unknown Error): see what `nvidia-smi` says"
+
+
+#: A driver that is broken is no machine without a GPU.
+BROKEN = (nvml_too_old, nvml_failing, nvml_failing_halfway)
+SILENT = pytest.mark.parametrize("nvml", [nvml_missing, nvml_without_its_library, *BROKEN])
 
 
 @pytest.fixture
@@ -217,7 +230,7 @@ def test_torch_s_gpu_where_nvml_cannot_say(
         assert target.note == (
             f"Clocks, temperature, power and other processes stay unknown, NVML cannot be used ({why})"
         )
-    if nvml is not nvml_failing and nvml is not nvml_too_old:
+    if nvml not in BROKEN:
         # Another one than torch has.
         assert choose("b200", require_gpu=False) == Target(find("b200"), None)
 
@@ -232,8 +245,7 @@ def test_neither_nvml_nor_torch_has_a_gpu(
     monkeypatch.setitem(sys.modules, "torch", None)
     if with_torch:
         fake_torch(available=False)
-    if nvml is nvml_failing or nvml is nvml_too_old:
-        # A driver that is broken is no machine without a GPU.
+    if nvml in BROKEN:
         with pytest.raises(UserError) as broken:
             choose(None, require_gpu=False)
         assert str(broken.value) == why

@@ -139,7 +139,7 @@ def test_far_beyond_what_was_timed_the_heuristic_decides(batch, context, how):
     if (batch, context) == (4, 4096):
         assert "timed at 32 x 4096 tokens" in choice.why
     elif how == "heuristic":
-        why = "larger than what the formula was fitted to, 32 KV heads of 131072 tokens together"
+        why = "beyond what the formula was fitted to, 32 KV heads, 131072 tokens of all of them together"
         assert choice.why == f"{FROM}, yours: {why}"
     assert choice.how == how
 

@@ -1,4 +1,4 @@
-"""Files that several processes write: one at a time, and in one piece."""
+"""Files that several processes write, or that a crash may cut off: one at a time, and in one piece."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def write_whole(file: int, content: bytes) -> None:
-    """Writes in one piece and waits until it is on the disk; `file` was opened to append.
+def append_whole(file: int, content: bytes) -> None:
+    """Appends in one piece and waits until it is on the disk; `file` was opened to append.
 
     Raises:
         OSError: it could not be, and a part may be there.
