@@ -53,7 +53,8 @@ def resolve(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: s
     if isinstance(request, KernelConfig):
         return choose(kernel, problem, spec, request)
     if request == BATCH_INVARIANT:
-        return choose(kernel, problem, spec, kernel.batch_invariant_config(problem, spec))
+        config = kernel.batch_invariant_config(problem, spec)
+        return Choice(config, "heuristic" if config else "none", "these settings do not depend on the rest of the batch")
     if request == "heuristic":
         return _heuristic(kernel, problem, spec, "the heuristic was asked for")
     return choose(kernel, problem, spec, objective=request if request in ("energy", "edp") else "latency")
