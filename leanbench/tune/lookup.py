@@ -54,7 +54,8 @@ def resolve(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: s
         return choose(kernel, problem, spec, request)
     if request == BATCH_INVARIANT:
         config = kernel.batch_invariant_config(problem, spec)
-        return Choice(config, "heuristic" if config else "none", "these settings do not depend on the rest of the batch")
+        why = "these settings do not depend on the rest of the batch"
+        return Choice(config, "heuristic" if config else "none", why)
     if request == "heuristic":
         return _heuristic(kernel, problem, spec, "the heuristic was asked for")
     return choose(kernel, problem, spec, objective=request if request in ("energy", "edp") else "latency")
