@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import pkgutil
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -257,9 +258,11 @@ def _family(name: str) -> list[tuple[str, Kernel]]:
     except (Exception, SystemExit) as error:
         found = importlib.util.find_spec(module)
         said = (str(error).strip().splitlines() or [""])[0]
-        _faults.append(
-            f"{found.origin if found else module} cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})"
-        )
+        where = found.origin if found and found.origin else module
+        # Of a SyntaxError the message names the line, and no frame is the file's.
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == where]
+        at = f", line {lines[-1]}," if lines else ""
+        _faults.append(f"{where}{at} cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})")
         return []
 
 
@@ -267,9 +270,9 @@ def kernel(name: str) -> Kernel:
     """The kernel of that name.
 
     Raises:
-        UserError: there is none; the nearest name is suggested, and what could not be loaded is named.
+        UserError: there is none; what could not be loaded is named, and the nearest name suggested.
     """
     found = kernels()
     if name not in found:
-        raise UserError("; ".join([f"there is no kernel {name!r}, {nearest(name, found)}", *_faults]))
+        raise UserError("; ".join([*_faults, f"there is no kernel {name!r}, {nearest(name, found)}"]))
     return found[name]

@@ -86,18 +86,18 @@ def test_a_module_or_a_family_without_kernels_is_no_error(rooms, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "error"),
+    ("code", "at", "error"),
     [
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("def f(:", "SyntaxError: invalid syntax (__init__.py, line 1)"),
-        ("KERNELS = (1 / 0,)", "ZeroDivisionError: division by zero"),
-        ("raise SystemExit", "SystemExit"),
-        ("raise ValueError('one\\ntwo')", "ValueError: one"),
-        ("KERNELS = 1", "TypeError: 'int' object is not iterable"),
-        ("KERNELS = ('lean',)", "AttributeError: 'str' object has no attribute 'name'"),
+        ("import no_such_module", ", line 1,", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f(:", "", "SyntaxError: invalid syntax (__init__.py, line 1)"),
+        ("one = 1\nKERNELS = (one / 0,)", ", line 2,", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit", ", line 1,", "SystemExit"),
+        ("raise ValueError('one\\ntwo')", ", line 1,", "ValueError: one"),
+        ("KERNELS = 1", "", "TypeError: 'int' object is not iterable"),
+        ("KERNELS = ('lean',)", "", "AttributeError: 'str' object has no attribute 'name'"),
     ],
 )
-def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(rooms, tmp_path, monkeypatch, code, error):
+def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(rooms, tmp_path, monkeypatch, code, at, error):
     monkeypatch.delitem(sys.modules, "leanbench.kernels.broken", raising=False)
     before = list(kernels())
     assert family_faults() == []
@@ -105,13 +105,12 @@ def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(rooms, tmp_pa
     (tmp_path / "broken" / "__init__.py").write_text(code + "\n")
     rooms += [str(tmp_path), str(FIXTURES)]
     kernels.cache_clear()
-    said = f"{tmp_path}/broken/__init__.py cannot be loaded ({error})"
+    said = f"{tmp_path}/broken/__init__.py{at} cannot be loaded ({error})"
     assert family_faults() == [said]
     assert set(before) | {"steady"} <= set(kernels())
     with pytest.raises(UserError) as refused:
         kernel("mine")
-    assert str(refused.value).startswith("there is no kernel 'mine', ")
-    assert str(refused.value).endswith(f"; {said}")
+    assert str(refused.value).startswith(f"{said}; there is no kernel 'mine', ")
     rooms.remove(str(tmp_path))
     kernels.cache_clear()
     assert family_faults() == []

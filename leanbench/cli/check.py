@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -123,16 +125,20 @@ def _print_summary(results: list[CaseResult], problems: int) -> None:
     groups = sorted({(result.kernel, result.case.problem.dtype) for result in results})
     for name, dtype in groups:
         group = [result for result in results if (result.kernel, result.case.problem.dtype) == (name, dtype)]
+        lse_errors = [result.lse_error for result in group]
         table.add_row(
             name,
             dtype,
             str(len(group)),
             f"{max(result.relative_error for result in group):.2e}",
             f"{RELATIVE_ERROR_LIMIT[dtype]:.0e}",
-            f"{max(result.lse_error for result in group):.2e}",
+            "-" if any(map(math.isnan, lse_errors)) else f"{max(lse_errors):.2e}",
             f"{sum(result.repeats for result in group)} of {len(group)}",
         )
     output.show_table(table)
+    for name, ran in Counter(result.kernel for result in results).items():
+        if ran < problems:
+            output.show(f"{name} does not support {problems - ran} of the {problems} problems.")
     failures = [result for result in results if result.failure]
     for result in failures[:20]:
         output.show(f"FAILED {result.kernel} on {result.case.problem.label}: {result.failure}")

@@ -66,12 +66,16 @@ def _table(pairs: Sequence[Pair], source: str) -> Table:
     if len(kernels) > 1:
         table.add_column("kernel", no_wrap=True)
     with_energy = any(pair.energy_ratio is not None for pair in pairs)
-    for heading in ("base µs", "new µs", "difference", "interval", *(["energy"] if with_energy else [])):
+    with_interval = any(interval(pair) != "-" for pair in pairs)
+    optional = [*(["interval"] if with_interval else []), *(["energy"] if with_energy else [])]
+    for heading in ("base µs", "new µs", "difference", *optional):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
     for pair, problem in zip(pairs, problems, strict=True):
         names = [problem, Text(pair.kernels)] if len(kernels) > 1 else [problem]
-        figures = [*map(microseconds, pair.latencies_us), difference(pair), interval(pair)]
+        figures = [*map(microseconds, pair.latencies_us), difference(pair)]
+        if with_interval:
+            figures.append(interval(pair))
         if with_energy:
             figures.append(energy_difference(pair))
         table.add_row(*names, *figures, Text(outcome(pair), style=_STYLES.get(group(pair), "")))

@@ -24,7 +24,7 @@ Gpu = Annotated[str, typer.Argument(metavar="GPU", help="A name from `leanbench 
 @configs.command("list", short_help="List the files there are.")
 def list_() -> None:
     """List the files of kept configs: yours, and those that come with leanbench."""
-    from leanbench.cli.configs_tables import files_table
+    from leanbench.cli.configs_tables import files_table, folder_lines
     from leanbench.tune.store import all_files, configs_folder
 
     files = all_files()
@@ -36,6 +36,8 @@ def list_() -> None:
         output.show(f"Nothing is kept: run `leanbench tune`, it writes to {configs_folder()}.")
         return
     output.show_table(files_table(readable))
+    for line in folder_lines(readable):
+        output.show(line)
 
 
 @configs.command("show", short_help="Show what is kept for a GPU.")
@@ -47,7 +49,7 @@ def show(
     kv_layout: Annotated[str | None, typer.Option(metavar="NAME", help="Only HND or NHD.")] = None,
 ) -> None:
     """Show each family's shortlist, and each tuned problem's chosen config with its gain over the heuristic."""
-    from leanbench.cli.configs_tables import family_lines, problems_table, shortlist_table
+    from leanbench.cli.configs_tables import family_lines, show_problems, show_shortlist
 
     asked = {"head_dim": head_dim, "group_size": group, "dtype": dtype, "kv_layout": kv_layout}
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -58,8 +60,8 @@ def show(
             if any(getattr(family, name) != value for name, value in asked.items()):
                 continue
             output.show("\n" * bool(shown) + "\n".join(family_lines(file, family)))
-            output.show_table(shortlist_table(family))
-            output.show_table(problems_table(family))
+            show_shortlist(family)
+            show_problems(family)
             shown += 1
     if not shown:
         there = "; ".join(dict.fromkeys(family.label for file in files for family in file.kept.families))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.cli import output
@@ -22,6 +22,8 @@ _SETTINGS = {
     "min_tiles_per_cta": "least\ntiles",
     "align_grid": "align",
 }
+#: So many of them are shown again where a shortlist takes several tables.
+_LABELS = 3
 #: Those of CUDA C++ alone; tables of families without any have no such columns.
 _CUDA_SETTINGS = {"chunk_tokens": "chunk\ntokens", "tile_rows": "tile\nrows", "cluster_size": "cluster", "copy": "copy"}
 
@@ -34,11 +36,12 @@ def files_table(files: Sequence[File]) -> Table:
         table.add_column(column)
     for column in ("families", "problems", "candidates"):
         table.add_column(column, justify="right")
-    table.add_column("file", overflow="fold")
     for file in files:
         families = file.kept.families
+        name = file.kept.gpu.name
         table.add_row(
-            file.kept.gpu.name,
+            # A namesake's file has another name.
+            name if file.path.stem == name else f"{name} in {file.path.name}",
             file.where,
             file.kept.kernel,
             ", ".join(dict.fromkeys(family.source for family in families)) or "-",
@@ -46,9 +49,13 @@ def files_table(files: Sequence[File]) -> Table:
             str(len(families)),
             str(sum(len(family.problems) for family in families)),
             str(sum(len(family.candidates) for family in families)),
-            str(file.path),
         )
     return table
+
+
+def folder_lines(files: Sequence[File]) -> list[str]:
+    """Where the files are, each with its GPU's name; paths are too long for a column."""
+    return list(dict.fromkeys(f"{file.where}: {file.path.parent}" for file in files))
 
 
 def family_lines(file: File, family: Family) -> list[str]:
@@ -64,39 +71,46 @@ def family_lines(file: File, family: Family) -> list[str]:
     ]
 
 
-def shortlist_table(family: Family) -> Table:
+def show_shortlist(family: Family) -> None:
     """The candidates that other problems choose from, with the error of their formulas."""
-    table = output.table("shortlist")
-    settings = _settings(family)
-    for heading in (*settings.values(), "registers", "shared KB", "timings", "median error"):
-        table.add_column(heading, justify="right")
-    for index in family.shortlist:
-        candidate = family.candidates[index]
-        assert candidate.build is not None
-        build = family.builds[candidate.build]
-        registers = "-" if candidate.registers_per_thread is None else str(candidate.registers_per_thread)
-        shared = "-" if candidate.shared_bytes is None else f"{candidate.shared_bytes / 1024:.0f}"
-        table.add_row(*_values(candidate, settings), registers, shared, str(build.points), f"{build.median_error:.1%}")
-    return table
+    candidates = [family.candidates[index] for index in family.shortlist]
+    builds = [family.builds[each.build] for each in candidates if each.build is not None]
+    settings = _settings_columns(family, candidates)
+    output.show_columns(
+        "shortlist",
+        settings[:_LABELS],
+        [
+            *settings[_LABELS:],
+            ("registers", [_or_dash(each.registers_per_thread, "d") for each in candidates]),
+            ("shared\nKiB", [_or_dash(_kib(each.shared_bytes), ".0f") for each in candidates]),
+            ("timings", [str(build.points) for build in builds]),
+            ("median\nerror", [f"{build.median_error:.1%}" for build in builds]),
+        ],
+    )
 
 
-def problems_table(family: Family) -> Table:
+def show_problems(family: Family) -> None:
     """Each tuned problem's choice."""
-    table = output.table("tuned problems")
-    settings = _settings(family)
-    for heading in ("batch", "KV heads", "context", *settings.values(), "µs", "ties", "gain over\nheuristic"):
-        table.add_column(heading, justify="right")
-    for problem in sorted(family.problems, key=lambda each: (each.batch * each.kv_heads, each.context)):
-        times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
-        chosen_us = times_us.get(problem.chosen)
-        table.add_row(
-            *(str(size) for size in (problem.batch, problem.kv_heads, problem.context)),
-            *_values(family.candidates[problem.chosen], settings),
-            "-" if chosen_us is None else f"{chosen_us:.2f}",
-            str(len(problem.ties)),
-            _gain(problem, chosen_us, times_us.get(problem.heuristic)),
-        )
-    return table
+    problems = sorted(family.problems, key=lambda each: (each.batch * each.kv_heads, each.context))
+    times_us = [{timed.candidate: timed.latency_us for timed in problem.timed} for problem in problems]
+    both = list(zip(problems, times_us, strict=True))
+    output.show_columns(
+        "tuned problems",
+        [
+            ("batch", [str(problem.batch) for problem in problems]),
+            ("KV\nheads", [str(problem.kv_heads) for problem in problems]),
+            ("context", [str(problem.context) for problem in problems]),
+        ],
+        [
+            *_settings_columns(family, [family.candidates[problem.chosen] for problem in problems]),
+            ("µs", [_or_dash(of.get(problem.chosen), ".2f") for problem, of in both]),
+            ("ties", [str(len(problem.ties)) for problem in problems]),
+            (
+                "gain over\nheuristic",
+                [_gain(problem, of.get(problem.chosen), of.get(problem.heuristic)) for problem, of in both],
+            ),
+        ],
+    )
 
 
 def _gain(problem: TunedProblem, chosen_us: float | None, heuristic_us: float | None) -> str:
@@ -105,13 +119,20 @@ def _gain(problem: TunedProblem, chosen_us: float | None, heuristic_us: float | 
     return "-" if chosen_us is None or heuristic_us is None else f"{1 - chosen_us / heuristic_us:.1%}"
 
 
-def _settings(family: Family) -> dict[str, str]:
-    has_cuda = any(candidate.implementation is not None for candidate in family.candidates)
-    return {**_SETTINGS, **_CUDA_SETTINGS} if has_cuda else _SETTINGS
+def _settings_columns(family: Family, candidates: Sequence[Candidate]) -> list[output.Column]:
+    has_cuda = any(each.implementation is not None for each in family.candidates)
+    values = [each.config.to_dict() for each in candidates]
+    settings = {**_SETTINGS, **_CUDA_SETTINGS} if has_cuda else _SETTINGS
+    return [(heading, [_word(of.get(name, "-")) for of in values]) for name, heading in settings.items()]
 
 
-def _values(candidate: Candidate, settings: Mapping[str, str]) -> list[str]:
-    values = candidate.config.to_dict()
-    words = {True: "yes", False: "no"}
-    found = (values.get(name, "-") for name in settings)
-    return [words[value] if isinstance(value, bool) else str(value) for value in found]
+def _word(value: int | bool | str) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _kib(count: int | None) -> float | None:
+    return None if count is None else count / 1024
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

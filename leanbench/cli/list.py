@@ -20,23 +20,33 @@ def list_(
 
     tables = {"kernels": _kernels, "sweeps": _sweeps, "models": _models, "gpus": _gpus}
     output.show_table(tables[choose("list", what, list(tables))]())
+    if what == "kernels":
+        _say_missing()
 
 
 def _kernels() -> Table:
+    from rich.text import Text
+
     from leanbench.registry import family_faults, kernels
 
     table = output.table()
     for column in ("name", "decomposition"):
         table.add_column(column, no_wrap=True)
-    for column in ("what it is", "source"):
-        table.add_column(column)
+    # Titles have long names in them, which a second column of text would leave no room for.
+    table.add_column("what it is, and its source", overflow="fold")
     for kernel in kernels().values():
-        missing = kernel.unavailable_reason()
-        title = kernel.title if missing is None else f"{kernel.title}; {missing}"
-        table.add_row(kernel.name, kernel.decomposition, title, kernel.source)
+        table.add_row(kernel.name, kernel.decomposition, Text(f"{kernel.title}\n{kernel.source}"))
     for fault in family_faults():
         output.say(f"! {fault}; its kernels are left out.")
     return table
+
+
+def _say_missing() -> None:
+    """A line for each kernel that cannot run here, below the table."""
+    from leanbench.registry import kernels
+
+    for missing in filter(None, (kernel.unavailable_reason() for kernel in kernels().values())):
+        output.show(missing)
 
 
 def _sweeps() -> Table:
@@ -58,16 +68,15 @@ def _models() -> Table:
 
     table = output.table()
     table.add_column("name", no_wrap=True)
-    for column in ("heads", "head_dim", "layers"):
+    for column in ("heads", "head\ndim", "layers"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("sliding-window layers", no_wrap=True)
-    for column in ("also called", "config on the hub"):
-        table.add_column(column, overflow="fold")
+    table.add_column("sliding-window\nlayers", no_wrap=True)
+    table.add_column("config on the hub,\nother names", overflow="fold")
     for model in models().values():
         sliding = f"{model.sliding_layers}, {model.sliding_window} tokens" if model.sliding_window else ""
         heads = f"{model.q_heads}/{model.kv_heads}"
         table.add_row(
-            model.name, heads, str(model.head_dim), str(model.layers), sliding, ", ".join(model.also), model.config
+            model.name, heads, str(model.head_dim), str(model.layers), sliding, "\n".join((model.config, *model.also))
         )
     return table
 

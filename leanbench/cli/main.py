@@ -80,7 +80,7 @@ app.command("check", short_help="Compare every kernel with the fp64 reference.")
 app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
 app.add_typer(model, name="model", short_help="What predictions rest on, and how wrong they are.")
 app.add_typer(configs, name="configs", short_help="List, show, move and verify kept launch settings.")
-app.command("list", short_help="List kernels, sweeps or GPUs.")(list_)
+app.command("list", short_help="List kernels, sweeps, models or GPUs.")(list_)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ _Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="A GPU f
 _WORST = 15
 
 
-@model.command("fit")
+@model.command("fit", short_help="Fit the model to measured runs of one GPU.")
 def fit(
     runs: _Runs,
     check: Annotated[
@@ -57,7 +57,7 @@ def fit(
     output.say(f"Wrote {path}{used}.")
 
 
-@model.command("check")
+@model.command("check", short_help="Hold predictions against measured runs.")
 def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
     """Say how far predictions are from measured runs, and which cells are worst."""
     from dataclasses import asdict
@@ -80,7 +80,7 @@ def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
     _show_worst(cells)
 
 
-@model.command("show")
+@model.command("show", short_help="Print the constants in use for a GPU.")
 def show(gpu: _Gpu = None, json_: _Json = False) -> None:
     """Print the constants in use for a GPU: units, where they come from, how wrong they were."""
     from dataclasses import fields
@@ -104,7 +104,7 @@ def show(gpu: _Gpu = None, json_: _Json = False) -> None:
     _show_errors(in_use.calibration.runs)
 
 
-@model.command("claims")
+@model.command("claims", short_help="Set the paper's claims beside predictions.")
 def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
     """Set the LeanAttention paper's single-GPU claims beside what the model predicts."""
     from dataclasses import asdict
@@ -164,8 +164,8 @@ def _words(errors: Errors) -> str:
 
 def _show_worst(cells: Sequence[CellError]) -> None:
     table = output.table("Worst cells")
-    for name in ("run", "problem", "kernel", "measured us", "predicted us", "error"):
-        table.add_column(name, justify="right" if name.endswith(("us", "error")) else "left", no_wrap=True)
+    for name in ("run", "problem", "kernel", "measured µs", "predicted µs", "error"):
+        table.add_column(name, justify="right" if name.endswith(("µs", "error")) else "left", no_wrap=True)
     for one in cells[:_WORST]:
         measured_us = one.cell.latency_us
         predicted_us = measured_us * (1 + one.error)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +14,11 @@ if TYPE_CHECKING:
 
 #: Columns where there is no terminal to ask: piped tables are not cut at 80.
 PIPED_COLUMNS = 200
+#: Columns between those of a table.
+GAP = 2
+
+#: A heading and the cells below it.
+Column = tuple[str, Sequence[str]]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -59,6 +66,66 @@ def table(title: str | None = None) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
+
+
+def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]) -> None:
+    """A table of right-aligned columns behind those of labels; where the terminal is too narrow for all, several below
+    one another, each with the labels: a figure is never cut, nor broken over two lines.
+
+    Args:
+        labels: what a row is about; text is left-aligned, numbers are not.
+    """
+    from rich.text import Text
+
+    for number, part in enumerate(_parts(labels, columns)):
+        # As wide as the terminal, not as the table.
+        console().print(Text(title if number == 0 else f"{title}, continued", style="bold"))
+        shown = table()
+        for heading, cells in labels:
+            shown.add_column(heading, justify="right" if all(map(str.isdigit, cells)) else "left", no_wrap=True)
+        for heading, _ in part:
+            shown.add_column(heading, justify="right", no_wrap=True)
+        for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
+            shown.add_row(*row)
+        show_table(shown)
+
+
+def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:
+    """The fewest parts, about as long as one another, that each fit the terminal beside the labels, with headings that
+    are broken no more than they must be; single columns where nothing fits.
+    """
+    width = console().width
+    parts: list[list[Column]] = []
+    for count in range(1, max(len(columns), 1) + 1):
+        for broken in (_whole, _in_two, _in_words):
+            headed = [(broken(heading), cells) for heading, cells in columns]
+            ends = [len(headed) * end // count for end in range(count + 1)]
+            parts = [headed[start:end] for start, end in itertools.pairwise(ends)]
+            if all(_columns_wide([*labels, *part]) <= width for part in parts):
+                return parts
+    return parts
+
+
+def _columns_wide(columns: Sequence[Column]) -> int:
+    """Terminal columns of a table in the house style."""
+    from rich.cells import cell_len
+
+    lines = ([line for text in (heading, *cells) for line in text.splitlines()] for heading, cells in columns)
+    return sum(max(map(cell_len, of_one), default=0) + GAP for of_one in lines) - GAP
+
+
+def _whole(heading: str) -> str:
+    return heading
+
+
+def _in_two(heading: str) -> str:
+    """A heading broken at its last space."""
+    return "\n".join(heading.rsplit(" ", 1))
+
+
+def _in_words(heading: str) -> str:
+    """A heading broken at its spaces and after its underscores."""
+    return heading.replace(" ", "\n").replace("_", "_\n")
 
 
 def without_shared(labels: list[str]) -> tuple[str, list[str]]:

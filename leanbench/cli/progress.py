@@ -19,6 +19,8 @@ class SweepProgress:
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
         self._done, self._total = 0, total
+        #: What was said in full: a library that is missing is missing for every problem.
+        self._said: set[tuple[str, str]] = set()
         self._bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -46,10 +48,18 @@ class SweepProgress:
         self._done += 1
         self._bar.advance(self._task)
         latency = "" if row["latency_us"] is None else f" {row['latency_us']:.1f} µs"
-        reason = "" if row["reason"] is None else f" ({row['reason']})"
+        known = self._is_known(cell.kernel, row)
+        reason = "" if row["reason"] is None else " (as above)" if known else f" ({row['reason']})"
         warnings = "".join(f" ! {text}" for text in row.get("warnings") or ())
         line = f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}{warnings}"
         if self._lines:
             output.say(line)
-        elif row["status"] != "ok":
+        elif row["status"] != "ok" and not known:
             self._bar.console.print(line, markup=False)
+
+    def _is_known(self, kernel: str, row: dict[str, Any]) -> bool:
+        """Whether a row says of its kernel no more than one before: not supported, for the same reason."""
+        said = (kernel, row["reason"])
+        known = row["status"] == "unsupported" and said in self._said
+        self._said.add(said)
+        return known

@@ -50,7 +50,8 @@ def show_dry_run(cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, pr
     if len(cells) > LISTED:
         output.show(f"and {len(cells) - LISTED} more")
     beside = f" ({large} do not fit its memory)" if large else ""
-    output.show(f"{len(cells)} cells{beside}, about {output.duration(total)}; nothing was run.")
+    takes = "less than 1 s" if total < 1 else f"about {output.duration(total)}"
+    output.show(f"{len(cells)} cells{beside}, {takes}; nothing was run.")
 
 
 def _about(seconds: float) -> str:
@@ -141,16 +142,14 @@ def _show_occupancy(rows: Rows, title: str) -> None:
 
 
 def _show_by_problem(rows: Rows, title: str, columns: list[str], cells: Callable[[ByKernel], list[str]]) -> None:
-    """A table with one line per problem; what all problems share stands in its title."""
+    """A table with one line per problem; what all problems share stands in its title. Columns without a figure are left
+    out.
+    """
     problems = _by_problem(rows)
     shared, short = output.without_shared(list(problems))
-    table = output.table(f"{title}{f', all {shared}' if shared else ''}")
-    table.add_column("problem", no_wrap=True)
-    for column in columns:
-        table.add_column(_heading(column), justify="right")
-    for problem, of in zip(short, problems.values(), strict=True):
-        table.add_row(problem, *cells(of))
-    output.show_table(table)
+    by_column = zip(*map(cells, problems.values()), strict=True)
+    with_figures = [(name, texts) for name, texts in zip(columns, by_column, strict=True) if set(texts) - {"-", ""}]
+    output.show_columns(f"{title}{f', all {shared}' if shared else ''}", [("problem", short)], with_figures)
 
 
 def _show_notices(notices: list[Notice]) -> None:
@@ -165,14 +164,12 @@ def _show_notices(notices: list[Notice]) -> None:
         output.show(f"and {len(notices) - NOTICES} more lines like these, see the report")
 
 
-def _heading(column: str) -> str:
-    """A heading that may break at its underscores where the terminal is too narrow for long kernel names."""
-    return column.replace("_", "_\n") if output.console().width < 100 else column
-
-
 def _kernels(rows: Rows) -> tuple[list[str], list[str]]:
-    """All kernels, and those that are compared with `lean`."""
-    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    """The kernels, and those that are compared with `lean`; one that supports no problem stands in the notices alone,
+    unless none supports any.
+    """
+    supported = dict.fromkeys(row["kernel"] for row in rows if row["status"] != "unsupported")
+    kernels = list(supported or dict.fromkeys(row["kernel"] for row in rows))
     return kernels, [name for name in kernels if name != BASE] if BASE in kernels else []
 
 

@@ -159,30 +159,34 @@ def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summar
 def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:
     source = "measured" if target.local_index is not None else "predicted"
     title = f"{source} on {target.spec.product}" if source == "measured" else f"predicted for {target.spec.product}"
-    table = output.table(title)
-    for name in ("family", "problems", "timed", "left out", "chosen", "listed", "ties", "gain", "most", "held out"):
-        table.add_column(name, justify="left" if name in ("family", "chosen") else "right", no_wrap=True)
-    for summary, _ in results:
-        table.add_row(
-            summary.family.label,
-            str(summary.problems),
-            str(summary.timed),
-            str(summary.left_out),
-            ", ".join(_chosen(summary)),
-            str(len(summary.shortlist)),
-            f"{summary.ties:.1f}",
-            f"{summary.gain - 1:+.1%}",
-            f"{summary.most_gain - 1:+.1%}",
-            "-" if summary.held_out is None else f"{summary.held_out:.1%}",
-        )
-    output.show_table(table)
+    _show_table([summary for summary, _ in results], title)
     _show_notes(results, took_s)
+
+
+def _show_table(summaries: list[Summary], title: str) -> None:
+    shared, families = output.without_shared([summary.family.label for summary in summaries])
+    columns: list[output.Column] = [
+        ("problems", [str(each.problems) for each in summaries]),
+        ("timed", [str(each.timed) for each in summaries]),
+        ("left\nout", [str(each.left_out) for each in summaries]),
+        ("listed", [str(len(each.shortlist)) for each in summaries]),
+        ("ties", [f"{each.ties:.1f}" for each in summaries]),
+        ("mean\ngain", [f"{each.gain - 1:+.1%}" for each in summaries]),
+        ("most\ngain", [f"{each.most_gain - 1:+.1%}" for each in summaries]),
+        ("held\nout", ["-" if each.held_out is None else f"{each.held_out:.1%}" for each in summaries]),
+        ("chosen LeanTile\n(problems)", [_two_a_line(_chosen(each)) for each in summaries]),
+    ]
+    output.show_columns(f"{title}{f', all {shared}' if shared else ''}", [("family", families)], columns)
 
 
 def _chosen(summary: Summary) -> list[str]:
     """Triton's LeanTiles and CUDA C++, each with how often it was chosen."""
     tiles = [f"{tokens} ({times})" for tokens, times in summary.tile_tokens.items()]
     return [*tiles, f"CUDA ({summary.cuda})"] if summary.cuda else tiles
+
+
+def _two_a_line(words: list[str]) -> str:
+    return ",\n".join(", ".join(words[at : at + 2]) for at in range(0, len(words), 2))
 
 
 def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
@@ -192,7 +196,12 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
     gain = geometric_mean([summary.gain for summary in summaries]) - 1
     costs = {"latency": "takes {} longer", "energy": "takes {} more energy", "edp": "has {} more energy x latency"}
     words = costs[results[0][1].objective].format(f"{gain:.1%}")
-    output.show(f"\nThe heuristic {words} than what was chosen (geometric mean over timed problems).")
+    output.show(
+        "\ntimed, left out: candidates, the latter ruled out by what they take; listed: candidates that other problems "
+        "choose from; ties: candidates as fast as the fastest of a problem; gain: of the chosen over the heuristic's; "
+        "held out: the chosen one's speed over the best on problems left out of the fit; LeanTile in tokens."
+    )
+    output.show(f"The heuristic {words} than what was chosen (geometric mean over timed problems).")
     held = [summary for summary in summaries if summary.held_out is not None]
     if held:
         mean = geometric_mean([summary.held_out or 1.0 for summary in held])

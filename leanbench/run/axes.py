@@ -21,8 +21,10 @@ MAX_NUMBER = 2**31 - 1
 _SUFFIXES = {"": 1, "k": 1024, "m": 1024**2}
 _NUMBER = re.compile(r"(\d{1,40})([km]?)", re.ASCII | re.IGNORECASE)
 _COUNT_SYNTAX = "a whole number such as 8"
-#: Axes whose numbers are usually large, or that take something else too.
+#: Axes that such a number does not fit: usually large, of a few values, or that take something else too.
 _SYNTAX = {
+    "heads": "query heads, or query/KV heads, such as 56 or 32/8",
+    "head_dim": f"one of {', '.join(map(str, HEAD_DIMS))}",
     "context": "a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)",
     "page_size": "a number of tokens such as 64, or none for a contiguous cache",
 }

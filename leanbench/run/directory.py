@@ -41,7 +41,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if (path / "trace-manifest.json").exists():
             raise UserError(f"{path} is a trace, not a run: open its trace.html or trace.svg") from None
-        raise UserError(f"{path} is not a run directory, it has no {MANIFEST}") from None
+        raise UserError(
+            f"{path} is not a run directory, it has no {MANIFEST}: name one that `leanbench sweep` wrote"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

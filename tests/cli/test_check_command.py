@@ -87,6 +87,8 @@ def test_wrong_kernels_fail_and_the_others_results_are_there():
         assert len(matching) == 3, done.stdout
     # Of the three problems picky supports one.
     assert done.stdout.splitlines()[-1] == "1 of 13 passed"
+    assert "picky does not support 2 of the 3 problems." in done.stdout.splitlines()
+    assert "wrong does not support" not in done.stdout
     assert table_row(done.stdout, "picky", "fp16")[2] == "1"
     assert table_row(done.stdout, "shaky", "fp16")[-1] == "0 of 3"
     assert table_row(done.stdout, "broken", "fp16")[3] == "inf"

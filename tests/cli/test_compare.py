@@ -39,6 +39,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_predictions_have_no_column_of_intervals(tmp_path):
+    runs = [
+        str(write_run(tmp_path / name, [row(problem(), source="predicted", latency_us=us)], source="predicted"))
+        for name, us in (("base", 10.0), ("new", 12.0))
+    ]
+    lines = [line.split() for line in run(*runs).stdout.splitlines()]
+    at = next(number for number, words in enumerate(lines) if words[:1] == ["problem"])
+    assert lines[at][-2:] == ["difference", "verdict"]
+    assert lines[at + 2][-4:] == ["10.00", "12.00", "+20.00%", "slower"]
+
+
 @pytest.mark.usefixtures("runs")
 def test_table():
     result = run("before", "after")

@@ -60,11 +60,12 @@ def test_the_list_has_a_line_for_each_file(shipped):
     (shipped / "a100-80gb.json").write_text(kept(family(time="2026-01-02"), of=gpu("a100")).model_dump_json())
     (shipped / "broken.json").write_text("{")
     result = invoke("list")
-    table = [line for line in lines(result) if ".json" in line]
+    table = [line for line in lines(result) if "2026-" in line]
     assert table == [
-        f"h200 yours lean measured, predicted 2026-11-21 2 2 4 {path}",
-        f"a100-80gb shipped lean measured 2026-01-02 1 0 2 {shipped / 'a100-80gb.json'}",
+        "h200 yours lean measured, predicted 2026-11-21 2 2 4",
+        "a100-80gb shipped lean measured 2026-01-02 1 0 2",
     ]
+    assert lines(result)[-2:] == [f"yours: {path.parent}", f"shipped: {shipped}"]
     assert f"! {shipped / 'broken.json'} is not a file of kept configs" in result.stderr
 
 
@@ -106,7 +107,7 @@ def test_show_has_the_shortlist_and_every_tuned_problem():
         "2 problems, 2 of 3 candidates timed",
         "stopped: the plan was done",
     ]
-    # tile_tokens, warps, stages, CTAs per SM, least tiles, align; registers, shared KB, timings, median error.
+    # tile_tokens, warps, stages, CTAs per SM, least tiles, align; registers, shared KiB, timings, median error.
     assert "128 4 3 1 1 yes 128 96 10 1.0%" in shown
     # batch, KV heads, context, settings; µs, ties, gain.
     assert shown[-2:] == ["1 8 1024 64 4 4 1 1 yes 10.00 2 same", "1 8 4096 128 4 3 1 1 yes 9.00 1 10.0%"]
@@ -121,6 +122,21 @@ def test_show_has_the_settings_of_cuda_where_there_are_any():
     assert shown[-1] == "1 8 4096 128 4 3 1 1 yes 32 8 8 bulk 9.00 1 10.0%"
     save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned(chosen=0)])])
     assert lines(invoke("show", "h200"))[-1] == "1 8 4096 64 4 4 1 1 yes - - - - 10.00 1 same"
+
+
+def test_show_cuts_no_figure_at_100_columns(monkeypatch):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
+    cuda = dataclasses.replace(LARGE, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk")
+    save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned()])])
+    shown = lines(invoke("show", "h200"))
+    assert "…" not in "".join(shown)
+    # Two tables for each: what a row is about is in both, everything else in one.
+    assert [line for line in shown if line.startswith("1 8 4096")] == [
+        "1 8 4096 128 4 3 1 1 yes",
+        "1 8 4096 32 8 8 bulk 9.00 1 10.0%",
+    ]
+    assert {"128 4 3 1 1 yes 32 8", "128 4 3 8 bulk 128 96 10 1.0%"} <= set(shown)
+    assert {"shortlist, continued", "tuned problems, continued"} <= set(shown)
 
 
 def test_show_does_not_call_predictions_timings():

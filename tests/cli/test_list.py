@@ -14,8 +14,9 @@ from leanbench.run.sweep_file import shipped_sweeps
 def first_words(what: str) -> list[str]:
     result = CliRunner().invoke(app, ["list", what])
     assert result.exit_code == 0
-    # The heading and its rule come first; wrapped lines start with spaces.
-    return [line.split()[0] for line in result.stdout.splitlines()[2:] if re.match(r"\S", line)]
+    # The heading and its rule come first, and wrapped lines start with spaces; what is not installed comes last.
+    table = [line for line in result.stdout.partition("─\n")[2].splitlines() if "is not installed here" not in line]
+    return [line.split()[0] for line in table if re.match(r"\S", line)]
 
 
 def first_words_of_rows(what: str) -> set[str]:
@@ -43,11 +44,33 @@ def test_gpu_names_are_whole_in_a_narrow_terminal(monkeypatch):
 
 
 def test_models_are_listed_with_their_figures():
-    lines = CliRunner().invoke(app, ["list", "models"]).stdout.splitlines()
+    text = CliRunner().invoke(app, ["list", "models"]).stdout
+    lines = text.splitlines()
     (gemma,) = (line for line in lines if line.startswith("gemma-3-12b"))
     assert gemma.split() == ["gemma-3-12b", "16/8", "256", "48", "40,", "1024", "tokens", "google/gemma-3-12b-it"]
-    (llama,) = (line for line in lines if line.startswith("llama-3-8b"))
-    assert llama.split() == ["llama-3-8b", "32/8", "128", "32", "llama-3.1-8b", "meta-llama/Meta-Llama-3-8B"]
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("llama-3-8b"))
+    assert lines[at].split() == ["llama-3-8b", "32/8", "128", "32", "meta-llama/Meta-Llama-3-8B"]
+    assert lines[at + 1].split() == ["llama-3.1-8b"]
+
+
+@pytest.mark.parametrize("what", ["kernels", "models"])
+def test_nothing_is_cut_at_100_columns(monkeypatch, what):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
+    text = CliRunner().invoke(app, ["list", what]).stdout
+    assert "…" not in text
+    # Names that people copy stay in one piece.
+    words = set(text.replace(";", " ").split())
+    whole = {
+        "kernels": {*kernels(), "scaled_dot_product_attention", "flash_attn_with_kvcache,"},
+        "models": {name for model in models().values() for name in (model.name, model.config, *model.also)},
+    }
+    assert words >= whole[what]
+
+
+def test_what_cannot_run_here_is_said_below_the_table(monkeypatch):
+    monkeypatch.setattr(type(kernels()["flashinfer"]), "unavailable_reason", lambda self: f"{self.name} is absent")
+    lines = CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()
+    assert lines.count("flashinfer is absent") == 1
 
 
 def test_sweeps_are_listed_with_their_cells():

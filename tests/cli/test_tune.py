@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
-from leanbench.cli.tune import _chosen, _show_lean_tiles
+from leanbench.cli.tune import _chosen, _show_lean_tiles, _show_table
 from leanbench.gpu.catalogue import find
 from leanbench.problem import AttentionProblem
 from leanbench.registry import kernel
@@ -68,6 +69,21 @@ def test_what_was_chosen_says_which_implementation(capsys):
         f"LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen {paper}",
         f"LeanTile for head_dim 128: 64 tokens on 75% of the problems {paper}",
     ]
+
+
+def test_the_table_fits_100_columns(capsys, monkeypatch):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
+    tiles = {64: 2, 128: 16, 256: 6}
+    several = [replace(summary(tiles, 16), family=FamilyKey(*key)) for key in ((64, 1), (128, 4), (128, 8))]
+    _show_table(several, "measured on NVIDIA H200")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 100
+    assert lines[0] == "measured on NVIDIA H200, all fp16 HND"
+    at = next(number for number, line in enumerate(lines) if line.startswith("d128 group 4"))
+    assert lines[at].split() == [
+        *("d128", "group", "4", "24", "300", "7", "0", "3.0", "+5.0%", "+50.0%", "99.0%", "64", "(2),", "128", "(16),")
+    ]
+    assert lines[at + 1].split() == ["256", "(6),", "CUDA", "(16)"]
 
 
 def test_nothing_is_kept_where_that_is_asked(home, monkeypatch):

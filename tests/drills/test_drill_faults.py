@@ -41,7 +41,7 @@ def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_p
     file.parent.mkdir(parents=True)
     file.write_text("import no_such_module\n")
     room = environment(LEANBENCH_KERNEL_PATH=os.pathsep.join([*map(str, KERNELS), str(tmp_path / "room")]))
-    said = f"{file} cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
+    said = f"{file}, line 1, cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
     listed = run("list", "kernels", env=room)
     assert (listed.returncode, listed.stderr) == (0, f"! {said}; its kernels are left out.\n")
     assert {"lean", "steady"} <= {line.split(" ")[0] for line in listed.stdout.splitlines()}
@@ -52,8 +52,7 @@ def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_p
     refused = run(*FEW, "--kernels", "steady,mine", "--out", str(tmp_path), env=room)
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("Error: there is no kernel 'mine', ")
-    assert line.endswith(f"; {said}")
+    assert line.startswith(f"Error: {said}; there is no kernel 'mine', ")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_heads(text, pairs):
         ("32/8/2", "heads '32/8/2' is not understood, write query heads/KV heads"),
         ("32/0", "0 is below 1"),
         ("32:8", "or query heads/KV heads such as 32/8"),
-        ("many", "heads 'many' is not understood, write a whole number such as 8$"),
+        ("many", "heads 'many' is not understood, write query heads, or query/KV heads, such as 56 or 32/8$"),
         ("8/32", "8 query heads are not a multiple of 32 KV heads"),
     ],
 )
