@@ -99,7 +99,7 @@ CHARTS = (
     Chart(
         key="energy",
         title="Energy",
-        note="of one launch, back to back for seconds, by NVML's energy counter",
+        note="of one launch, back to back for seconds: where measured, by NVML's energy counter",
         y="energy_mj",
         y_title="energy of one launch (mJ)",
         y_scale="log",

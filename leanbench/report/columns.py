@@ -59,7 +59,13 @@ SHOWN = (
     ),
     Column("read_floor_share", "of the floor", "%", "percent", "read floor over latency: 100% is the physical limit"),
     Column("lean_speedup", "speedup of lean", "×", "fixed", "this row's latency over that of lean"),
-    Column("energy_mj", "energy", "mJ", "figures", "of one launch over the sustained window, by NVML's energy counter"),
+    Column(
+        "energy_mj",
+        "energy",
+        "mJ",
+        "figures",
+        "of one launch over the sustained window: where measured, by NVML's counter",
+    ),
     Column("energy_above_idle_mj", "above idle", "mJ", "figures", "energy of one launch above the idle power"),
     Column(
         "energy_by_power_mj",

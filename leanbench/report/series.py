@@ -138,14 +138,19 @@ def fixed_words(frame: DataFrame) -> str:
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:
     """The ranges of `part` that are narrower than those of `whole`, in one line: ``context 1k to 4k, batch 1``."""
-    texts = {"max_context": ("context", tokens), "q_heads": ("heads", str)}
-    words = []
-    for column in X_AXES:
-        name, text = texts.get(column, (column, str))
-        words_of = "" if part.empty else _range(name, part[column], text)
-        if words_of and words_of != _range(name, whole[column], text):
-            words.append(words_of)
-    return ", ".join(words)
+    if part.empty:
+        return ""
+    both = ((_span(column, part), _span(column, whole)) for column in X_AXES)
+    return ", ".join(words for words, of_whole in both if words != of_whole)
+
+
+def _span(column: str, frame: DataFrame) -> str:
+    if column == "q_heads":
+        pairs = sorted(set(zip(frame["q_heads"].tolist(), frame["kv_heads"].tolist(), strict=True)))
+        low, high = heads(*pairs[0]), heads(*pairs[-1])
+        return f"heads {low}" if low == high else f"heads {low} to {high}"
+    name, text = ("context", tokens) if column == "max_context" else (column, str)
+    return _range(name, frame[column], text)
 
 
 def _range(name: str, column: Any, text: Any = str) -> str:

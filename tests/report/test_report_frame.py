@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
+from pandas import DataFrame
 
 from leanbench.report import write_report
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
 from leanbench.report.run_files import read_run
-from leanbench.report.series import add_series_columns, fixed_words, short_labels, varying_axes
+from leanbench.report.series import add_series_columns, fixed_words, narrower_words, short_labels, varying_axes
 from leanbench.report.summary import geomean, status_counts, summaries
 
 
@@ -160,6 +161,17 @@ def test_derived_columns(write_run: WriteRun) -> None:
     derived = ["crosscheck_difference", "sustained_slowdown", "energy_over_floor", "lean_energy_ratio", "warnings"]
     assert frame[derived].iloc[6].isna().all()
     assert frame["cache"].tolist()[6] == "cold"
+
+
+def test_a_parts_heads_are_told_with_their_kv_heads() -> None:
+    whole = DataFrame(
+        [(56, 56, 1024), (32, 8, 1024), (32, 8, 4096), (64, 8, 4096)], columns=["q_heads", "kv_heads", "max_context"]
+    ).assign(batch=1, head_dim=128, q_len=1)
+    assert narrower_words(whole, whole) == ""
+    assert narrower_words(whole.iloc[1:3], whole) == "heads 32/8"
+    assert narrower_words(whole.iloc[2:], whole) == "context 4k"
+    assert narrower_words(whole.iloc[:1], whole) == "context 1k, heads 56"
+    assert narrower_words(whole.iloc[:0], whole) == ""
 
 
 def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
