@@ -75,9 +75,10 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
         said = None if sentence is None else sentence.format(name)
         assert kernel(name).unavailable_reason() == said
         assert kernel(name).unsupported_reason(UNIFORM[0]) == said
-    listed = " ".join(CliRunner().invoke(app, ["list", "kernels"]).stdout.split())
+    lines = [line.strip() for line in CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()]
     for name in names:
-        assert listed.count(f"; {name} is not installed") == (sentence is not None)
+        said = [] if sentence is None else [sentence.format(name)]
+        assert [line for line in lines if line.startswith(f"{name} is not installed")] == said
 
 
 @pytest.mark.usefixtures("all_installed")
