@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+#: Ends the name of a file that is being written; a crash may leave it.
+PART = ".part"
+
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
@@ -39,7 +42,7 @@ def whole_lines(content: bytes) -> bytes:
 
 def replace_file(path: Path, text: str) -> None:
     """A reader, or a crash, sees the old file or the new one, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         with part.open("w", encoding="utf-8") as file:
             file.write(text)

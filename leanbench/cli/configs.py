@@ -142,8 +142,7 @@ def verify(
     if target.local_index is None:
         why = target.note or f"there is no {gpu or 'GPU'} here"
         raise UserError(f"{why}, and configs verify times kernels: run it where the GPU is")
-    if target.note:
-        output.say(f"{target.note}.")
+    output.say_note(target)
     files = kept_for(target.spec)
     families = {family.key: family for file in reversed(files) for family in file.kept.families}
     tasks = tasks_of(list(families.values()), sample)

@@ -36,8 +36,7 @@ def validate(
     if target.local_index is None:
         why = target.note or f"there is no {gpu or 'GPU'} here"
         raise UserError(f"{why}, and configs validate times kernels: run it where the GPU is")
-    if target.note:
-        output.say(f"{target.note}.")
+    output.say_note(target)
     files = kept_for(target.spec)
     families = {family.key: family for file in reversed(files) for family in file.kept.families}
     kept = [family for family in families.values() if family.objective == "latency"]

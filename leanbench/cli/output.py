@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from leanbench.gpu.local import Target
+
 #: Columns where there is no terminal to ask: piped tables are not cut at 80.
 PIPED_COLUMNS = 200
 #: Columns between those of a table.
@@ -35,6 +37,12 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         mute("stderr")
+
+
+def say_note(target: Target) -> None:
+    """What is not as usual about a GPU that is measured on."""
+    if target.local_index is not None and target.note:
+        say(f"{target.note}.")
 
 
 def show(text: str) -> None:

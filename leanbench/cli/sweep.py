@@ -135,8 +135,7 @@ def sweep(
             said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
             output.say(f"{said} {known_error(target.spec.name)}")
         _say_what_is_not_predicted(asked.measure)
-    elif target.note:
-        output.say(f"{target.note}.")
+    output.say_note(target)
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
 

@@ -75,8 +75,7 @@ def trace(
     if (folder / "results.jsonl").exists():
         raise UserError(f"--out {folder} is a run directory: choose another folder for the trace")
     trace_files(folder, formats)
-    if target.local_index is not None and target.note:
-        output.say(f"{target.note}.")
+    output.say_note(target)
     try:
         panels = _panels(asked, traced, configs, target, gpu)
         if not panels:

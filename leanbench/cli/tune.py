@@ -58,8 +58,7 @@ def tune(
         check_target(request.target.spec)
     if request.target.local_index is None:
         _say_predicted(request.target, gpu)
-    elif request.target.note:
-        output.say(f"{request.target.note}.")
+    output.say_note(request.target)
     results = _tune(request, began_s, quiet=quiet)
     if not quiet:
         _show(results, request.target, time.monotonic() - began_s)

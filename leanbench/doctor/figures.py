@@ -19,7 +19,8 @@ _BUSY_FIX = "stop other work on this GPU and this machine, then run `leanbench d
 
 def _sizes(machine: Machine) -> list[AttentionProblem]:
     """4 MB, 67 MB and 1.1 GB of K and V, the last one less where memory is short."""
-    free = machine.gpu.memory_free_bytes or 0 if machine.gpus else 0
+    # Where torch alone sees the GPU nobody says.
+    free = (machine.gpu.memory_free_bytes if machine.gpus else None) or 0
     large = 16 if free > 4_000_000_000 else 4
     return [
         AttentionProblem(1, 32, 8, 1024, 128),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.report.charts import CHARTS
-from leanbench.report.figures import MARKERS, PALETTE, plain_name
+from leanbench.report.figures import LOOK, MARKERS, PALETTE, plain_name
 from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS, best_ok_rows, has_values, kernel_order, where
 from leanbench.report.summary import geomean
 
@@ -126,10 +126,7 @@ def beside_figure(shown: Sequence[Side]) -> Figure:
         for index, side in enumerate(shown)
     ]
     layout = go.Layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 12, "color": "#30343A"},
+        **LOOK,
         margin={"l": 56, "r": 14, "t": 8, "b": 44},
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},

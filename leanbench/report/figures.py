@@ -24,6 +24,13 @@ MARKERS: tuple[str, ...] = ("circle", "square", "diamond", "triangle-up", "trian
 #: Colours that never change, whatever else runs.
 FIXED = {name: index for index, name in enumerate((SUBJECT, "fa2", "fixed_split", "cudnn", "flashinfer"))}
 NEUTRAL = "#808690"
+#: Of every figure's layout: the page's background shows through.
+LOOK: dict[str, Any] = {
+    "template": "none",
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#30343A"},
+}
 
 
 def kernel_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -119,10 +126,7 @@ def _layout(chart: Chart) -> dict[str, Any]:
     line |= {"layer": "below", "line": {"color": NEUTRAL, "width": 1}}
     return {
         "meta": {field.name: getattr(chart, field.name) for field in fields(chart)},
-        "template": "none",
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#30343A"},
+        **LOOK,
         "margin": {"l": 56, "r": 14, "t": 8, "b": 44},
         "showlegend": False,
         "legend": {"traceorder": "reversed"},

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.report.figures import NEUTRAL, PALETTE, kernel_styles
+from leanbench.report.figures import LOOK, NEUTRAL, PALETTE, kernel_styles
 from leanbench.report.frame import SUBJECT, best_ok_rows, has_values
 from leanbench.report.winners import MARGIN
 
@@ -75,10 +75,7 @@ def map_figure(shown: HeatMap, kernels: Sequence[str]) -> Figure:
     )
     axis = {"type": "category", "showgrid": False, "zeroline": False, "ticks": "", "automargin": True}
     layout = go.Layout(
-        template="none",
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 12, "color": "#30343A"},
+        **LOOK,
         margin={"l": 56, "r": 14, "t": 44, "b": 8},
         xaxis={**axis, "side": "top", "title": {"text": "context (tokens)", "standoff": 4}},
         yaxis={**axis, "autorange": "reversed", "title": {"text": "batch, heads", "standoff": 8}},

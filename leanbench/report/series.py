@@ -146,9 +146,8 @@ def narrower_words(part: DataFrame, whole: DataFrame) -> str:
 
 def _span(column: str, frame: DataFrame) -> str:
     if column == "q_heads":
-        pairs = sorted(set(zip(frame["q_heads"].tolist(), frame["kv_heads"].tolist(), strict=True)))
-        low, high = heads(*pairs[0]), heads(*pairs[-1])
-        return f"heads {low}" if low == high else f"heads {low} to {high}"
+        texts = _heads_of(frame)
+        return f"heads {texts[0]}" if len(texts) == 1 else f"heads {texts[0]} to {texts[-1]}"
     name, text = ("context", tokens) if column == "max_context" else (column, str)
     return _range(name, frame[column], text)
 
@@ -158,7 +157,12 @@ def _range(name: str, column: Any, text: Any = str) -> str:
     return f"{name} {text(low)}" if low == high else f"{name} {text(low)} to {text(high)}"
 
 
-def _heads(frame: DataFrame) -> str:
+def _heads_of(frame: DataFrame) -> list[str]:
+    """Each choice of heads once, from the fewest query heads on."""
     pairs = sorted(set(zip(frame["q_heads"].tolist(), frame["kv_heads"].tolist(), strict=True)))
-    texts = [heads(*pair) for pair in pairs]
+    return [heads(*pair) for pair in pairs]
+
+
+def _heads(frame: DataFrame) -> str:
+    texts = _heads_of(frame)
     return f"heads {', '.join(texts)}" if len(texts) <= 4 else f"heads {texts[0]} to {texts[-1]} ({len(texts)} choices)"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.errors import UserError
-from leanbench.files import append_whole, whole_lines
+from leanbench.files import PART, append_whole, replace_file, whole_lines
 from leanbench.run.samples import SAMPLES, Samples, pack, whole_length
 from leanbench.run.strict_json import parse
 
@@ -23,8 +23,6 @@ MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
-#: A file that is being written, until it has its name.
-_PART = ".part"
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -169,14 +167,18 @@ class RunDirectory:
             self._write_manifest()
 
     def _write_manifest(self) -> None:
-        _write_atomically(self.path / MANIFEST, json.dumps(self.manifest, indent=2) + "\n")
+        path = self.path / MANIFEST
+        try:
+            replace_file(path, json.dumps(self.manifest, indent=2) + "\n")
+        except OSError as error:
+            raise _cannot_write(path, error) from None
 
 
 def _is_taken(path: Path) -> bool:
     """Whether there is more than what a sweep leaves that was killed before it had a manifest."""
     try:
-        names = {file.name for file in path.iterdir()}
-        begun = names - {_LOCK, RESULTS, MANIFEST + _PART}
+        names = {file.name for file in path.iterdir() if not file.name.endswith(PART)}
+        begun = names - {_LOCK, RESULTS}
         return bool(begun) or (RESULTS in names and (path / RESULTS).stat().st_size > 0)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -279,17 +281,3 @@ def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
             ) from None
         rows.append(row.model_dump(mode="json"))
     return rows, len(whole)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """A reader, or a crash, sees the old text or the new, never a part."""
-    part = path.with_name(path.name + _PART)
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from None

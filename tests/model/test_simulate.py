@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from leanbench.decomposition import Schedule, Segment, TileGrid, fixed_split, one_cta_per_tile, stream_k
@@ -15,13 +15,14 @@ from leanbench.gpu.spec import GpuSpec
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.rates import Rates, floor_us, rates_for, resident_ctas
-from leanbench.model.simulate import Simulation, simulate
+from leanbench.model.simulate import Simulation, latency_us, simulate
 from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.registry import KernelConfig, kernel
 from leanbench.timeline import Span
 
 H200 = find("h200")
 A100 = find("a100")
+LEAN = kernel("lean_triton")
 CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
 #: All SMs are equally lucky, and memory is warm at once: what follows can be worked out by hand.
 EVEN = Constants(sm_spread=0.0, warm_up_us=1e-6)
@@ -262,3 +263,35 @@ def test_stream_k_loses_to_one_cta_per_tile_by_the_merge_at_most(problem: Attent
     unsplit_us = play("one_cta_per_tile", problem, spec=spec).latency_us
     allowed_us = splitting_us("stream_k", problem, spec)
     assert play("stream_k", problem, spec=spec).latency_us <= unsplit_us + allowed_us + 1e-6
+
+
+@settings(max_examples=15)
+@given(
+    batch=st.integers(16, 64),
+    kv_heads=st.sampled_from([20, 32, 56]),
+    context=st.integers(1024, 6000),
+    head_dim=st.sampled_from([64, 128]),
+    spec=st.sampled_from([H200, A100]),
+)
+def test_whole_output_tiles_may_be_played_as_one(
+    batch: int, kv_heads: int, context: int, head_dim: int, spec: GpuSpec
+) -> None:
+    problem = heads(context, kv_heads, batch, head_dim)
+    config = LEAN.default_config(problem, spec)
+    assert config is not None
+    schedule = LEAN.schedule(problem, config, spec)
+    assert schedule is not None
+    assume(len(schedule.segments) > 6 * len({segment.cta for segment in schedule.segments}))
+    whole_us = simulate(schedule, problem, config, spec).latency_us
+    assert latency_us(schedule, problem, config, spec) == pytest.approx(whole_us, rel=0.05)
+
+
+@pytest.mark.parametrize("context", [16, 128, 1023])
+def test_short_sequences_are_played_whole(context: int) -> None:
+    problem = heads(context, 56, 64)
+    config = LEAN.default_config(problem, H200)
+    assert config is not None
+    schedule = LEAN.schedule(problem, config, H200)
+    assert schedule is not None
+    whole_us = simulate(schedule, problem, config, H200).latency_us
+    assert latency_us(schedule, problem, config, H200) == pytest.approx(whole_us, rel=1e-9)
