@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple of.
 _ALIGNMENT_BYTES = 16
+#: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts differ, a CTA with
+#: many short ones has more ends than others; docs/performance-log.md, entry 31.
+_END_TILES = 1
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,9 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         raise UserError(
             f"lean_cuda wants tile_tokens that are a power of two from chunk_tokens {build.chunk}, got {tile_tokens}"
         )
-    tiles = max(1, -(-inputs.context // tile_tokens))
+    # Fixed runs are whole LeanTiles: an empty one would be a run of its own.
+    end_tiles = _END_TILES if build.ragged and not config.fixed_run_tiles else 0
+    tiles = max(1, -(-inputs.context // tile_tokens)) + end_tiles
     total = output_tiles * tiles
     check_counts(total, tiles * tile_tokens)
     if config.fixed_run_tiles:
@@ -134,6 +139,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     params = _params(inputs, build)
     params.partials = workspace.partials.data_ptr()
     params.tile_shift = tile_tokens.bit_length() - 1
+    params.end_tiles = end_tiles
     params.min_tiles_per_run = min_tiles_per_run
     params.share, params.longer = share, longer
     params.by_tiles = Divisor.of(tiles)

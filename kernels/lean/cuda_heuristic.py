@@ -51,6 +51,8 @@ _FEW_IDLE_SHARE = 0.04
 #: may be this much longer than their mean.
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
+#: Query rows of a KV head up to which four warps are enough where contexts differ.
+_FEW_QUERIES = 4
 #: Below this, few clusters are enough.
 _SMALL_BYTES = 4e6
 #: Output tiles of so few LeanTiles are not cut, where they are many.
@@ -187,11 +189,12 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
     lean_tiles = -(-problem.max_context // 128)
-    if problem.is_ragged or output_tiles >= gpu.sms:
+    if problem.is_ragged:
+        config = _ragged_config(problem, rows, output_tiles, gpu)
+    elif output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
-        stages = 3 if problem.is_ragged == (problem.head_dim <= 64) else 2
-        chunk = _small_chunk(problem)
-        config = cuda_config(chunk, 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
+        stages = 2 if problem.head_dim <= 64 else 3
+        config = cuda_config(_small_chunk(problem), 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
     elif gpu.compute_capability < HOPPER:
         chunk = _LEAST_CHUNK if rows > 16 or problem.head_dim > 128 else 2 * _small_chunk(problem)
         config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(gpu), 1, True)
@@ -204,6 +207,17 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     grid = stream_k_grid(total, (config.ctas_per_sm or 1) * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
     return replace(config, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES * rows / 8)
+
+
+def _ragged_config(problem: AttentionProblem, rows: int, output_tiles: int, gpu: GpuSpec) -> KernelConfig:
+    """Where contexts differ: two stages, as timed."""
+    if gpu.compute_capability < HOPPER or not 64 < problem.head_dim <= 128:
+        return cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(gpu), 1, True)
+    queries = problem.group_size * problem.q_len
+    large_partials = min(rows, queries) * problem.head_dim > _LARGE_PARTIAL
+    cluster = 4 if output_tiles <= _FEW_TILES and large_partials else 1
+    chunk, warps = (_LEAST_CHUNK, 8) if queries > _FEW_QUERIES and cluster == 1 else (2 * _LEAST_CHUNK, 4)
+    return cuda_config(chunk, warps, 2, 1, cluster, rows, copy_of(gpu), 1, True)
 
 
 def _hopper_heuristic(

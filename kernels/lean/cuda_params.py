@@ -49,7 +49,7 @@ class Params(ctypes.Structure):
             for name in ("q_token", "q_head", "k_token", "v_token", "out_token", "out_head")
         ),
         *((name, ctypes.c_int32) for name in ("context", "batch", "kv_heads", "pages_per_sequence", "tile_shift")),
-        *((name, ctypes.c_int32) for name in ("min_tiles_per_run", "share", "longer")),
+        *((name, ctypes.c_int32) for name in ("end_tiles", "min_tiles_per_run", "share", "longer")),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),
         ("stamps", ctypes.c_uint64),

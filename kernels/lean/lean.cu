@@ -101,6 +101,7 @@ struct Params {
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token, stride_out_token, stride_out_head;
   int context, batch, kv_heads, pages_per_sequence;
   int tile_shift;  // log2 of a LeanTile's tokens
+  int end_tiles;   // RAGGED: empty LeanTiles that an output tile counts at its end when runs are dealt
   int min_tiles_per_run, share, longer;
   Divisor by_tiles, by_heads, by_share, by_share_plus_1;  // RAGGED: by_heads only, the others come from the lengths
   float qk_scale;  // softmax scale x log2(e)
@@ -229,6 +230,11 @@ __device__ __forceinline__ int lean_tiles_of(int tokens, int shift) {
   return tiles > 1 ? tiles : 1;  // an empty sequence has one too: somebody writes its output
 }
 
+// RAGGED: LeanTiles that an output tile counts when runs are dealt.
+__device__ __forceinline__ int counted_tiles(const Params &p, int tokens) {
+  return lean_tiles_of(tokens, p.tile_shift) + p.end_tiles;
+}
+
 __device__ __forceinline__ int start_of(int run, int share, int longer) {
   return run * share + min(run, longer);
 }
@@ -254,7 +260,7 @@ struct Place {
   __device__ __forceinline__ void enter(const Params &p, int end, int taker) {
     if (RAGGED) {
       tokens = __ldg(p.cache_seqlens + sequence);
-      tiles = lean_tiles_of(tokens, p.tile_shift);
+      tiles = counted_tiles(p, tokens);
       int within = at - sequence_start;
       head = divide(within, tiles);
       first = within - head * tiles;
@@ -293,10 +299,10 @@ struct Place {
   }
 };
 
-// All LeanTiles of a ragged batch, and by a second walk the sequence that holds one of them; a warp together.
+// All LeanTiles of a ragged batch, as counted, and by a second walk the sequence that holds one of them; a warp together.
 __device__ __forceinline__ int all_tiles(const Params &p, int lane) {
   int sum = 0;
-  for (int i = lane; i < p.batch; i += 32) sum += lean_tiles_of(__ldg(p.cache_seqlens + i), p.tile_shift);
+  for (int i = lane; i < p.batch; i += 32) sum += counted_tiles(p, __ldg(p.cache_seqlens + i));
   return __reduce_add_sync(~0u, sum) * p.kv_heads * ROW_TILES;
 }
 
@@ -304,7 +310,7 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, Place &
   int seen = 0;
   for (int base = 0; base < p.batch; base += 32) {
     int i = base + lane;
-    int tiles = i < p.batch ? lean_tiles_of(__ldg(p.cache_seqlens + i), p.tile_shift) * p.kv_heads * ROW_TILES : 0;
+    int tiles = i < p.batch ? counted_tiles(p, __ldg(p.cache_seqlens + i)) * p.kv_heads * ROW_TILES : 0;
     int end = tiles;
     for (int step = 1; step < 32; step *= 2) {
       int other = __shfl_up_sync(~0u, end, step);

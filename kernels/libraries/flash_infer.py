@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
+from leanbench.errors import UserError
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig
 
@@ -191,9 +192,22 @@ def _planned(plan: _Plan) -> Any:
 # It holds 400 MB of its own.
 @lru_cache(maxsize=1)
 def _planned_persistent(plan: _Plan) -> Any:
-    """The same of a BatchAttention."""
+    """The same of a BatchAttention.
+
+    Raises:
+        UserError: its buffer for partials, of a size that callers cannot choose, is too small.
+    """
     wrapper, call = _persistent_plan_call(plan)
-    call()
+    try:
+        call()
+    except RuntimeError as error:
+        if "Buffer overflow" not in str(error):
+            raise
+        raise UserError(
+            f"flashinfer_persistent has no room for the partials of {plan.kv_heads} KV heads x head_dim "
+            f"{plan.head_dim}: FlashInfer's BatchAttention keeps them in a buffer whose size it sets itself, choose "
+            "fewer KV heads"
+        ) from error
     return wrapper
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
+from leanbench.errors import UserError
 from leanbench.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
@@ -29,7 +30,19 @@ class XformersSplitK(LibraryKernel):
     head_dims = (64, 128, 256)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> XformersLaunch:
-        return XformersLaunch(inputs)
+        """Raises UserError where xFormers refuses the call: also its Triton kernels want its compiled part, which is
+        not loaded beside another CUDA than it was built for.
+        """
+        launch = XformersLaunch(inputs)
+        try:
+            launch()
+        except ValueError as error:
+            # The call in many lines, the reason in the last.
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise UserError(
+                f"{self.name} is refused by xFormers ({reason}): `python -m xformers.info` tells what it was built for"
+            ) from error
+        return launch
 
 
 class XformersLaunch(OwnOutputs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -169,6 +170,8 @@ class Bench:
         if self._loaded is not None and self._loaded.problem == problem:
             return None
         self._loaded = None
+        # The profiler's results refer to each other, some 100,000 objects a problem: Python would let them pile up.
+        gc.collect()
         free_memory(self.spec)
         reason = memory_shortage(problem, self.device)
         if reason:

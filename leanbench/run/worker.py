@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -88,7 +89,11 @@ def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[s
     from leanbench.measure.options import MeasureOptions
 
     bench = Bench(index, MeasureOptions.from_dict(init["options"]), announce)
-    return bench.run, measured_environment(index)
+    environment = measured_environment(index)
+    # What is imported stays: collecting garbage between problems need not look at it.
+    gc.collect()
+    gc.freeze()
+    return bench.run, environment
 
 
 def _attempt(

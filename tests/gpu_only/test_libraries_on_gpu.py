@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 
 import pytest
 import torch
 
+from leanbench.errors import UserError
 from leanbench.gpu.local import spec_of_device
 from leanbench.inputs import make_inputs
 from leanbench.measure.cell import Bench
@@ -36,6 +38,8 @@ PROBLEMS = [
     AttentionProblem(1, 32, 1, 5000, 64),
     AttentionProblem(4, 8, 8, 65_536, 64),
 ]
+#: Of libraries that are here and do not take a call. Any other words are a failure.
+REFUSALS = "no room for the partials|refused by xFormers"
 
 
 def or_skip(name: str, problem: AttentionProblem) -> None:
@@ -54,7 +58,12 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
     # Two buffers: what one launch writes, the other must not.
     buffers = [make_inputs(problem, "cuda") for _ in range(2)]
     references = [Reference(inputs) for inputs in buffers]
-    launches = [kernel(name).prepare(inputs, None) for inputs in buffers]
+    try:
+        launches = [kernel(name).prepare(inputs, None) for inputs in buffers]
+    except UserError as refusal:
+        if not re.search(REFUSALS, str(refusal)):
+            raise
+        pytest.skip(str(refusal))
     for launch, inputs in zip(launches, buffers, strict=True):
         written_by(launch, inputs).poison()
         launch()
@@ -75,6 +84,8 @@ def test_a_row_holds_the_librarys_own_gpu_kernels(name):
     problem = AttentionProblem(1, 32, 8, 8192, 128)
     or_skip(name, problem)
     row = Bench(0).run(problem, [kernel(name)], "default")[name]
+    if row["status"] == "unsupported" and re.search(REFUSALS, row["reason"]):
+        pytest.skip(row["reason"])
     assert row["status"] in ("ok", "noisy"), row["reason"]
     assert row["relative_error"] < 2e-3
     assert row["gpu_kernels"]
@@ -102,5 +113,7 @@ def test_flash_attn_splits_as_it_is_told(name):
     problem = AttentionProblem(1, 8, 8, 65_536, 128)
     or_skip(name, problem)
     row = Bench(0).run(problem, [kernel(name)], "default")[name]
+    if row["status"] == "unsupported" and re.search(REFUSALS, row["reason"]):
+        pytest.skip(row["reason"])
     # Splits are merged by a second kernel.
     assert len(row["gpu_kernels"]) == (2 if name == "flash_decoding" else 1), row["gpu_kernels"]

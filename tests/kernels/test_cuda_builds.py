@@ -130,7 +130,7 @@ def test_params_stand_where_the_kernel_reads_them():
     assert Params.stride_q_batch.offset == 256 + 8 * 8
     assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 6 * 8
     assert Params.context.offset == Params.stride_q_token.offset + 6 * 4
-    assert Params.by_tiles.offset == Params.context.offset + 8 * 4
+    assert Params.by_tiles.offset == Params.context.offset + 9 * 4
     assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
     assert Params.stamps.offset % 8 == 0
 

@@ -11,6 +11,7 @@ import torch
 from leanbench.kernels.libraries import flash_infer
 from library_stand_ins import PAGED, RAGGED, UNIFORM, attend, checked, label, stand_in
 
+from leanbench.errors import UserError
 from leanbench.inputs import make_inputs
 from leanbench.measure.check import Reference
 from leanbench.problem import AttentionProblem
@@ -278,3 +279,24 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
     assert [tensor.data_ptr() for tensor in calls[-1]] == [
         tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "raised", "told"),
+    [
+        (
+            "Buffer overflow when allocating memory for holistic_partial_o",
+            UserError,
+            "partials of 8 KV heads x head_dim",
+        ),
+        ("CUDA error: misaligned address", RuntimeError, "misaligned"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_persistent_kernels_buffer_is_told(said, raised, told, persistent, monkeypatch):
+    def plan(self: PersistentWrapper, *args: object, **options: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(PersistentWrapper, "plan", plan)
+    inputs = make_inputs(AttentionProblem(1, 8, 8, 300, 64), "cpu")
+    with pytest.raises(raised, match=told):
+        kernel("flashinfer_persistent").prepare(inputs, None)

@@ -10,6 +10,7 @@ import torch
 from leanbench.kernels.libraries import flex
 from library_stand_ins import UNIFORM, attend, checked, label, stand_in
 
+from leanbench.errors import UserError
 from leanbench.inputs import make_inputs
 from leanbench.problem import AttentionProblem
 from leanbench.registry import kernel
@@ -155,3 +156,15 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     assert [tensor.data_ptr() for tensor in (query, key, value)] == [
         tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
     ]
+
+
+def test_what_xformers_refuses_is_told(monkeypatch):
+    def refuse(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
+        raise ValueError("Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built without CUDA\n")
+
+    fmha = ModuleType("xformers.ops.fmha")
+    vars(fmha).update(memory_efficient_attention_forward=refuse, triton_splitk=SimpleNamespace(FwOp=object))
+    stand_in(monkeypatch, "xformers")
+    stand_in(monkeypatch, "xformers.ops", fmha=fmha)
+    with pytest.raises(UserError, match=r"refused by xFormers \(it was built without CUDA\)"):
+        kernel("xformers_split_k").prepare(make_inputs(UNIFORM[0], "cpu"), None)
