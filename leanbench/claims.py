@@ -22,7 +22,8 @@ from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, kernel
 from leanbench.run.ragged import ragged_contexts
 
-#: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy`: the schedule's quantisation efficiency of `of`.
+#: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy` of `of`: predicted, its schedule's quantisation
+#: efficiency; measured, its SM busy share.
 Quantity = Literal["latency", "energy", "occupancy"]
 #: Over the problems' figures. `last over first`, `highest over lowest`: how much they change.
 Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]

@@ -13,11 +13,11 @@ from leanbench.report.charts import Chart, charts_of, note
 from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.figures import MARKERS, figure, kernel_styles
 from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, best_ok_rows, gpu_name, has_values, kernel_order, where
-from leanbench.report.headline import headline
+from leanbench.report.headline import headline, overview, parts_of, title
 from leanbench.report.maps import map_figure, maps_of
 from leanbench.report.notices import flagged, warned
-from leanbench.report.series import Axis, add_series_columns, fixed_words, listed, short_labels, varying_axes
-from leanbench.report.summary import rows_of, status_counts, summaries
+from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
+from leanbench.report.summary import status_counts
 from leanbench.report.table import page_columns, page_rows
 from leanbench.report.trust import Fact, facts
 from leanbench.report.winners import MARGIN
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from leanbench.report.run_files import Run
-    from leanbench.report.summary import Summary
 
 #: Glyphs of `figures.MARKERS`, for the legend.
 GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
@@ -69,8 +68,9 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
     floors = [chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)]
     about = [_about(run, where(frame, frame["run"] == run.name)) for run in runs]
     several_alike = len(runs) > 1 and all(each["versions"] == about[0]["versions"] for each in about)
+    parts = parts_of(frame)
     return {
-        "title": listed([run.name for run in runs]),
+        "title": title([run.name for run in runs], list(dict.fromkeys(frame["gpu"]))),
         "runs": about,
         # What several runs have in common is said once.
         "versions": about[0]["versions"] if several_alike else [],
@@ -85,7 +85,9 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
             {"name": name, "color": color, "glyph": GLYPHS[marker]}
             for name, (color, marker) in kernel_styles(kernels).items()
         ],
-        "summaries": [_summary(each, rows_of(frame, each)) for each in summaries(frame)],
+        "summaries": [(part.summary, headline(part, known_error(part.summary.gpu)), part.short) for part in parts],
+        "overview": overview(parts),
+        "several_gpus": frame["gpu"].nunique() > 1,
         "margin": f"{MARGIN:.0%}",
         "short": short_labels(frame, axes),
         "statuses": status_counts(frame),
@@ -101,12 +103,6 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
         "samples": SAMPLES,
         "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(runs, frame, axes, charts)},
     }
-
-
-def _summary(summary: Summary, rows: DataFrame) -> tuple[Summary, list[tuple[str, str]], dict[str, str]]:
-    """With its sentences, and short labels of its problems."""
-    short = short_labels(rows, varying_axes(rows))
-    return summary, headline(summary, rows, short, known_error(summary.gpu)), short
 
 
 def _about(run: Run, frame: DataFrame) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leanbench.model import known_error
 from leanbench.report.beside import beside
 from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.frame import SUBJECT, gpu_name, has_values
-from leanbench.report.headline import headline
+from leanbench.report.headline import Overview, headline, overview, parts_of, title
 from leanbench.report.markdown_words import code, plain, table
-from leanbench.report.series import add_series_columns, listed, short_labels, varying_axes
-from leanbench.report.summary import Summary, rows_of, summaries
+from leanbench.report.series import add_series_columns
+from leanbench.report.summary import Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,20 +42,44 @@ TOLD_APART = ("run", "gpu", "source", "cache")
 def markdown_text(runs: Sequence[Run], frame: DataFrame) -> str:
     """GitHub's Markdown. `frame` comes from `leanbench.report.frame.results_frame`."""
     frame = add_series_columns(frame)
-    lines = [f"# {plain(listed([run.name for run in runs]))}", ""]
+    lines = [f"# {plain(title([run.name for run in runs], list(dict.fromkeys(frame['gpu']))))}", ""]
+    parts = parts_of(frame)
+    if found := overview(parts):
+        lines += _overview(found)
     for run in runs:
         lines += [*_about(run), *(f"Note: {plain(note)}.\n" for note in run.notes)]
-    found = summaries(frame)
-    for each in found:
-        if len(found) > 1:
+    for part in parts:
+        each = part.summary
+        if len(parts) > 1:
             lines += [f"## {plain(f'{each.run}: {each.source}, {each.gpu}, {each.cache} L2')}", ""]
-        rows = rows_of(frame, each)
-        short = short_labels(rows, varying_axes(rows))
-        said = headline(each, rows, short, known_error(each.gpu))
-        lines += [*(f"- **{name}:** {plain(text)}" for name, text in said), "", *_speedups(each, short)]
+        said = headline(part, known_error(each.gpu))
+        lines += [*(f"- **{name}:** {plain(text)}" for name, text in said), "", *_speedups(each, part.short)]
     if len(runs) > 1:
         lines += _beside(frame)
     return "\n".join([*lines, *_claims(runs), *_rows(frame)]).rstrip("\n") + "\n"
+
+
+def _overview(found: Overview) -> list[str]:
+    headings = [
+        "run",
+        f"{SUBJECT} fastest or near:",
+        "over the fastest other:",
+        "lowest:",
+        "at",
+        "highest:",
+        "at",
+        "beware",
+    ]
+    lines = []
+    for part in found.parts:
+        summary, over = part.summary, part.summary.over_best
+        near = f"{part.near} of {summary.winners.problems}" if summary.winners else ""
+        figures = ["", "", "", "", ""]
+        if over is not None:
+            low, high = (plain(part.short[label]) for label in (over.lowest_at, over.highest_at))
+            figures = [_times(over.geomean), _times(over.lowest), low, _times(over.highest), high]
+        lines.append([plain(summary.run), near, *figures, plain(part.caveats)])
+    return [*(f"- **{plain(name)}:** {plain(text)}" for name, text in found.sentences), "", *table(headings, lines), ""]
 
 
 def _about(run: Run) -> list[str]:
@@ -66,7 +90,7 @@ def _about(run: Run) -> list[str]:
     return [f"{plain(words)}{f', {code(str(command))}' if command else ''}", ""]
 
 
-def _speedups(summary: Summary, short: dict[str, str]) -> list[str]:
+def _speedups(summary: Summary, short: Mapping[str, str]) -> list[str]:
     if not summary.speedups:
         return []
     headings = [f"{SUBJECT} over", "problems:", "geometric mean:", "lowest:", "at", "highest:", "at", "energy:"]

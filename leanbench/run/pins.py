@@ -18,6 +18,7 @@ _LIMITS = {
     "ctas_per_sm": (1, 32),
     "min_tiles_per_cta": (1, 2**20),
     "splits": (1, 2**16),
+    "fixed_run_tiles": (1, 2**16),
     "chunk_tokens": (16, 128),
     "tile_rows": (8, 32),
     "cluster_size": (1, 8),

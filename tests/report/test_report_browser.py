@@ -420,6 +420,20 @@ def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> N
     assert legend == ["lean", "fa2", "fixed_split", "read floor"]
 
 
+def test_the_overview_of_many_runs_leads_to_each(write_run: WriteRun) -> None:
+    runs = [write_run(measured_rows(), folder=f"run{number}") for number in range(4)]
+    probe = """const link = all('.overview a')[2], details = document.querySelector('#run-3').closest('details');
+      const before = details.open;
+      link.click();
+      for (let i = 0; i < 50 && !details.open; i++) await new Promise((done) => setTimeout(done, 20));
+      return [all('.overview tbody tr').length, link.textContent, before, details.open,
+        document.querySelector('#run-3').textContent];"""
+    (count, name, before, after, heading), _ = look(runs[0], probe, *runs[1:])
+    assert (count, before, after) == (4, False, True)
+    assert name.endswith("run2")
+    assert heading.startswith(f"{name}, measured")
+
+
 @pytest.mark.parametrize(
     ("rows", "charts"),
     [

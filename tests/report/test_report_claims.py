@@ -73,6 +73,19 @@ def test_claims_of_several_cells_name_the_one_that_decides(write_run: WriteRun) 
     assert lowest.cell == "b1 h56 n65536 d64 fp16 HND, of 6 problems"
 
 
+def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_prediction(write_run: WriteRun) -> None:
+    name = "4: occupancy of FA2 is low"
+    asked = next(claim for claim in claims() if claim.words == "occupancy of FA2 is low").problems
+    rows = [row(each, "fa2", 10.0, sm_busy_share=0.4, quantisation_efficiency=0.9) for each in asked]
+    measured = claims_of(write_run(rows))[name]
+    assert (measured.words, measured.verdict) == ("40%", "holds")
+    told = claims_of(write_run([{**each, "source": "predicted"} for each in rows], folder="predicted"))[name]
+    assert (told.words, told.verdict) == ("90%", "more than the paper")
+    # A run without --occupancy says nothing of the SMs.
+    without = claims_of(write_run([{**each, "sm_busy_share": None} for each in rows], folder="without"))[name]
+    assert without.value is None
+
+
 def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) -> None:
     [claim] = [each for each in claims() if each.figure == "11"]
     uniform = problem(65536, 32, batch=8)
@@ -115,6 +128,13 @@ def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> 
         assert (found[OVER_FA2].value, found[OVER_FA2].run) == (2.0, "new")
         # The older run alone has these cells.
         assert (found[OVER_FD].value, found[OVER_FD].run) == (pytest.approx(1.1), "old")
+
+
+def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run: WriteRun) -> None:
+    own = write_run(at(1, pair(512, 100, "fa2", 300)), folder="own", name="paper-fig7a")
+    later = write_run(at(9, pair(512, 100, "fa2", 200)), folder="later", name="later")
+    found = claims_of(own, later)[OVER_FA2]
+    assert (found.value, found.run) == (3.0, "paper-fig7a")
 
 
 def test_no_claim_mixes_runs(write_run: WriteRun) -> None:

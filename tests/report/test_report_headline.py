@@ -7,17 +7,15 @@ from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fie
 
 from leanbench.model import known_error
 from leanbench.report.frame import results_frame
-from leanbench.report.headline import headline
-from leanbench.report.run_files import read_run
-from leanbench.report.series import add_series_columns, short_labels, varying_axes
-from leanbench.report.summary import rows_of, summaries
+from leanbench.report.headline import FEW_RUNS, headline, overview, parts_of, title
+from leanbench.report.run_files import read_run, read_runs
+from leanbench.report.series import add_series_columns
 from leanbench.report.winners import Winner, Winners, winners
 
 
 def said_of(directory: Path) -> list[dict[str, str]]:
     frame = add_series_columns(results_frame(read_run(directory)))
-    short = short_labels(frame, varying_axes(frame))
-    return [dict(headline(each, rows_of(frame, each), short, known_error(each.gpu))) for each in summaries(frame)]
+    return [dict(headline(part, known_error(part.summary.gpu))) for part in parts_of(frame)]
 
 
 def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
@@ -76,3 +74,47 @@ def test_headline_of_a_prediction_says_so(write_run: WriteRun) -> None:
 def test_without_lean_or_without_others_nothing_is_compared_with_it(write_run: WriteRun, names: list[str]) -> None:
     [said] = said_of(write_run(row(problem(), name, 10.0 + len(name)) for name in names))
     assert said == ({} if names == ["lean"] else {"Fastest": "fa2."})
+
+
+def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> list[Path]:
+    """A run for each of these times of `other`, of 10 us of lean on two problems."""
+    return [
+        write_run(
+            [row(problem(1024, h), name, us) for h in (8, 16) for name, us in (("lean", 10.0), (other, us_other))],
+            folder=f"run{number}",
+        )
+        for number, us_other in enumerate(seconds)
+    ]
+
+
+def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
+    runs = runs_of(write_run, [20.0, 15.0, 9.0, 10.05])
+    parts = parts_of(add_series_columns(results_frame(*read_runs(runs))))
+    found = overview(parts)
+    assert found is not None
+    [(about, said)] = found.sentences
+    assert about == parts[0].summary.gpu
+    assert said == (
+        "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts in each); at worst "
+        "0.90× as fast as the fastest other kernel, at best 2.00×."
+    )
+    assert [part.near for part in found.parts] == [2, 2, 0, 2]
+    assert overview(parts[:FEW_RUNS]) is None
+
+
+def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
+    runs = runs_of(write_run, [20.0, 15.0, 9.0])
+    rows = [row(problem(1024), "lean", 10.0), row(problem(1024), "fa2", 30.0)]
+    runs.append(write_run([{**each, "source": "predicted"} for each in rows], folder="told"))
+    runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
+    found = overview(parts_of(add_series_columns(results_frame(*read_runs(runs)))))
+    assert found is not None
+    names, said = zip(*found.sentences, strict=True)
+    assert [name.split(", ", 1)[1] for name in names] == ["measured, cold L2", "predicted, cold L2"]
+    assert "on 4 of 6 problems" in said[0]
+    assert "on 1 of 1 problems" in said[1]
+
+
+def test_the_title_of_many_runs_is_short() -> None:
+    assert title(["a", "b", "c"], ["NVIDIA H200"]) == "a, b and c"
+    assert title(list("abcd"), ["NVIDIA H200", "NVIDIA A100"]) == "NVIDIA H200 and NVIDIA A100: 4 runs"

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanbench.errors import UserError
-from leanbench.registry import KernelConfig
+from leanbench.gpu.catalogue import find
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernels
 from leanbench.run.pins import check_pinned, parse_pin, parse_pins, pin_text
 
 LEAN = "lean:tile_tokens=128,num_warps=4,num_stages=3,ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
@@ -91,3 +93,12 @@ def test_a_kernel_is_given_settings_once_and_must_run():
         UserError, match=r"'fa2:tile_tokens=64,num_warps=4,num_stages=3' is for a kernel that is not among"
     ):
         check_pinned(pins, ["lean"])
+
+
+def test_every_kernels_own_settings_are_read_again():
+    """Also those that no sweep gives: the report's commands pin whatever a row was taken with."""
+    problem, gpu = AttentionProblem(4, 32, 8, 8192, 128), find("h200")
+    for each in kernels().values():
+        config = each.default_config(problem, gpu)
+        if config is not None:
+            assert parse_pin(pin_text(each.name, config)) == (each.name, config)
