@@ -72,6 +72,13 @@ class Claim:
             "at most": value <= self.paper,
         }[self.relation]
 
+    @property
+    def sweep(self) -> str:
+        """The shipped sweep that was made for it."""
+        if self.is_of_samples or self.figure == "text":
+            return "paper-500"
+        return "paper-fig7a" if self.figure == "abstract" else f"paper-fig{self.figure}"
+
     def words_of(self, value: float) -> str:
         is_share = self.quantity == "occupancy" and self.statistic in ("mean", "lowest", "highest")
         return f"{value:.0%}" if is_share else f"{value:.2f}x"

@@ -164,6 +164,15 @@ def stream_k(tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned
     return Schedule("stream_k", grid, tuple(walk()))
 
 
+def stream_k_with_ends(tiles: TileGrid, max_grid: int, min_tiles_per_cta: int, end_tiles: int) -> Schedule:
+    """Stream-K over a ragged batch in which every output tile counts `end_tiles` LeanTiles more, empty ones at its end,
+    for what ending it takes: a CTA with many short sequences ends many. How many CTAs there are is the real ones' to
+    say. Segments, and their `of`, are of LeanTiles as they are counted.
+    """
+    counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
+    return stream_k(counted, stream_k_grid(tiles.total, max_grid, min_tiles_per_cta))
+
+
 def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
     """Stream-K whose cuts depend on a sequence's own length alone: a CTA for every `run_tiles` LeanTiles of an output
     tile, and one for what is left of it.

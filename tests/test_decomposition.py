@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from leanbench.decomposition import (
     stream_k_grid,
     stream_k_run,
     stream_k_start,
+    stream_k_with_ends,
     tile_rows,
 )
 from leanbench.problem import AttentionProblem
@@ -77,6 +80,36 @@ def test_stream_k_hosts_wait_for_lower_ctas_only(tiles, max_grid):
         if not segment.is_host:
             assert segment.cta < hosts[segment.output_tile]
             assert first_of[segment.cta] is segment
+
+
+@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3))
+def test_counted_ends_change_where_it_is_cut_and_not_into_how_many(tiles, max_grid, min_tiles, end_tiles):
+    schedule = stream_k_with_ends(tiles, max_grid, min_tiles, end_tiles)
+    assert schedule.grid == stream_k(tiles, max_grid, min_tiles).grid
+    counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
+    walked(schedule, counted)
+    share = [0] * schedule.grid
+    for segment in schedule.segments:
+        share[segment.cta] += segment.last - segment.first
+    assert max(share) - min(share) <= 1
+
+
+@pytest.mark.parametrize("end_tiles", [0, 1, 2])
+def test_counted_ends_cut_no_output_tile_that_would_be_whole(end_tiles):
+    """More CTAs than output tiles, each of which is not worth cutting."""
+    schedule = stream_k_with_ends(TileGrid((4,) * 8, 8), 132, 4, end_tiles)
+    assert schedule.grid == 64
+    assert all(segment.is_whole for segment in schedule.segments)
+
+
+def test_counted_ends_spread_short_sequences():
+    tiles = TileGrid((31, *[1] * 32), 1)
+    most = [
+        max(Counter(segment.cta for segment in stream_k_with_ends(tiles, 9, 1, ends).segments).values())
+        for ends in (0, 1)
+    ]
+    # 63 LeanTiles in sevens; 96 in tens and elevens, two for each short sequence.
+    assert most == [7, 6]
 
 
 @given(st.integers(1, 10_000), st.integers(1, 500))

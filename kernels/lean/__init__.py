@@ -305,6 +305,13 @@ class LeanBatchInvariant(Lean):
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         return [self.batch_invariant_config(problem, gpu)]
 
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        """Not tuned; one for each implementation."""
+        return [
+            _TRITON.batch_invariant_config(problem, gpu),
+            *self._cuda_configs(lambda cuda, *asked: [cuda.batch_invariant_config(*asked)], problem, gpu),
+        ]
+
 
 def is_cuda(config: KernelConfig | None) -> bool:
     return config is not None and config.implementation == "cuda"

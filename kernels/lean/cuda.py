@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -13,7 +14,7 @@ from leanbench.kernels.launch import cache_strides, problem_of, qk_scale
 from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params, check_counts, too_far_apart
 
-from leanbench.decomposition import cluster_slots, stream_k_grid
+from leanbench.decomposition import TileGrid, cluster_slots, stream_k_grid, stream_k_with_ends
 from leanbench.errors import DoesNotFit, UserError
 from leanbench.nvrtc import compile_cuda
 from leanbench.registry import KernelConfig, LaunchResources
@@ -63,6 +64,16 @@ class CudaLaunch:
         params = Params.from_buffer_copy(self.params)
         params.stamps = stamps.data_ptr()
         return replace(self, build=replace(self.build, marks=marks), params=params, tensors=(*self.tensors, stamps))
+
+    def most_parts(self, inputs: AttentionInputs) -> int:
+        """Output tiles that one run has a part of, with the lengths as they are now."""
+        params, batch = self.params, inputs.q.shape[0]
+        lengths = [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
+        lean_tiles = tuple(max(1, -(-length >> params.tile_shift)) for length in lengths)
+        tiles = TileGrid(lean_tiles, inputs.kv_heads * self.build.row_tiles)
+        runs = self.grid // self.build.cluster
+        segments = stream_k_with_ends(tiles, runs, params.min_tiles_per_run, params.end_tiles).segments
+        return max(Counter(segment.cta for segment in segments).values())
 
     def resources(self) -> LaunchResources:
         return self.build.resources(compile_cuda(self.build.source(_capability(self.device))), self.grid)
@@ -120,7 +131,8 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         )
     # Fixed runs are whole LeanTiles: an empty one would be a run of its own.
     end_tiles = _END_TILES if build.ragged and not config.fixed_run_tiles else 0
-    tiles = max(1, -(-inputs.context // tile_tokens)) + end_tiles
+    real_tiles = max(1, -(-inputs.context // tile_tokens))
+    tiles = real_tiles + end_tiles
     total = output_tiles * tiles
     check_counts(total, tiles * tile_tokens)
     if config.fixed_run_tiles:
@@ -131,7 +143,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         slots = cluster_slots(sms or _sms(device), build.ctas_per_sm, build.cluster)
         slots = min(slots, _clusters_at_once(build, device))
         aligned = config.align_grid and inputs.cache_seqlens is None
-        runs = stream_k_grid(total, slots, min_tiles_per_run, output_tiles if aligned else 1)
+        runs = stream_k_grid(output_tiles * real_tiles, slots, min_tiles_per_run, output_tiles if aligned else 1)
         # The workspace holds a partial for each run.
         runs = min(runs, WORKSPACE_BYTES // 2 // build.partial_bytes)
         workspace = workspace_of(device)

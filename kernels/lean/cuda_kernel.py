@@ -30,6 +30,8 @@ _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 _TUNED_CLUSTERS = (1, 2, 4, 8)
 _TUNED_MIN_TILES = (1, 2, 4)
+#: Stamps of a CTA, 16 bytes each.
+_MOST_MARKS = 1024
 #: Tokens of a CTA where a sequence's bits must not depend on the batch.
 _FIXED_RUN_TOKENS = 1024
 
@@ -105,11 +107,9 @@ class LeanCuda(Kernel):
 
         assert config is not None
         launch = launch_of(inputs, config)
-        # The beginning; each part, of which a run has two more than it holds whole output tiles; a reduction.
-        runs = launch.grid // launch.build.cluster
-        output_tiles = inputs.q.shape[0] * inputs.kv_heads * launch.build.row_tiles
-        marks = padded(4 + 2 * -(-output_tiles // runs) + 2)
-        return StampedCall((launch,), min(1024, marks), inputs.q.device)
+        # The beginning; each part, and its reduction.
+        marks = padded(max(8, 1 + 2 * launch.most_parts(inputs)))
+        return StampedCall((launch,), min(_MOST_MARKS, marks), inputs.q.device)
 
 
 @cache

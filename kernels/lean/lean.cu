@@ -20,7 +20,8 @@
 // running softmax; warps meet only where an output tile ends. Tokens fill the large dimension of the matrix
 // instructions (S^T = K Q^T, O^T = V^T P^T), so a group of up to 8 query heads pads to 8 columns.
 //
-// Words, schedule and reduction are those of kernels/lean/triton.py; leanbench.decomposition.stream_k is the schedule.
+// Words, schedule and reduction are those of kernels/lean/triton.py; leanbench.decomposition.stream_k is the schedule,
+// where RAGGED stream_k_with_ends.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -1028,7 +1029,9 @@ __device__ __forceinline__ bool find_run(const Params &p, int lane, int taker, P
   take.sequence = take.sequence_start = 0;
   if (RAGGED) {
     const int total = all_tiles(p, lane);
-    const int used = max(1, min(runs, divide(total, p.min_tiles_per_run)));
+    // Ends are no work to share: how many runs there are is the real LeanTiles' to say.
+    const int real = total - p.end_tiles * p.batch * p.kv_heads * ROW_TILES;
+    const int used = max(1, min(runs, divide(real, p.min_tiles_per_run)));
     share = divide(total, used);
     longer = total - share * used;
     run -= runs - used;

@@ -201,7 +201,7 @@ def _planned_persistent(plan: _Plan) -> Any:
     try:
         call()
     except RuntimeError as error:
-        if "Buffer overflow" not in str(error):
+        if "holistic_partial" not in str(error):
             raise
         raise UserError(
             f"flashinfer_persistent has no room for the partials of {plan.kv_heads} KV heads x head_dim "

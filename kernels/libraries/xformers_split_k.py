@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
@@ -29,20 +30,23 @@ class XformersSplitK(LibraryKernel):
     written_for = "0.0.35"
     head_dims = (64, 128, 256)
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> XformersLaunch:
-        """Raises UserError where xFormers refuses the call: also its Triton kernels want its compiled part, which is
-        not loaded beside another CUDA than it was built for.
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        """Raises UserError also where xFormers refuses the call: even its Triton kernels want its compiled part, which
+        is not loaded beside another CUDA than it was built for.
         """
-        launch = XformersLaunch(inputs)
         try:
-            launch()
+            return super().prepare(inputs, config)
         except ValueError as error:
+            if "does not support inputs" not in str(error):
+                raise
             # The call in many lines, the reason in the last.
             reason = str(error).strip().splitlines()[-1].strip()
             raise UserError(
                 f"{self.name} is refused by xFormers ({reason}): `python -m xformers.info` tells what it was built for"
             ) from error
-        return launch
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> XformersLaunch:
+        return XformersLaunch(inputs)
 
 
 class XformersLaunch(OwnOutputs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leanbench.claims import SAMPLES, Claim, claims
 from leanbench.report.frame import gpu_name
@@ -54,24 +54,35 @@ class _Figure:
 
 def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]]:
     """For each GPU, L2 state and source: the first two in words, whether it is predicted, and every claim."""
+    sweeps = {run.name: sweep_name(run.manifest) for run in runs}
     groups: dict[tuple[str, bool], dict[str, list[tuple[Row, AttentionProblem]]]] = {}
     for run in runs:
         for row, problem in run.results:
             key = (f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2", row.source == "predicted")
             groups.setdefault(key, {}).setdefault(run.name, []).append((row, problem))
-    return [(*key, measured_claims(by_run)) for key, by_run in groups.items()]
+    return [(*key, measured_claims(by_run, sweeps)) for key, by_run in groups.items()]
 
 
-def measured_claims(results: Mapping[str, Iterable[tuple[Row, AttentionProblem]]]) -> list[Measured]:
+def sweep_name(manifest: Mapping[str, Any]) -> str:
+    """Of the sweep that the run is of; empty where the manifest does not say."""
+    sweep = manifest.get("sweep")
+    name = sweep.get("name") if isinstance(sweep, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def measured_claims(
+    results: Mapping[str, Iterable[tuple[Row, AttentionProblem]]], sweeps: Mapping[str, str]
+) -> list[Measured]:
     """Every claim, in the paper's order, each from one run alone, so that no ratio and no mean spans two: of those that
     have all its cells the one of the sweep made for it, else the one that measured it last.
 
     Args:
         results: by the run's name; of one source, GPU and state of the L2. Only `ok` rows count, of each kernel the
             fastest of a problem.
+        sweeps: the name of each run's sweep, by the run's name.
     """
     fastest = {run: _fastest(rows) for run, rows in results.items()}
-    return [_measured(claim, fastest) for claim in claims()]
+    return [_measured(claim, fastest, sweeps) for claim in claims()]
 
 
 def _fastest(results: Iterable[tuple[Row, AttentionProblem]]) -> Fastest:
@@ -85,14 +96,14 @@ def _fastest(results: Iterable[tuple[Row, AttentionProblem]]) -> Fastest:
     return fastest
 
 
-def _measured(claim: Claim, runs: Mapping[str, Fastest]) -> Measured:
+def _measured(claim: Claim, runs: Mapping[str, Fastest], sweeps: Mapping[str, str]) -> Measured:
     found = {run: _figures(claim, fastest) for run, fastest in runs.items()}
     needed = SAMPLES if claim.is_of_samples else len(claim.problems)
     whole = {run: figures for run, figures in found.items() if len(figures) >= needed}
     if not whole:
         return Measured(claim, None, "", _lacking(claim, max(map(len, found.values()), default=0)), "")
-    own = "paper-500" if claim.figure == "text" else f"paper-fig{claim.figure}"
-    run = max(whole, key=lambda name: (name == own, max(figure.time for figure in whole[name].values())))
+    newest = {run: max(figure.time for figure in figures.values()) for run, figures in whole.items()}
+    run = max(whole, key=lambda run: (sweeps.get(run) == claim.sweep, newest[run]))
     values = {problem: figure.value for problem, figure in whole[run].items()}
     value = claim.value(list(values.values()))
     verdict = "holds" if claim.holds(value) else f"{'less' if value < claim.paper else 'more'} than the paper"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.model import known_error
 from leanbench.report.frame import SUBJECT
 from leanbench.report.series import listed, short_labels, varying_axes
 from leanbench.report.summary import rows_of, status_counts, summaries
@@ -42,18 +43,28 @@ class Part:
         return sum(each.near for each in kernels if each.kernel == SUBJECT)
 
     @property
-    def caveats(self) -> str:
-        return " ".join(_caveats(self.rows, ""))
+    def caveats(self) -> list[str]:
+        said = []
+        if self.summary.source == "predicted":
+            model_error = known_error(self.summary.gpu)
+            said.append(f"Predicted by the performance model, nothing was measured. {model_error}".strip())
+        failed = {status: count for status, count in status_counts(self.rows).items() if status != "ok"}
+        if failed:
+            counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in failed.items())
+            said.append(f"{sum(failed.values())} of {len(self.rows)} rows enter no statistic: {counts}.")
+        if warned := self.rows["warnings"].notna().tolist().count(True):
+            said.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
+        return said
 
 
 @dataclass(frozen=True)
 class Overview:
     """Of many runs."""
 
-    #: What they come to, each under the GPU (and, where that differs, the source and the L2) that it is about.
+    #: What they come to, each under what it is about: the GPU, whether it is predicted, and the L2 where that differs.
     sentences: tuple[tuple[str, str], ...]
-    #: A line each.
-    parts: tuple[Part, ...]
+    #: Every part, by the run's name and whatever else tells it from the others.
+    parts: tuple[tuple[str, Part], ...]
 
 
 def parts_of(frame: DataFrame) -> list[Part]:
@@ -62,18 +73,16 @@ def parts_of(frame: DataFrame) -> list[Part]:
     return [Part(each, rows, short_labels(rows, varying_axes(rows))) for each, rows in found]
 
 
-def title(runs: Sequence[str], gpus: Sequence[str]) -> str:
+def title(runs: Sequence[str], found: Overview | None) -> str:
     """The runs by name; of many their number and the GPUs."""
-    return listed(runs) if len(runs) <= FEW_RUNS else f"{listed(gpus)}: {len(runs)} runs"
+    if found is None:
+        return listed(runs)
+    return f"{listed(list(dict.fromkeys(part.summary.gpu for _, part in found.parts)))}: {len(runs)} runs"
 
 
-def headline(part: Part, model_error: str) -> list[tuple[str, str]]:
-    """Sentences about one summary, each under a heading, without markup.
-
-    Args:
-        model_error: what is known of the performance model's error; said of predictions.
-    """
-    summary, rows, short = part.summary, part.rows, part.short
+def headline(part: Part) -> list[tuple[str, str]]:
+    """Sentences about one summary, each under a heading, without markup."""
+    summary, short = part.summary, part.short
     said = []
     if summary.winners:
         said.append(("Fastest", _fastest(summary.winners)))
@@ -81,8 +90,8 @@ def headline(part: Part, model_error: str) -> list[tuple[str, str]]:
         said.append(("By how much", _by_how_much(summary.over_best, short)))
     if summary.energies:
         said.append(("Energy", _energy(list(summary.energies.values()))))
-    if caveats := _caveats(rows, model_error if summary.source == "predicted" else ""):
-        said.append(("Beware", " ".join(caveats)))
+    if part.caveats:
+        said.append(("Beware", " ".join(part.caveats)))
     return said
 
 
@@ -90,30 +99,31 @@ def overview(parts: Sequence[Part]) -> Overview | None:
     """None where the runs are few."""
     if len({part.summary.run for part in parts}) <= FEW_RUNS:
         return None
-    alike: dict[tuple[str, str, str], list[Part]] = defaultdict(list)
+    gpus, caches = ({getattr(part.summary, name) for part in parts} for name in ("gpu", "cache"))
+
+    def about(summary: Summary, *, gpu: bool) -> str:
+        words = [summary.gpu] if gpu else []
+        words += ["predicted"] if summary.source == "predicted" else []
+        return ", ".join([*words, *([f"{summary.cache} L2"] if len(caches) > 1 else [])])
+
+    alike: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
-        alike[part.summary.gpu, part.summary.source, part.summary.cache].append(part)
-    _, sources, caches = map(set, zip(*alike, strict=True))
-    sentences = []
-    for (gpu, source, cache), group in alike.items():
-        if said := _of_many(group):
-            apart = [gpu, *([source] if len(sources) > 1 else []), *([f"{cache} L2"] if len(caches) > 1 else [])]
-            sentences.append((", ".join(apart), said))
-    return Overview(tuple(sentences), tuple(parts))
+        if part.summary.over_best:
+            alike[about(part.summary, gpu=True)].append(part)
+    sentences = [(words, _of_many(group)) for words, group in alike.items()]
+    names = [", ".join(filter(None, (part.summary.run, about(part.summary, gpu=len(gpus) > 1)))) for part in parts]
+    return Overview(tuple(sentences), tuple(zip(names, parts, strict=True)))
 
 
 def _of_many(parts: Sequence[Part]) -> str:
-    """Nothing where the subject met no other kernel."""
+    """Of parts in which the subject met another kernel."""
     overs = [part.summary.over_best for part in parts if part.summary.over_best]
-    if not overs:
-        return ""
-    near = sum(part.near for part in parts)
-    problems = sum(part.summary.winners.problems for part in parts if part.summary.winners)
+    near, problems = sum(part.near for part in parts), sum(over.problems for over in overs)
     lowest, highest = min(over.lowest for over in overs), max(over.highest for over in overs)
+    noun = "problem" if problems == 1 else "problems"
     return (
-        f"{SUBJECT} is the fastest, or within {MARGIN:.0%} of it, on {near} of {problems} problems (one of several "
-        f"runs counts in each); at worst {_times(lowest)} as fast as the fastest other kernel, at best "
-        f"{_times(highest)}."
+        f"{SUBJECT} is the fastest, or within {MARGIN:.0%} of it, on {near} of {problems} {noun} (one of several runs "
+        f"counts in each); at worst {_times(lowest)} as fast as the fastest other kernel, at best {_times(highest)}."
     )
 
 
@@ -151,17 +161,6 @@ def _energy(energies: list[Ratios]) -> str:
     each = [f"{energy.baseline} takes {_times(energy.geomean)}" for energy in energies]
     mean = " (geometric means)" if max(energy.problems for energy in energies) > 1 else ""
     return f"Of a launch: {', '.join(each)} of what {SUBJECT} takes{mean}."
-
-
-def _caveats(rows: DataFrame, model_error: str) -> list[str]:
-    said = [f"Predicted by the performance model, nothing was measured. {model_error}".strip()] if model_error else []
-    failed = {status: count for status, count in status_counts(rows).items() if status != "ok"}
-    if failed:
-        counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in failed.items())
-        said.append(f"{sum(failed.values())} of {len(rows)} rows enter no statistic: {counts}.")
-    if warned := rows["warnings"].notna().tolist().count(True):
-        said.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
-    return said
 
 
 def _times(value: float) -> str:

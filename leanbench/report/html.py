@@ -69,8 +69,9 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
     about = [_about(run, where(frame, frame["run"] == run.name)) for run in runs]
     several_alike = len(runs) > 1 and all(each["versions"] == about[0]["versions"] for each in about)
     parts = parts_of(frame)
+    found = overview(parts)
     return {
-        "title": title([run.name for run in runs], list(dict.fromkeys(frame["gpu"]))),
+        "title": title([run.name for run in runs], found),
         "runs": about,
         # What several runs have in common is said once.
         "versions": about[0]["versions"] if several_alike else [],
@@ -85,9 +86,8 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
             {"name": name, "color": color, "glyph": GLYPHS[marker]}
             for name, (color, marker) in kernel_styles(kernels).items()
         ],
-        "summaries": [(part.summary, headline(part, known_error(part.summary.gpu)), part.short) for part in parts],
-        "overview": overview(parts),
-        "several_gpus": frame["gpu"].nunique() > 1,
+        "summaries": [(part.summary, headline(part), part.short) for part in parts],
+        "overview": found,
         "margin": f"{MARGIN:.0%}",
         "short": short_labels(frame, axes),
         "statuses": status_counts(frame),

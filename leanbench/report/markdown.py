@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from leanbench.model import known_error
 from leanbench.report.beside import beside
 from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.frame import SUBJECT, gpu_name, has_values
@@ -42,17 +41,16 @@ TOLD_APART = ("run", "gpu", "source", "cache")
 def markdown_text(runs: Sequence[Run], frame: DataFrame) -> str:
     """GitHub's Markdown. `frame` comes from `leanbench.report.frame.results_frame`."""
     frame = add_series_columns(frame)
-    lines = [f"# {plain(title([run.name for run in runs], list(dict.fromkeys(frame['gpu']))))}", ""]
     parts = parts_of(frame)
-    if found := overview(parts):
-        lines += _overview(found)
+    found = overview(parts)
+    lines = [f"# {plain(title([run.name for run in runs], found))}", "", *(_overview(found) if found else [])]
     for run in runs:
         lines += [*_about(run), *(f"Note: {plain(note)}.\n" for note in run.notes)]
     for part in parts:
         each = part.summary
         if len(parts) > 1:
             lines += [f"## {plain(f'{each.run}: {each.source}, {each.gpu}, {each.cache} L2')}", ""]
-        said = headline(part, known_error(each.gpu))
+        said = headline(part)
         lines += [*(f"- **{name}:** {plain(text)}" for name, text in said), "", *_speedups(each, part.short)]
     if len(runs) > 1:
         lines += _beside(frame)
@@ -71,14 +69,14 @@ def _overview(found: Overview) -> list[str]:
         "beware",
     ]
     lines = []
-    for part in found.parts:
-        summary, over = part.summary, part.summary.over_best
-        near = f"{part.near} of {summary.winners.problems}" if summary.winners else ""
-        figures = ["", "", "", "", ""]
+    for name, part in found.parts:
+        over = part.summary.over_best
+        figures = ["", "", "", "", "", ""]
         if over is not None:
             low, high = (plain(part.short[label]) for label in (over.lowest_at, over.highest_at))
-            figures = [_times(over.geomean), _times(over.lowest), low, _times(over.highest), high]
-        lines.append([plain(summary.run), near, *figures, plain(part.caveats)])
+            near = f"{part.near} of {over.problems}"
+            figures = [near, _times(over.geomean), _times(over.lowest), low, _times(over.highest), high]
+        lines.append([plain(name), *figures, plain(" ".join(part.caveats))])
     return [*(f"- **{plain(name)}:** {plain(text)}" for name, text in found.sentences), "", *table(headings, lines), ""]
 
 

@@ -20,6 +20,8 @@ PROBLEMS = [
     AttentionProblem(1, 56, 56, 16384, 64),
     AttentionProblem(1, 32, 8, 4096, 128, "bf16", "NHD"),
     AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128),
+    # One CTA, or cluster, has all the short ones.
+    AttentionProblem(8, 16, 1, (65_536, *[100] * 7), 128),
 ]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from leanbench.kernels.lean.cuda import build_of, refusal
+from leanbench.kernels.lean.cuda import CudaLaunch, build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
 
@@ -18,6 +20,7 @@ from leanbench.build import process_pool, shape_only
 from leanbench.errors import UserError
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
+from leanbench.inputs import make_inputs
 from leanbench.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
 from leanbench.problem import AttentionProblem
 from leanbench.registry import KernelConfig, kernel
@@ -167,6 +170,15 @@ def test_strides_that_are_never_used_or_that_have_room_are_not_refused():
     for name, axis in (("q", 0), ("q", 1), ("out", 0), ("k_cache", 0), ("k_cache", 2)):
         far = replace(inputs, **{name: stepping(getattr(inputs, name), axis, 2**40)})
         assert refusal(far) == refusal(inputs), (name, axis)
+
+
+@pytest.mark.parametrize(("end_tiles", "parts"), [(0, 8), (1, 8), (3, 5)])
+def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
+    """One long sequence and seven short ones, most of which one of five runs has."""
+    problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
+    params = Params(tile_shift=7, min_tiles_per_run=1, end_tiles=end_tiles)
+    launch = SimpleNamespace(params=params, grid=20, build=SimpleNamespace(cluster=4, row_tiles=1))
+    assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts
 
 
 def test_counts_that_a_launch_would_cut_off_are_refused():

@@ -284,11 +284,8 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "raised", "told"),
     [
-        (
-            "Buffer overflow when allocating memory for holistic_partial_o",
-            UserError,
-            "partials of 8 KV heads x head_dim",
-        ),
+        ("Buffer overflow: holistic_partial_o", UserError, "partials of 8 KV heads x head_dim"),
+        ("Buffer overflow: holistic_merge_indptr", RuntimeError, "merge_indptr"),
         ("CUDA error: misaligned address", RuntimeError, "misaligned"),
     ],
 )

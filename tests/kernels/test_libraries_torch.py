@@ -158,13 +158,25 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     ]
 
 
-def test_what_xformers_refuses_is_told(monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "raised", "told"),
+    [
+        (
+            "Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built without CUDA\n",
+            UserError,
+            r"refused by xFormers \(it was built without CUDA\)",
+        ),
+        ("expected 4 dimensions", ValueError, "expected 4 dimensions"),
+        ("", ValueError, None),
+    ],
+)
+def test_what_xformers_refuses_is_told(said, raised, told, monkeypatch):
     def refuse(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
-        raise ValueError("Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built without CUDA\n")
+        raise ValueError(said)
 
     fmha = ModuleType("xformers.ops.fmha")
     vars(fmha).update(memory_efficient_attention_forward=refuse, triton_splitk=SimpleNamespace(FwOp=object))
     stand_in(monkeypatch, "xformers")
     stand_in(monkeypatch, "xformers.ops", fmha=fmha)
-    with pytest.raises(UserError, match=r"refused by xFormers \(it was built without CUDA\)"):
+    with pytest.raises(raised, match=told):
         kernel("xformers_split_k").prepare(make_inputs(UNIFORM[0], "cpu"), None)

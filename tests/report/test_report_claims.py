@@ -10,8 +10,9 @@ from example_runs import WriteRun, problem, row, row_with_all_fields
 from leanbench.claims import SAMPLES, claims
 from leanbench.problem import AttentionProblem
 from leanbench.report import write_report
-from leanbench.report.claims_table import Measured, claims_of_runs, measured_claims
+from leanbench.report.claims_table import Measured, claims_of_runs, measured_claims, sweep_name
 from leanbench.report.run_files import read_runs
+from leanbench.run.sweep_file import shipped_sweeps
 
 OVER_FA2 = "7a: LA over FA2 at 512k"
 OVER_FD = "abstract: LA over FD at 256k, 56 heads"
@@ -22,7 +23,10 @@ def named(found: list[Measured]) -> dict[str, Measured]:
 
 
 def claims_of(*directories: Path) -> dict[str, Measured]:
-    return named(measured_claims({run.name: run.results for run in read_runs(directories)}))
+    runs = read_runs(directories)
+    return named(
+        measured_claims({run.name: run.results for run in runs}, {run.name: sweep_name(run.manifest) for run in runs})
+    )
 
 
 def at_512k(heads: int = 56) -> AttentionProblem:
@@ -131,10 +135,21 @@ def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> 
 
 
 def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run: WriteRun) -> None:
-    own = write_run(at(1, pair(512, 100, "fa2", 300)), folder="own", name="paper-fig7a")
-    later = write_run(at(9, pair(512, 100, "fa2", 200)), folder="later", name="later")
-    found = claims_of(own, later)[OVER_FA2]
-    assert (found.value, found.run) == (3.0, "paper-fig7a")
+    def run(second: int, fa2_us: float, name: str, sweep: str) -> Path:
+        return write_run(
+            at(second, pair(512, 100, "fa2", fa2_us)), folder=f"at{second}", name=name, sweep={"name": sweep}
+        )
+
+    own, again = (run(second, us, "mine", "paper-fig7a") for second, us in ((1, 300), (2, 280)))
+    later = run(9, 200, "paper-fig7a", "another")
+    # Of two runs of one sweep, which are named by their paths, the later one.
+    found = claims_of(own, again, later)[OVER_FA2]
+    assert (found.value, found.run) == (2.8, str(again))
+    assert claims_of(own, later)[OVER_FA2].value == 3.0
+
+
+def test_every_claim_has_a_shipped_sweep() -> None:
+    assert {claim.sweep for claim in claims()} <= set(shipped_sweeps())
 
 
 def test_no_claim_mixes_runs(write_run: WriteRun) -> None:

@@ -6,6 +6,7 @@ import pytest
 from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
 
 from leanbench.model import known_error
+from leanbench.report import write_report
 from leanbench.report.frame import results_frame
 from leanbench.report.headline import FEW_RUNS, headline, overview, parts_of, title
 from leanbench.report.run_files import read_run, read_runs
@@ -15,7 +16,7 @@ from leanbench.report.winners import Winner, Winners, winners
 
 def said_of(directory: Path) -> list[dict[str, str]]:
     frame = add_series_columns(results_frame(read_run(directory)))
-    return [dict(headline(part, known_error(part.summary.gpu))) for part in parts_of(frame)]
+    return [dict(headline(part)) for part in parts_of(frame)]
 
 
 def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
@@ -98,7 +99,7 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
         "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts in each); at worst "
         "0.90× as fast as the fastest other kernel, at best 2.00×."
     )
-    assert [part.near for part in found.parts] == [2, 2, 0, 2]
+    assert [part.near for _, part in found.parts] == [2, 2, 0, 2]
     assert overview(parts[:FEW_RUNS]) is None
 
 
@@ -107,14 +108,32 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     rows = [row(problem(1024), "lean", 10.0), row(problem(1024), "fa2", 30.0)]
     runs.append(write_run([{**each, "source": "predicted"} for each in rows], folder="told"))
     runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
+    # Lean met no other kernel here: nothing to count.
+    runs.append(write_run([row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"))
     found = overview(parts_of(add_series_columns(results_frame(*read_runs(runs)))))
     assert found is not None
-    names, said = zip(*found.sentences, strict=True)
-    assert [name.split(", ", 1)[1] for name in names] == ["measured, cold L2", "predicted, cold L2"]
+    about, said = zip(*found.sentences, strict=True)
+    assert [words.split(", ", 1)[1] for words in about] == ["cold L2", "predicted, cold L2"]
     assert "on 4 of 6 problems" in said[0]
-    assert "on 1 of 1 problems" in said[1]
+    assert "on 1 of 1 problem (" in said[1]
+    names = [name.rpartition("/")[2] for name, _ in found.parts]
+    assert names == [
+        *(f"run{i}, cold L2" for i in range(3)),
+        "told, predicted, cold L2",
+        "warm, warm L2",
+        "without, cold L2",
+    ]
+    assert "nothing was measured" in " ".join(found.parts[3][1].caveats)
 
 
-def test_the_title_of_many_runs_is_short() -> None:
-    assert title(["a", "b", "c"], ["NVIDIA H200"]) == "a, b and c"
-    assert title(list("abcd"), ["NVIDIA H200", "NVIDIA A100"]) == "NVIDIA H200 and NVIDIA A100: 4 runs"
+def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:
+    parts = parts_of(add_series_columns(results_frame(*read_runs(runs_of(write_run, [20.0, 15.0, 9.0, 10.0])))))
+    assert title(list("abcd"), overview(parts)) == f"{parts[0].summary.gpu}: 4 runs"
+    assert title(["a", "b", "c"], overview(parts[:FEW_RUNS])) == "a, b and c"
+
+
+def test_many_runs_without_rows_are_named(write_run: WriteRun) -> None:
+    runs = [write_run([], folder=f"empty{number}") for number in range(4)]
+    [written] = write_report(runs[0], runs[0], ["markdown"], runs[1:])
+    assert written.read_text().startswith("# ")
+    assert "empty3" in written.read_text().splitlines()[0]

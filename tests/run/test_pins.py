@@ -95,10 +95,16 @@ def test_a_kernel_is_given_settings_once_and_must_run():
         check_pinned(pins, ["lean"])
 
 
-def test_every_kernels_own_settings_are_read_again():
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h200"])
+def test_every_kernels_own_settings_are_read_again(gpu):
     """Also those that no sweep gives: the report's commands pin whatever a row was taken with."""
-    problem, gpu = AttentionProblem(4, 32, 8, 8192, 128), find("h200")
+    problem = AttentionProblem(4, 32, 8, 8192, 128)
     for each in kernels().values():
-        config = each.default_config(problem, gpu)
+        config = each.default_config(problem, find(gpu))
         if config is not None:
             assert parse_pin(pin_text(each.name, config)) == (each.name, config)
+
+
+def test_batch_invariant_settings_have_fixed_runs():
+    with pytest.raises(UserError, match="fixed_run_tiles"):
+        parse_pin(LEAN.replace("lean:", "lean_batch_invariant:"))
