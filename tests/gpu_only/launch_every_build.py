@@ -1,0 +1,77 @@
+"""One launch of each kind of build of `lean_cuda` on small problems, checked; a program for compute-sanitizer:
+
+    compute-sanitizer --tool TOOL --kernel-regex kns=lean python tests/gpu_only/launch_every_build.py
+
+TOOL is memcheck (with --report-api-errors no), racecheck or synccheck.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from leanbench.errors import UserError
+from leanbench.gpu.local import spec_of_device
+from leanbench.inputs import make_inputs
+from leanbench.measure.check import Reference
+from leanbench.problem import AttentionProblem
+from leanbench.registry import KernelConfig, kernel
+
+LEAN = kernel("lean_cuda")
+PROBLEMS = [
+    AttentionProblem(1, 24, 24, 1024, 64),
+    AttentionProblem(1, 32, 8, 4096, 128, "bf16"),
+    AttentionProblem(4, 32, 8, 300, 128),
+    AttentionProblem(1, 32, 1, 5000, 128),
+    AttentionProblem(1, 8, 8, 700, 256),
+    AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=16),
+    AttentionProblem(3, 8, 8, (1, 70, 3000), 64, "bf16", "NHD", page_size=64, q_len=3),
+    AttentionProblem(40, 32, 8, 200, 64),
+    AttentionProblem(2, 71, 1, 900, 64),
+    AttentionProblem(1, 10, 2, 1000, 80),
+]
+
+
+def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
+    """The heuristic's, and what it left out: cp.async, single CTAs, pairs, the largest clusters, fixed runs."""
+    spec = spec_of_device(0)
+    chosen = LEAN.default_config(problem, spec)
+    fixed_runs = LEAN.batch_invariant_config(problem, spec)
+    assert chosen is not None
+    assert fixed_runs is not None
+    yield chosen
+    yield replace(chosen, copy="async", cluster_size=1)
+    yield replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
+    yield replace(chosen, cluster_size=2, align_grid=False)
+    if not problem.is_ragged:
+        yield replace(chosen, cluster_size=8, ctas_per_sm=1)
+    yield fixed_runs
+
+
+def main() -> int:
+    launched = wrong = 0
+    for problem in PROBLEMS:
+        for config in dict.fromkeys(settings(problem)):
+            inputs = make_inputs(problem, "cuda")
+            inputs.poison()
+            try:
+                launch = LEAN.prepare(inputs, config)
+            except UserError as error:
+                print(f"{problem.label}: not launched ({error})")
+                continue
+            launch()
+            torch.cuda.synchronize()
+            launched += 1
+            failure = Reference(inputs).check(inputs).failure(problem.dtype)
+            if failure:
+                wrong += 1
+                print(f"{problem.label}: {failure}, {config}")
+    print(f"{launched} launches, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
