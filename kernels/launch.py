@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from leanbench.decomposition import tile_rows
+from leanbench.decomposition import TileGrid, stream_k_with_ends, tile_rows
 from leanbench.problem import AttentionProblem
 from leanbench.registry import Kernel, LaunchResources
 
@@ -25,6 +26,8 @@ INTERPRETER_SMS = 5
 #: Numbers of a partial's row beside its D columns: a logarithm, and three that keep the next slot's rows on 16-byte
 #: borders.
 PARTIAL_ROW_EXTRA = 4
+#: Marks of a CTA; most is 16 KB, and more would need some 400k output tiles.
+_LEAST_MARKS, _MOST_MARKS = 8, 1024
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,30 @@ class TritonKernel(Kernel):
         assert config is not None
         launches = self.launches(inputs, config)
         return StampedCall(launches, self.most_marks(inputs, config, launches), inputs.q.device)
+
+
+def room_for_marks(marks: int) -> int:
+    """Of a CTA's row of stamps. A power of two: every number of marks is another build of the kernel."""
+    return min(_MOST_MARKS, padded(max(_LEAST_MARKS, marks)))
+
+
+def most_parts(
+    inputs: AttentionInputs, tile_tokens: int, per_sequence: int, runs: int, min_tiles_per_run: int, end_tiles: int = 0
+) -> int:
+    """Output tiles, `per_sequence` of them, that one run of a stream-K launch has a part of, with the lengths as they
+    are now. See leanbench.decomposition.stream_k_with_ends.
+    """
+    batch = inputs.q.shape[0]
+    lengths = [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
+    tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
+    return _most_segments(tiles, runs, min_tiles_per_run, end_tiles)
+
+
+# Buffers that rotate ask the same.
+@lru_cache(maxsize=8)
+def _most_segments(tiles: TileGrid, runs: int, min_tiles_per_run: int, end_tiles: int) -> int:
+    segments = stream_k_with_ends(tiles, runs, min_tiles_per_run, end_tiles).segments
+    return max(Counter(segment.cta for segment in segments).values())
 
 
 def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:

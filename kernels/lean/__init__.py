@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,9 @@ from leanbench.kernels.launch import (
     TritonKernel,
     TritonLaunch,
     merge_rows_at_once,
+    most_parts,
     padded,
+    room_for_marks,
 )
 from leanbench.kernels.lean.cuda_heuristic import HOPPER
 from leanbench.kernels.lean.cuda_kernel import LeanCuda
@@ -70,9 +70,6 @@ PARTIALS_AT_ONCE = {True: 8, False: 16}
 
 #: Offsets of a partial's numbers, 4 bytes each, are 32-bit; the largest power of two among the sizes.
 _MAX_PARTIALS_BYTES = 4 << 30
-
-#: 16 KB of stamps a CTA; more marks would need some 400k output tiles.
-_MAX_MARKS = 1024
 
 
 class LeanTriton(TritonKernel):
@@ -162,22 +159,14 @@ class LeanTriton(TritonKernel):
         return launches(inputs, config)
 
     def most_marks(self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]) -> int:
-        """From the lengths as they are now. A power of two: every number of marks is another build of the kernel."""
+        """From the lengths as they are now."""
         shape = LaunchShape.of(inputs)
-        tokens = [inputs.context] * shape.batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
-        lean_tiles = tuple(max(1, -(-count // config.tile_tokens)) for count in tokens)
-        tiles = TileGrid(lean_tiles, shape.kv_heads * shape.row_tiles)
+        per_sequence = shape.kv_heads * shape.row_tiles
         fixed = config.fixed_run_tiles is not None
-        segments = 1 if fixed else _most_segments(tiles, launches[0].grid, config.min_tiles_per_cta or 1)
+        grid, min_tiles = launches[0].grid, config.min_tiles_per_cta or 1
+        parts = 1 if fixed else most_parts(inputs, config.tile_tokens, per_sequence, grid, min_tiles)
         # The beginning; each part; a wait and a reduction for the last one.
-        return min(_MAX_MARKS, padded(max(8, 1 + segments + 2)))
-
-
-@lru_cache(maxsize=8)
-def _most_segments(tiles: TileGrid, grid: int, min_tiles_per_cta: int) -> int:
-    """Output tiles that one CTA has a part of."""
-    segments = stream_k(tiles, grid, min_tiles_per_cta).segments
-    return max(Counter(segment.cta for segment in segments).values())
+        return room_for_marks(1 + parts + 2)
 
 
 def one_number_each(row_count: int, head_dim: int, num_warps: int) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from leanbench.kernels.launch import cache_strides, problem_of, qk_scale
+from leanbench.kernels.launch import cache_strides, most_parts, problem_of, qk_scale
 from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params, check_counts, too_far_apart
 
-from leanbench.decomposition import TileGrid, cluster_slots, stream_k_grid, stream_k_with_ends
+from leanbench.decomposition import cluster_slots, stream_k_grid
 from leanbench.errors import DoesNotFit, UserError
 from leanbench.nvrtc import compile_cuda
 from leanbench.registry import KernelConfig, LaunchResources
@@ -66,14 +65,11 @@ class CudaLaunch:
         return replace(self, build=replace(self.build, marks=marks), params=params, tensors=(*self.tensors, stamps))
 
     def most_parts(self, inputs: AttentionInputs) -> int:
-        """Output tiles that one run has a part of, with the lengths as they are now."""
-        params, batch = self.params, inputs.q.shape[0]
-        lengths = [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
-        lean_tiles = tuple(max(1, -(-length >> params.tile_shift)) for length in lengths)
-        tiles = TileGrid(lean_tiles, inputs.kv_heads * self.build.row_tiles)
-        runs = self.grid // self.build.cluster
-        segments = stream_k_with_ends(tiles, runs, params.min_tiles_per_run, params.end_tiles).segments
-        return max(Counter(segment.cta for segment in segments).values())
+        """See leanbench.kernels.launch.most_parts."""
+        params = self.params
+        per_sequence, runs = inputs.kv_heads * self.build.row_tiles, self.grid // self.build.cluster
+        tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_run
+        return most_parts(inputs, tile_tokens, per_sequence, runs, min_tiles, params.end_tiles)
 
     def resources(self) -> LaunchResources:
         return self.build.resources(compile_cuda(self.build.source(_capability(self.device))), self.grid)

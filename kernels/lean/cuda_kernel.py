@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from leanbench.kernels.launch import padded
+from leanbench.kernels.launch import room_for_marks
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_heuristic import HOPPER, TILE_ROWS, copy_of, cuda_config, fitted, heuristic
 
@@ -30,8 +30,6 @@ _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 _TUNED_CLUSTERS = (1, 2, 4, 8)
 _TUNED_MIN_TILES = (1, 2, 4)
-#: Stamps of a CTA, 16 bytes each.
-_MOST_MARKS = 1024
 #: Tokens of a CTA where a sequence's bits must not depend on the batch.
 _FIXED_RUN_TOKENS = 1024
 
@@ -108,8 +106,7 @@ class LeanCuda(Kernel):
         assert config is not None
         launch = launch_of(inputs, config)
         # The beginning; each part, and its reduction.
-        marks = padded(max(8, 1 + 2 * launch.most_parts(inputs)))
-        return StampedCall((launch,), min(_MOST_MARKS, marks), inputs.q.device)
+        return StampedCall((launch,), room_for_marks(1 + 2 * launch.most_parts(inputs)), inputs.q.device)
 
 
 @cache

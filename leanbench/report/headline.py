@@ -90,8 +90,8 @@ def headline(part: Part) -> list[tuple[str, str]]:
         said.append(("By how much", _by_how_much(summary.over_best, short)))
     if summary.energies:
         said.append(("Energy", _energy(list(summary.energies.values()))))
-    if part.caveats:
-        said.append(("Beware", " ".join(part.caveats)))
+    if caveats := part.caveats:
+        said.append(("Beware", " ".join(caveats)))
     return said
 
 
