@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from leanbench.kernels.launch import padded
 
-from leanbench.decomposition import tile_rows
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.decomposition import tile_rows
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 #: Query tile, barriers and layout conversions beside the K and V stages.
 SHARED_RESERVE_KB = 12
@@ -18,8 +18,8 @@ SHARED_RESERVE_KB = 12
 def shared_kb(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu: GpuSpec) -> float:
     """Shared memory of the K and V tiles of one CTA.
 
-    Triton keeps `num_stages - 1` of each in flight; one more where Hopper's asynchronous matrix instructions (64 rows
-    and up) still read the oldest.
+    Triton keeps `num_stages - 1` of each in flight; one more where Hopper's asynchronous matrix
+    instructions (64 rows and up) still read the oldest.
     """
     rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
     asynchronous = gpu.compute_capability[0] == 9 and rows >= 64
@@ -27,7 +27,9 @@ def shared_kb(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu:
     return in_flight * 2 * tile_tokens * padded(problem.head_dim) * ELEMENT_BYTES / 1024
 
 
-def stages_that_fit(problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu: GpuSpec, per_sm: int = 1) -> int:
+def stages_that_fit(
+    problem: AttentionProblem, tile_tokens: int, num_stages: int, gpu: GpuSpec, per_sm: int = 1
+) -> int:
     """`num_stages`, or as many as fit when `per_sm` CTAs share an SM; at least 1."""
     limit_kb = min(gpu.shared_kb_per_cta, gpu.shared_kb_per_sm / per_sm) - SHARED_RESERVE_KB
     while num_stages > 1 and shared_kb(problem, tile_tokens, num_stages, gpu) > limit_kb:
@@ -36,7 +38,10 @@ def stages_that_fit(problem: AttentionProblem, tile_tokens: int, num_stages: int
 
 
 def tile_candidates(
-    problem: AttentionProblem, gpu: GpuSpec, stages: Iterable[int] = (2, 3, 4, 6), warps: Iterable[int] = (4, 8)
+    problem: AttentionProblem,
+    gpu: GpuSpec,
+    stages: Iterable[int] = (2, 3, 4, 6),
+    warps: Iterable[int] = (4, 8),
 ) -> Iterator[KernelConfig]:
     """LeanTile, warps and stages worth trying: those whose stages fit."""
     for tile_tokens in (64, 128, 256):

@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from leanbench.decomposition import TileGrid, stream_k_with_ends, tile_rows
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, LaunchResources
+from leanbench.compile.cubin import cubin_resources
+from leanbench.compile.triton_target import triton_target
+from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, LaunchResources
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.gpu.spec import GpuSpec
-    from leanbench.inputs import AttentionInputs
-    from leanbench.registry import KernelConfig, TracedCall
+    from leanbench.core.gpu_spec import GpuSpec
+    from leanbench.core.inputs import AttentionInputs
+    from leanbench.core.registry import KernelConfig, TracedCall
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5
-#: Numbers of a partial's row beside its D columns: a logarithm, and three that keep the next slot's rows on 16-byte
-#: borders.
+#: Numbers of a partial's row beside its D columns: a logarithm, and three that keep the next slot's
+#: rows on 16-byte borders.
 PARTIAL_ROW_EXTRA = 4
 #: Marks of a CTA; most is 16 KB, and more would need some 400k output tiles.
 _LEAST_MARKS, _MOST_MARKS = 8, 1024
@@ -32,7 +34,7 @@ _LEAST_MARKS, _MOST_MARKS = 8, 1024
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Sizes derived from a call, named as in leanbench.decomposition."""
+    """Sizes derived from a call, named as in leanbench.core.decomposition."""
 
     batch: int
     kv_heads: int
@@ -86,7 +88,12 @@ class TritonLaunch:
 
     def run(self) -> Callable[[], None]:
         """A function that makes the launch."""
-        function, grid, arguments, options = self.function, (self.grid,), self.arguments, self.options
+        function, grid, arguments, options = (
+            self.function,
+            (self.grid,),
+            self.arguments,
+            self.options,
+        )
 
         def launch() -> None:
             function[grid](*arguments, **options)
@@ -94,8 +101,29 @@ class TritonLaunch:
         return launch
 
     def stamped(self, stamps: torch.Tensor, marks: int) -> TritonLaunch:
-        """The same launch of a build with room for `marks` marks a CTA; see leanbench.kernels.stamps."""
+        """The same launch of a build with room for `marks` marks a CTA; see
+        leanbench.kernels.stamps.
+        """
         return replace(self, options={**self.options, "stamps": stamps, "MARKS": marks})
+
+    def compile(self) -> LaunchResources:
+        """What a CTA takes, compiled for the active target.
+
+        Raises:
+            RuntimeError: Triton's interpreter is on.
+        """
+        compiled = self.function.warmup(*self.arguments, grid=(self.grid,), **self.options)
+        if compiled is None:
+            raise RuntimeError("TRITON_INTERPRET=1 is set, so nothing is compiled: unset it")
+        binary = cubin_resources(compiled.asm["cubin"], compiled.metadata.name)
+        return LaunchResources(
+            launch=self.name,
+            ctas=self.grid,
+            num_warps=compiled.metadata.num_warps,
+            registers_per_thread=binary.registers_per_thread,
+            shared_bytes=compiled.metadata.shared,
+            spilled_registers=binary.spilled_registers,
+        )
 
     def resources(self) -> LaunchResources | None:
         """What a CTA of the compiled kernel takes; None in the interpreter, which compiles nothing.
@@ -136,12 +164,16 @@ class Launch(Protocol):
         ...
 
     def stamped(self, stamps: torch.Tensor, marks: int) -> Launch:
-        """The same launch of a build with room for `marks` marks a CTA; see leanbench.kernels.stamps."""
+        """The same launch of a build with room for `marks` marks a CTA; see
+        leanbench.kernels.stamps.
+        """
         ...
 
 
 def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
-    """A function that makes these launches in order, with as little work on the host as calls written out."""
+    """A function that makes these launches in order, with as little work on the host as calls
+    written out.
+    """
     runs = [launch.run() for launch in launches]
     if len(runs) == 1:
         return runs[0]
@@ -160,7 +192,18 @@ class TritonKernel(Kernel):
     def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
         """The launches of one call, in order."""
 
-    def most_marks(self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]) -> int:
+    def compile(
+        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+    ) -> tuple[LaunchResources, ...]:
+        from leanbench.core.inputs import shape_only
+
+        with triton_target(capability):
+            launches = self.launches(shape_only(problem), config)
+            return tuple(launch.compile() for launch in launches)
+
+    def most_marks(
+        self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]
+    ) -> int:
         """Marks that a CTA of the traced launches makes at most, see leanbench.kernels.stamps."""
         return 2
 
@@ -168,7 +211,9 @@ class TritonKernel(Kernel):
         assert config is not None
         return run_all(self.launches(inputs, config))
 
-    def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
+    def resources(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> tuple[LaunchResources, ...]:
         assert config is not None
         found = [launch.resources() for launch in self.launches(inputs, config)]
         return tuple(resources for resources in found if resources is not None)
@@ -182,18 +227,27 @@ class TritonKernel(Kernel):
 
 
 def room_for_marks(marks: int) -> int:
-    """Of a CTA's row of stamps. A power of two: every number of marks is another build of the kernel."""
+    """Of a CTA's row of stamps. A power of two: every number of marks is another build of the
+    kernel.
+    """
     return min(_MOST_MARKS, padded(max(_LEAST_MARKS, marks)))
 
 
 def most_parts(
-    inputs: AttentionInputs, tile_tokens: int, per_sequence: int, runs: int, min_tiles_per_run: int, end_tiles: int = 0
+    inputs: AttentionInputs,
+    tile_tokens: int,
+    per_sequence: int,
+    runs: int,
+    min_tiles_per_run: int,
+    end_tiles: int = 0,
 ) -> int:
-    """Output tiles, `per_sequence` of them, that one run of a stream-K launch has a part of, with the lengths as they
-    are now. See leanbench.decomposition.stream_k_with_ends.
+    """Output tiles, `per_sequence` of them, that one run of a stream-K launch has a part of, with
+    the lengths as they are now. See leanbench.core.decomposition.stream_k_with_ends.
     """
     batch = inputs.q.shape[0]
-    lengths = [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
+    lengths = (
+        [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
+    )
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
     return _most_segments(tiles, runs, min_tiles_per_run, end_tiles)
 
@@ -215,13 +269,17 @@ def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:
 
 
 def row_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
-    """(batch, head, query position) strides of Q or of the output; the last is None where there is one position."""
+    """(batch, head, query position) strides of Q or of the output; the last is None where there is
+    one position.
+    """
     batch, position, head, _ = tensor.stride()
     return batch, head, position if tensor.shape[1] > 1 else None
 
 
 def block_table(inputs: AttentionInputs) -> tuple[torch.Tensor | None, int | None]:
-    """The block table and its row stride, None without pages: what is None is no argument of the compiled kernel."""
+    """The block table and its row stride, None without pages: what is None is no argument of the
+    compiled kernel.
+    """
     return inputs.block_table, None if inputs.block_table is None else inputs.block_table.stride(0)
 
 
@@ -231,8 +289,8 @@ def qk_scale(inputs: AttentionInputs) -> float:
 
 
 def constants(inputs: AttentionInputs, config: KernelConfig) -> dict[str, Any]:
-    """The compile-time parameters that all kernels of this room take; shapes that change between calls are not
-    among them.
+    """The compile-time parameters that all kernels of this room take; shapes that change between
+    calls are not among them.
     """
     shape = LaunchShape.of(inputs)
     return {
@@ -261,7 +319,8 @@ _MIN_REGISTERS = 96
 
 
 def registers_per_thread(warps_per_sm: int) -> int | None:
-    """The cap that lets `warps_per_sm` warps share an SM's 64K registers; None where it would be too low.
+    """The cap that lets `warps_per_sm` warps share an SM's 64K registers; None where it would be
+    too low.
 
     Without one the compiler may spill for an occupancy that nobody asked for.
     """

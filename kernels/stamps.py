@@ -1,12 +1,14 @@
-"""Stamps: a kernel's own record of what each of its CTAs did and when, compiled in where a launch passes `stamps`.
+"""Stamps: a kernel's own record of what each of its CTAs did and when, compiled in where a launch
+passes `stamps`.
 
-Every CTA has a row of int64 words: when it started and ended, its SM, how many marks it made; then its marks, two words
-each. A mark ends what the CTA did since the mark before it: what that was (a kind, and the output tile in the lower
-half), and the time. The first mark, `BEGIN`, ends what precedes all work, such as finding out which LeanTiles to walk.
+Every CTA has a row of int64 words: when it started and ended, its SM, how many marks it made; then
+its marks, two words each. A mark ends what the CTA did since the mark before it: what that was (a
+kind, and the output tile in the lower half), and the time. The first mark, `BEGIN`, ends what
+precedes all work, such as finding out which LeanTiles to walk.
 
-`MARKS` is how many marks a row has room for; 0 is the plain build, in which nothing of this is left. A barrier comes
-before each mark, so that it speaks for all of the CTA's warps; one thread stores it. A CTA counts marks for which there
-is no room and stores nothing.
+`MARKS` is how many marks a row has room for; 0 is the plain build, in which nothing of this is
+left. A barrier comes before each mark, so that it speaks for all of the CTA's warps; one thread
+stores it. A CTA counts marks for which there is no room and stores nothing.
 """
 
 import triton
@@ -14,7 +16,8 @@ import triton.language as tl
 from leanbench.kernels.tile import INTERPRETED
 from triton.language.extra.cuda import globaltimer, smid
 
-#: What a CTA did before a mark. `TILES` includes storing the result, as a partial or as a whole tile's output.
+#: What a CTA did before a mark. `TILES` includes storing the result, as a partial or as a whole
+#: tile's output.
 BEGIN = tl.constexpr(0)
 TILES = tl.constexpr(1)
 WAIT = tl.constexpr(2)
@@ -27,7 +30,9 @@ MARK_WORDS = tl.constexpr(2)
 
 @triton.jit
 def _time_ns(marks):
-    """The GPU's timer, which all SMs share. The interpreter has none: there a mark's time is its number."""
+    """The GPU's timer, which all SMs share. The interpreter has none: there a mark's time is its
+    number.
+    """
     return tl.cast(marks, tl.int64) if INTERPRETED else globaltimer()
 
 
@@ -48,7 +53,9 @@ def stamp_start(stamps, MARKS: tl.constexpr):
 
 @triton.jit
 def mark(stamps, marks, kind: tl.constexpr, output_tile, MARKS: tl.constexpr):
-    """Marks the end of what the CTA did since the last mark; returns the count of marks with this one."""
+    """Marks the end of what the CTA did since the last mark; returns the count of marks with this
+    one.
+    """
     if MARKS > 0:
         tl.debug_barrier()
         at = _row(stamps, MARKS) + HEADER_WORDS + MARK_WORDS * marks

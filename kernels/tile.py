@@ -1,12 +1,13 @@
 """The LeanTile loop and the softmax re-scaling that lean, fa2 and fixed_split share.
 
-Because all three call the same code, a comparison between them shows their decomposition and nothing else.
+Because all three call the same code, a comparison between them shows their decomposition and
+nothing else.
 
-Notation: R = `TILE_ROWS` rows of an output tile (a KV head's query heads, once for each of `Q_LEN` query positions:
-row = position x `GROUP_SIZE` + head), D = `HEAD_DIM`, DP = D rounded up to a
-power of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory traffic). A
-partial is (acc, m, l): the un-scaled output, the running maximum of the scores in units of log2, and the sum of
-exponentials.
+Notation: R = `TILE_ROWS` rows of an output tile (a KV head's query heads, once for each of `Q_LEN`
+query positions: row = position x `GROUP_SIZE` + head), D = `HEAD_DIM`, DP = D rounded up to a power
+of two (Triton's tile sides are powers of two; the columns past D are masked and cost no memory
+traffic). A partial is (acc, m, l): the un-scaled output, the running maximum of the scores in units
+of log2, and the sum of exponentials.
 """
 
 import os
@@ -15,7 +16,8 @@ import triton
 import triton.language as tl
 from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
 
-#: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened first.
+#: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened
+#: first.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 #: `PARTIAL_ROW_EXTRA`, for use inside kernels.
@@ -36,7 +38,9 @@ def _dot(a, b, acc):
 
 @triton.jit
 def row_offsets(rows, stride_head, stride_position, GROUP_SIZE: tl.constexpr, Q_LEN: tl.constexpr):
-    """Where the rows of an output tile lie, from the KV head's first query head at query position 0."""
+    """Where the rows of an output tile lie, from the KV head's first query head at query position
+    0.
+    """
     if Q_LEN == 1:
         offsets = rows * stride_head
     else:
@@ -46,7 +50,9 @@ def row_offsets(rows, stride_head, stride_position, GROUP_SIZE: tl.constexpr, Q_
 
 @triton.jit
 def _pages(table, start, context, TILE_TOKENS: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """The page of the LeanTile that starts at token `start`, or, where it has several, the page of each token."""
+    """The page of the LeanTile that starts at token `start`, or, where it has several, the page of
+    each token.
+    """
     if PAGE_SIZE >= TILE_TOKENS:
         pages = tl.load(table + start // PAGE_SIZE, mask=start < context, other=0)
     else:
@@ -84,10 +90,12 @@ def lean_tiles(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc, m, l).
+    """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc,
+    m, l).
 
-    The loop of FlashAttention-2 (Dao 2023, Algorithm 1), whose re-scaling LeanAttention (section III) takes as its
-    associative reduction. A row of query position i sees the tokens up to context - Q_LEN + i.
+    The loop of FlashAttention-2 (Dao 2023, Algorithm 1), whose re-scaling LeanAttention (section
+    III) takes as its associative reduction. A row of query position i sees the tokens up to context
+    - Q_LEN + i.
     """
     tokens = tl.arange(0, TILE_TOKENS)
     columns = tl.arange(0, HEAD_DIM_PADDED)
@@ -112,13 +120,15 @@ def lean_tiles(
     for tile in tl.range(first, last, num_stages=NUM_STAGES):
         start = tile * TILE_TOKENS
         valid = start + tokens < context
-        # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start, and so are pages.
+        # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start, and so
+        # are pages.
         if PAGE_SIZE == 0:
             k_tile = k + start.to(tl.int64) * stride_k_token
             v_tile = v + start.to(tl.int64) * stride_v_token
         else:
             pages = next_pages.to(tl.int64)
-            # Read a step ahead: loads of K and V that had to wait for it could not be in flight together.
+            # Read a step ahead: loads of K and V that had to wait for it could not be in flight
+            # together.
             next_pages = _pages(table, start + TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
             k_tile = k + pages * stride_k_batch
             v_tile = v + pages * stride_v_batch
@@ -155,21 +165,27 @@ def lean_tiles(
 
 @triton.jit
 def write_output(acc, m, l, out, lse, out_offsets, lse_offsets, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
-    """Scales a complete (acc, m, l) and writes its valid rows: O = acc / l, LSE = ln(sum of exponentials)."""
+    """Scales a complete (acc, m, l) and writes its valid rows: O = acc / l, LSE = ln(sum of
+    exponentials).
+    """
     columns = tl.arange(0, acc.shape[1])
     # l is 0 only where a row sees nothing: its output is 0 and its LSE -inf.
     divisor = tl.where(l > 0.0, l, 1.0)
     scaled = acc / divisor[:, None]
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    tl.store(out + out_offsets[:, None] + columns[None, :], scaled.to(out.dtype.element_ty), mask=mask)
+    tl.store(
+        out + out_offsets[:, None] + columns[None, :], scaled.to(out.dtype.element_ty), mask=mask
+    )
     tl.store(lse + lse_offsets, (m + tl.log2(divisor)) * 0.6931471805599453, mask=valid_rows)
 
 
 @triton.jit
 def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
-    """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D, then the logarithms.
+    """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D,
+    then the logarithms.
 
-    As bit patterns, none of which is `EMPTY`: whoever finds a slot without `EMPTY` knows that it has arrived whole.
+    As bit patterns, none of which is `EMPTY`: whoever finds a slot without `EMPTY` knows that it
+    has arrived whole.
     """
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
@@ -178,8 +194,18 @@ def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_D
     divisor = tl.where(l > 0.0, l, 1.0)
     # .cg: to the L2, where the CTA that merges reads it.
     rows_bits = _bits(acc / divisor[:, None])
-    tl.store(base + rows[:, None] * HEAD_DIM + columns[None, :], rows_bits, mask=mask, cache_modifier=".cg")
-    tl.store(base + row_count * HEAD_DIM + rows, _bits(m + tl.log2(divisor)), mask=valid_rows, cache_modifier=".cg")
+    tl.store(
+        base + rows[:, None] * HEAD_DIM + columns[None, :],
+        rows_bits,
+        mask=mask,
+        cache_modifier=".cg",
+    )
+    tl.store(
+        base + row_count * HEAD_DIM + rows,
+        _bits(m + tl.log2(divisor)),
+        mask=valid_rows,
+        cache_modifier=".cg",
+    )
 
 
 @triton.jit
@@ -212,7 +238,11 @@ def merge_partials(
         p = first + tl.arange(0, PARTIALS_AT_ONCE)
         mask = (p < count)[:, None] & valid_rows[None, :]
         offsets = (first_slot + p) * slot_size
-        logs = tl.load(partials + (offsets[:, None] + (row_count * HEAD_DIM + rows)[None, :]), mask=mask, other=0)
+        logs = tl.load(
+            partials + (offsets[:, None] + (row_count * HEAD_DIM + rows)[None, :]),
+            mask=mask,
+            other=0,
+        )
         logs = tl.where(mask, logs.to(tl.float32, bitcast=True), float("-inf"))
         parts = tl.load(
             partials + (offsets[:, None, None] + acc_offsets[None, :, :]),
@@ -224,7 +254,9 @@ def merge_partials(
         rescale = tl.exp2(m - m_finite)
         weight = tl.exp2(logs - m_finite[None, :])
         l = l * rescale + tl.sum(weight, 0)  # noqa: E741
-        acc = acc * rescale[:, None] + tl.sum(parts.to(tl.float32, bitcast=True) * weight[:, :, None], 0)
+        acc = acc * rescale[:, None] + tl.sum(
+            parts.to(tl.float32, bitcast=True) * weight[:, :, None], 0
+        )
         m = m_new
     return acc, m, l
 
@@ -238,8 +270,12 @@ def load_query(q, offsets, valid_rows, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: 
 
 
 @triton.jit
-def sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS: tl.constexpr, RAGGED: tl.constexpr):
-    """(tokens, LeanTiles per output tile) of one sequence; at least one LeanTile, so that its output gets written."""
+def sequence_tiles(
+    cache_seqlens, sequence, context, TILE_TOKENS: tl.constexpr, RAGGED: tl.constexpr
+):
+    """(tokens, LeanTiles per output tile) of one sequence; at least one LeanTile, so that its
+    output gets written.
+    """
     tokens = context
     if RAGGED:
         tokens = tl.load(cache_seqlens + sequence)

@@ -8,10 +8,14 @@ import torch
 from leanbench.kernels.launch import Launch, run_all
 from leanbench.kernels.stamps import HEADER_WORDS, MARK_WORDS, REDUCTION, TILES, WAIT
 
-from leanbench.registry import TracedCall
-from leanbench.timeline import CtaTimeline, Span, SpanKind
+from leanbench.core.registry import TracedCall
+from leanbench.core.timeline import CtaTimeline, Span, SpanKind
 
-_KINDS: dict[int, SpanKind] = {TILES.value: "tiles", WAIT.value: "wait", REDUCTION.value: "reduction"}
+_KINDS: dict[int, SpanKind] = {
+    TILES.value: "tiles",
+    WAIT.value: "wait",
+    REDUCTION.value: "reduction",
+}
 #: A CTA whose row starts with this has not started.
 _NEVER = -1
 
@@ -28,10 +32,14 @@ class StampedCall(TracedCall):
         self._marks = marks
         words = HEADER_WORDS.value + MARK_WORDS.value * marks
         self._stamps = [
-            torch.full((launch.grid, words), _NEVER, dtype=torch.int64, device=device) for launch in launches
+            torch.full((launch.grid, words), _NEVER, dtype=torch.int64, device=device)
+            for launch in launches
         ]
         self._run = run_all(
-            [launch.stamped(stamps, marks) for launch, stamps in zip(launches, self._stamps, strict=True)]
+            [
+                launch.stamped(stamps, marks)
+                for launch, stamps in zip(launches, self._stamps, strict=True)
+            ]
         )
 
     def launch(self) -> None:
@@ -41,7 +49,8 @@ class StampedCall(TracedCall):
         """See TracedCall.
 
         Raises:
-            RuntimeError: nothing was launched yet, or a CTA made more marks than its row has room for.
+            RuntimeError: nothing was launched yet, or a CTA made more marks than its row has room
+                for.
         """
         for stamps in self._stamps:
             if stamps.is_cuda:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from leanbench.core.version import __version__
 
-# typing's own would be the first import that takes a while, before Ctrl-C means anything to the command line.
+# typing's own would be the first import that takes a while, before Ctrl-C means anything to the
+# command line.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

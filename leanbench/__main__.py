@@ -1,4 +1,6 @@
-"""The command `leanbench`, and `python -m leanbench`: Ctrl-C has a meaning before the first slow import."""
+"""The command `leanbench`, and `python -m leanbench`: Ctrl-C has a meaning before the first slow
+import.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C. Once a plain KeyboardInterrupt has passed through `eval`, Python ends by the signal, whatever exit code
-    it is given.
+    """Ctrl-C. Once a plain KeyboardInterrupt has passed through `eval`, Python ends by the signal,
+    whatever exit code it is given.
     """
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C ends it with exit code 130 and without a traceback, also while modules load."""
+    """Runs the command line. Ctrl-C ends it with exit code 130 and without a traceback, also while
+    modules load.
+    """
     # A shell script's background job ignores it, and goes on doing so.
     heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds:
@@ -33,8 +37,8 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises Interrupted, but ends the process at once while a module loads: from there an exception may come out as
-    another, or be lost.
+    """Raises Interrupted, but ends the process at once while a module loads: from there an
+    exception may come out as another, or be lost.
     """
     if _loads(frame) and not _has_children():
         _end()
@@ -49,7 +53,9 @@ def _loads(frame: FrameType | None) -> bool:
 
 
 def _has_children() -> bool:
-    """Whether there are processes that somebody must end. A sweep's worker ends with this one by itself."""
+    """Whether there are processes that somebody must end. A sweep's worker ends with this one by
+    itself.
+    """
     # Perhaps it is what is being loaded.
     children = getattr(sys.modules.get("multiprocessing"), "active_children", None)
     return children is not None and bool(children())

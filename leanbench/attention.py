@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from leanbench.attention_op import attend, taken_apart
-from leanbench.registry import KernelConfig
+from leanbench.core.registry import KernelConfig
 
-#: Arguments of flash_attn_with_kvcache that this version does not have, and the values that ask for nothing.
+#: Arguments of flash_attn_with_kvcache that this version does not have, and the values that ask for
+#: nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "k": (None,),
     "v": (None,),
@@ -40,63 +41,77 @@ def lean_attn_with_kvcache(
     config: KernelConfig | None = None,
     **flash_attn_arguments: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Decode attention of a sequence's last query tokens over its cached tokens, by LeanAttention (arXiv 2405.10480).
+    """Decode attention of a sequence's last query tokens over its cached tokens, by LeanAttention
+    (arXiv 2405.10480).
 
-    The reduction runs in a fixed order: the same inputs give the same bits. For inference: there is no gradient.
-    `torch.compile` takes a call whole, as the operator `torch.ops.leanbench.lean_attn_with_kvcache`.
+    The reduction runs in a fixed order: the same inputs give the same bits. For inference: there is
+    no gradient. `torch.compile` takes a call whole, as the operator
+    `torch.ops.leanbench.lean_attn_with_kvcache`.
 
-    Nothing is copied to or read from the host, so calls can be captured in a CUDA graph. One graph serves a whole
-    generation: make the call once before the capture, which compiles and makes the workspace, capture it with
-    `cache_seqlens` and `block_table` as tensors, and between replays write new lengths and pages into those two with
-    `copy_`. The caches as captured bound the lengths.
+    Nothing is copied to or read from the host, so calls can be captured in a CUDA graph. One graph
+    serves a whole generation: make the call once before the capture, which compiles and makes the
+    workspace, capture it with `cache_seqlens` and `block_table` as tensors, and between replays
+    write new lengths and pages into those two with `copy_`. The caches as captured bound the
+    lengths.
 
-    Partials travel through a workspace that belongs to the stream: calls that run at the same time must be on different
-    streams, and graphs that do must have been captured on different ones.
+    Partials travel through a workspace that belongs to the stream: calls that run at the same time
+    must be on different streams, and graphs that do must have been captured on different ones.
 
     Args:
-        q: (batch, q_len, q_heads, head_dim), fp16 or bf16, q_len 1 to 16. The query tokens are the sequence's last, and
-            their keys and values are in the cache already.
-        k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous. `q_heads` is a multiple of
-            `kv_heads`. A cache stored as (batch, kv_heads, tokens, head_dim) is passed as `cache.transpose(1, 2)`.
-            With a `block_table`: (pages, page_size, kv_heads, head_dim), page_size 16, 32, 64, 128 or 256.
+        q: (batch, q_len, q_heads, head_dim), fp16 or bf16, q_len 1 to 16. The query tokens are the
+            sequence's last, and their keys and values are in the cache already.
+        k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous. `q_heads` is
+            a multiple of `kv_heads`. A cache stored as (batch, kv_heads, tokens, head_dim) is
+            passed as `cache.transpose(1, 2)`. With a `block_table`: (pages, page_size, kv_heads,
+            head_dim), page_size 16, 32, 64, 128 or 256.
         v_cache: like `k_cache`.
-        cache_seqlens: tokens in use, the query tokens included: one number, or (batch,) int32 on the same device. None:
-            all of them, with a `block_table` all of its pages. A sequence of length 0 gives output 0 and LSE -inf.
+        cache_seqlens: tokens in use, the query tokens included: one number, or (batch,) int32 on
+            the same device. None: all of them, with a `block_table` all of its pages. A sequence of
+            length 0 gives output 0 and LSE -inf.
         softmax_scale: defaults to head_dim ** -0.5.
-        causal: True where there are several query tokens: the last one sees the whole sequence and each one before it
-            a token less; one that sees nothing gives output 0 and LSE -inf. Makes no difference to a single one.
-        return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads, q_len), fp32.
-        block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each page of a sequence
-            is in the caches. Entries past a sequence's end are not followed.
-        batch_invariant: True: the bits of a sequence's output depend on its own query, cache and length alone, not on
-            the other sequences, how many there are, or the GPU's SMs. The workspace then grows, by a partial for every
-            1024 tokens of each KV head that the caches have room for.
-        config: launch settings. By default those that were kept for this GPU (`leanbench tune`), where they are
-            predicted to be faster than the kernel's heuristic for these sizes, or else the heuristic's, as for several
-            query tokens and pages; with a `cache_seqlens` tensor, for a batch of the cache's whole length. See
-            leanbench.tune.lookup.
-        **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as they ask for nothing.
+        causal: True where there are several query tokens: the last one sees the whole sequence and
+            each one before it a token less; one that sees nothing gives output 0 and LSE -inf.
+            Makes no difference to a single one.
+        return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads,
+            q_len), fp32.
+        block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
+            page of a sequence is in the caches. Entries past a sequence's end are not followed.
+        batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
+            length alone, not on the other sequences, how many there are, or the GPU's SMs. The
+            workspace then grows, by a partial for every 1024 tokens of each KV head that the caches
+            have room for.
+        config: launch settings. By default those that were kept for this GPU (`leanbench tune`),
+            where they are predicted to be faster than the kernel's heuristic for these sizes, or
+            else the heuristic's, as for several query tokens and pages; with a `cache_seqlens`
+            tensor, for a batch of the cache's whole length. See leanbench.configs.lookup.
+            **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as
+            they ask for nothing.
 
     Returns:
         (batch, q_len, q_heads, head_dim) like `q`, and the LSE if asked for.
 
     Raises:
-        NotImplementedError: an argument asks for what this version does not have, or a tensor for a gradient.
+        NotImplementedError: an argument asks for what this version does not have, or a tensor for a
+            gradient.
         TypeError: `flash_attn_with_kvcache` has no such argument either.
-        ValueError: shapes, dtypes or devices do not fit together, or a `config` without `fixed_run_tiles` and
-            `batch_invariant` do not.
-        UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for; or the workspace of
-            `batch_invariant` would be too large.
+        ValueError: shapes, dtypes or devices do not fit together, or a `config` without
+            `fixed_run_tiles` and `batch_invariant` do not.
+        UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for; or the
+            workspace of `batch_invariant` would be too large.
         RuntimeError: a CUDA graph is captured, and no call before it needed a workspace as large.
     """
     _refuse_unsupported(flash_attn_arguments)
-    if torch.is_grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    ):
         raise NotImplementedError(
-            "lean_attn_with_kvcache is for inference and has no gradient, but q, k_cache or v_cache requires one: call "
-            "it under torch.no_grad()"
+            "lean_attn_with_kvcache is for inference and has no gradient, but q, k_cache or v_cache"
+            " requires one: call it under torch.no_grad()"
         )
     if batch_invariant and config is not None and config.fixed_run_tiles is None:
-        raise ValueError("batch_invariant needs a config with fixed_run_tiles: set it, or leave config out")
+        raise ValueError(
+            "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
+        )
     in_tensor = isinstance(cache_seqlens, torch.Tensor)
     out, lse = attend(
         q,
@@ -120,14 +135,19 @@ def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
         if not any(value is accepted or value == accepted for accepted in _UNSUPPORTED[name]):
             asked = f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
             raise NotImplementedError(
-                f"lean_attn_with_kvcache does not support {asked} yet: leave it at its default, {_UNSUPPORTED[name][0]}"
+                f"lean_attn_with_kvcache does not support {asked} yet: leave it at its default,"
+                f" {_UNSUPPORTED[name][0]}"
             )
 
 
 def _whole_number(cache_seqlens: Any) -> int | None:
     # A traced number stays a symbol.
-    if cache_seqlens is None or (isinstance(cache_seqlens, int | torch.SymInt) and not isinstance(cache_seqlens, bool)):
+    if cache_seqlens is None or (
+        isinstance(cache_seqlens, int | torch.SymInt) and not isinstance(cache_seqlens, bool)
+    ):
         return cache_seqlens  # pyright: ignore[reportReturnType]
     if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
-        raise ValueError(f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them")
+        raise ValueError(
+            f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
+        )
     return operator.index(cache_seqlens)

@@ -1,7 +1,7 @@
 """The operator under `lean_attn_with_kvcache`: `torch.ops.leanbench.lean_attn_with_kvcache`.
 
-Graphs that torch traces hold it as one node: shapes are checked while they are traced, settings are chosen and the
-kernel is launched when they run.
+Graphs that torch traces hold it as one node: shapes are checked while they are traced, settings are
+chosen and the kernel is launched when they run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import lru_cache
 
 import torch
 
-from leanbench.errors import UserError
-from leanbench.inputs import AttentionInputs
-from leanbench.kernels.launch import spec_of  # pyright: ignore[reportMissingImports]
-from leanbench.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
-from leanbench.registry import KernelConfig, kernel
-from leanbench.tune.lookup import State, choose, state
+from leanbench.configs.lookup import State, choose, state
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
+from leanbench.kernels.launch import spec_of
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -43,7 +43,8 @@ def attend(
     Args:
         cache_seqlens: a tensor, or None for what `length` says.
         length: tokens in use of every sequence; None: all.
-        config: with `implementation` and `copy` what `taken_apart` made of a KernelConfig; None: the default.
+        config: with `implementation` and `copy` what `taken_apart` made of a KernelConfig; None:
+            the default.
     """
     _check(q, k_cache, v_cache, cache_seqlens, block_table, causal)
     room = _room(k_cache, block_table)
@@ -52,8 +53,8 @@ def attend(
         raise ValueError(f"cache_seqlens {length} is outside the cache's 0 to {room} tokens")
     if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
-            f"the tensors are on {q.device}: move them to a GPU, or set TRITON_INTERPRET=1 before triton is imported "
-            "to try it there"
+            f"the tensors are on {q.device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
+            " triton is imported to try it there"
         )
     out, lse = _outputs(q)
     inputs = AttentionInputs(
@@ -100,21 +101,31 @@ def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 #: The fields of a KernelConfig that are numbers or bools; the others are strings.
-_NUMBERS = tuple(field.name for field in fields(KernelConfig) if field.name not in ("implementation", "copy"))
+_NUMBERS = tuple(
+    field.name for field in fields(KernelConfig) if field.name not in ("implementation", "copy")
+)
 
 
 def taken_apart(config: KernelConfig | None) -> tuple[list[int] | None, str | None, str | None]:
-    """A config as an operator can take it: its numbers, -1 for None, then `implementation` and `copy`."""
-    # All of it in one string would not do: where torch.compile makes symbols of sizes, it makes them of these numbers.
+    """A config as an operator can take it: its numbers, -1 for None, then `implementation` and
+    `copy`.
+    """
+    # All of it in one string would not do: where torch.compile makes symbols of sizes, it makes
+    # them of these numbers.
     if config is None:
         return None, None, None
     values = [getattr(config, name) for name in _NUMBERS]
-    return [-1 if value is None else int(value) for value in values], config.implementation, config.copy
+    return (
+        [-1 if value is None else int(value) for value in values],
+        config.implementation,
+        config.copy,
+    )
 
 
 def _put_together(numbers: list[int], implementation: str | None, copy: str | None) -> KernelConfig:
     values: dict[str, int | None] = {
-        name: None if number == -1 else number for name, number in zip(_NUMBERS, numbers, strict=True)
+        name: None if number == -1 else number
+        for name, number in zip(_NUMBERS, numbers, strict=True)
     }
     if values["align_grid"] is not None:
         values["align_grid"] = bool(values["align_grid"])
@@ -137,8 +148,8 @@ def _check(
     _check_tensors(q, k_cache, v_cache, block_table)
     if q.shape[1] > 1 and not causal:
         raise NotImplementedError(
-            f"q has {q.shape[1]} tokens per sequence and causal is False, only a causal mask is supported: pass "
-            "causal=True"
+            f"q has {q.shape[1]} tokens per sequence and causal is False, only a causal mask is"
+            " supported: pass causal=True"
         )
     if cache_seqlens is not None:
         _check_lengths(cache_seqlens, q)
@@ -147,45 +158,65 @@ def _check(
 def _check_tensors(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor | None
 ) -> None:
-    caches = "(batch, tokens, kv_heads, head_dim)" if block_table is None else "(pages, page_size, kv_heads, head_dim)"
-    if q.dim() != 4 or k_cache.dim() != 4 or v_cache.shape != k_cache.shape or 0 in (*q.shape, *k_cache.shape):
+    caches = (
+        "(batch, tokens, kv_heads, head_dim)"
+        if block_table is None
+        else "(pages, page_size, kv_heads, head_dim)"
+    )
+    if (
+        q.dim() != 4
+        or k_cache.dim() != 4
+        or v_cache.shape != k_cache.shape
+        or 0 in (*q.shape, *k_cache.shape)
+    ):
         raise ValueError(
-            f"q is {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}: expected "
-            f"(batch, q_len, q_heads, head_dim) and twice {caches}, no size 0"
+            f"q is {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache"
+            f" {tuple(v_cache.shape)}: expected (batch, q_len, q_heads, head_dim) and twice"
+            f" {caches}, no size 0"
         )
     if q.shape[1] > MAX_Q_LEN:
         raise NotImplementedError(
-            f"q has {q.shape[1]} tokens per sequence, at most {MAX_Q_LEN} are supported: pass fewer at a time"
+            f"q has {q.shape[1]} tokens per sequence, at most {MAX_Q_LEN} are supported: pass fewer"
+            " at a time"
         )
     if block_table is not None:
         _check_pages(block_table, q, k_cache.shape[1])
     elif q.shape[0] != k_cache.shape[0]:
-        raise ValueError(f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in batch")
+        raise ValueError(
+            f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in batch"
+        )
     if q.shape[3] != k_cache.shape[3] or q.shape[2] % k_cache.shape[2]:
         raise ValueError(
-            f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in head_dim, and q_heads must be a "
-            "multiple of kv_heads"
+            f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in head_dim, and"
+            " q_heads must be a multiple of kv_heads"
         )
     if q.shape[3] not in HEAD_DIMS:
-        raise ValueError(f"head_dim {q.shape[3]} is not supported, choose one of {', '.join(map(str, HEAD_DIMS))}")
+        raise ValueError(
+            f"head_dim {q.shape[3]} is not supported, choose one of"
+            f" {', '.join(map(str, HEAD_DIMS))}"
+        )
     if q.dtype not in _DTYPE_NAMES or {k_cache.dtype, v_cache.dtype} != {q.dtype}:
         raise ValueError(
-            f"q is {q.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}: all fp16 or all bf16, please"
+            f"q is {q.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}: all fp16 or all bf16,"
+            " please"
         )
     if not q.device == k_cache.device == v_cache.device:
-        raise ValueError(f"q is on {q.device}, the caches on {k_cache.device} and {v_cache.device}: use one device")
+        raise ValueError(
+            f"q is on {q.device}, the caches on {k_cache.device} and {v_cache.device}: use one"
+            " device"
+        )
     if q.stride(3) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError(
-            f"the last strides of q and of the caches are {q.stride(3)}, {k_cache.stride(3)} and {v_cache.stride(3)}: "
-            "head_dim must be contiguous, its stride 1"
+            f"the last strides of q and of the caches are {q.stride(3)}, {k_cache.stride(3)} and"
+            f" {v_cache.stride(3)}: head_dim must be contiguous, its stride 1"
         )
 
 
 def _check_pages(block_table: torch.Tensor, q: torch.Tensor, page_size: int) -> None:
     if page_size not in PAGE_SIZES:
         raise ValueError(
-            f"the caches have pages of {page_size} tokens: choose one of {', '.join(map(str, PAGE_SIZES))}, or leave "
-            "block_table out"
+            f"the caches have pages of {page_size} tokens: choose one of"
+            f" {', '.join(map(str, PAGE_SIZES))}, or leave block_table out"
         )
     if (
         block_table.dim() != 2
@@ -195,21 +226,27 @@ def _check_pages(block_table: torch.Tensor, q: torch.Tensor, page_size: int) -> 
         or not block_table.is_contiguous()
     ):
         raise ValueError(
-            f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected ({q.shape[0]}, pages of a "
-            "sequence) contiguous torch.int32"
+            f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
+            f" ({q.shape[0]}, pages of a sequence) contiguous torch.int32"
         )
     if block_table.device != q.device:
         raise ValueError(f"block_table is on {block_table.device}, q on {q.device}: move it there")
 
 
 def _check_lengths(cache_seqlens: torch.Tensor, q: torch.Tensor) -> None:
-    if cache_seqlens.shape != q.shape[:1] or cache_seqlens.dtype != torch.int32 or not cache_seqlens.is_contiguous():
+    if (
+        cache_seqlens.shape != q.shape[:1]
+        or cache_seqlens.dtype != torch.int32
+        or not cache_seqlens.is_contiguous()
+    ):
         raise ValueError(
-            f"cache_seqlens is {tuple(cache_seqlens.shape)} {cache_seqlens.dtype}: expected ({q.shape[0]},) "
-            "contiguous torch.int32"
+            f"cache_seqlens is {tuple(cache_seqlens.shape)} {cache_seqlens.dtype}: expected"
+            f" ({q.shape[0]},) contiguous torch.int32"
         )
     if cache_seqlens.device != q.device:
-        raise ValueError(f"cache_seqlens is on {cache_seqlens.device}, q on {q.device}: move it there")
+        raise ValueError(
+            f"cache_seqlens is on {cache_seqlens.device}, q on {q.device}: move it there"
+        )
 
 
 def _chosen(inputs: AttentionInputs, batch_invariant: bool) -> tuple[KernelConfig, KernelConfig]:
@@ -254,7 +291,9 @@ def _default_config(
     Args:
         state: what was chosen before is out of date when it changes.
     """
-    problem = AttentionProblem(batch, q_heads, kv_heads, max(1, context), head_dim, dtype, kv_layout, q_len, page_size)
+    problem = AttentionProblem(
+        batch, q_heads, kv_heads, max(1, context), head_dim, dtype, kv_layout, q_len, page_size
+    )
     if batch_invariant:
         config = kernel("lean").batch_invariant_config(problem, spec_of(device))
         assert config is not None
@@ -277,8 +316,8 @@ def _launch(inputs: AttentionInputs, config: KernelConfig) -> None:
 
 
 def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: KernelConfig) -> None:
-    """Kept settings were found with the compiler and on the GPU of their day: where they do not fit any more, the
-    heuristic's run.
+    """Kept settings were found with the compiler and on the GPU of their day: where they do not fit
+    any more, the heuristic's run.
     """
     if config in _refused:
         config = heuristic
@@ -289,7 +328,10 @@ def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: Ker
             raise
         _refused.add(config)
         said = str(error).partition("\n")[0]
-        warnings.warn(f"kept settings do not fit any more ({said}), the heuristic's are used: tune again", stacklevel=2)
+        warnings.warn(
+            f"kept settings do not fit any more ({said}), the heuristic's are used: tune again",
+            stacklevel=2,
+        )
         _launch(inputs, heuristic)
 
 

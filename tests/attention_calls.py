@@ -1,4 +1,6 @@
-"""`lean_attn_with_kvcache` over a problem's tensors, whether what it returned is right, and what its bits depend on."""
+"""`lean_attn_with_kvcache` over a problem's tensors, whether what it returned is right, and what
+its bits depend on.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any
 import torch
 
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.inputs import AttentionInputs
-from leanbench.measure.check import check_against_reference
+from leanbench.check.reference import check_against_reference
+from leanbench.core.inputs import AttentionInputs
 
 
 def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +30,7 @@ def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch
 
 
 def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Within the limits of `leanbench.measure.check`, every head compared."""
+    """Within the limits of `leanbench.check.reference`, every head compared."""
     result = check_against_reference(replace(inputs, out=out, lse=lse), max_elements=1 << 62)
     assert result.failure("fp16" if out.dtype == torch.float16 else "bf16") is None
     assert result.checked_heads == result.total_heads
@@ -37,7 +39,8 @@ def assert_right(inputs: AttentionInputs, out: torch.Tensor, lse: torch.Tensor) 
 def differing(
     inputs: AttentionInputs, call: Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]]
 ) -> list[str]:
-    """In which surroundings some sequence's bits are not those that it has in the whole batch; all results are right.
+    """In which surroundings some sequence's bits are not those that it has in the whole batch; all
+    results are right.
 
     Args:
         call: output and LSE of a call.
@@ -48,7 +51,9 @@ def differing(
     for name, (sequences, other) in _surroundings(inputs).items():
         results = call(other)
         assert_right(other, *results)
-        if not all(torch.equal(result, one[sequences]) for result, one in zip(results, whole, strict=True)):
+        if not all(
+            torch.equal(result, one[sequences]) for result, one in zip(results, whole, strict=True)
+        ):
             found.append(name)
     return found
 
@@ -90,17 +95,20 @@ def _some(inputs: AttentionInputs, sequences: list[int]) -> AttentionInputs:
 
 
 def _roomier(inputs: AttentionInputs) -> AttentionInputs:
-    """The same batch, its lengths on the device, in caches with room for twice as many tokens and some, NaN in what is
-    added. Pages lie elsewhere.
+    """The same batch, its lengths on the device, in caches with room for twice as many tokens and
+    some, NaN in what is added. Pages lie elsewhere.
     """
     batch, room = inputs.q.shape[0], inputs.context + 90
     lengths = inputs.cache_seqlens
     if lengths is None:
         lengths = torch.full((batch,), inputs.context, dtype=torch.int32, device=inputs.q.device)
     added = inputs.k_cache.shape[0] if inputs.block_table is not None else room
-    padding = (0, 0, 0, 0, 0, 0, added, 0) if inputs.block_table is not None else (0, 0, 0, 0, 0, added)
+    padding = (
+        (0, 0, 0, 0, 0, 0, added, 0) if inputs.block_table is not None else (0, 0, 0, 0, 0, added)
+    )
     k_cache, v_cache = (
-        torch.nn.functional.pad(cache, padding, value=math.nan) for cache in (inputs.k_cache, inputs.v_cache)
+        torch.nn.functional.pad(cache, padding, value=math.nan)
+        for cache in (inputs.k_cache, inputs.v_cache)
     )
     table = inputs.block_table
     if table is not None:

@@ -1,4 +1,6 @@
-"""Pairs of runs made in code, for the tests of comparing: rows, manifest and samples by the project's own writers."""
+"""Pairs of runs made in code, for the tests of comparing: rows, manifest and samples by the
+project's own writers.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.measure.statistics import median_interval
-from leanbench.problem import AttentionProblem
-from leanbench.row import Row
+from leanbench.records.directory import RunDirectory
+from leanbench.records.row import Row
+from leanbench.records.samples import Samples
 from leanbench.run.cells import Cell
-from leanbench.run.directory import RunDirectory
-from leanbench.run.samples import Samples
 
 ENVIRONMENT = {
     "python": "3.12.3",
@@ -42,7 +44,9 @@ def row(
     samples_us: Sequence[float] = (),
     **fields: Any,
 ) -> dict[str, Any]:
-    """One row, with the median and the interval of `samples_us`; a row without samples needs a `status`."""
+    """One row, with the median and the interval of `samples_us`; a row without samples needs a
+    `status`.
+    """
     measured: dict[str, Any] = {}
     if samples_us:
         low, high = median_interval(samples_us)
@@ -94,12 +98,19 @@ def write_run(
         for each in rows:
             us = list((samples_us or {}).get(each["cell"], ()))
             count = len(us)
-            samples = Samples(cell=each["cell"], samples_us=us, rounds=list(range(count)), sm_clock_mhz=[1980] * count)
+            samples = Samples(
+                cell=each["cell"],
+                samples_us=us,
+                rounds=list(range(count)),
+                sm_clock_mhz=[1980] * count,
+            )
             run.append(each, samples if us else None)
     return path
 
 
-def run_of(path: Path, latencies: Mapping[tuple[AttentionProblem, str], Sequence[float]], **fields: Any) -> Path:
+def run_of(
+    path: Path, latencies: Mapping[tuple[AttentionProblem, str], Sequence[float]], **fields: Any
+) -> Path:
     """A run with a row and raw samples for each (problem, kernel)."""
     rows = [row(problem, kernel, samples_us) for (problem, kernel), samples_us in latencies.items()]
     samples = {each["cell"]: us for each, us in zip(rows, latencies.values(), strict=True)}

@@ -1,4 +1,6 @@
-"""What all tests share: the interpreter where there is no GPU, skips with a reason, and how hypothesis runs."""
+"""What all tests share: the interpreter where there is no GPU, skips with a reason, and how
+hypothesis runs.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,24 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import settings
 
-# Triton decides when a kernel is defined: before any test module is imported, and alike in every pytest-xdist worker.
+if TYPE_CHECKING:
+    from leanbench.configs.tuned import Family
+
+# Triton decides when a kernel is defined: before any test module is imported, and alike in every
+# pytest-xdist worker.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What whoever runs the tests has tuned and calibrated changes nothing; tests of kept configs turn them on.
+# What whoever runs the tests has tuned and calibrated changes nothing; tests of kept configs turn
+# them on.
 os.environ["LEANBENCH_CONFIGS"] = "off"
 os.environ["LEANBENCH_HOME"] = os.path.join(tempfile.gettempdir(), "leanbench-tests-no-such-home")
 
@@ -40,6 +50,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> str:
     """Where kernels run in these tests."""
     return "cuda" if _why_no_gpu() is None else "cpu"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder without tuned configs, nothing shipped either, and tuned configs on."""
+    from leanbench.configs import lookup, store
+
+    (tmp_path / "shipped").mkdir()
+    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("LEANBENCH_CONFIGS", raising=False)
+    monkeypatch.setattr(lookup, "_warned", set())
+    monkeypatch.setattr(lookup, "_told", set())
+    lookup._entry.cache_clear()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def ship(home: Path) -> Callable[..., None]:
+    """Puts a file among those that come with leanbench."""
+    from kept_examples import gpu, kept
+
+    from leanbench.configs import lookup, store
+
+    def put(*families: Family, name: str = "h200") -> None:
+        (store.SHIPPED / f"{name}.json").write_text(kept(*families, of=gpu(name)).model_dump_json())
+        lookup._entry.cache_clear()
+
+    return put
 
 
 def _why_no_gpu() -> str | None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from leanbench.configs.tuned import (
+    Build,
+    Candidate,
+    Family,
+    KeptConfigs,
+    KeptGpu,
+    Timed,
+    TunedProblem,
+)
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
-from leanbench.tune.kept import Build, Candidate, Family, KeptConfigs, KeptGpu, Timed, TunedProblem
 
 H200 = find("h200")
-#: The Triton implementation of what the files call lean: its heuristic does not depend on what is installed.
+#: The Triton implementation of what the files call lean: its heuristic does not depend on what is
+#: installed.
 LEAN = kernel("lean_triton")
 #: head_dim 128, group size 4; its heuristic is 64 tokens, 4 warps, 4 stages, 1 CTA an SM.
 PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
@@ -40,23 +49,41 @@ _NOTHING = dict.fromkeys(
 
 def build(start_us: float, **fields: Any) -> Build:
     """One whose launches take `start_us`, whatever the problem."""
-    values: dict[str, Any] = {"start_us": start_us, **_INSTANT, **_NOTHING, "points": 10, "median_error": 0.01}
+    values: dict[str, Any] = {
+        "start_us": start_us,
+        **_INSTANT,
+        **_NOTHING,
+        "points": 10,
+        "median_error": 0.01,
+    }
     return Build(**{**values, **fields})
 
 
 def candidate(config: KernelConfig, build: int | None, **fields: Any) -> Candidate:
-    values: dict[str, Any] = {**config.to_dict(), "registers_per_thread": 128, "shared_bytes": 98304}
+    values: dict[str, Any] = {
+        **config.to_dict(),
+        "registers_per_thread": 128,
+        "shared_bytes": 98304,
+    }
     return Candidate(**{**values, "spilled_registers": 0, "build": build, **fields})
 
 
 def tuned(context: int = 4096, chosen: int = 1, **fields: Any) -> TunedProblem:
-    values: dict[str, Any] = {"batch": 1, "kv_heads": 8, "context": context, "heuristic": 0, "chosen": chosen}
+    values: dict[str, Any] = {
+        "batch": 1,
+        "kv_heads": 8,
+        "context": context,
+        "heuristic": 0,
+        "chosen": chosen,
+    }
     timed = [Timed(candidate=1, latency_us=9.0), Timed(candidate=0, latency_us=10.0)]
     return TunedProblem(**{**values, "ties": [1], "timed": timed, **fields})
 
 
 def family(heuristic_us: float = 10.0, large_us: float = 9.0, **fields: Any) -> Family:
-    """Candidates 0: the heuristic's; 1: LARGE, alone on the shortlist; each build takes a constant time."""
+    """Candidates 0: the heuristic's; 1: LARGE, alone on the shortlist; each build takes a constant
+    time.
+    """
     values: dict[str, Any] = {
         "head_dim": 128,
         "dtype": "fp16",

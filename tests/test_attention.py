@@ -14,11 +14,11 @@ from attention_calls import assert_right, attend
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.errors import UserError
-from leanbench.inputs import make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
-from leanbench.tune.lookup import Choice
+from leanbench.configs.lookup import Choice
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
 
@@ -41,7 +41,10 @@ def test_it_is_right(problem, config, device):
     inputs = make_inputs(problem, device)
     out, lse = attend(inputs, config=config)
     assert (out.shape, out.dtype) == (inputs.q.shape, inputs.q.dtype)
-    assert (lse.shape, lse.dtype) == ((problem.batch, problem.q_heads, problem.q_len), torch.float32)
+    assert (lse.shape, lse.dtype) == (
+        (problem.batch, problem.q_heads, problem.q_len),
+        torch.float32,
+    )
     assert_right(inputs, out, lse)
 
 
@@ -80,7 +83,9 @@ def test_several_query_tokens_cut_from_a_larger_tensor(device):
     assert_right(inputs, *attend(inputs))
 
 
-@pytest.mark.parametrize("length", [0, torch.tensor([0], dtype=torch.int32)], ids=["number", "tensor"])
+@pytest.mark.parametrize(
+    "length", [0, torch.tensor([0], dtype=torch.int32)], ids=["number", "tensor"]
+)
 def test_an_empty_cache_gives_zero(length, device):
     inputs = make_inputs(AttentionProblem(1, 4, 2, 50, 64), device)
     length = length.to(device) if isinstance(length, torch.Tensor) else length
@@ -92,7 +97,9 @@ def test_an_empty_cache_gives_zero(length, device):
 def test_a_transposed_hnd_cache_and_its_nhd_copy_agree(device):
     inputs = make_inputs(AttentionProblem(2, 4, 2, 60, 64, kv_layout="HND"), device)
     assert not inputs.k_cache.is_contiguous()
-    copied = replace(inputs, k_cache=inputs.k_cache.contiguous(), v_cache=inputs.v_cache.contiguous())
+    copied = replace(
+        inputs, k_cache=inputs.k_cache.contiguous(), v_cache=inputs.v_cache.contiguous()
+    )
     out, lse = attend(inputs)
     assert_right(inputs, out, lse)
     for one, other in zip((out, lse), attend(copied), strict=True):
@@ -161,14 +168,20 @@ TABLE = torch.zeros(1, 1, dtype=torch.int32)
         ("cache_batch_idx", TABLE, "a cache_batch_idx tensor yet"),
         ("cache_leftpad", TABLE, "a cache_leftpad tensor yet"),
         ("alibi_slopes", TABLE, "a alibi_slopes tensor yet"),
-        ("window_size", (128, 0), r"window_size=\(128, 0\) yet: leave it at its default, \(-1, -1\)"),
+        (
+            "window_size",
+            (128, 0),
+            r"window_size=\(128, 0\) yet: leave it at its default, \(-1, -1\)",
+        ),
         ("softcap", 30.0, "softcap=30.0 yet: leave it at its default, 0.0"),
         ("num_splits", 4, "num_splits=4 yet: leave it at its default, 0"),
     ],
 )
 def test_what_this_version_does_not_have(argument, value, words, device):
     inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
-    with pytest.raises(NotImplementedError, match=f"^lean_attn_with_kvcache does not support {words}"):
+    with pytest.raises(
+        NotImplementedError, match=f"^lean_attn_with_kvcache does not support {words}"
+    ):
         attend(inputs, **{argument: value})
 
 
@@ -195,17 +208,31 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "q without a token dimension": (
         {"q": half(2, 8, 64)},
         ValueError,
-        r"q is \(2, 8, 64\), .*expected \(batch, q_len, q_heads, head_dim\) and twice \(batch, tokens, ",
+        (
+            r"q is \(2, 8, 64\), .*expected \(batch, q_len, q_heads, head_dim\) and twice \(batch,"
+            r" tokens, "
+        ),
     ),
     "k_cache without heads": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
     "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),
-    "no tokens": ({"k_cache": half(2, 0, 4, 64), "v_cache": half(2, 0, 4, 64)}, ValueError, r"k_cache \(2, 0, 4, 64\)"),
-    "no KV heads": ({"k_cache": half(2, 30, 0, 64), "v_cache": half(2, 30, 0, 64)}, ValueError, "no size 0"),
+    "no tokens": (
+        {"k_cache": half(2, 0, 4, 64), "v_cache": half(2, 0, 4, 64)},
+        ValueError,
+        r"k_cache \(2, 0, 4, 64\)",
+    ),
+    "no KV heads": (
+        {"k_cache": half(2, 30, 0, 64), "v_cache": half(2, 30, 0, 64)},
+        ValueError,
+        "no size 0",
+    ),
     "no sequences": ({"q": half(0, 1, 8, 64)}, ValueError, "no size 0"),
     "query tokens without a mask": (
         {"q": half(2, 3, 8, 64)},
         NotImplementedError,
-        "q has 3 tokens per sequence and causal is False, only a causal mask is supported: pass causal=True",
+        (
+            "q has 3 tokens per sequence and causal is False, only a causal mask is supported: pass"
+            " causal=True"
+        ),
     ),
     "seventeen query tokens": (
         {"q": half(2, 17, 8, 64), "causal": True},
@@ -215,7 +242,10 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pages of 30": (
         {"block_table": table(2, 1)},
         ValueError,
-        "the caches have pages of 30 tokens: choose one of 16, 32, 64, 128, 256, or leave block_table out",
+        (
+            "the caches have pages of 30 tokens: choose one of 16, 32, 64, 128, 256, or leave"
+            " block_table out"
+        ),
     ),
     "caches that are no pages": (
         {"k_cache": half(2, 30, 256), "block_table": table(2, 1)},
@@ -225,42 +255,81 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a flat block table": (
         {**PAGES, "block_table": table(2)},
         ValueError,
-        r"block_table is \(2,\) torch.int32: expected \(2, pages of a sequence\) contiguous torch.int32",
+        (
+            r"block_table is \(2,\) torch.int32: expected \(2, pages of a sequence\) contiguous"
+            r" torch.int32"
+        ),
     ),
     "a block table of three": (
         {**PAGES, "block_table": table(3, 4)},
         ValueError,
         r"block_table is \(3, 4\) torch.int32",
     ),
-    "a block table of nothing": ({**PAGES, "block_table": table(2, 0)}, ValueError, r"block_table is \(2, 0\)"),
-    "an int64 block table": ({**PAGES, "block_table": table(2, 4).long()}, ValueError, "torch.int64: expected"),
-    "a block table with gaps": ({**PAGES, "block_table": table(2, 4)[:, ::2]}, ValueError, "contiguous torch.int32"),
+    "a block table of nothing": (
+        {**PAGES, "block_table": table(2, 0)},
+        ValueError,
+        r"block_table is \(2, 0\)",
+    ),
+    "an int64 block table": (
+        {**PAGES, "block_table": table(2, 4).long()},
+        ValueError,
+        "torch.int64: expected",
+    ),
+    "a block table with gaps": (
+        {**PAGES, "block_table": table(2, 4)[:, ::2]},
+        ValueError,
+        "contiguous torch.int32",
+    ),
     "a block table elsewhere": (
         {**PAGES, "block_table": table(2, 4).to("meta")},
         ValueError,
         "block_table is on meta, q on cpu: move it there",
     ),
-    "a length past the pages": ({**PAGES, "cache_seqlens": 65}, ValueError, "65 is outside the cache's 0 to 64 tokens"),
+    "a length past the pages": (
+        {**PAGES, "cache_seqlens": 65},
+        ValueError,
+        "65 is outside the cache's 0 to 64 tokens",
+    ),
     "another batch": (
         {"q": half(3, 1, 8, 64)},
         ValueError,
         r"q \(3, 1, 8, 64\) and k_cache \(2, 30, 4, 64\) must agree in batch$",
     ),
-    "another head_dim": ({"q": half(2, 1, 8, 128)}, ValueError, r"q \(2, 1, 8, 128\) and k_cache .* must agree"),
-    "uneven heads": ({"q": half(2, 1, 6, 64)}, ValueError, r"q \(2, 1, 6, 64\) .*q_heads must be a multiple of"),
+    "another head_dim": (
+        {"q": half(2, 1, 8, 128)},
+        ValueError,
+        r"q \(2, 1, 8, 128\) and k_cache .* must agree",
+    ),
+    "uneven heads": (
+        {"q": half(2, 1, 6, 64)},
+        ValueError,
+        r"q \(2, 1, 6, 64\) .*q_heads must be a multiple of",
+    ),
     "head_dim 72": (
         {"q": half(2, 1, 8, 72), "k_cache": half(2, 30, 4, 72), "v_cache": half(2, 30, 4, 72)},
         ValueError,
         "head_dim 72 is not supported, choose one of 64, 80, 96, 128, 256",
     ),
-    "fp32": ({"q": Q.float()}, ValueError, "q is torch.float32, the caches torch.float16 and torch.float16: all"),
-    "mixed dtypes": ({"v_cache": CACHE.bfloat16()}, ValueError, "the caches torch.float16 and torch.bfloat16"),
+    "fp32": (
+        {"q": Q.float()},
+        ValueError,
+        "q is torch.float32, the caches torch.float16 and torch.float16: all",
+    ),
+    "mixed dtypes": (
+        {"v_cache": CACHE.bfloat16()},
+        ValueError,
+        "the caches torch.float16 and torch.bfloat16",
+    ),
     "fp32 everywhere": (
         {"q": Q.float(), "k_cache": CACHE.float(), "v_cache": CACHE.float()},
         ValueError,
         "q is torch.float32",
     ),
-    "devices": ({"k_cache": CACHE.to("meta")}, ValueError, "q is on cpu, the caches on meta and cpu: use one device"),
+    "devices": (
+        {"k_cache": CACHE.to("meta")},
+        ValueError,
+        "q is on cpu, the caches on meta and cpu: use one device",
+    ),
     "head_dim not contiguous": (
         {"v_cache": half(2, 30, 64, 4).transpose(2, 3)},
         ValueError,
@@ -286,8 +355,16 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "cache_seqlens is on meta, q on cpu: move it there",
     ),
-    "a length past the cache": ({"cache_seqlens": 31}, ValueError, "cache_seqlens 31 is outside the cache's 0 to 30"),
-    "a negative length": ({"cache_seqlens": -1}, ValueError, "cache_seqlens -1 is outside the cache's 0 to 30 tokens"),
+    "a length past the cache": (
+        {"cache_seqlens": 31},
+        ValueError,
+        "cache_seqlens 31 is outside the cache's 0 to 30",
+    ),
+    "a negative length": (
+        {"cache_seqlens": -1},
+        ValueError,
+        "cache_seqlens -1 is outside the cache's 0 to 30 tokens",
+    ),
 }
 
 
@@ -303,7 +380,9 @@ def test_bad_tensors_are_one_sentence(arguments, error, words, monkeypatch):
 @pytest.mark.parametrize("config", [None, CONFIG], ids=["default", "own"])
 def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UserError, match=r"^the tensors are on cpu: move them to a GPU, or set TRITON_INTERPRET=1"):
+    with pytest.raises(
+        UserError, match=r"^the tensors are on cpu: move them to a GPU, or set TRITON_INTERPRET=1"
+    ):
         lean_attn_with_kvcache(Q, CACHE, CACHE, config=config)
 
 
@@ -344,7 +423,9 @@ def test_kept_settings_are_launched(asked, device, monkeypatch):
     launched: list[KernelConfig] = []
     lean = attention_op.kernel("lean")
     prepare = lean.prepare
-    monkeypatch.setattr(lean, "prepare", lambda inputs, config: launched.append(config) or prepare(inputs, config))
+    monkeypatch.setattr(
+        lean, "prepare", lambda inputs, config: launched.append(config) or prepare(inputs, config)
+    )
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     assert_right(inputs, *attend(inputs))
     assert launched == [replace(CONFIG, num_stages=1)]
@@ -379,7 +460,10 @@ def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypa
     monkeypatch.setattr(lean, "default_config", lambda problem, spec: CONFIG)
     monkeypatch.setattr(attention_op, "_refused", set())
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
-    words = r"kept settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the heuristic's are used"
+    words = (
+        r"kept settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the"
+        r" heuristic's are used"
+    )
     with pytest.warns(UserWarning, match=words):
         assert_right(inputs, *attend(inputs))
     # Said and tried once.

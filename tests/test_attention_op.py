@@ -1,4 +1,6 @@
-"""`torch.ops.leanbench.lean_attn_with_kvcache`: what traces a call sees the same shapes, and runs the same kernel."""
+"""`torch.ops.leanbench.lean_attn_with_kvcache`: what traces a call sees the same shapes, and runs
+the same kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
 PROBLEMS = {
@@ -27,7 +29,9 @@ PROBLEMS = {
 problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 
 
-def operands(inputs: AttentionInputs, config: KernelConfig | None = None, batch_invariant: bool = False) -> tuple:
+def operands(
+    inputs: AttentionInputs, config: KernelConfig | None = None, batch_invariant: bool = False
+) -> tuple:
     """What the operator takes."""
     return (
         inputs.q,
@@ -45,7 +49,9 @@ def operands(inputs: AttentionInputs, config: KernelConfig | None = None, batch_
 
 @problems
 @pytest.mark.parametrize(
-    "options", [{}, {"config": CONFIG}, {"batch_invariant": True}], ids=["default", "config", "batch invariant"]
+    "options",
+    [{}, {"config": CONFIG}, {"batch_invariant": True}],
+    ids=["default", "config", "batch invariant"],
 )
 def test_opcheck(problem, options, device):
     torch.library.opcheck(attention_op.attend, operands(make_inputs(problem, device), **options))
@@ -60,7 +66,9 @@ def test_it_is_an_operator_of_torch(device):
 
 @problems
 @pytest.mark.parametrize(
-    "options", [{}, {"config": CONFIG}, {"batch_invariant": True}], ids=["default", "config", "batch invariant"]
+    "options",
+    [{}, {"config": CONFIG}, {"batch_invariant": True}],
+    ids=["default", "config", "batch invariant"],
 )
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_call_compiles_whole(problem, options, dynamic, device):
@@ -84,7 +92,9 @@ def test_other_sizes_and_lengths_need_no_compilation(device):
     counter = CompileCounterWithBackend("aot_eager")
 
     def call(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, length: int) -> Any:
-        return lean_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=length, return_softmax_lse=True)
+        return lean_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=length, return_softmax_lse=True
+        )
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counter)
     # torch takes sizes that are equal in the first call for the same size: there, all differ.
@@ -92,7 +102,9 @@ def test_other_sizes_and_lengths_need_no_compilation(device):
         inputs = make_inputs(AttentionProblem(batch, 4, 2, tokens, 64, kv_layout="NHD"), device)
         out, lse = compiled(inputs.q, inputs.k_cache, inputs.v_cache, length)
         assert_right(replace(inputs, context=length), out, lse)
-    with pytest.raises(ValueError, match=r"^cache_seqlens 42 is outside the cache's 0 to 41 tokens$"):
+    with pytest.raises(
+        ValueError, match=r"^cache_seqlens 42 is outside the cache's 0 to 41 tokens$"
+    ):
         compiled(inputs.q, inputs.k_cache, inputs.v_cache, 42)
     assert counter.frame_count == 1
 
@@ -107,7 +119,9 @@ def test_fake_tensors_give_shapes_without_a_launch(monkeypatch):
         cache = torch.empty(11, 16, 2, 96, dtype=torch.bfloat16, device="cuda")
         table = torch.zeros(3, 4, dtype=torch.int32, device="cuda")
         lengths = torch.zeros(3, dtype=torch.int32, device="cuda")
-        out, lse = lean_attn_with_kvcache(q, cache, cache, lengths, None, True, True, block_table=table)
+        out, lse = lean_attn_with_kvcache(
+            q, cache, cache, lengths, None, True, True, block_table=table
+        )
         assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
         assert (lse.shape, lse.dtype, lse.device.type) == ((3, 8, 5), torch.float32, "cuda")
         assert out.is_contiguous()
@@ -121,7 +135,10 @@ def test_symbolic_sizes_stay_symbols():
     mode = FakeTensorMode(shape_env=shape_env)
 
     def fake(tensor: torch.Tensor, *symbols: int) -> torch.Tensor:
-        kinds = [DimDynamic.DYNAMIC if dim in symbols else DimDynamic.STATIC for dim in range(tensor.dim())]
+        kinds = [
+            DimDynamic.DYNAMIC if dim in symbols else DimDynamic.STATIC
+            for dim in range(tensor.dim())
+        ]
         context = StatelessSymbolicContext(kinds)
         return mode.from_tensor(tensor, symbolic_context=context)
 
@@ -139,7 +156,10 @@ def test_symbolic_sizes_stay_symbols():
 def test_gradients_are_refused(which, device):
     inputs = make_inputs(PROBLEMS["uniform"], device)
     inputs = replace(inputs, **{which: getattr(inputs, which).detach().requires_grad_()})
-    words = r"^lean_attn_with_kvcache is for inference and has no gradient, .* call it under torch.no_grad\(\)$"
+    words = (
+        r"^lean_attn_with_kvcache is for inference and has no gradient, .* call it under"
+        r" torch.no_grad\(\)$"
+    )
     with pytest.raises(NotImplementedError, match=words):
         attend(inputs)
     for without in (torch.no_grad(), torch.inference_mode()):
@@ -151,14 +171,18 @@ def test_gradients_are_refused(which, device):
 
 def test_settings_pass_through():
     every = {"int": 7, "bool": True, "str": "cuda"}
-    values = {field.name: every[str(field.type).partition(" ")[0]] for field in fields(KernelConfig)}
+    values = {
+        field.name: every[str(field.type).partition(" ")[0]] for field in fields(KernelConfig)
+    }
     for config in (CONFIG, KernelConfig(**values), KernelConfig(64, 4, 3, align_grid=False)):
         numbers, *words = attention_op.taken_apart(config)
         assert numbers is not None
         assert all(type(number) is int for number in numbers)
         found = attention_op._put_together(numbers, *words)
         assert found == config
-        assert [type(value) for value in vars(found).values()] == [type(value) for value in vars(config).values()]
+        assert [type(value) for value in vars(found).values()] == [
+            type(value) for value in vars(config).values()
+        ]
     assert attention_op.taken_apart(None) == (None, None, None)
 
 
@@ -168,10 +192,16 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
     launched: list[KernelConfig] = []
     launch = attention_op._launch
     monkeypatch.setattr(
-        attention_op, "_launch", lambda inputs, config: launched.append(config) or launch(inputs, config)
+        attention_op,
+        "_launch",
+        lambda inputs, config: launched.append(config) or launch(inputs, config),
     )
     inputs = make_inputs(PROBLEMS["uniform"], device)
-    configs = [CONFIG, replace(CONFIG, tile_tokens=64), replace(CONFIG, min_tiles_per_cta=None, fixed_run_tiles=3)]
+    configs = [
+        CONFIG,
+        replace(CONFIG, tile_tokens=64),
+        replace(CONFIG, min_tiles_per_cta=None, fixed_run_tiles=3),
+    ]
     for dynamic in (False, True):
         compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
         for config in configs:

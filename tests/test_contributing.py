@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 import leanbench.kernels
-from leanbench.inputs import make_inputs
-from leanbench.measure.check import Reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel, kernels
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel, kernels
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def plain(tmp_path, monkeypatch):
-    example = re.search(r"Save this as `mine/plain/__init__.py`.*?```python\n(.*?)```", TEXT, re.DOTALL)
+    example = re.search(
+        r"Save this as `mine/plain/__init__.py`.*?```python\n(.*?)```", TEXT, re.DOTALL
+    )
     assert example is not None
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").write_text(example[1], encoding="utf-8")
@@ -30,7 +32,8 @@ def plain(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "problem", [AttentionProblem(2, 4, 4, 100, 64), AttentionProblem(1, 3, 3, 77, 128, "bf16", "NHD")]
+    "problem",
+    [AttentionProblem(2, 4, 4, 100, 64), AttentionProblem(1, 3, 3, 77, 128, "bf16", "NHD")],
 )
 def test_the_example_is_right(plain, problem, device):
     assert plain.unsupported_reason(problem) is None

@@ -1,4 +1,6 @@
-"""The wheel: one top-level package with the rooms inside, which works beside another distribution's `kernels`."""
+"""The wheel: one top-level package with the rooms inside, which works beside another distribution's
+`kernels`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,20 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 def wheel(tmp_path_factory) -> Path:
     """The wheel of this checkout, built from a copy so that nothing is written into it."""
     copy = tmp_path_factory.mktemp("checkout") / "leanbench"
-    skipped = shutil.ignore_patterns(".*", "runs", "build", "dist", "__pycache__", "*.egg-info", "node_modules")
+    skipped = shutil.ignore_patterns(
+        ".*", "runs", "build", "dist", "__pycache__", "*.egg-info", "node_modules"
+    )
     shutil.copytree(ROOT, copy, ignore=skipped)
     out = copy.parent / "wheel"
-    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(copy)]
+    words = [
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(out),
+        str(copy),
+    ]
     build = subprocess.run([*PIP, *words], capture_output=True, text=True)
     assert build.returncode == 0, build.stderr
     (found,) = out.glob("leanbench-*.whl")
@@ -44,29 +56,42 @@ def test_the_wheel_has_one_top_level_package(files):
 
 
 def test_the_wheel_carries_the_rooms(files):
-    shipped = {name.removeprefix("leanbench/_shipped/") for name in files if name.startswith("leanbench/_shipped/")}
+    shipped = {
+        name.removeprefix("leanbench/_shipped/")
+        for name in files
+        if name.startswith("leanbench/_shipped/")
+    }
     assert {name.partition("/")[0] for name in shipped} == set(ROOMS)
     for pattern in ("kernels/**/*.py", "sweeps/*.toml", "reports/templates/*.html*"):
         here = {str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)}
         assert here, f"nothing matches {pattern} in the checkout"
         assert here <= shipped
-    kept = {str(path.relative_to(ROOT)) for path in (ROOT / "leanbench/tune/shipped").iterdir()}
+    kept = {str(path.relative_to(ROOT)) for path in (ROOT / "leanbench/configs/shipped").iterdir()}
     assert kept
     assert kept <= set(files)
-    assert not [name for name in files if "__pycache__" in name or name.startswith("leanbench/_shipped/reports/runs")]
+    assert not [
+        name
+        for name in files
+        if "__pycache__" in name or name.startswith("leanbench/_shipped/reports/runs")
+    ]
 
 
 def test_an_installed_wheel_finds_its_rooms(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     script = (
-        "import leanbench, leanbench.paths as p; from leanbench.registry import kernels;"
+        "import leanbench, leanbench.core.paths as p; from leanbench.core.registry import kernels;"
         "from leanbench.run.sweep_file import shipped_sweeps;"
         "print(p.KERNELS, *kernels(), *shipped_sweeps())"
     )
     # The extracted wheel comes before the checkout on the path.
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     folder, *names = done.stdout.split()
     assert folder == str(tmp_path / "leanbench" / "_shipped" / "kernels")
@@ -76,7 +101,10 @@ def test_an_installed_wheel_finds_its_rooms(wheel, tmp_path):
 def test_the_wheel_provides_no_room_by_its_own_name(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "empty").mkdir()
-    script = f"import importlib.util as u; print([u.find_spec(name) is None for name in ('leanbench', *{ROOMS!r})])"
+    script = (
+        "import importlib.util as u; print([u.find_spec(name) is None for name in ('leanbench',"
+        f" *{ROOMS!r})])"
+    )
     # -S: nothing but the standard library and the wheel.
     done = subprocess.run(
         [sys.executable, "-S", "-c", script],
@@ -89,7 +117,8 @@ def test_the_wheel_provides_no_room_by_its_own_name(wheel, tmp_path):
     assert done.stdout.strip() == "[False, True, True, True]"
 
 
-#: What a distribution that owns the name `kernels` looks like: Hugging Face's has this package and this function.
+#: What a distribution that owns the name `kernels` looks like: Hugging Face's has this package and
+#: this function.
 OTHERS = "def get_kernel(name):\n    return f'kernel {name} of another distribution'\n"
 
 
@@ -100,9 +129,13 @@ def others_wheel(tmp_path_factory) -> Path:
     files = {
         "kernels/__init__.py": OTHERS,
         "kernels-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: kernels\nVersion: 1.0\n",
-        "kernels-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "kernels-1.0.dist-info/WHEEL": (
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
-    files["kernels-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in [*files, "kernels-1.0.dist-info/RECORD"])
+    files["kernels-1.0.dist-info/RECORD"] = "".join(
+        f"{name},,\n" for name in [*files, "kernels-1.0.dist-info/RECORD"]
+    )
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
@@ -110,14 +143,16 @@ def others_wheel(tmp_path_factory) -> Path:
 
 
 class Environment:
-    """A virtual environment that holds nothing but what is installed here, and finds dependencies next to pytest."""
+    """A virtual environment that holds nothing but what is installed here, and finds dependencies
+    next to pytest.
+    """
 
     def __init__(self, folder: Path) -> None:
         venv.create(folder / "venv", symlinks=True)
         self.bin = folder / "venv" / "bin"
         self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv")}))
-        # A path file adds the folder after the environment's own, and reads no path file in it: the checkout, which
-        # an editable install names in one, stays out.
+        # A path file adds the folder after the environment's own, and reads no path file in it: the
+        # checkout, which an editable install names in one, stays out.
         (self.site / "dependencies.pth").write_text(
             "".join(f"{sysconfig.get_path(name)}\n" for name in ("purelib", "platlib"))
         )
@@ -125,8 +160,11 @@ class Environment:
         self.elsewhere.mkdir()
 
     def pip(self, *words: str) -> None:
-        # Named by its folder, so that pip sees this environment alone; --no-deps, so that it fetches nothing.
-        done = subprocess.run([*PIP, "--python", str(self.bin / "python"), *words], capture_output=True, text=True)
+        # Named by its folder, so that pip sees this environment alone; --no-deps, so that it
+        # fetches nothing.
+        done = subprocess.run(
+            [*PIP, "--python", str(self.bin / "python"), *words], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
 
     def install(self, *wheels: Path) -> None:
@@ -139,7 +177,12 @@ class Environment:
         kept = {name: value for name, value in os.environ.items() if name not in hidden}
         command = [str(self.bin / program), *words]
         done = subprocess.run(
-            command, cwd=self.elsewhere, env={**kept, **variables}, capture_output=True, text=True, timeout=120
+            command,
+            cwd=self.elsewhere,
+            env={**kept, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -159,7 +202,9 @@ def test_both_own_their_names_in_either_order(wheel, others_wheel, tmp_path, lea
     assert theirs == str(environment.site / "kernels" / "__init__.py")
     assert answer == "kernel relu of another distribution"
     assert ours == str(environment.site / "leanbench" / "__init__.py")
-    assert room == str(environment.site / "leanbench" / "_shipped" / "kernels" / "lean" / "__init__.py")
+    assert room == str(
+        environment.site / "leanbench" / "_shipped" / "kernels" / "lean" / "__init__.py"
+    )
     # Neither wrote over the other's files: what one leaves behind is whole.
     environment.pip("uninstall", "--quiet", "--yes", "leanbench")
     assert (environment.site / "kernels" / "__init__.py").read_text() == OTHERS

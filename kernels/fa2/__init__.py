@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.configs import stages_that_fit, tile_candidates
 from leanbench.kernels.launch import TritonKernel, TritonLaunch
 
-from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class Fa2(TritonKernel):
@@ -23,16 +23,21 @@ class Fa2(TritonKernel):
     source = "Dao 2023, arXiv 2307.08691; this project's Triton kernel"
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        # The fastest on an H200 over 24 problems: a lone CTA wants its whole SM's shared memory in flight.
+        # The fastest on an H200 over 24 problems: a lone CTA wants its whole SM's shared memory in
+        # flight.
         tile_tokens, stages = (256, 4) if problem.head_dim <= 64 else (128, 3)
         if problem.head_dim > 128:
             tile_tokens = 64
         return KernelConfig(tile_tokens, 4, stages_that_fit(problem, tile_tokens, stages, gpu))
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-        return list(dict.fromkeys([self.default_config(problem, gpu), *tile_candidates(problem, gpu)]))
+        return list(
+            dict.fromkeys([self.default_config(problem, gpu), *tile_candidates(problem, gpu)])
+        )
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule:
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 

@@ -1,4 +1,6 @@
-"""FlashAttention-2's decomposition in Triton: one CTA walks the whole context of an output tile and never splits it."""
+"""FlashAttention-2's decomposition in Triton: one CTA walks the whole context of an output tile and
+never splits it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from leanbench.kernels.stamps import BEGIN, TILES, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import lean_tiles, load_query, row_offsets, sequence_tiles, write_output
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
-    from leanbench.registry import KernelConfig
+    from leanbench.core.inputs import AttentionInputs
+    from leanbench.core.registry import KernelConfig
 
 
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context"])

@@ -1,4 +1,6 @@
-"""FlashDecoding: every output tile in the same number of equal splits, merged by a second kernel (Dao et al., 2023)."""
+"""FlashDecoding: every output tile in the same number of equal splits, merged by a second kernel
+(Dao et al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.configs import SHARED_RESERVE_KB, shared_kb, stages_that_fit
 from leanbench.kernels.launch import TritonKernel, TritonLaunch
 
-from leanbench.decomposition import Schedule, TileGrid, fixed_split, fixed_split_heuristic
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, fixed_split_heuristic
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 #: (tile_tokens, num_warps, num_stages) that `--configs best` tries with every split count.
 _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
@@ -22,7 +24,9 @@ _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8
 
 class FixedSplit(TritonKernel):
     name = "fixed_split"
-    title = "FlashDecoding's decomposition: equal splits and a second kernel that merges them (Triton)"
+    title = (
+        "FlashDecoding's decomposition: equal splits and a second kernel that merges them (Triton)"
+    )
     decomposition = "fixed_split"
     source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's Triton kernel"
 
@@ -42,7 +46,9 @@ class FixedSplit(TritonKernel):
                 candidates.append(KernelConfig(tile_tokens, num_warps, num_stages, splits=splits))
         return list(dict.fromkeys(candidates))
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule:
         assert config is not None
         assert config.splits is not None
         return fixed_split(TileGrid.of(problem, config.tile_tokens), config.splits)
@@ -70,11 +76,15 @@ class FixedSplitOracle(FixedSplit):
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         default = self.default_config(problem, gpu)
         counts = split_counts(problem, default.tile_tokens, gpu)
-        return list(dict.fromkeys([default, *(replace(default, splits=splits) for splits in counts)]))
+        return list(
+            dict.fromkeys([default, *(replace(default, splits=splits) for splits in counts)])
+        )
 
 
 def split_counts(problem: AttentionProblem, tile_tokens: int, gpu: GpuSpec) -> list[int]:
-    """Split counts worth measuring: 1, and those that make from half a wave to eight waves of CTAs."""
+    """Split counts worth measuring: 1, and those that make from half a wave to eight waves
+    of CTAs.
+    """
     tiles = TileGrid.of(problem, tile_tokens)
     counts = {1}
     for waves in (0.5, 1, 1.5, 2, 3, 4, 6, 8):

@@ -1,4 +1,6 @@
-"""FlashDecoding's decomposition in Triton: every output tile in equal splits, and a second kernel that merges them."""
+"""FlashDecoding's decomposition in Triton: every output tile in equal splits, and a second kernel
+that merges them.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ from leanbench.kernels.tile import (
 )
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
-    from leanbench.registry import KernelConfig
+    from leanbench.core.inputs import AttentionInputs
+    from leanbench.core.registry import KernelConfig
 
 
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context", "splits"])
@@ -197,7 +199,9 @@ _workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def _partials(device: torch.device, count: int) -> torch.Tensor:
-    """Room for partials, shared by the launches of the current stream as in serving, where it stays in the L2."""
+    """Room for partials, shared by the launches of the current stream as in serving, where it stays
+    in the L2.
+    """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # The graph owns what is allocated now.
         return torch.empty(count, dtype=torch.int32, device=device)
@@ -210,15 +214,17 @@ def _partials(device: torch.device, count: int) -> torch.Tensor:
 
 
 def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
-    """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of FlashAttention-2's
-    kernel.
+    """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of
+    FlashAttention-2's kernel.
     """
     assert config.splits is not None
     if config.splits == 1:
         return fa2_launches(inputs, config)
     shape = LaunchShape.of(inputs)
     slots = shape.output_tiles * config.splits
-    partials = _partials(inputs.q.device, slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA))
+    partials = _partials(
+        inputs.q.device, slots * shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA)
+    )
     sizes = (inputs.context, shape.kv_heads, shape.row_tiles, config.splits)
     split_arguments = (
         inputs.q,
@@ -232,7 +238,14 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
         *row_strides(inputs.q),
         *cache_strides(inputs),
     )
-    merge_arguments = (partials, inputs.out, inputs.lse, inputs.cache_seqlens, *sizes, *row_strides(inputs.out))
+    merge_arguments = (
+        partials,
+        inputs.out,
+        inputs.lse,
+        inputs.cache_seqlens,
+        *sizes,
+        *row_strides(inputs.out),
+    )
     shared = {**constants(inputs, config), "ROW_COUNT": shape.row_count}
     split_options = {
         **shared,

@@ -20,22 +20,29 @@ from leanbench.kernels.launch import (
 from leanbench.kernels.lean.cuda_heuristic import HOPPER
 from leanbench.kernels.lean.cuda_kernel import LeanCuda
 
-from leanbench.decomposition import Schedule, TileGrid, fixed_runs, stream_k, stream_k_grid, tile_rows
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import BATCH_INVARIANT, KernelConfig, LaunchResources, TracedCall
+from leanbench.core.decomposition import (
+    Schedule,
+    TileGrid,
+    fixed_runs,
+    stream_k,
+    stream_k_grid,
+    tile_rows,
+)
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import BATCH_INVARIANT, KernelConfig, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
-    from leanbench.nvrtc import CudaBinary, CudaSource
+    from leanbench.core.inputs import AttentionInputs
 
-#: The workspace's size whatever the problem: the grid is capped so that its partials fit. With fixed runs, whose number
-#: the problem alone decides, it grows instead.
+#: The workspace's size whatever the problem: the grid is capped so that its partials fit. With
+#: fixed runs, whose number the problem alone decides, it grows instead.
 WORKSPACE_BYTES = 16 * 1000 * 1000
 
-#: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid):
-#: on an H200, those that were among the fastest of 128 for some of 24 problems.
+#: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm,
+#: min_tiles_per_cta, align_grid): on an H200, those that were among the fastest of 128 for some of
+#: 24 problems.
 _CANDIDATES = (
     (64, 4, 3, 2, 1, True),
     (64, 4, 3, 3, 1, False),
@@ -53,22 +60,27 @@ _CANDIDATES = (
     (256, 8, 3, 1, 1, False),
     (256, 8, 2, 1, 4, False),
 )
-#: What `leanbench tune` considers: all combinations whose stages fit. Eight warps want a LeanTile that feeds them.
+#: What `leanbench tune` considers: all combinations whose stages fit. Eight warps want a LeanTile
+#: that feeds them.
 _TUNED_TILES = ((64, (4,)), (128, (4, 8)), (256, (4, 8)))
 _TUNED_STAGES = (2, 3, 4, 5, 6)
 _TUNED_CTAS_PER_SM = {4: (1, 2, 3, 4), 8: (1, 2)}
 _TUNED_MIN_TILES = (1, 2, 4, 8)
-#: Rounding the grid down to a multiple of the output tiles idles a share of the CTAs and saves the crossing of borders,
-#: about a microsecond. It pays while that share of the KV cache is below this (H200: between 32k and 64k at 56 heads).
+#: Rounding the grid down to a multiple of the output tiles idles a share of the CTAs and saves the
+#: crossing of borders, about a microsecond. It pays while that share of the KV cache is below this
+#: (H200: between 32k and 64k at 56 heads).
 _ALIGN_BYTES = 80e6
 
-#: Tokens of a CTA where a sequence's bits must not depend on the batch. Half as many would be twice the partials.
+#: Tokens of a CTA where a sequence's bits must not depend on the batch. Half as many would be twice
+#: the partials.
 _FIXED_RUN_TOKENS = 1024
 
-#: Partials that a merge loads at once, by whether a thread holds one number of each; kernels/lean/mailbox.py.
+#: Partials that a merge loads at once, by whether a thread holds one number of each;
+#: kernels/lean/mailbox.py.
 PARTIALS_AT_ONCE = {True: 8, False: 16}
 
-#: Offsets of a partial's numbers, 4 bytes each, are 32-bit; the largest power of two among the sizes.
+#: Offsets of a partial's numbers, 4 bytes each, are 32-bit; the largest power of two among the
+#: sizes.
 _MAX_PARTIALS_BYTES = 4 << 30
 
 
@@ -85,8 +97,11 @@ class LeanTriton(TritonKernel):
         min_tiles = 1
         rows = problem.group_size * problem.q_len
         if rows >= 16:
-            # One CTA merges all rows of all parts: past some 32 parts that takes longer than reading the context.
-            tile_tokens, warps, stages, per_sm = (128, 8, 3, 1) if problem.head_dim <= 128 else (64, 4, 2, 1)
+            # One CTA merges all rows of all parts: past some 32 parts that takes longer than
+            # reading the context.
+            tile_tokens, warps, stages, per_sm = (
+                (128, 8, 3, 1) if problem.head_dim <= 128 else (64, 4, 2, 1)
+            )
             min_tiles = max(1, max(TileGrid.of(problem, tile_tokens).lean_tiles) // 32)
         elif problem.head_dim <= 64:
             tile_tokens, warps, stages, per_sm = 128, 4, 3, 2 if problem.kv_bytes < 600e6 else 3
@@ -100,23 +115,30 @@ class LeanTriton(TritonKernel):
         stages = stages_that_fit(problem, tile_tokens, stages, gpu, per_sm)
         tiles = TileGrid.of(problem, tile_tokens)
         grid = stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles)
-        idle = 1 - stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles, tiles.output_tiles) / grid
+        idle = (
+            1 - stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles, tiles.output_tiles) / grid
+        )
         align_grid = idle * problem.kv_bytes < _ALIGN_BYTES
         return KernelConfig(tile_tokens, warps, stages, per_sm, min_tiles, align_grid=align_grid)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        # LeanTile and warps decide about bits and follow from the family; stages and the cap on registers do not.
+        # LeanTile and warps decide about bits and follow from the family; stages and the cap on
+        # registers do not.
         wide = problem.group_size * problem.q_len >= 16 and problem.head_dim <= 128
         tile_tokens, warps, stages, per_sm = (128, 8, 3, 1) if wide else (64, 4, 3, 2)
         stages = stages_that_fit(problem, tile_tokens, stages, gpu, per_sm)
-        return KernelConfig(tile_tokens, warps, stages, per_sm, fixed_run_tiles=_FIXED_RUN_TOKENS // tile_tokens)
+        return KernelConfig(
+            tile_tokens, warps, stages, per_sm, fixed_run_tiles=_FIXED_RUN_TOKENS // tile_tokens
+        )
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         candidates = [KernelConfig(*values[:5], align_grid=values[5]) for values in _CANDIDATES]
         fitting = [
             config
             for config in candidates
-            if stages_that_fit(problem, config.tile_tokens, config.num_stages, gpu, config.ctas_per_sm or 1)
+            if stages_that_fit(
+                problem, config.tile_tokens, config.num_stages, gpu, config.ctas_per_sm or 1
+            )
             == config.num_stages
         ]
         return list(dict.fromkeys([self.default_config(problem, gpu), *fitting]))
@@ -126,10 +148,15 @@ class LeanTriton(TritonKernel):
         for tile_tokens, all_warps in _TUNED_TILES:
             for num_warps, num_stages in product(all_warps, _TUNED_STAGES):
                 for ctas_per_sm in _TUNED_CTAS_PER_SM[num_warps]:
-                    if stages_that_fit(problem, tile_tokens, num_stages, gpu, ctas_per_sm) < num_stages:
+                    if (
+                        stages_that_fit(problem, tile_tokens, num_stages, gpu, ctas_per_sm)
+                        < num_stages
+                    ):
                         continue
                     for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
-                        config = KernelConfig(tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles, align_grid)
+                        config = KernelConfig(
+                            tile_tokens, num_warps, num_stages, ctas_per_sm, min_tiles, align_grid
+                        )
                         found.append(config)
         return found
 
@@ -141,7 +168,9 @@ class LeanTriton(TritonKernel):
         each = PARTIALS_AT_ONCE[one_number_each(rows, head_dim, num_warps)]
         return -(-rows // at_once) * -(-partials // each)
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
         assert config is not None
         assert config.ctas_per_sm is not None
         tiles = TileGrid.of(problem, config.tile_tokens)
@@ -158,13 +187,17 @@ class LeanTriton(TritonKernel):
 
         return launches(inputs, config)
 
-    def most_marks(self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]) -> int:
+    def most_marks(
+        self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]
+    ) -> int:
         """From the lengths as they are now."""
         shape = LaunchShape.of(inputs)
         per_sequence = shape.kv_heads * shape.row_tiles
         fixed = config.fixed_run_tiles is not None
         grid, min_tiles = launches[0].grid, config.min_tiles_per_cta or 1
-        parts = 1 if fixed else most_parts(inputs, config.tile_tokens, per_sequence, grid, min_tiles)
+        parts = (
+            1 if fixed else most_parts(inputs, config.tile_tokens, per_sequence, grid, min_tiles)
+        )
         # The beginning; each part; a wait and a reduction for the last one.
         return room_for_marks(1 + parts + 2)
 
@@ -188,9 +221,9 @@ def fixed_run_bytes(runs: int, each_bytes: int) -> int:
     needed = runs * each_bytes
     if needed > _MAX_PARTIALS_BYTES:
         raise UserError(
-            f"the partials of {runs} parts that do not depend on the batch take {needed / 1e9:.1f} GB, the limit is "
-            f"{_MAX_PARTIALS_BYTES / 1e9:.1f} GB: pass fewer sequences at a time, or a cache that has room for fewer "
-            "tokens"
+            f"the partials of {runs} parts that do not depend on the batch take {needed / 1e9:.1f}"
+            f" GB, the limit is {_MAX_PARTIALS_BYTES / 1e9:.1f} GB: pass fewer sequences at a time,"
+            " or a cache that has room for fewer tokens"
         )
     return needed
 
@@ -204,7 +237,10 @@ class Lean(LeanTriton):
     """Both implementations: the config says which."""
 
     name = "lean"
-    title = "LeanAttention: stream-K over LeanTiles, reduction in the same launch (the faster of CUDA C++ and Triton)"
+    title = (
+        "LeanAttention: stream-K over LeanTiles, reduction in the same launch (the faster of CUDA"
+        " C++ and Triton)"
+    )
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ and Triton kernels"
     implementation = None
     predicted_as = "lean_triton"
@@ -227,10 +263,16 @@ class Lean(LeanTriton):
         return self._cuda if use_cuda else _TRITON
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-        return [*self._cuda_configs(LeanCuda.candidate_configs, problem, gpu), *_TRITON.candidate_configs(problem, gpu)]
+        return [
+            *self._cuda_configs(LeanCuda.candidate_configs, problem, gpu),
+            *_TRITON.candidate_configs(problem, gpu),
+        ]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-        return [*_TRITON.tuning_space(problem, gpu), *self._cuda_configs(LeanCuda.tuning_space, problem, gpu)]
+        return [
+            *_TRITON.tuning_space(problem, gpu),
+            *self._cuda_configs(LeanCuda.tuning_space, problem, gpu),
+        ]
 
     def _cuda_configs(
         self,
@@ -238,22 +280,29 @@ class Lean(LeanTriton):
         problem: AttentionProblem,
         gpu: GpuSpec,
     ) -> list[KernelConfig]:
-        return [] if self._cuda.unavailable_reason() is not None else which(self._cuda, problem, gpu)
+        return (
+            [] if self._cuda.unavailable_reason() is not None else which(self._cuda, problem, gpu)
+        )
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
         return None if is_cuda(config) else super().schedule(problem, config, gpu)
 
-    def cuda_source(self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]) -> CudaSource:
-        return self._cuda.cuda_source(problem, config, capability)
-
-    def cuda_resources(self, problem: AttentionProblem, config: KernelConfig, binary: CudaBinary) -> LaunchResources:
-        return self._cuda.cuda_resources(problem, config, binary)
+    def compile(
+        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+    ) -> tuple[LaunchResources, ...]:
+        if is_cuda(config):
+            return self._cuda.compile(problem, config, capability)
+        return _TRITON.compile(problem, config, capability)
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
         kernel, config = self._implementation(inputs, config)
         return kernel.prepare(inputs, config)
 
-    def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
+    def resources(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> tuple[LaunchResources, ...]:
         kernel, config = self._implementation(inputs, config)
         return kernel.resources(inputs, config)
 
@@ -264,7 +313,9 @@ class Lean(LeanTriton):
     def _implementation(
         self, inputs: AttentionInputs, config: KernelConfig | None
     ) -> tuple[LeanTriton | LeanCuda, KernelConfig | None]:
-        """Which one runs, and how: tensors that the CUDA C++ one cannot take go to Triton's, with its heuristic."""
+        """Which one runs, and how: tensors that the CUDA C++ one cannot take go to Triton's, with
+        its heuristic.
+        """
         if not is_cuda(config):
             return _TRITON, config
         from leanbench.kernels.lean.cuda import refusal
@@ -298,7 +349,9 @@ class LeanBatchInvariant(Lean):
         """Not tuned; one for each implementation."""
         return [
             _TRITON.batch_invariant_config(problem, gpu),
-            *self._cuda_configs(lambda cuda, *asked: [cuda.batch_invariant_config(*asked)], problem, gpu),
+            *self._cuda_configs(
+                lambda cuda, *asked: [cuda.batch_invariant_config(*asked)], problem, gpu
+            ),
         ]
 
 

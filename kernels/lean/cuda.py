@@ -11,20 +11,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from leanbench.kernels.launch import cache_strides, most_parts, problem_of, qk_scale
 from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
-from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params, check_counts, too_far_apart
+from leanbench.kernels.lean.cuda_params import (
+    Divisor,
+    PaddedParams,
+    Params,
+    check_counts,
+    too_far_apart,
+)
 
-from leanbench.decomposition import cluster_slots, stream_k_grid
-from leanbench.errors import DoesNotFit, UserError
-from leanbench.nvrtc import compile_cuda
-from leanbench.registry import KernelConfig, LaunchResources
+from leanbench.compile.nvrtc import compile_cuda
+from leanbench.core.decomposition import cluster_slots, stream_k_grid
+from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.registry import KernelConfig, LaunchResources
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
-#: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple of.
+#: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
+#: of.
 _ALIGNMENT_BYTES = 16
-#: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts differ, a CTA with
-#: many short ones has more ends than others; docs/performance-log.md, entry 31.
+#: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
+#: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
 _END_TILES = 1
 
 
@@ -62,7 +69,12 @@ class CudaLaunch:
         """The same launch of a build with room for `marks` marks; see leanbench.kernels.stamps."""
         params = Params.from_buffer_copy(self.params)
         params.stamps = stamps.data_ptr()
-        return replace(self, build=replace(self.build, marks=marks), params=params, tensors=(*self.tensors, stamps))
+        return replace(
+            self,
+            build=replace(self.build, marks=marks),
+            params=params,
+            tensors=(*self.tensors, stamps),
+        )
 
     def most_parts(self, inputs: AttentionInputs) -> int:
         """See leanbench.kernels.launch.most_parts."""
@@ -72,7 +84,9 @@ class CudaLaunch:
         return most_parts(inputs, tile_tokens, per_sequence, runs, min_tiles, params.end_tiles)
 
     def resources(self) -> LaunchResources:
-        return self.build.resources(compile_cuda(self.build.source(_capability(self.device))), self.grid)
+        return self.build.resources(
+            compile_cuda(self.build.source(_capability(self.device))), self.grid
+        )
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -89,14 +103,23 @@ def refusal(inputs: AttentionInputs) -> str | None:
                 f"{name} starts at or steps by no multiple of {_ALIGNMENT_BYTES} bytes (strides "
                 f"{tuple(tensor.stride())}): lean_cuda copies 16 bytes at a time"
             )
-    if any(number % 4 for number in (inputs.q.data_ptr(), *(2 * stride for stride in inputs.q.stride()[:3]))):
-        return "q starts at or steps by no multiple of 4 bytes: lean_cuda reads two numbers at a time"
+    if any(
+        number % 4
+        for number in (inputs.q.data_ptr(), *(2 * stride for stride in inputs.q.stride()[:3]))
+    ):
+        return (
+            "q starts at or steps by no multiple of 4 bytes: lean_cuda reads two numbers at a time"
+        )
     return None
 
 
 def build_of(inputs: AttentionInputs, config: KernelConfig) -> CudaBuild:
-    """What these tensors are launched with; lengths on the device are `ragged`, whatever they are."""
-    return replace(CudaBuild.of(problem_of(inputs), config), ragged=int(inputs.cache_seqlens is not None))
+    """What these tensors are launched with; lengths on the device are `ragged`, whatever
+    they are.
+    """
+    return replace(
+        CudaBuild.of(problem_of(inputs), config), ragged=int(inputs.cache_seqlens is not None)
+    )
 
 
 def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = None) -> CudaLaunch:
@@ -106,8 +129,8 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         sms: SMs to choose the grid for; the device's by default.
 
     Raises:
-        UserError: these tensors, or this config on this GPU, are not for this implementation, or the partials of fixed
-            runs are too many.
+        UserError: these tensors, or this config on this GPU, are not for this implementation, or
+            the partials of fixed runs are too many.
         RuntimeError: see leanbench.kernels.lean.triton.workspace_of.
     """
     from leanbench.kernels.lean import WORKSPACE_BYTES, fixed_run_bytes
@@ -123,7 +146,8 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     tile_tokens = config.tile_tokens * (config.fixed_run_tiles or 1)
     if tile_tokens & (tile_tokens - 1) or tile_tokens < build.chunk:
         raise UserError(
-            f"lean_cuda wants tile_tokens that are a power of two from chunk_tokens {build.chunk}, got {tile_tokens}"
+            f"lean_cuda wants tile_tokens that are a power of two from chunk_tokens {build.chunk},"
+            f" got {tile_tokens}"
         )
     # Fixed runs are whole LeanTiles: an empty one would be a run of its own.
     end_tiles = _END_TILES if build.ragged and not config.fixed_run_tiles else 0
@@ -139,7 +163,9 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         slots = cluster_slots(sms or _sms(device), build.ctas_per_sm, build.cluster)
         slots = min(slots, _clusters_at_once(build, device))
         aligned = config.align_grid and inputs.cache_seqlens is None
-        runs = stream_k_grid(output_tiles * real_tiles, slots, min_tiles_per_run, output_tiles if aligned else 1)
+        runs = stream_k_grid(
+            output_tiles * real_tiles, slots, min_tiles_per_run, output_tiles if aligned else 1
+        )
         # The workspace holds a partial for each run.
         runs = min(runs, WORKSPACE_BYTES // 2 // build.partial_bytes)
         workspace = workspace_of(device)
@@ -161,7 +187,11 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
 def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     """What follows from the tensors alone."""
     params = Params()
-    params.q, params.k, params.v = inputs.q.data_ptr(), inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
+    params.q, params.k, params.v = (
+        inputs.q.data_ptr(),
+        inputs.k_cache.data_ptr(),
+        inputs.v_cache.data_ptr(),
+    )
     params.out, params.lse = inputs.out.data_ptr(), inputs.lse.data_ptr()
     if inputs.cache_seqlens is not None:
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
@@ -169,16 +199,24 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         params.block_table = inputs.block_table.data_ptr()
         params.pages_per_sequence = inputs.block_table.shape[1]
     params.stride_q_batch, params.stride_q_token, params.stride_q_head = inputs.q.stride()[:3]
-    params.stride_out_batch, params.stride_out_token, params.stride_out_head = inputs.out.stride()[:3]
+    params.stride_out_batch, params.stride_out_token, params.stride_out_head = inputs.out.stride()[
+        :3
+    ]
     params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(inputs)[:3]
     params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(inputs)[3:]
-    params.context, params.batch, params.kv_heads = inputs.context, inputs.q.shape[0], inputs.kv_heads
+    params.context, params.batch, params.kv_heads = (
+        inputs.context,
+        inputs.q.shape[0],
+        inputs.kv_heads,
+    )
     params.qk_scale = qk_scale(inputs)
     if build.bulk:
         box_tokens = min(build.chunk, build.page or build.chunk)
         for name, cache_tensor in (("k_map", inputs.k_cache), ("v_map", inputs.v_cache)):
             shape, strides = tuple(cache_tensor.shape), tuple(cache_tensor.stride())
-            words = _tensor_map(cache_tensor.data_ptr(), shape, strides, bool(build.bf16), box_tokens)
+            words = _tensor_map(
+                cache_tensor.data_ptr(), shape, strides, bool(build.bf16), box_tokens
+            )
             getattr(params, name).words[:] = words
     return params
 
@@ -187,12 +225,16 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
 def _tensor_map(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], bf16: bool, box_tokens: int
 ) -> tuple[int, ...]:
-    """A cache as (head_dim, token, KV head, sequence or page), read in boxes of `box_tokens` x 128 bytes."""
+    """A cache as (head_dim, token, KV head, sequence or page), read in boxes of `box_tokens` x 128
+    bytes.
+    """
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     rows, tokens, heads, head_dim = shape
     dtypes = driver.CUtensorMapDataType
-    dtype = dtypes.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else dtypes.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    dtype = (
+        dtypes.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else dtypes.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+    )
     # A size of 1 may have any stride, one that is too large for a tensor map among them.
     row_stride, token_stride, head_stride, _ = (
         2 * (stride if size > 1 else head_dim) for stride, size in zip(strides, shape, strict=True)
@@ -244,13 +286,15 @@ def _function(build: CudaBuild, device: torch.device) -> Any:
         try:
             _check(
                 driver.cuFuncSetAttribute(
-                    function, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, build.shared_bytes
+                    function,
+                    attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    build.shared_bytes,
                 )
             )
         except RuntimeError:
             raise DoesNotFit(
-                f"a CTA of {build} takes {build.shared_bytes / 1024:.0f} KB of shared memory, more than this GPU has: "
-                "fewer stages or warps need less"
+                f"a CTA of {build} takes {build.shared_bytes / 1024:.0f} KB of shared memory, more"
+                " than this GPU has: fewer stages or warps need less"
             ) from None
     return function
 
@@ -270,7 +314,10 @@ def _clusters_at_once(build: CudaBuild, device: torch.device) -> int:
     with torch.cuda.device(device):
         held = int(_check(driver.cuOccupancyMaxActiveClusters(_function(build, device), config)))
     if held == 0:
-        raise DoesNotFit(f"this GPU holds no cluster of {build.cluster} CTAs of {build}: choose a smaller cluster_size")
+        raise DoesNotFit(
+            f"this GPU holds no cluster of {build.cluster} CTAs of {build}: choose a smaller"
+            " cluster_size"
+        )
     return held
 
 

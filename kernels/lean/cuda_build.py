@@ -1,4 +1,6 @@
-"""What a config of LeanAttention's CUDA C++ implementation compiles to, and what a CTA of it takes."""
+"""What a config of LeanAttention's CUDA C++ implementation compiles to, and what a CTA of
+it takes.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from pathlib import Path
 
 from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.nvrtc import CudaBinary, CudaSource
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, LaunchResources
+from leanbench.compile.nvrtc import CudaBinary, CudaSource
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, LaunchResources
 
 #: The kernel's name in lean.cu.
 ENTRY = "lean"
@@ -20,8 +22,8 @@ _SYSTEM_SHARED_BYTES = 1024
 
 
 def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
-    """The most rows that an output tile can use, padded: matrix instructions take 8 at a time, registers hold 32
-    (head_dim 256: 16).
+    """The most rows that an output tile can use, padded: matrix instructions take 8 at a time,
+    registers hold 32 (head_dim 256: 16).
     """
     rows = group_size * q_len
     most = 32 if head_dim <= 128 else 16
@@ -56,7 +58,9 @@ class CudaBuild:
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
             q_len=problem.q_len,
-            rows=min(config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.head_dim)),
+            rows=min(
+                config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.head_dim)
+            ),
             chunk=config.chunk_tokens,
             warps=config.num_warps,
             stages=config.num_stages,
@@ -104,7 +108,9 @@ class CudaBuild:
         return self.shared_bytes <= min(gpu.shared_kb_per_cta * 1024, per_sm)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {"PARAMS_BYTES": PARAMS_BYTES}
+        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
+            "PARAMS_BYTES": PARAMS_BYTES
+        }
         return CudaSource(_text(), ENTRY, tuple(sorted(defines.items())), capability)
 
     def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:

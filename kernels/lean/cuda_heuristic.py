@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
 
-from leanbench.decomposition import cluster_slots, stream_k_grid
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.decomposition import cluster_slots, stream_k_grid
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 #: The first GPUs with bulk tensor copies and thread-block clusters.
 HOPPER = (9, 0)
@@ -21,34 +21,39 @@ _LEAST_CHUNK = 16
 TILE_ROWS = (8, 16, 32)
 #: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
 _LARGE_BYTES = 2e9
-#: The same by size where there are more than one for each of the GPU's processing clusters, some of which then hold one
-#: more than others: a processing cluster's share of the bandwidth is limited.
+#: The same by size where there are more than one for each of the GPU's processing clusters, some of
+#: which then hold one more than others: a processing cluster's share of the bandwidth is limited.
 _UNEVEN_BYTES = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
-#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders; for 8 rows.
+#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders;
+#: for 8 rows.
 _ALIGN_BYTES = 42e6
-#: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are few.
+#: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
+#: few.
 _FEW_TILES = 8
 #: Rows are not so few that output tiles which share K and V read more than this again from the L2.
 _REREAD_BYTES = 170e6
-#: Below this, and a quarter above it where KV heads are few, output tiles have the fewest rows if a KV head then has at
-#: most two of them; otherwise the most rows that make enough output tiles, `_FEW_TILES`.
+#: Below this, and a quarter above it where KV heads are few, output tiles have the fewest rows if a
+#: KV head then has at most two of them; otherwise the most rows that make enough output tiles,
+#: `_FEW_TILES`.
 _FEW_ROWS_BYTES = 16e6
-#: Above that, from some to many KV heads, output tiles have the fewest rows. Outside, the most that make enough output
-#: tiles and with which all reads of K and V, the L2's among them, stay below this for each row.
+#: Above that, from some to many KV heads, output tiles have the fewest rows. Outside, the most that
+#: make enough output tiles and with which all reads of K and V, the L2's among them, stay below
+#: this for each row.
 _SOME_HEADS, _MANY_HEADS = 16, 100
 _SHARED_ROW_BYTES = 19e6
-#: Above this, output tiles that read the same K and V have no cluster of their own; from so many of them on no pairs.
+#: Above this, output tiles that read the same K and V have no cluster of their own; from so many of
+#: them on no pairs.
 _SHARED_CLUSTER_BYTES = 20e6
 _MANY_SHARED_TILES = 16
 #: Above this, two stages of head_dim 128 are as good as three, or better.
 _DEEP_BYTES = 80e6
-#: Above this, by the numbers of a partial, pairs of CTAs are faster than single ones where a grid of whole pairs to an
-#: output tile idles no more than this share of them.
+#: Above this, by the numbers of a partial, pairs of CTAs are faster than single ones where a grid
+#: of whole pairs to an output tile idles no more than this share of them.
 _PAIRS_BYTES = {1: 1e9, 512: 300e6, 1024: 100e6, 2048: 50e6}
 _FEW_IDLE_SHARE = 0.04
-#: Numbers of a partial from which on clusters of 2 or 4 merge it first where there are few output tiles; runs of pairs
-#: may be this much longer than their mean.
+#: Numbers of a partial from which on clusters of 2 or 4 merge it first where there are few output
+#: tiles; runs of pairs may be this much longer than their mean.
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
 #: Query rows of a KV head up to which four warps are enough where contexts differ.
@@ -90,7 +95,8 @@ def copy_of(gpu: GpuSpec) -> str:
 
 
 def fitted(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """Less of what takes shared memory, until it fits: a third stage first, the cluster and the warps last.
+    """Less of what takes shared memory, until it fits: a third stage first, the cluster and the
+    warps last.
 
     Raises:
         UserError: nothing does.
@@ -115,33 +121,46 @@ def _smaller(config: KernelConfig, gpu: GpuSpec) -> KernelConfig:
     if config.num_warps > 1:
         return replace(config, num_warps=config.num_warps // 2)
     raise UserError(
-        f"lean_cuda finds no room in the {gpu.shared_kb_per_cta} KB of shared memory of a CTA on {gpu.name}"
+        f"lean_cuda finds no room in the {gpu.shared_kb_per_cta} KB of shared memory of a CTA on"
+        f" {gpu.name}"
     )
 
 
 def _tile_rows(problem: AttentionProblem) -> int:
-    """Rows of an output tile at most: fewer make more output tiles, which keep more SMs busy and have less to merge,
-    and read the same K and V from the L2 again.
+    """Rows of an output tile at most: fewer make more output tiles, which keep more SMs busy and
+    have less to merge, and read the same K and V from the L2 again.
     """
     all_rows = problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads
     most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
     # Output tiles of a KV head, and so reads of its K and V.
     reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
-    able = [rows for rows, times in reads.items() if rows == most or problem.kv_bytes * (times - 1) < _REREAD_BYTES]
+    able = [
+        rows
+        for rows, times in reads.items()
+        if rows == most or problem.kv_bytes * (times - 1) < _REREAD_BYTES
+    ]
     enough = [rows for rows in reversed(able) if heads * reads[rows] >= _FEW_TILES]
     if problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= _FEW_TILES else 1.25 * _FEW_ROWS_BYTES):
         return able[0] if reads[able[0]] <= 2 or not enough else enough[0]
     if _SOME_HEADS <= heads <= _MANY_HEADS:
         return able[0]
-    return next((rows for rows in enough if problem.kv_bytes * reads[rows] < rows * _SHARED_ROW_BYTES), most)
+    return next(
+        (rows for rows in enough if problem.kv_bytes * reads[rows] < rows * _SHARED_ROW_BYTES), most
+    )
 
 
 def _cluster_size(
-    output_tiles: int, row_tiles: int, lean_tiles: int, kv_bytes: int, align_bytes: float, gpu: GpuSpec
+    output_tiles: int,
+    row_tiles: int,
+    lean_tiles: int,
+    kv_bytes: int,
+    align_bytes: float,
+    gpu: GpuSpec,
 ) -> int:
-    """The largest cluster of which one for each output tile finds room, and no second one: partials then meet without a
-    detour through memory, which is worth the SMs that are left idle. 1: there is none.
+    """The largest cluster of which one for each output tile finds room, and no second one: partials
+    then meet without a detour through memory, which is worth the SMs that are left idle. 1: there
+    is none.
 
     Args:
         row_tiles: output tiles of a KV head.
@@ -162,17 +181,22 @@ def _cluster_size(
     return 1
 
 
-def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, cluster: int) -> tuple[int, int, int]:
+def _hopper_build(
+    problem: AttentionProblem, rows: int, output_tiles: int, cluster: int
+) -> tuple[int, int, int]:
     """Chunk, warps and stages of one CTA to an SM."""
     if problem.head_dim > 128:
         return _LEAST_CHUNK, 4, 3
-    # Many rows to a chunk, where more warps share their softmax; or others that read the same chunk, as timed.
+    # Many rows to a chunk, where more warps share their softmax; or others that read the same
+    # chunk, as timed.
     many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
     if problem.head_dim > 64 and many_rows and cluster <= 2:
         return _LEAST_CHUNK, 8, 2
     if problem.head_dim > 64:
         few_pairs = cluster == 2 and output_tiles < _FEW_TILES
-        deep = output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES and rows <= 16 and not few_pairs
+        deep = (
+            output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES and rows <= 16 and not few_pairs
+        )
         # Copies of pages are smaller.
         return 32, 4, 3 if deep or problem.page_size is not None else 2
     if cluster == 1 or rows > 16:
@@ -184,7 +208,9 @@ def _hopper_build(problem: AttentionProblem, rows: int, output_tiles: int, clust
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """Settings chosen by sizes, after some 10,000 timings on an H200: see docs/performance-log.md."""
+    """Settings chosen by sizes, after some 10,000 timings on an H200: see
+    docs/performance-log.md.
+    """
     rows = _tile_rows(problem)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
@@ -203,20 +229,28 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     config = fitted(config, problem, gpu)
     if (config.cluster_size or 1) > 1 or lean_tiles == config.min_tiles_per_cta:
         return config
-    total = sum(-(-context // config.tile_tokens) for context in problem.contexts) * problem.kv_heads * row_tiles
+    total = (
+        sum(-(-context // config.tile_tokens) for context in problem.contexts)
+        * problem.kv_heads
+        * row_tiles
+    )
     grid = stream_k_grid(total, (config.ctas_per_sm or 1) * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
     return replace(config, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES * rows / 8)
 
 
-def _ragged_config(problem: AttentionProblem, rows: int, output_tiles: int, gpu: GpuSpec) -> KernelConfig:
+def _ragged_config(
+    problem: AttentionProblem, rows: int, output_tiles: int, gpu: GpuSpec
+) -> KernelConfig:
     """Where contexts differ: two stages, as timed."""
     if gpu.compute_capability < HOPPER or not 64 < problem.head_dim <= 128:
         return cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(gpu), 1, True)
     queries = problem.group_size * problem.q_len
     large_partials = min(rows, queries) * problem.head_dim > _LARGE_PARTIAL
     cluster = 4 if output_tiles <= _FEW_TILES and large_partials else 1
-    chunk, warps = (_LEAST_CHUNK, 8) if queries > _FEW_QUERIES and cluster == 1 else (2 * _LEAST_CHUNK, 4)
+    chunk, warps = (
+        (_LEAST_CHUNK, 8) if queries > _FEW_QUERIES and cluster == 1 else (2 * _LEAST_CHUNK, 4)
+    )
     return cuda_config(chunk, warps, 2, 1, cluster, rows, copy_of(gpu), 1, True)
 
 
@@ -236,22 +270,28 @@ def _hopper_heuristic(
         build = _hopper_build(problem, rows, output_tiles, cluster)
         return cuda_config(*build, 1, cluster, rows, copy, lean_tiles, True)
     if output_tiles == 1:
-        return cuda_config(*_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True)
+        return cuda_config(
+            *_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True
+        )
     pairs = cluster_slots(gpu.sms, 1, 2)
     partial = min(rows, problem.group_size * problem.q_len) * problem.head_dim
     if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
-        # Large partials of many parts: a cluster merges most of them before they go through memory. Pairs where their
-        # runs are even, as those of a short context are held to be.
+        # Large partials of many parts: a cluster merges most of them before they go through memory.
+        # Pairs where their runs are even, as those of a short context are held to be.
         ctas = 2 * (pairs // output_tiles)
         even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
         size = 2 if problem.kv_bytes < _FEW_ROWS_BYTES or even else 4
-        return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2)
+        return cuda_config(
+            *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2
+        )
     # Pairs halve the partials.
     least_bytes = min(least for numbers, least in _PAIRS_BYTES.items() if partial >= numbers)
     few_idle = pairs % output_tiles <= _FEW_IDLE_SHARE * pairs
     alone = row_tiles > 1 and output_tiles >= _MANY_SHARED_TILES
     size = 2 if problem.kv_bytes > least_bytes and few_idle and not alone else 1
-    return cuda_config(*_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, True)
+    return cuda_config(
+        *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, True
+    )
 
 
 def _small_chunk(problem: AttentionProblem) -> int:

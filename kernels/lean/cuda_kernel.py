@@ -10,21 +10,37 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import room_for_marks
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
-from leanbench.kernels.lean.cuda_heuristic import HOPPER, TILE_ROWS, copy_of, cuda_config, fitted, heuristic
+from leanbench.kernels.lean.cuda_heuristic import (
+    HOPPER,
+    TILE_ROWS,
+    copy_of,
+    cuda_config,
+    fitted,
+    heuristic,
+)
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.nvrtc import CudaBinary, CudaSource, load_nvrtc
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, LaunchResources, TracedCall
+from leanbench.compile.nvrtc import compile_cuda, load_nvrtc
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
-#: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the largest head_dim. Bulk
-#: copies where the GPU has them: over six problems of 6 MB to 2 GB cp.async was 0.1% faster at most on an H200.
+#: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
+#: largest head_dim. Bulk copies where the GPU has them: over six problems of 6 MB to 2 GB cp.async
+#: was 0.1% faster at most on an H200.
 _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    64: ((64, 4, 3, 1), (32, 8, 2, 1), (32, 8, 3, 1), (32, 4, 3, 1), (32, 4, 3, 2), (32, 4, 2, 2), (16, 8, 3, 2)),
+    64: (
+        (64, 4, 3, 1),
+        (32, 8, 2, 1),
+        (32, 8, 3, 1),
+        (32, 4, 3, 1),
+        (32, 4, 3, 2),
+        (32, 4, 2, 2),
+        (16, 8, 3, 2),
+    ),
     128: ((32, 4, 3, 1), (16, 8, 2, 1), (16, 8, 3, 1), (16, 4, 3, 2), (16, 4, 2, 2), (32, 4, 2, 1)),
     256: ((16, 4, 3, 1), (16, 4, 2, 1), (16, 8, 1, 1)),
 }
@@ -52,14 +68,24 @@ class LeanCuda(Kernel):
         return heuristic(problem, gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        # Chunk, warps, rows and the run's tokens decide about bits and follow from the family; stages do not.
+        # Chunk, warps, rows and the run's tokens decide about bits and follow from the family;
+        # stages do not.
         chunk = 32 if problem.head_dim <= 64 else 16
         rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-        config = replace(cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, True), tile_tokens=_FIXED_RUN_TOKENS)
-        return fitted(replace(config, min_tiles_per_cta=None, align_grid=None, fixed_run_tiles=1), problem, gpu)
+        config = replace(
+            cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, True),
+            tile_tokens=_FIXED_RUN_TOKENS,
+        )
+        return fitted(
+            replace(config, min_tiles_per_cta=None, align_grid=None, fixed_run_tiles=1),
+            problem,
+            gpu,
+        )
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
-        first = [config for config in self.tuning_space(problem, gpu) if config.min_tiles_per_cta == 1]
+        first = [
+            config for config in self.tuning_space(problem, gpu) if config.min_tiles_per_cta == 1
+        ]
         return list(dict.fromkeys([self.default_config(problem, gpu), *first]))
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
@@ -68,7 +94,9 @@ class LeanCuda(Kernel):
         found: list[KernelConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-        for build, cluster, rows in product(builds, clusters, [rows for rows in TILE_ROWS if rows <= most]):
+        for build, cluster, rows in product(
+            builds, clusters, [rows for rows in TILE_ROWS if rows <= most]
+        ):
             if build[3] > 1 and cluster > 2:
                 continue
             for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
@@ -81,11 +109,12 @@ class LeanCuda(Kernel):
         """Levels of a tree of 16 partials a CTA."""
         return max(1, -(-(partials.bit_length()) // 4))
 
-    def cuda_source(self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]) -> CudaSource:
-        return CudaBuild.of(problem, config).source(capability)
-
-    def cuda_resources(self, problem: AttentionProblem, config: KernelConfig, binary: CudaBinary) -> LaunchResources:
-        return CudaBuild.of(problem, config).resources(binary, config.cluster_size or 1)
+    def compile(
+        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+    ) -> tuple[LaunchResources, ...]:
+        build = CudaBuild.of(problem, config)
+        binary = compile_cuda(build.source(capability))
+        return (build.resources(binary, config.cluster_size or 1),)
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
         from leanbench.kernels.lean.cuda import launch_of
@@ -93,7 +122,9 @@ class LeanCuda(Kernel):
         assert config is not None
         return launch_of(inputs, config).run()
 
-    def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> tuple[LaunchResources, ...]:
+    def resources(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> tuple[LaunchResources, ...]:
         from leanbench.kernels.lean.cuda import launch_of
 
         assert config is not None
@@ -106,7 +137,9 @@ class LeanCuda(Kernel):
         assert config is not None
         launch = launch_of(inputs, config)
         # The beginning; each part, and its reduction.
-        return StampedCall((launch,), room_for_marks(1 + 2 * launch.most_parts(inputs)), inputs.q.device)
+        return StampedCall(
+            (launch,), room_for_marks(1 + 2 * launch.most_parts(inputs)), inputs.q.device
+        )
 
 
 @cache

@@ -1,16 +1,19 @@
-"""What a launch of lean.cu is passed: the C structures of its beginning, field by field, and what fits their fields."""
+"""What a launch of lean.cu is passed: the C structures of its beginning, field by field, and what
+fits their fields.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from typing import TYPE_CHECKING
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
-#: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a multiple.
+#: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a
+#: multiple.
 _ALIGNMENT_BYTES = 64
 #: Of the 32-bit numbers: ctypes cuts off what is above, without a word.
 _INT32_MAX = 2**31 - 1
@@ -48,7 +51,10 @@ class Params(ctypes.Structure):
             (f"stride_{name}", ctypes.c_int32)
             for name in ("q_token", "q_head", "k_token", "v_token", "out_token", "out_head")
         ),
-        *((name, ctypes.c_int32) for name in ("context", "batch", "kv_heads", "pages_per_sequence", "tile_shift")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("context", "batch", "kv_heads", "pages_per_sequence", "tile_shift")
+        ),
         *((name, ctypes.c_int32) for name in ("end_tiles", "min_tiles_per_run", "share", "longer")),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),
@@ -59,7 +65,10 @@ class Params(ctypes.Structure):
 class PaddedParams(ctypes.Structure):
     """Params as long as the driver reads it."""
 
-    _fields_ = [("params", Params), ("padding", ctypes.c_uint8 * (-ctypes.sizeof(Params) % _ALIGNMENT_BYTES))]
+    _fields_ = [
+        ("params", Params),
+        ("padding", ctypes.c_uint8 * (-ctypes.sizeof(Params) % _ALIGNMENT_BYTES)),
+    ]
 
 
 #: sizeof(Params) in lean.cu, which refuses to compile with another.
@@ -67,14 +76,19 @@ PARAMS_BYTES = ctypes.sizeof(PaddedParams)
 
 
 def too_far_apart(inputs: AttentionInputs) -> str | None:
-    """One sentence on a stride, or a number of pages, that does not fit its field of `Params`, or None."""
+    """One sentence on a stride, or a number of pages, that does not fit its field of `Params`, or
+    None.
+    """
     q, out, k, v, table = inputs.q, inputs.out, inputs.k_cache, inputs.v_cache, inputs.block_table
     pages = 0 if table is None else table.shape[1]
     if max(*q.stride()[1:3], *out.stride()[1:3], k.stride(1), v.stride(1), pages) <= _INT32_MAX:
         return None
     # The stride of a single token or head is never used.
     steps = [
-        (f"{name} steps by {tensor.stride(axis)} numbers from {what} to {what}", tensor.stride(axis))
+        (
+            f"{name} steps by {tensor.stride(axis)} numbers from {what} to {what}",
+            tensor.stride(axis),
+        )
         for axis, what, tensors in (
             (1, "token", {"q": q, "out": out, "k_cache": k, "v_cache": v}),
             (2, "head", {"q": q, "out": out}),
@@ -84,15 +98,23 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
     ]
     for said, number in (*steps, (f"block_table has {pages} pages a sequence", pages)):
         if number > _INT32_MAX:
-            return f"{said}, lean_cuda takes at most {_INT32_MAX}: pass a smaller or a contiguous tensor"
+            return (
+                f"{said}, lean_cuda takes at most {_INT32_MAX}: pass a smaller or a contiguous"
+                " tensor"
+            )
     return None
 
 
 def check_counts(lean_tiles: int, tokens: int) -> None:
-    """Raises UserError where a launch has more LeanTiles, or tokens in those of an output tile, than it can count."""
-    for count, what in ((lean_tiles, "LeanTiles"), (tokens, "tokens a sequence, in whole LeanTiles,")):
+    """Raises UserError where a launch has more LeanTiles, or tokens in those of an output tile,
+    than it can count.
+    """
+    for count, what in (
+        (lean_tiles, "LeanTiles"),
+        (tokens, "tokens a sequence, in whole LeanTiles,"),
+    ):
         if count > _INT32_MAX:
             raise UserError(
-                f"this call has {count} {what} and lean_cuda counts to {_INT32_MAX}: pass fewer sequences at a time, "
-                "or a cache that has room for fewer tokens"
+                f"this call has {count} {what} and lean_cuda counts to {_INT32_MAX}: pass fewer"
+                " sequences at a time, or a cache that has room for fewer tokens"
             )

@@ -20,7 +20,7 @@
 // running softmax; warps meet only where an output tile ends. Tokens fill the large dimension of the matrix
 // instructions (S^T = K Q^T, O^T = V^T P^T), so a group of up to 8 query heads pads to 8 columns.
 //
-// Words, schedule and reduction are those of kernels/lean/triton.py; leanbench.decomposition.stream_k is the schedule,
+// Words, schedule and reduction are those of kernels/lean/triton.py; leanbench.core.decomposition.stream_k is the schedule,
 // where RAGGED stream_k_with_ends.
 
 typedef unsigned int u32;

@@ -1,4 +1,6 @@
-"""Which LeanTiles a CTA's run holds: leanbench.decomposition.stream_k's arithmetic, inside the kernel."""
+"""Which LeanTiles a CTA's run holds: leanbench.core.decomposition.stream_k's arithmetic, inside the
+kernel.
+"""
 
 import triton
 import triton.language as tl
@@ -6,15 +8,17 @@ import triton.language as tl
 
 @triton.jit
 def start_of(run, share, longer):
-    """First LeanTile of a run: leanbench.decomposition.stream_k_start."""
+    """First LeanTile of a run: leanbench.core.decomposition.stream_k_start."""
     return run * share + tl.minimum(run, longer)
 
 
 @triton.jit
 def run_of(lean_tile, share, longer):
-    """The run that holds a LeanTile: leanbench.decomposition.stream_k_run."""
+    """The run that holds a LeanTile: leanbench.core.decomposition.stream_k_run."""
     border = longer * (share + 1)
-    return tl.where(lean_tile < border, lean_tile // (share + 1), longer + (lean_tile - border) // share)
+    return tl.where(
+        lean_tile < border, lean_tile // (share + 1), longer + (lean_tile - border) // share
+    )
 
 
 @triton.jit
@@ -36,7 +40,12 @@ def total_tiles(cache_seqlens, batch, TILE_TOKENS: tl.constexpr, SEQUENCES_AT_ON
 
 @triton.jit
 def find_sequence(
-    cache_seqlens, batch, per_sequence, lean_tile, TILE_TOKENS: tl.constexpr, SEQUENCES_AT_ONCE: tl.constexpr
+    cache_seqlens,
+    batch,
+    per_sequence,
+    lean_tile,
+    TILE_TOKENS: tl.constexpr,
+    SEQUENCES_AT_ONCE: tl.constexpr,
 ):
     """(sequence that holds a LeanTile, its first LeanTile)."""
     sequence = 0

@@ -1,16 +1,18 @@
 """LeanAttention in Triton: stream-K over LeanTiles and the reduction, in one launch.
 
-The schedule is `leanbench.decomposition.stream_k`. With the lengths on the device every CTA computes it for itself.
+The schedule is `leanbench.core.decomposition.stream_k`. With the lengths on the device every CTA
+computes it for itself.
 
-The reduction is the paper's (Algorithm 2): a CTA whose run starts in the middle of an output tile stores that part's
-partial and goes on; the host block, which holds the tile's first LeanTile at the end of its own run, waits for the
-other partials, merges them in the order of the context, whoever came first, and writes the output. So repeats agree
-bit for bit.
+The reduction is the paper's (Algorithm 2): a CTA whose run starts in the middle of an output tile
+stores that part's partial and goes on; the host block, which holds the tile's first LeanTile at the
+end of its own run, waits for the other partials, merges them in the order of the context, whoever
+came first, and writes the output. So repeats agree bit for bit.
 
-No grid deadlocks, whether or not all CTAs fit the GPU at once: runs are dealt from the last to the first, a host
-block only waits for CTAs of lower index, the hardware starts CTAs in the order of their index (decoupled look-back
-scans rest on the same), and a CTA stores its first partial before it waits. The host block empties the slots it has
-read: a launch finds the workspace as the one before it did, and the host never clears it.
+No grid deadlocks, whether or not all CTAs fit the GPU at once: runs are dealt from the last to the
+first, a host block only waits for CTAs of lower index, the hardware starts CTAs in the order of
+their index (decoupled look-back scans rest on the same), and a CTA stores its first partial before
+it waits. The host block empties the slots it has read: a launch finds the workspace as the one
+before it did, and the host never clears it.
 """
 
 from __future__ import annotations
@@ -38,9 +40,15 @@ from leanbench.kernels.launch import (
     run_all,
     sm_count,
 )
-from leanbench.kernels.lean import WORKSPACE_BYTES, fixed_run_bytes, lean_grid_limit, one_number_each, partial_bytes
-from leanbench.kernels.lean.mailbox import reduce, wait_for_all
+from leanbench.kernels.lean import (
+    WORKSPACE_BYTES,
+    fixed_run_bytes,
+    lean_grid_limit,
+    one_number_each,
+    partial_bytes,
+)
 from leanbench.kernels.lean.runs import find_sequence, run_of, start_of, total_tiles
+from leanbench.kernels.lean.workspace import reduce, wait_for_all
 from leanbench.kernels.stamps import BEGIN, REDUCTION, TILES, WAIT, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import (
     EMPTY,
@@ -52,14 +60,24 @@ from leanbench.kernels.tile import (
     write_partial,
 )
 
-from leanbench.decomposition import stream_k_grid
+from leanbench.core.decomposition import stream_k_grid
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
-    from leanbench.registry import KernelConfig
+    from leanbench.core.inputs import AttentionInputs
+    from leanbench.core.registry import KernelConfig
 
 
-@triton.jit(do_not_specialize=["stride_table", "batch", "kv_heads", "context", "min_tiles_per_cta", "share", "longer"])
+@triton.jit(
+    do_not_specialize=[
+        "stride_table",
+        "batch",
+        "kv_heads",
+        "context",
+        "min_tiles_per_cta",
+        "share",
+        "longer",
+    ]
+)
 def lean_kernel(
     q,  # (batch, Q_LEN, q_heads, D) through strides
     k,  # see lean_tiles
@@ -67,7 +85,7 @@ def lean_kernel(
     out,  # (batch, Q_LEN, q_heads, D) through strides
     lse,  # (batch, q_heads, Q_LEN), fp32
     partials,  # int32, a slot per run, see write_partial; all EMPTY between launches
-    host_partials,  # int32, a slot per run; with fixed runs, which have one part each, `partials` again
+    host_partials,  # int32, a slot per run; with fixed runs of one part each, `partials` again
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
     stride_table,
@@ -111,10 +129,13 @@ def lean_kernel(
 ):
     marks = stamp_start(stamps, MARKS)
     per_sequence = kv_heads * ROW_TILES
-    # Fixed runs are dealt as LeanTiles of their length would be, one to a CTA: but for the loop over the LeanTiles
-    # themselves, what is counted below are then runs.
-    UNIT_TOKENS: tl.constexpr = TILE_TOKENS * FIXED_RUN_TILES if FIXED_RUN_TILES > 0 else TILE_TOKENS
-    # Runs are dealt from the last to the first, so that a host block waits for CTAs that started before it.
+    # Fixed runs are dealt as LeanTiles of their length would be, one to a CTA: but for the loop
+    # over the LeanTiles themselves, what is counted below are then runs.
+    UNIT_TOKENS: tl.constexpr = (
+        TILE_TOKENS * FIXED_RUN_TILES if FIXED_RUN_TILES > 0 else TILE_TOKENS
+    )
+    # Runs are dealt from the last to the first, so that a host block waits for CTAs that started
+    # before it.
     if RAGGED:
         total = total_tiles(cache_seqlens, batch, UNIT_TOKENS, SEQUENCES_AT_ONCE) * per_sequence
         grid = tl.maximum(1, tl.minimum(tl.num_programs(0), total // min_tiles_per_cta))
@@ -152,7 +173,9 @@ def lean_kernel(
         last_tile = last
         if FIXED_RUN_TILES > 0:
             first_tile = first * FIXED_RUN_TILES
-            last_tile = tl.minimum(last * FIXED_RUN_TILES, tl.maximum(1, tl.cdiv(tokens, TILE_TOKENS)))
+            last_tile = tl.minimum(
+                last * FIXED_RUN_TILES, tl.maximum(1, tl.cdiv(tokens, TILE_TOKENS))
+            )
 
         kv_head = head_tile // ROW_TILES
         q_head = kv_head * GROUP_SIZE
@@ -217,8 +240,11 @@ def lean_kernel(
             write_partial(acc, m, l, partials, run, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
             marks = mark(stamps, marks, TILES, output_tile, MARKS)
         else:
-            # The host block. The other parts belong to the runs after this one, up to the output tile's last LeanTile.
-            write_partial(acc, m, l, host_partials, run, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
+            # The host block. The other parts belong to the runs after this one, up to the output
+            # tile's last LeanTile.
+            write_partial(
+                acc, m, l, host_partials, run, ROW_COUNT, local_rows, valid_rows, HEAD_DIM
+            )
             if MARKS > 0:
                 marks = mark(stamps, marks, TILES, output_tile, MARKS)
                 others = run_of(tile_start + tiles - 1, share, longer) - run
@@ -264,7 +290,9 @@ _PARTIALS_BYTES = WORKSPACE_BYTES // 2
 
 @dataclass(frozen=True, eq=False)
 class Workspace:
-    """Slots for partials. Launches on one stream may share it; launches that run at the same time may not."""
+    """Slots for partials. Launches on one stream may share it; launches that run at the same time
+    may not.
+    """
 
     #: int32, bit patterns of fp32. A launch leaves it as it found it: all EMPTY.
     partials: torch.Tensor
@@ -294,9 +322,11 @@ _captured: set[Workspace] = set()
 
 
 def workspace_of(device: torch.device, partials_bytes: int = _PARTIALS_BYTES) -> Workspace:
-    """The workspace of the device's current stream, made on first use and again where a call needs a larger one.
+    """The workspace of the device's current stream, made on first use and again where a call needs
+    a larger one.
 
-    Graphs captured on one stream share that stream's workspace, so they must not be replayed at the same time.
+    Graphs captured on one stream share that stream's workspace, so they must not be replayed at the
+    same time.
 
     Args:
         partials_bytes: what its `partials` must have room for.
@@ -318,8 +348,9 @@ def workspace_of(device: torch.device, partials_bytes: int = _PARTIALS_BYTES) ->
             if not spare_is_fine:
                 size_mb = (partials_bytes + _PARTIALS_BYTES) / 1e6
                 raise RuntimeError(
-                    f"LeanAttention has no workspace of {size_mb:.0f} MB on {device} yet, "
-                    "and none can be made while a CUDA graph is captured: make the same call once before the capture"
+                    f"LeanAttention has no workspace of {size_mb:.0f} MB on {device} yet, and none"
+                    " can be made while a CUDA graph is captured: make the same call once before"
+                    " the capture"
                 )
             _workspaces[key] = _spares.pop(device)
         _captured.add(_workspaces[key])
@@ -339,20 +370,24 @@ def _new_workspace(device: torch.device, partials_bytes: int) -> Workspace:
 
     # What runs on the current stream may still use the workspace that this one takes the place of.
     torch.cuda.current_stream(device).synchronize()
-    # In a thread of its own: before torch.compile captures a graph, it lets the calling thread's allocations come from
-    # that graph's memory, and refuses one that lives on.
+    # In a thread of its own: before torch.compile captures a graph, it lets the calling thread's
+    # allocations come from that graph's memory, and refuses one that lives on.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()
 
 
 def launches(
-    inputs: AttentionInputs, config: KernelConfig, workspace: Workspace | None = None, sms: int | None = None
+    inputs: AttentionInputs,
+    config: KernelConfig,
+    workspace: Workspace | None = None,
+    sms: int | None = None,
 ) -> tuple[TritonLaunch, ...]:
     """The launch of `lean_kernel` over these tensors.
 
     Args:
         workspace: defaults to that of the current stream.
-        sms: the grid is `config.ctas_per_sm` times this, but for fixed runs; defaults to the device's.
+        sms: the grid is `config.ctas_per_sm` times this, but for fixed runs; defaults to the
+            device's.
 
     Raises:
         UserError: the partials of fixed runs are too many.
@@ -365,17 +400,21 @@ def launches(
         workspace = workspace or workspace_of(device)
         host_partials = workspace.host_partials
         min_tiles_per_cta = config.min_tiles_per_cta or 1
-        max_grid = lean_grid_limit(shape.row_count, shape.head_dim, config.ctas_per_sm * (sms or sm_count(device)))
+        max_grid = lean_grid_limit(
+            shape.row_count, shape.head_dim, config.ctas_per_sm * (sms or sm_count(device))
+        )
         aligned = config.align_grid and inputs.cache_seqlens is None
-        grid = stream_k_grid(total, max_grid, min_tiles_per_cta, shape.output_tiles if aligned else 1)
+        grid = stream_k_grid(
+            total, max_grid, min_tiles_per_cta, shape.output_tiles if aligned else 1
+        )
     else:
         partials_bytes = fixed_run_bytes(total, partial_bytes(shape.row_count, shape.head_dim))
         workspace = workspace or workspace_of(device, partials_bytes)
         assert workspace.holds(partials_bytes)
         host_partials = workspace.partials
         min_tiles_per_cta, grid = 1, total
-    # With lengths on the device `total` is an upper bound: the kernel leaves CTAs idle where the real lengths need
-    # fewer.
+    # With lengths on the device `total` is an upper bound: the kernel leaves CTAs idle where the
+    # real lengths need fewer.
     share, longer = divmod(total, grid)
     arguments = (
         inputs.q,
@@ -417,7 +456,10 @@ def launches(
 
 
 def prepare(
-    inputs: AttentionInputs, config: KernelConfig, workspace: Workspace | None = None, sms: int | None = None
+    inputs: AttentionInputs,
+    config: KernelConfig,
+    workspace: Workspace | None = None,
+    sms: int | None = None,
 ) -> Callable[[], None]:
     """A function that makes the launch; arguments as in `launches`."""
     return run_all(launches(inputs, config, workspace, sms))

@@ -1,9 +1,18 @@
-"""Kernels of the libraries that people use, measured as they are. They run where they are asked for by name."""
+"""Kernels of the libraries that people use, measured as they are. They run where they are asked for
+by name.
+"""
 
 from leanbench.kernels.libraries.flash_attn_2 import FlashAttn, FlashDecoding
 from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3
-from leanbench.kernels.libraries.flash_infer import FlashInfer, FlashInferCudaCores, FlashInferPersistent
-from leanbench.kernels.libraries.flash_infer_single import FlashInferSingle, FlashInferSingleCudaCores
+from leanbench.kernels.libraries.flash_infer import (
+    FlashInfer,
+    FlashInferCudaCores,
+    FlashInferPersistent,
+)
+from leanbench.kernels.libraries.flash_infer_single import (
+    FlashInferSingle,
+    FlashInferSingleCudaCores,
+)
 from leanbench.kernels.libraries.flex import TorchFlex
 from leanbench.kernels.libraries.sdpa import Cudnn, TorchEfficient, TorchFlash, TorchMath
 from leanbench.kernels.libraries.standard import Standard

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.fixed_split import split_counts
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 #: Its pages are multiples of this many tokens.
 _PAGE_TOKENS = 256
@@ -44,13 +44,13 @@ class FlashAttn(LibraryKernel):
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         if problem.page_size is not None and problem.page_size % _PAGE_TOKENS:
             return (
-                f"{self.name} takes pages of multiples of {_PAGE_TOKENS} tokens, this problem has page_size "
-                f"{problem.page_size}: choose {_PAGE_TOKENS}"
+                f"{self.name} takes pages of multiples of {_PAGE_TOKENS} tokens, this problem has"
+                f" page_size {problem.page_size}: choose {_PAGE_TOKENS}"
             )
         if min(problem.contexts) < problem.q_len:
             return (
-                f"{self.name} tells an LSE of +inf for a query token that sees nothing, not -inf: with q_len "
-                f"{problem.q_len} choose contexts of at least {problem.q_len} tokens"
+                f"{self.name} tells an LSE of +inf for a query token that sees nothing, not -inf:"
+                f" with q_len {problem.q_len} choose contexts of at least {problem.q_len} tokens"
             )
         return super().unsupported_reason(problem)
 
@@ -79,15 +79,15 @@ class FlashDecoding(FlashAttn):
         asked = config or compiled
         if replace(asked, splits=None) != compiled:
             raise UserError(
-                f"{self.name} is compiled with {compiled.to_dict()} for head_dim {inputs.head_dim}, this config has "
-                f"{asked.to_dict()}: only splits can be chosen"
+                f"{self.name} is compiled with {compiled.to_dict()} for head_dim {inputs.head_dim},"
+                f" this config has {asked.to_dict()}: only splits can be chosen"
             )
         return FlashAttnLaunch(inputs, num_splits=asked.splits or _HEURISTIC)
 
 
 class FlashAttnLaunch(OwnOutputs):
     def __init__(self, inputs: AttentionInputs, num_splits: int) -> None:
-        from flash_attn import flash_attn_with_kvcache  # pyright: ignore[reportMissingImports]
+        from flash_attn import flash_attn_with_kvcache
 
         super().__init__(inputs)
         self._attend = partial(
@@ -110,5 +110,9 @@ class FlashAttnLaunch(OwnOutputs):
 
 
 def _compiled_in(head_dim: int) -> KernelConfig:
-    """Tile and warps of its split kernels; it counts no stages, K and V have one tile each in shared memory."""
-    return KernelConfig(256 if head_dim <= 64 else 128 if head_dim <= 128 else 64, num_warps=4, num_stages=1)
+    """Tile and warps of its split kernels; it counts no stages, K and V have one tile each in
+    shared memory.
+    """
+    return KernelConfig(
+        256 if head_dim <= 64 else 128 if head_dim <= 128 else 64, num_warps=4, num_stages=1
+    )

@@ -1,4 +1,6 @@
-"""FlashAttention-3 for Hopper (Shah et al., 2024, arXiv 2407.08608): its `flash_attn_with_kvcache`."""
+"""FlashAttention-3 for Hopper (Shah et al., 2024, arXiv 2407.08608): its
+`flash_attn_with_kvcache`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class FlashAttn3(LibraryKernel):
@@ -22,7 +24,9 @@ class FlashAttn3(LibraryKernel):
     decomposition = "fixed_split"
     source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3"
     modules = ("flash_attn_interface",)
-    install = 'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
+    install = (
+        'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
+    )
     distribution = "flash_attn_3"
     written_for = "3.0"
     head_dims = (64, 80, 96, 128, 256)
@@ -34,16 +38,18 @@ class FlashAttn3(LibraryKernel):
         return FlashAttn3Launch(inputs)
 
     def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
-        import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
+        import flash_attn_interface as library
 
         return _metadata_call(library, inputs, _shared(inputs))
 
 
 class FlashAttn3Launch(OwnOutputs):
-    """Who does what is computed here where the library lets it, as servers do once for all layers of a step."""
+    """Who does what is computed here where the library lets it, as servers do once for all layers
+    of a step.
+    """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        import flash_attn_interface as library  # pyright: ignore[reportMissingImports]
+        import flash_attn_interface as library
 
         super().__init__(inputs)
         shared = _shared(inputs)
@@ -67,16 +73,25 @@ class FlashAttn3Launch(OwnOutputs):
 
 def _shared(inputs: AttentionInputs) -> dict[str, Any]:
     """What both calls must say the same. With one query token there is nothing to mask."""
-    return {"cache_seqlens": lengths(inputs), "causal": inputs.q_len > 1, "pack_gqa": inputs.group_size > 1}
+    return {
+        "cache_seqlens": lengths(inputs),
+        "causal": inputs.q_len > 1,
+        "pack_gqa": inputs.group_size > 1,
+    }
 
 
-def _metadata_call(library: Any, inputs: AttentionInputs, shared: dict[str, Any]) -> Callable[[], Any] | None:
+def _metadata_call(
+    library: Any, inputs: AttentionInputs, shared: dict[str, Any]
+) -> Callable[[], Any] | None:
     """None where this version has no such function."""
     if not hasattr(library, "get_scheduler_metadata"):
         return None
     batch, q_len, q_heads, head_dim = inputs.q.shape
-    # What flash_attn_with_kvcache takes for the longest context, which it does not ask the device for.
-    tokens = inputs.k_cache.shape[1] * (1 if inputs.block_table is None else inputs.block_table.shape[1])
+    # What flash_attn_with_kvcache takes for the longest context, which it does not ask the device
+    # for.
+    tokens = inputs.k_cache.shape[1] * (
+        1 if inputs.block_table is None else inputs.block_table.shape[1]
+    )
     return partial(
         library.get_scheduler_metadata,
         batch,

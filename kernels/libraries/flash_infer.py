@@ -1,8 +1,9 @@
-"""FlashInfer's batch decode and its persistent batch attention over a paged cache (Ye et al., 2025, arXiv 2501.01005),
-of flashinfer-python 0.6 and 0.7.
+"""FlashInfer's batch decode and its persistent batch attention over a paged cache (Ye et al., 2025,
+arXiv 2501.01005), of flashinfer-python 0.6 and 0.7.
 
-A contiguous cache is handed over as pages of itself, in place: FlashInfer reads K and V through the strides of the
-tensors it is given. Its planner gives CTAs whole pages, so a sequence in one page would never be split.
+A contiguous cache is handed over as pages of itself, in place: FlashInfer reads K and V through the
+strides of the tensors it is given. Its planner gives CTAs whole pages, so a sequence in one page
+would never be split.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
-from leanbench.errors import UserError
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
-#: Tokens of a page of a contiguous cache, or the largest part of it that divides the cache's length.
+#: Tokens of a page of a contiguous cache, or the largest part of it that divides the cache's
+#: length.
 _PAGE_TOKENS = 64
-#: For partials. FlashInfer recommends 128 MB; by its source, 32 query heads to one KV head of head_dim 128 take 280 MB
-#: on 132 SMs.
+#: For partials. FlashInfer recommends 128 MB; by its source, 32 query heads to one KV head of
+#: head_dim 128 take 280 MB on 132 SMs.
 _WORKSPACE_BYTES = 512 * 1000 * 1000
-#: Group sizes that the decode kernel without tensor cores is compiled for, in all versions from 0.6 on.
+#: Group sizes that the decode kernel without tensor cores is compiled for, in all versions from 0.6
+#: on.
 _CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)
 
 
@@ -49,7 +52,10 @@ class FlashInferKernel(LibraryKernel):
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         if not self.use_tensor_cores and problem.group_size not in _CUDA_CORE_GROUPS:
             groups = ", ".join(map(str, _CUDA_CORE_GROUPS))
-            return f"{self.name} has no kernel for groups of {problem.group_size} query heads, choose from {groups}"
+            return (
+                f"{self.name} has no kernel for groups of {problem.group_size} query heads, choose"
+                f" from {groups}"
+            )
         return super().unsupported_reason(problem)
 
 
@@ -61,7 +67,8 @@ class FlashInfer(FlashInferKernel):
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)
-        # From buffers to buffers only a plan's page numbers differ, and a wrapper of its own for each would take 8 MB.
+        # From buffers to buffers only a plan's page numbers differ, and a wrapper of its own for
+        # each would take 8 MB.
         wrapper = copy.copy(_planned(plan))
         wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
         return partial(_runner(wrapper, inputs, plan), return_lse=True)
@@ -72,13 +79,17 @@ class FlashInfer(FlashInferKernel):
 
 class FlashInferCudaCores(FlashInfer):
     name = "flashinfer_cuda_cores"
-    title = "FlashInfer's batch decode without tensor cores, planned for the lengths before it is timed"
+    title = (
+        "FlashInfer's batch decode without tensor cores, planned for the lengths before it is timed"
+    )
     use_tensor_cores = False
 
 
 class FlashInferPersistent(FlashInferKernel):
     name = "flashinfer_persistent"
-    title = "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
+    title = (
+        "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
+    )
     takes_ragged = True
     takes_pages = True
 
@@ -129,7 +140,11 @@ def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
         use_tensor_cores,
         layout_of(inputs),
         inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS),
-        (inputs.context,) * batch if inputs.cache_seqlens is None else tuple(inputs.cache_seqlens.tolist()),
+        (
+            (inputs.context,) * batch
+            if inputs.cache_seqlens is None
+            else tuple(inputs.cache_seqlens.tolist())
+        ),
         q_heads,
         inputs.kv_heads,
         head_dim,
@@ -149,9 +164,11 @@ def _runner(wrapper: Any, inputs: AttentionInputs, plan: _Plan) -> partial[Any]:
 
 
 def _pages(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torch.Tensor:
-    """(pages, page_size, kv_heads, head_dim): a contiguous cache seen as pages, one every `page_size` tokens.
+    """(pages, page_size, kv_heads, head_dim): a contiguous cache seen as pages, one every
+    `page_size` tokens.
 
-    In the HND layout the pages of a sequence's later heads lie between those of its first and the next sequence's.
+    In the HND layout the pages of a sequence's later heads lie between those of its first and the
+    next sequence's.
     """
     if inputs.block_table is not None:
         return cache
@@ -164,7 +181,9 @@ def _pages(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torc
 def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
     """Pages from one sequence's first to the next one's."""
     pages, rest = divmod(cache.stride(0), page_size * cache.stride(1))
-    assert rest == 0, f"a cache with strides {cache.stride()} is no whole number of pages of {page_size} tokens"
+    assert rest == 0, (
+        f"a cache with strides {cache.stride()} is no whole number of pages of {page_size} tokens"
+    )
     return pages
 
 
@@ -173,17 +192,24 @@ def _page_numbers(inputs: AttentionInputs, plan: _Plan) -> torch.Tensor:
     import torch
 
     if inputs.block_table is not None:
-        return torch.cat([row[:pages] for row, pages in zip(inputs.block_table, plan.page_counts, strict=True)])
+        return torch.cat(
+            [row[:pages] for row, pages in zip(inputs.block_table, plan.page_counts, strict=True)]
+        )
     stride = _sequence_stride(inputs.k_cache, plan.page_size)
     firsts = range(0, len(plan.lengths) * stride, stride)
-    numbers = [torch.arange(first, first + pages) for first, pages in zip(firsts, plan.page_counts, strict=True)]
+    numbers = [
+        torch.arange(first, first + pages)
+        for first, pages in zip(firsts, plan.page_counts, strict=True)
+    ]
     return torch.cat(numbers).to(plan.device, torch.int32)
 
 
 # Old plans stay with their launches; the latest few are of the kernels of one problem.
 @lru_cache(maxsize=4)
 def _planned(plan: _Plan) -> Any:
-    """A wrapper that has planned, with page numbers that are not the real ones; compiles if it must."""
+    """A wrapper that has planned, with page numbers that are not the real ones; compiles if it
+    must.
+    """
     wrapper, call = _plan_call(plan)
     call()
     return wrapper
@@ -204,9 +230,9 @@ def _planned_persistent(plan: _Plan) -> Any:
         if "holistic_partial" not in str(error):
             raise
         raise UserError(
-            f"flashinfer_persistent has no room for the partials of {plan.kv_heads} KV heads x head_dim "
-            f"{plan.head_dim}: FlashInfer's BatchAttention keeps them in a buffer whose size it sets itself, choose "
-            "fewer KV heads"
+            f"flashinfer_persistent has no room for the partials of {plan.kv_heads} KV heads x"
+            f" head_dim {plan.head_dim}: FlashInfer's BatchAttention keeps them in a buffer whose"
+            " size it sets itself, choose fewer KV heads"
         ) from error
     return wrapper
 
@@ -214,12 +240,18 @@ def _planned_persistent(plan: _Plan) -> Any:
 def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
     """A new wrapper, and its planning."""
     import torch
-    from flashinfer import BatchDecodeWithPagedKVCacheWrapper  # pyright: ignore[reportMissingImports]
+    from flashinfer import (
+        BatchDecodeWithPagedKVCacheWrapper,
+    )
 
     indptr = _offsets(plan.page_counts)
-    last_page_len = torch.tensor([(length - 1) % plan.page_size + 1 for length in plan.lengths], dtype=torch.int32)
+    last_page_len = torch.tensor(
+        [(length - 1) % plan.page_size + 1 for length in plan.lengths], dtype=torch.int32
+    )
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        _workspace(plan.device, plan.stream), kv_layout=plan.kv_layout, use_tensor_cores=plan.use_tensor_cores
+        _workspace(plan.device, plan.stream),
+        kv_layout=plan.kv_layout,
+        use_tensor_cores=plan.use_tensor_cores,
     )
     return wrapper, partial(
         wrapper.plan,
@@ -239,7 +271,7 @@ def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
 def _persistent_plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
     """The same of a BatchAttention."""
     import torch
-    from flashinfer import BatchAttention  # pyright: ignore[reportMissingImports]
+    from flashinfer import BatchAttention
 
     page_offsets = _offsets(plan.page_counts)
     wrapper = BatchAttention(kv_layout=plan.kv_layout, device=str(plan.device))
@@ -271,7 +303,9 @@ def _offsets(counts: list[int]) -> torch.Tensor:
 
 @cache
 def _workspace(device: torch.device, stream: int) -> torch.Tensor:
-    """Launches of one stream follow each other, so they share it. FlashInfer wants it zero at first."""
+    """Launches of one stream follow each other, so they share it. FlashInfer wants it zero at
+    first.
+    """
     import torch
 
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

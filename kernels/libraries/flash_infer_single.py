@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.libraries.flash_infer import FlashInferKernel, layout_of
 
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class FlashInferSingle(FlashInferKernel):
@@ -25,7 +25,9 @@ class FlashInferSingle(FlashInferKernel):
             return f"{self.name} decodes a single sequence, this problem has batch {problem.batch}"
         return super().unsupported_reason(problem)
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashInferSingleLaunch:
+    def launch(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> FlashInferSingleLaunch:
         return FlashInferSingleLaunch(inputs, self.use_tensor_cores)
 
 
@@ -37,7 +39,7 @@ class FlashInferSingleCudaCores(FlashInferSingle):
 
 class FlashInferSingleLaunch(OwnOutputs):
     def __init__(self, inputs: AttentionInputs, use_tensor_cores: bool) -> None:
-        from flashinfer import single_decode_with_kv_cache  # pyright: ignore[reportMissingImports]
+        from flashinfer import single_decode_with_kv_cache
 
         super().__init__(inputs)
         kv_layout = layout_of(inputs)

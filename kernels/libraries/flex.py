@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 #: The block size with which FlexAttention says that nothing is masked, whatever the lengths.
 _ONE_BLOCK = 1 << 30
@@ -22,7 +22,9 @@ _ONE_BLOCK = 1 << 30
 
 class TorchFlex(LibraryKernel):
     name = "torch_flex"
-    title = "torch's FlexAttention, compiled: its decode kernel splits the context, two splits an SM"
+    title = (
+        "torch's FlexAttention, compiled: its decode kernel splits the context, two splits an SM"
+    )
     decomposition = "fixed_split"
     source = "Dong et al. 2024, arXiv 2412.05496; torch"
     #: The output alone is asked for.
@@ -31,7 +33,10 @@ class TorchFlex(LibraryKernel):
 
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         if problem.group_size & (problem.group_size - 1):
-            return f"torch_flex decodes groups of a power of two of query heads, this problem has {problem.group_size}"
+            return (
+                "torch_flex decodes groups of a power of two of query heads, this problem has"
+                f" {problem.group_size}"
+            )
         return super().unsupported_reason(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> TorchFlexLaunch:
@@ -39,12 +44,16 @@ class TorchFlex(LibraryKernel):
 
 
 class TorchFlexLaunch(OwnOutputs):
-    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens, head_dim)."""
+    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens,
+    head_dim).
+    """
 
     def __init__(self, inputs: AttentionInputs) -> None:
         super().__init__(inputs)
         tensors = [tensor.transpose(1, 2) for tensor in (inputs.q, *_used(inputs))]
-        shapes = tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)
+        shapes = tuple(
+            (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
+        )
         self._attend = partial(
             _compiled(shapes),
             *tensors,

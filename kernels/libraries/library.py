@@ -8,15 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class LibraryKernel(Kernel):
@@ -26,7 +26,8 @@ class LibraryKernel(Kernel):
     #: The modules it is imported from, and what installs them.
     modules: tuple[str, ...] = ("torch",)
     install: str = "pip install torch"
-    #: The distribution whose version decides what runs, and the versions whose signatures the adapter was written for.
+    #: The distribution whose version decides what runs, and the versions whose signatures the
+    #: adapter was written for.
     distribution: str = "torch"
     written_for: str = "2.13"
     head_dims: tuple[int, ...]
@@ -46,9 +47,15 @@ class LibraryKernel(Kernel):
             known = ", ".join(map(str, self.head_dims))
             return f"{self.name} has no kernel for head_dim {problem.head_dim}, choose from {known}"
         if problem.q_len > 1 and not self.takes_several_queries:
-            return f"{self.name} decodes one query token per sequence, this problem has q_len {problem.q_len}"
+            return (
+                f"{self.name} decodes one query token per sequence, this problem has q_len"
+                f" {problem.q_len}"
+            )
         if problem.page_size is not None and not self.takes_pages:
-            return f"{self.name} takes no paged cache, this problem has page_size {problem.page_size}: leave it out"
+            return (
+                f"{self.name} takes no paged cache, this problem has page_size {problem.page_size}:"
+                " leave it out"
+            )
         if problem.is_ragged and not self.takes_ragged:
             return f"{self.name} takes no ragged batch, all sequences must have the same context"
         return self.unavailable_reason()
@@ -80,8 +87,8 @@ class LibraryKernel(Kernel):
             found = "of unknown version"
         said = (str(error).splitlines() or [""])[0]
         return (
-            f"{self.name} cannot call {self.distribution} {found} ({type(error).__name__}: {said}): "
-            f"it was written for {self.written_for}, install that or leave {self.name} out"
+            f"{self.name} cannot call {self.distribution} {found} ({type(error).__name__}: {said}):"
+            f" it was written for {self.written_for}, install that or leave {self.name} out"
         )
 
 
@@ -91,4 +98,6 @@ def lengths(inputs: AttentionInputs) -> torch.Tensor:
 
     if inputs.cache_seqlens is not None:
         return inputs.cache_seqlens
-    return torch.full((inputs.q.shape[0],), inputs.context, dtype=torch.int32, device=inputs.q.device)
+    return torch.full(
+        (inputs.q.shape[0],), inputs.context, dtype=torch.int32, device=inputs.q.device
+    )

@@ -1,4 +1,5 @@
-"""The backends of `torch.nn.functional.scaled_dot_product_attention`: cuDNN, FlashAttention-2, memory-efficient, math.
+"""The backends of `torch.nn.functional.scaled_dot_product_attention`: cuDNN, FlashAttention-2,
+memory-efficient, math.
 
 What each backend takes is in torch's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class SdpaKernel(LibraryKernel):
@@ -31,7 +32,9 @@ class SdpaKernel(LibraryKernel):
 
 
 class SdpaLaunch(OwnOutputs):
-    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens, head_dim)."""
+    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens,
+    head_dim).
+    """
 
     def __init__(self, inputs: AttentionInputs, backend: str) -> None:
         from torch.nn.attention import SDPBackend
@@ -39,7 +42,9 @@ class SdpaLaunch(OwnOutputs):
         super().__init__(inputs)
         self._backend = getattr(SDPBackend, backend)
         self._q = inputs.q.transpose(1, 2)
-        self._k, self._v = (cache[:, : inputs.context].transpose(1, 2) for cache in (inputs.k_cache, inputs.v_cache))
+        self._k, self._v = (
+            cache[:, : inputs.context].transpose(1, 2) for cache in (inputs.k_cache, inputs.v_cache)
+        )
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         from torch.nn.attention import sdpa_kernel
@@ -74,8 +79,8 @@ class Cudnn(SdpaKernel):
 class TorchFlash(SdpaKernel):
     name = "torch_flash"
     title = (
-        "torch's own FlashAttention-2 through scaled_dot_product_attention; a heuristic splits the context, so at "
-        "decode it is FlashDecoding"
+        "torch's own FlashAttention-2 through scaled_dot_product_attention; a heuristic splits the"
+        " context, so at decode it is FlashDecoding"
     )
     decomposition = "fixed_split"
     source = "Dao 2023, arXiv 2307.08691; the CUDA code in torch"
@@ -86,7 +91,8 @@ class TorchFlash(SdpaKernel):
 class TorchEfficient(SdpaKernel):
     name = "torch_efficient"
     title = (
-        "the memory-efficient attention in torch through scaled_dot_product_attention; it does not split the context"
+        "the memory-efficient attention in torch through scaled_dot_product_attention; it does not"
+        " split the context"
     )
     decomposition = "one_cta_per_tile"
     source = "Rabe and Staats 2021, arXiv 2112.05682; the CUTLASS kernel in torch, from xFormers"
@@ -95,7 +101,10 @@ class TorchEfficient(SdpaKernel):
 
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         if problem.group_size > 1:
-            return f"torch_efficient takes a KV head for every query head, not one for {problem.group_size} of them"
+            return (
+                "torch_efficient takes a KV head for every query head, not one for"
+                f" {problem.group_size} of them"
+            )
         return super().unsupported_reason(problem)
 
 
@@ -103,7 +112,10 @@ class TorchMath(SdpaKernel):
     """Casts K and V to fp32, and repeats them for every query head of a group, in every call."""
 
     name = "torch_math"
-    title = "plain operators in fp32 through torch's scaled_dot_product_attention; copies K and V in every call"
+    title = (
+        "plain operators in fp32 through torch's scaled_dot_product_attention; copies K and V in"
+        " every call"
+    )
     source = "the backend MATH in torch"
     backend = "MATH"
     head_dims = (64, 80, 96, 128, 256)

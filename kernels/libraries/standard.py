@@ -1,4 +1,6 @@
-"""Standard attention, which LeanAttention's Section II starts from: the scores of all tokens go through memory."""
+"""Standard attention, which LeanAttention's Section II starts from: the scores of all tokens go
+through memory.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
-#: The softmax weights of more tokens are so small that fp16 rounds them too far: at twice as many the output's error
-#: comes near the limit of the check.
+#: The softmax weights of more tokens are so small that fp16 rounds them too far: at twice as many
+#: the output's error comes near the limit of the check.
 _FP16_TOKENS = 65_536
 
 
@@ -32,11 +34,14 @@ class Standard(LibraryKernel):
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         if problem.dtype == "fp16" and problem.max_context > _FP16_TOKENS:
             return (
-                f"standard keeps softmax weights in fp16, too coarse for those of {problem.max_context} tokens: choose "
-                f"bf16, or at most {_FP16_TOKENS} tokens"
+                "standard keeps softmax weights in fp16, too coarse for those of"
+                f" {problem.max_context} tokens: choose bf16, or at most {_FP16_TOKENS} tokens"
             )
         if problem.kv_layout == "NHD" and min(problem.batch, problem.kv_heads) > 1:
-            return "standard would copy K and V of several sequences and KV heads in the layout NHD: choose HND"
+            return (
+                "standard would copy K and V of several sequences and KV heads in the layout NHD:"
+                " choose HND"
+            )
         return super().unsupported_reason(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> StandardLaunch:
@@ -44,13 +49,17 @@ class Standard(LibraryKernel):
 
 
 class StandardLaunch(OwnOutputs):
-    """The tensors are views, a matrix for every KV head of every sequence: q (matrices, group_size, head_dim), K and V
-    (matrices, tokens, head_dim).
+    """The tensors are views, a matrix for every KV head of every sequence: q (matrices, group_size,
+    head_dim), K and V (matrices, tokens, head_dim).
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
         super().__init__(inputs)
-        heads, context, head_dim = inputs.q.shape[0] * inputs.kv_heads, inputs.context, inputs.head_dim
+        heads, context, head_dim = (
+            inputs.q.shape[0] * inputs.kv_heads,
+            inputs.context,
+            inputs.head_dim,
+        )
         self._q = inputs.q.view(heads, inputs.group_size, head_dim)
         self._k, self._v = (
             cache[:, :context].transpose(1, 2).view(heads, context, head_dim)

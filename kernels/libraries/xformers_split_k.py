@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
-from leanbench.errors import UserError
-from leanbench.registry import KernelConfig, OwnOutputs
+from leanbench.core.errors import UserError
+from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch
 
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class XformersSplitK(LibraryKernel):
@@ -31,8 +31,8 @@ class XformersSplitK(LibraryKernel):
     head_dims = (64, 128, 256)
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        """Raises UserError also where xFormers refuses the call: even its Triton kernels want its compiled part, which
-        is not loaded beside another CUDA than it was built for.
+        """Raises UserError also where xFormers refuses the call: even its Triton kernels want its
+        compiled part, which is not loaded beside another CUDA than it was built for.
         """
         try:
             return super().prepare(inputs, config)
@@ -42,7 +42,8 @@ class XformersSplitK(LibraryKernel):
             # The call in many lines, the reason in the last.
             reason = str(error).strip().splitlines()[-1].strip()
             raise UserError(
-                f"{self.name} is refused by xFormers ({reason}): `python -m xformers.info` tells what it was built for"
+                f"{self.name} is refused by xFormers ({reason}): `python -m xformers.info` tells"
+                " what it was built for"
             ) from error
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> XformersLaunch:
@@ -50,12 +51,13 @@ class XformersSplitK(LibraryKernel):
 
 
 class XformersLaunch(OwnOutputs):
-    """The tensors are views, as its users hand them over: without groups (batch, tokens, heads, head_dim), with groups
-    (batch, tokens, kv_heads, group_size, head_dim), in which K and V are expanded and not repeated.
+    """The tensors are views, as its users hand them over: without groups (batch, tokens, heads,
+    head_dim), with groups (batch, tokens, kv_heads, group_size, head_dim), in which K and V are
+    expanded and not repeated.
     """
 
     def __init__(self, inputs: AttentionInputs) -> None:
-        from xformers.ops import fmha  # pyright: ignore[reportMissingImports]
+        from xformers.ops import fmha
 
         super().__init__(inputs)
         group_size = inputs.group_size

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 
 if TYPE_CHECKING:
-    from leanbench.inputs import AttentionInputs
+    from leanbench.core.inputs import AttentionInputs
 
 
 class Reference(Kernel):

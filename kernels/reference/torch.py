@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from leanbench.inputs import AttentionInputs
+from leanbench.core.inputs import AttentionInputs
 
 
-def attend(inputs: AttentionInputs, sequence: int, kv_head: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (q_len, group_size, head_dim) and LSE (group_size, q_len) of one sequence's KV head, both fp64.
+def attend(
+    inputs: AttentionInputs, sequence: int, kv_head: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (q_len, group_size, head_dim) and LSE (group_size, q_len) of one sequence's KV head,
+    both fp64.
 
     With several query tokens the last one sees the whole context and each earlier one a token less.
     """
@@ -16,7 +19,10 @@ def attend(inputs: AttentionInputs, sequence: int, kv_head: int) -> tuple[torch.
     group_size = inputs.group_size
     heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
     q = inputs.q[sequence, :, heads].double()
-    k, v = (_cached(inputs, cache, sequence, kv_head)[:tokens].double() for cache in (inputs.k_cache, inputs.v_cache))
+    k, v = (
+        _cached(inputs, cache, sequence, kv_head)[:tokens].double()
+        for cache in (inputs.k_cache, inputs.v_cache)
+    )
 
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
     q_len = q.shape[0]
@@ -28,8 +34,12 @@ def attend(inputs: AttentionInputs, sequence: int, kv_head: int) -> tuple[torch.
     return torch.einsum("hqn,nd->qhd", weights, v), lse
 
 
-def _cached(inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int) -> torch.Tensor:
-    """(tokens, head_dim): one head of a sequence in the order of its tokens, with what may lie past its end."""
+def _cached(
+    inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int
+) -> torch.Tensor:
+    """(tokens, head_dim): one head of a sequence in the order of its tokens, with what may lie past
+    its end.
+    """
     if inputs.block_table is None:
         return cache[sequence, :, kv_head]
     return cache[inputs.block_table[sequence].long(), :, kv_head].flatten(0, 1)

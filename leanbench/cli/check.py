@@ -13,38 +13,53 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from leanbench.gpu.spec import GpuSpec
-    from leanbench.measure.check_grid import CaseResult, CheckCase
+    from leanbench.check.grid import CaseResult, CheckCase
+    from leanbench.core.gpu_spec import GpuSpec
 
 _DEFAULT_KERNELS = "lean,fa2,fixed_split"
 
 
 def check(
-    kernels: Annotated[str, typer.Option(help="Kernels to check, separated by commas.")] = _DEFAULT_KERNELS,
-    jobs: Annotated[int, typer.Option(help="Processes; most of the time goes into compiling. 0: by CPU count.")] = 0,
-    fuzz: Annotated[int, typer.Option(help="Check so many random problems instead of the grid.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the random problems; inputs are drawn afresh whatever it is.")] = 0,
+    kernels: Annotated[
+        str, typer.Option(help="Kernels to check, separated by commas.")
+    ] = _DEFAULT_KERNELS,
+    jobs: Annotated[
+        int, typer.Option(help="Processes; most of the time goes into compiling. 0: by CPU count.")
+    ] = 0,
+    fuzz: Annotated[
+        int, typer.Option(help="Check so many random problems instead of the grid.")
+    ] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the random problems; inputs are drawn afresh whatever it is.")
+    ] = 0,
     limit: Annotated[int, typer.Option(help="Stop after this many problems; 0 runs all.")] = 0,
     interpreter: Annotated[
-        bool, typer.Option("--interpreter", help="Use Triton's interpreter on the CPU even if there is a GPU.")
+        bool,
+        typer.Option(
+            "--interpreter", help="Use Triton's interpreter on the CPU even if there is a GPU."
+        ),
     ] = False,
 ) -> None:
-    """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in Triton's interpreter.
+    """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in
+    Triton's interpreter.
 
-    Inputs are drawn afresh, outputs are poisoned with NaN first, and every problem runs twice: the bits must agree.
-    Exits with 1 if anything is wrong.
+    Inputs are drawn afresh, outputs are poisoned with NaN first, and every problem runs twice: the
+    bits must agree. Exits with 1 if anything is wrong.
     """
+    from leanbench.check.fuzz import fuzz_cases
+    from leanbench.check.grid import gpu_cases, interpreter_cases
+    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
-    from leanbench.measure.check_grid import gpu_cases, interpreter_cases
-    from leanbench.measure.fuzz import fuzz_cases
-    from leanbench.registry import kernel
 
     names = tuple(name.strip() for name in kernels.split(","))
     if "" in names:
-        raise UserError(f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in lean,fa2")
+        raise UserError(
+            f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in"
+            " lean,fa2"
+        )
     for name in names:
         kernel(name)
     for option, value, meaning in (
@@ -53,7 +68,9 @@ def check(
         ("--fuzz", fuzz, "the grid"),
     ):
         if value < 0:
-            raise UserError(f"{option} {value} is negative: give 0 for {meaning}, or a number above")
+            raise UserError(
+                f"{option} {value} is negative: give 0 for {meaning}, or a number above"
+            )
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
     cases = fuzz_cases(fuzz, seed) if fuzz else gpu_cases() if on_gpu else interpreter_cases()
@@ -70,14 +87,19 @@ def check(
     results = list(_run(names, cases, target.spec, device, jobs))
     for name in names:
         if not any(result.kernel == name for result in results):
-            raise UserError(f"{name} supports none of these {len(cases)} problems: leave it out, or raise --limit")
+            raise UserError(
+                f"{name} supports none of these {len(cases)} problems: leave it out, or raise"
+                " --limit"
+            )
     _print_summary(results, len(cases))
     if any(result.failure for result in results):
         raise typer.Exit(1)
 
 
 def _refuse_broken_interpreter() -> None:
-    """Triton 3.6's interpreter turns one-element arrays into numbers, which numpy 2.4 no longer does."""
+    """Triton 3.6's interpreter turns one-element arrays into numbers, which numpy 2.4 no longer
+    does.
+    """
     from importlib.metadata import version
 
     def first_two(distribution: str) -> tuple[int, ...]:
@@ -85,22 +107,26 @@ def _refuse_broken_interpreter() -> None:
 
     if first_two("triton") < (3, 7) and first_two("numpy") >= (2, 4):
         raise UserError(
-            f"Triton {version('triton')}'s interpreter does not work with numpy {version('numpy')}: "
-            "install triton 3.7 or newer, or numpy below 2.4"
+            f"Triton {version('triton')}'s interpreter does not work with numpy {version('numpy')}:"
+            " install triton 3.7 or newer, or numpy below 2.4"
         )
 
 
-def _run(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int) -> Iterator[CaseResult]:
+def _run(
+    names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str, jobs: int
+) -> Iterator[CaseResult]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
     from rich.console import Console
     from rich.progress import Progress
 
-    from leanbench.measure.check_grid import run_family
+    from leanbench.check.grid import run_family
 
     ordered = sorted(cases, key=lambda case: str(case.compiled_for))
-    families = [list(group) for _, group in itertools.groupby(ordered, key=lambda case: case.compiled_for)]
+    families = [
+        list(group) for _, group in itertools.groupby(ordered, key=lambda case: case.compiled_for)
+    ]
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(jobs, mp_context=context) as pool,
@@ -115,7 +141,7 @@ def _run(names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: s
 
 
 def _print_summary(results: list[CaseResult], problems: int) -> None:
-    from leanbench.measure.check import RELATIVE_ERROR_LIMIT
+    from leanbench.check.reference import RELATIVE_ERROR_LIMIT
 
     table = output.table(f"{problems} problems against the fp64 reference")
     for column in ("kernel", "dtype"):
@@ -124,7 +150,11 @@ def _print_summary(results: list[CaseResult], problems: int) -> None:
         table.add_column(column, justify="right")
     groups = sorted({(result.kernel, result.case.problem.dtype) for result in results})
     for name, dtype in groups:
-        group = [result for result in results if (result.kernel, result.case.problem.dtype) == (name, dtype)]
+        group = [
+            result
+            for result in results
+            if (result.kernel, result.case.problem.dtype) == (name, dtype)
+        ]
         lse_errors = [result.lse_error for result in group]
         table.add_row(
             name,

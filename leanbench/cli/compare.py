@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from leanbench.report.compare import Comparison
@@ -16,30 +16,42 @@ FORMATS = ("table", "markdown", "json", "csv")
 
 
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="RUN or RUN:KERNEL; a path or a name under runs/.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The same, for what is compared with BASE.")],
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="RUN or RUN:KERNEL; a path or a name under runs/.")
+    ],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="The same, for what is compared with BASE.")
+    ],
     kernels: Annotated[
-        str | None, typer.Option(metavar="LIST", help="These kernels only.", show_default="all that both ran")
+        str | None,
+        typer.Option(metavar="LIST", help="These kernels only.", show_default="all that both ran"),
     ] = None,
-    margin: Annotated[str, typer.Option(metavar="PERCENT", help="A difference within this is none.")] = "1%",
+    margin: Annotated[
+        str, typer.Option(metavar="PERCENT", help="A difference within this is none.")
+    ] = "1%",
     fail_above: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="Exit with 1 if a cell is slower by more than this.")
+        str | None,
+        typer.Option(metavar="PERCENT", help="Exit with 1 if a cell is slower by more than this."),
     ] = None,
-    format_: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print.")] = "table",
-    all_: Annotated[bool, typer.Option("--all", help="Every cell in the table, not the first 30.")] = False,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print.")
+    ] = "table",
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every cell in the table, not the first 30.")
+    ] = False,
 ) -> None:
     """Say for every cell of two runs whether its latency differs.
 
-    `leanbench compare before after` pairs rows of the same kernel, problem, configs and cache state; `leanbench compare
-    run:lean run:fa2` pairs two kernels. The 95% interval of new over base comes from the ranks of the raw samples
-    (Hodges and Lehmann). Within the margin it is the same, wholly beyond it slower or faster, else ambiguous; a noisy
-    or suspect row is ambiguous at best.
+    `leanbench compare before after` pairs rows of the same kernel, problem, configs and cache
+    state; `leanbench compare run:lean run:fa2` pairs two kernels. The 95% interval of new over base
+    comes from the ranks of the raw samples (Hodges and Lehmann). Within the margin it is the same,
+    wholly beyond it slower or faster, else ambiguous; a noisy or suspect row is ambiguous at best.
 
-    With --fail-above, exit code 1 means that a cell is slower by more than that and significantly so, or worked (ok or
-    noisy) and does so no longer. PERCENT is written with its sign: 5%.
+    With --fail-above, exit code 1 means that a cell is slower by more than that and significantly
+    so, or worked (ok or noisy) and does so no longer. PERCENT is written with its sign: 5%.
     """
+    from leanbench.core.axes import choose, parse_percent
     from leanbench.report import compare as core
-    from leanbench.run.axes import choose, parse_percent
 
     choose("--format", format_, FORMATS)
     names = _names(kernels)
@@ -59,7 +71,10 @@ def _names(kernels: str | None) -> list[str]:
         return []
     names = [name.strip() for name in kernels.split(",")]
     if "" in names:
-        raise UserError(f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in lean,fa2")
+        raise UserError(
+            f"--kernels {kernels!r} has an empty entry: separate names by single commas, as in"
+            " lean,fa2"
+        )
     return list(dict.fromkeys(names))
 
 
@@ -84,10 +99,15 @@ def _say_failures(comparison: Comparison, above: float, asked: str) -> bool:
 
     if comparison.only_in_base:
         count = len(comparison.only_in_base)
-        output.say(f"--fail-above {asked} does not judge what NEW did not run: cells in BASE alone, {count}")
+        output.say(
+            f"--fail-above {asked} does not judge what NEW did not run: cells in BASE alone,"
+            f" {count}"
+        )
     failures = comparison.failures(above)
     if failures:
         output.say(f"--fail-above {asked}: {len(failures)} of {len(comparison.pairs)} cells fail")
     for pair in failures:
-        output.say(f"  {pair.label}: {f'{pair.statuses}, {pair.reason}' if pair.broken else change(pair)}")
+        output.say(
+            f"  {pair.label}: {f'{pair.statuses}, {pair.reason}' if pair.broken else change(pair)}"
+        )
     return bool(failures)

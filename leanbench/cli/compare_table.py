@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 #: Rows without --all.
 ROWS = 30
 
-_STYLES = {"broken": "bold red", "slower": "red", "ambiguous": "yellow", "faster": "green", "mended": "green"}
+_STYLES = {
+    "broken": "bold red",
+    "slower": "red",
+    "ambiguous": "yellow",
+    "faster": "green",
+    "mended": "green",
+}
 
 
 def show_comparison(comparison: Comparison, *, every: bool) -> None:

@@ -1,4 +1,6 @@
-"""`leanbench configs`: look at kept launch settings, carry them from machine to machine, hold them against the GPU."""
+"""`leanbench configs`: look at kept launch settings, carry them from machine to machine, hold them
+against the GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.configs_validate import validate
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from leanbench.tune.kept import Family
-    from leanbench.tune.store import File
+    from leanbench.configs.store import File
+    from leanbench.configs.tuned import Family
 
 configs = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -25,7 +27,7 @@ Gpu = Annotated[str, typer.Argument(metavar="GPU", help="A name from `leanbench 
 def list_() -> None:
     """List the files of kept configs: yours, and those that come with leanbench."""
     from leanbench.cli.configs_tables import files_table, folder_lines
-    from leanbench.tune.store import all_files, configs_folder
+    from leanbench.configs.store import all_files, configs_folder
 
     files = all_files()
     for file in files:
@@ -43,12 +45,18 @@ def list_() -> None:
 @configs.command("show", short_help="Show what is kept for a GPU.")
 def show(
     gpu: Gpu,
-    head_dim: Annotated[int | None, typer.Option(metavar="N", help="Only families of this head_dim.")] = None,
-    group: Annotated[int | None, typer.Option(metavar="N", help="Only families of this group size.")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(metavar="N", help="Only families of this head_dim.")
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option(metavar="N", help="Only families of this group size.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(metavar="NAME", help="Only fp16 or bf16.")] = None,
     kv_layout: Annotated[str | None, typer.Option(metavar="NAME", help="Only HND or NHD.")] = None,
 ) -> None:
-    """Show each family's shortlist, and each tuned problem's chosen config with its gain over the heuristic."""
+    """Show each family's shortlist, and each tuned problem's chosen config with its gain over the
+    heuristic.
+    """
     from leanbench.cli.configs_tables import family_lines, show_problems, show_shortlist
 
     asked = {"head_dim": head_dim, "group_size": group, "dtype": dtype, "kv_layout": kv_layout}
@@ -64,36 +72,50 @@ def show(
             show_problems(family)
             shown += 1
     if not shown:
-        there = "; ".join(dict.fromkeys(family.label for file in files for family in file.kept.families))
+        there = "; ".join(
+            dict.fromkeys(family.label for file in files for family in file.kept.families)
+        )
         words = ", ".join(f"{name} {value}" for name, value in asked.items())
-        raise UserError(f"nothing is kept for {gpu} with {words or 'any family'}, there is: {there or 'no family'}")
+        raise UserError(
+            f"nothing is kept for {gpu} with {words or 'any family'}, there is:"
+            f" {there or 'no family'}"
+        )
 
 
 @configs.command("export", short_help="Write what is kept for a GPU to a file.")
 def export(
-    gpu: Gpu, file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; it must not be there yet.")]
+    gpu: Gpu,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Where to; it must not be there yet.")
+    ],
 ) -> None:
-    """Write what is kept for a GPU to one file: your families, and those shipped ones that you have not tuned."""
-    from leanbench.tune.store import merge
+    """Write what is kept for a GPU to one file: your families, and those shipped ones that you have
+    not tuned.
+    """
+    from leanbench.configs.store import merge
 
     if file.exists():
         raise UserError(f"{file} is there already: remove it or choose another name")
     first, *others = _files_of(gpu)
-    families = {family.key: family for each in reversed([first, *others]) for family in each.kept.families}
+    families = {
+        family.key: family for each in reversed([first, *others]) for family in each.kept.families
+    }
     merge(first.kept.gpu, list(families.values()), file, kernel=first.kept.kernel)
     output.show(f"{file}: {_count(len(families))} of {first.kept.gpu.product}")
 
 
 @configs.command("import", short_help="Merge a file into yours.")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `leanbench configs export` writes it.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="As `leanbench configs export` writes it.")
+    ],
 ) -> None:
     """Merge a file of kept configs into yours.
 
     A family that you have is replaced, but a measured one by no predicted one.
     """
-    from leanbench.registry import kernels
-    from leanbench.tune.store import fault_of, merge, read
+    from leanbench.configs.store import fault_of, merge, read
+    from leanbench.core.registry import kernels
 
     try:
         kept = read(file)
@@ -105,7 +127,10 @@ def import_(
         raise UserError(f"{file} holds no families: export again from where they were tuned")
     known = {each.tuned_as for each in kernels().values() if each.tuned_as is not None}
     if kept.kernel not in known:
-        raise UserError(f"{file} is of kernel {kept.kernel!r}, configs are kept for {', '.join(sorted(known))} only")
+        raise UserError(
+            f"{file} is of kernel {kept.kernel!r}, configs are kept for {', '.join(sorted(known))}"
+            " only"
+        )
     saved = merge(kept.gpu, kept.families, kernel=kept.kernel)
     replaced = {family.key: family for family in saved.replaced}
     for family in kept.families:
@@ -118,24 +143,31 @@ def import_(
             output.show(f"added {family.label}: {_source(family)}")
         else:
             output.show(f"left out {family.label}: {_source(family)}, yours is measured")
-    output.show(f"{saved.path}: {_count(len(saved.added) + len(saved.replaced))} of {kept.gpu.product} imported")
+    output.show(
+        f"{saved.path}: {_count(len(saved.added) + len(saved.replaced))} of {kept.gpu.product}"
+        " imported"
+    )
 
 
 @configs.command("verify", short_help="Time the kept choices again on the GPU that is here.")
 def verify(
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")
+    ] = None,
     sample: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only N of the tuned problems, evenly spread.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only N of the tuned problems, evenly spread."),
     ] = None,
 ) -> None:
-    """Time each tuned problem's chosen config again, beside those that tied with it and the heuristic's.
+    """Time each tuned problem's chosen config again, beside those that tied with it and the
+    heuristic's.
 
-    A choice holds within 1% of the fastest. Exit code 1 means that the median choice is more than 2% slower than the
-    fastest: tune again.
+    A choice holds within 1% of the fastest. Exit code 1 means that the median choice is more than
+    2% slower than the fastest: tune again.
     """
+    from leanbench.configs.store import kept_for
+    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
-    from leanbench.registry import kernel
-    from leanbench.tune.store import kept_for
     from leanbench.tune.verify import FAILS_ABOVE, GpuTimer, judge, median_regret, tasks_of
 
     target = choose(gpu, require_gpu=False)
@@ -147,7 +179,9 @@ def verify(
     families = {family.key: family for file in reversed(files) for family in file.kept.families}
     tasks = tasks_of(list(families.values()), sample)
     if not tasks:
-        raise UserError(f"no tuned problems are kept for {target.spec.product}: run `leanbench tune` first")
+        raise UserError(
+            f"no tuned problems are kept for {target.spec.product}: run `leanbench tune` first"
+        )
     timer = GpuTimer(kernel(files[0].kept.kernel), target.local_index, target.spec)
     verdicts = []
     for task in tasks:
@@ -156,10 +190,19 @@ def verify(
             output.show(f"{task.problem.label}: not timed, {verdict}")
             continue
         verdicts.append(verdict)
-        words = "holds" if verdict.holds else f"does not hold, {_words(verdict.fastest.to_dict())} is faster"
-        output.show(f"{task.problem.label}: {verdict.chosen_us:.2f} µs, {verdict.regret:.1%} over the fastest: {words}")
+        words = (
+            "holds"
+            if verdict.holds
+            else f"does not hold, {_words(verdict.fastest.to_dict())} is faster"
+        )
+        output.show(
+            f"{task.problem.label}: {verdict.chosen_us:.2f} µs, {verdict.regret:.1%} over the"
+            f" fastest: {words}"
+        )
     if not verdicts:
-        raise UserError("none of the tuned problems could be timed here: free the GPU's memory, or tune again")
+        raise UserError(
+            "none of the tuned problems could be timed here: free the GPU's memory, or tune again"
+        )
     regret = median_regret(verdicts)
     held = sum(verdict.holds for verdict in verdicts)
     output.show(f"{held} of {len(verdicts)} choices hold within 1%; median regret {regret:.2%}")
@@ -168,14 +211,18 @@ def verify(
         raise typer.Exit(1)
 
 
-configs.command("validate", short_help="Hold the choices against every candidate on other problems.")(validate)
+configs.command(
+    "validate", short_help="Hold the choices against every candidate on other problems."
+)(validate)
 
 
 def _files_of(gpu: str) -> list[File]:
-    """The readable files of a GPU by its name, the user's first; raises UserError where there are none."""
-    from leanbench.errors import nearest
+    """The readable files of a GPU by its name, the user's first; raises UserError where there are
+    none.
+    """
+    from leanbench.configs.store import all_files
+    from leanbench.core.errors import nearest
     from leanbench.gpu.catalogue import find, slug
-    from leanbench.tune.store import all_files
 
     names = {slug(gpu)}
     catalogued = None
@@ -189,15 +236,21 @@ def _files_of(gpu: str) -> list[File]:
     found = [file for file in named if not isinstance(file.content, str)]
     for fault in faults:
         output.say(f"! {fault}")
-    # A slice of a GPU, and a GPU under another's name, have files of their own: the namesake's come first.
+    # A slice of a GPU, and a GPU under another's name, have files of their own: the namesake's come
+    # first.
     found.sort(key=lambda file: file.path.stem not in names)
     if found:
         found = [file for file in found if file.kept.gpu.is_like(found[0].kept.gpu)]
     if not found:
         if catalogued is not None:
-            raise UserError(f"nothing is kept for {catalogued}: run `leanbench tune --gpu {catalogued}`")
+            raise UserError(
+                f"nothing is kept for {catalogued}: run `leanbench tune --gpu {catalogued}`"
+            )
         known = {name for file in files for name in file.names}
-        raise UserError(f"nothing is kept for a GPU {gpu!r}, {nearest(gpu, known) if known else 'nor for any other'}")
+        raise UserError(
+            f"nothing is kept for a GPU {gpu!r},"
+            f" {nearest(gpu, known) if known else 'nor for any other'}"
+        )
     return found
 
 

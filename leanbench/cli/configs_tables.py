@@ -10,8 +10,8 @@ from leanbench.cli import output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from leanbench.tune.kept import Candidate, Family, TunedProblem
-    from leanbench.tune.store import File
+    from leanbench.configs.store import File
+    from leanbench.configs.tuned import Candidate, Family, TunedProblem
 
 #: Settings, with headings that fit above numbers of one or two digits.
 _SETTINGS = {
@@ -25,7 +25,12 @@ _SETTINGS = {
 #: So many of them are shown again where a shortlist takes several tables.
 _LABELS = 3
 #: Those of CUDA C++ alone; tables of families without any have no such columns.
-_CUDA_SETTINGS = {"chunk_tokens": "chunk\ntokens", "tile_rows": "tile\nrows", "cluster_size": "cluster", "copy": "copy"}
+_CUDA_SETTINGS = {
+    "chunk_tokens": "chunk\ntokens",
+    "tile_rows": "tile\nrows",
+    "cluster_size": "cluster",
+    "copy": "copy",
+}
 
 
 def files_table(files: Sequence[File]) -> Table:
@@ -92,7 +97,9 @@ def show_shortlist(family: Family) -> None:
 def show_problems(family: Family) -> None:
     """Each tuned problem's choice."""
     problems = sorted(family.problems, key=lambda each: (each.batch * each.kv_heads, each.context))
-    times_us = [{timed.candidate: timed.latency_us for timed in problem.timed} for problem in problems]
+    times_us = [
+        {timed.candidate: timed.latency_us for timed in problem.timed} for problem in problems
+    ]
     both = list(zip(problems, times_us, strict=True))
     output.show_columns(
         "tuned problems",
@@ -107,7 +114,10 @@ def show_problems(family: Family) -> None:
             ("ties", [str(len(problem.ties)) for problem in problems]),
             (
                 "gain over\nheuristic",
-                [_gain(problem, of.get(problem.chosen), of.get(problem.heuristic)) for problem, of in both],
+                [
+                    _gain(problem, of.get(problem.chosen), of.get(problem.heuristic))
+                    for problem, of in both
+                ],
             ),
         ],
     )
@@ -116,14 +126,18 @@ def show_problems(family: Family) -> None:
 def _gain(problem: TunedProblem, chosen_us: float | None, heuristic_us: float | None) -> str:
     if problem.chosen == problem.heuristic:
         return "same"
-    return "-" if chosen_us is None or heuristic_us is None else f"{1 - chosen_us / heuristic_us:.1%}"
+    return (
+        "-" if chosen_us is None or heuristic_us is None else f"{1 - chosen_us / heuristic_us:.1%}"
+    )
 
 
 def _settings_columns(family: Family, candidates: Sequence[Candidate]) -> list[output.Column]:
     has_cuda = any(each.implementation is not None for each in family.candidates)
     values = [each.config.to_dict() for each in candidates]
     settings = {**_SETTINGS, **_CUDA_SETTINGS} if has_cuda else _SETTINGS
-    return [(heading, [_word(of.get(name, "-")) for of in values]) for name, heading in settings.items()]
+    return [
+        (heading, [_word(of.get(name, "-")) for of in values]) for name, heading in settings.items()
+    ]
 
 
 def _word(value: int | bool | str) -> str:

@@ -1,4 +1,6 @@
-"""`leanbench configs validate`: hold the look-up against every candidate, on problems that were not tuned."""
+"""`leanbench configs validate`: hold the look-up against every candidate, on problems that were not
+tuned.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from leanbench.gpu.local import Target
@@ -17,18 +19,26 @@ if TYPE_CHECKING:
 
 
 def validate(
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")] = None,
-    problems: Annotated[int, typer.Option(metavar="N", min=1, max=100, help="Problems of each family.")] = 7,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write what was timed, as JSON lines.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")
+    ] = None,
+    problems: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100, help="Problems of each family.")
+    ] = 7,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write what was timed, as JSON lines.")
+    ] = None,
 ) -> None:
-    """Time every candidate on problems that were not tuned, and say how near the looked-up config comes to the best.
+    """Time every candidate on problems that were not tuned, and say how near the looked-up config
+    comes to the best.
 
-    Families are those that are kept, yours or shipped, for the GPU that is here; a problem takes about half a second.
+    Families are those that are kept, yours or shipped, for the GPU that is here; a problem takes
+    about half a second.
     """
+    from leanbench.configs.store import kept_for
+    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
-    from leanbench.registry import kernel
     from leanbench.tune.stopwatch import GpuStopwatch
-    from leanbench.tune.store import kept_for
     from leanbench.tune.validate import unseen_problems
     from leanbench.tune.validate import validate as run
 
@@ -49,7 +59,10 @@ def validate(
         for problem in unseen_problems(family, target.spec, problems, watch.most_bytes):
             unseen = run(lean, problem, target.spec, watch)
             found.append(unseen)
-            output.say(f"{problem.label}: {unseen.share:.1%} of the best of {unseen.candidates}, {unseen.choice.how}")
+            output.say(
+                f"{problem.label}: {unseen.share:.1%} of the best of {unseen.candidates},"
+                f" {unseen.choice.how}"
+            )
     _show(found, target)
     if out is not None:
         _write(out, found)
@@ -58,9 +71,15 @@ def validate(
 def _show(found: list[Unseen], target: Target) -> None:
     from leanbench.tune.result import geometric_mean
 
-    table = output.table(f"measured on {target.spec.product}: latency of the best candidate over that of the choice")
+    table = output.table(
+        f"measured on {target.spec.product}: latency of the best candidate over that of the choice"
+    )
     for name in ("chosen by", "geometric mean", "worst", "worst problem", "within 1%"):
-        table.add_column(name, justify="left" if name in ("chosen by", "worst problem") else "right", no_wrap=True)
+        table.add_column(
+            name,
+            justify="left" if name in ("chosen by", "worst problem") else "right",
+            no_wrap=True,
+        )
     for name, shares in (
         ("look-up", [unseen.share for unseen in found]),
         ("heuristic", [unseen.heuristic_share for unseen in found]),
@@ -68,12 +87,20 @@ def _show(found: list[Unseen], target: Target) -> None:
         worst = min(range(len(found)), key=shares.__getitem__)
         near = sum(share >= 0.99 for share in shares)
         label = found[worst].problem.label
-        table.add_row(name, f"{geometric_mean(shares):.1%}", f"{shares[worst]:.1%}", label, f"{near} of {len(found)}")
+        table.add_row(
+            name,
+            f"{geometric_mean(shares):.1%}",
+            f"{shares[worst]:.1%}",
+            label,
+            f"{near} of {len(found)}",
+        )
     output.show_table(table)
 
 
 def _write(path: Path, found: list[Unseen]) -> None:
     try:
-        path.write_text("".join(json.dumps(unseen.to_dict()) + "\n" for unseen in found), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps(unseen.to_dict()) + "\n" for unseen in found), encoding="utf-8"
+        )
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from None

@@ -14,33 +14,43 @@ if TYPE_CHECKING:
     from leanbench.doctor.finding import Finding
     from leanbench.doctor.machine import Machine
 
-#: Checks of folders: one that cannot be written to stops a sweep, and leaves figures as good as they are.
+#: Checks of folders: one that cannot be written to stops a sweep, and leaves figures as good as
+#: they are.
 _FOLDERS = {"runs", "triton cache"}
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings and their figures as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings and their figures as JSON.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes seconds.")] = False,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Read hardware counters for a try; takes half a minute.")
+        bool,
+        typer.Option("--counters", help="Read hardware counters for a try; takes half a minute."),
     ] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that shall hold run directories.")] = Path("runs"),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that shall hold run directories.")
+    ] = Path("runs"),
 ) -> None:
-    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels. Changes no settings.
+    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels.
+    Changes no settings.
 
-    Each finding is ok, a note (worth knowing) or a problem (nothing can be measured, or figures would mislead), with
-    what to do about it. A machine without a GPU is no problem: sweeps predict there.
+    Each finding is ok, a note (worth knowing) or a problem (nothing can be measured, or figures
+    would mislead), with what to do about it. A machine without a GPU is no problem: sweeps predict
+    there.
 
     Exit code 1 means that there is a problem.
     """
+    from leanbench.core.errors import UserError
     from leanbench.doctor.checks import examine
     from leanbench.doctor.machine import Machine
-    from leanbench.errors import UserError
 
     if quick and counters:
-        raise UserError("--counters takes half a minute and --quick leaves such things out: give one of them")
+        raise UserError(
+            "--counters takes half a minute and --quick leaves such things out: give one of them"
+        )
     machine = Machine(out, counters)
     findings = list(examine(machine, quick, lambda what: output.say(f"{what}...")))
     if as_json:
@@ -75,7 +85,10 @@ def _show_table(findings: list[tuple[str, Finding]], machine: Machine) -> None:
 
 def _verdict(findings: list[tuple[str, Finding]], machine: Machine) -> str:
     counted = Counter(finding.status for _, finding in findings)
-    problems, notes = (f"{counted[kind] or 'no'} {kind}{'s' * (counted[kind] != 1)}" for kind in ("problem", "note"))
+    problems, notes = (
+        f"{counted[kind] or 'no'} {kind}{'s' * (counted[kind] != 1)}"
+        for kind in ("problem", "note")
+    )
     if counted["problem"]:
         failed = {name for name, finding in findings if finding.status == "problem"}
         before = "sweep here" if failed <= _FOLDERS else "trust a figure of this machine"

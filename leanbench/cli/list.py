@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="kernels|sweeps|models|gpus", help="What to list.")],
+    what: Annotated[
+        str, typer.Argument(metavar="kernels|sweeps|models|gpus", help="What to list.")
+    ],
 ) -> None:
-    """List the kernels, the sweeps that come with leanbench, or the models (for --model) and GPUs that it knows."""
-    from leanbench.run.axes import choose
+    """List the kernels, the sweeps that come with leanbench, or the models (for --model) and GPUs
+    that it knows.
+    """
+    from leanbench.core.axes import choose
 
     tables = {"kernels": _kernels, "sweeps": _sweeps, "models": _models, "gpus": _gpus}
     output.show_table(tables[choose("list", what, list(tables))]())
@@ -27,7 +31,7 @@ def list_(
 def _kernels() -> Table:
     from rich.text import Text
 
-    from leanbench.registry import family_faults, kernels
+    from leanbench.core.registry import family_faults, kernels
 
     table = output.table()
     for column in ("name", "decomposition"):
@@ -43,7 +47,7 @@ def _kernels() -> Table:
 
 def _say_missing() -> None:
     """A line for each kernel that cannot run here, below the table."""
-    from leanbench.registry import kernels
+    from leanbench.core.registry import kernels
 
     for missing in filter(None, (kernel.unavailable_reason() for kernel in kernels().values())):
         output.show(missing)
@@ -73,10 +77,17 @@ def _models() -> Table:
     table.add_column("sliding-window\nlayers", no_wrap=True)
     table.add_column("config on the hub,\nother names", overflow="fold")
     for model in models().values():
-        sliding = f"{model.sliding_layers}, {model.sliding_window} tokens" if model.sliding_window else ""
+        sliding = (
+            f"{model.sliding_layers}, {model.sliding_window} tokens" if model.sliding_window else ""
+        )
         heads = f"{model.q_heads}/{model.kv_heads}"
         table.add_row(
-            model.name, heads, str(model.head_dim), str(model.layers), sliding, "\n".join((model.config, *model.also))
+            model.name,
+            heads,
+            str(model.head_dim),
+            str(model.layers),
+            sliding,
+            "\n".join((model.config, *model.also)),
         )
     return table
 
@@ -87,7 +98,14 @@ def _gpus() -> Table:
     table = output.table()
     # The name is what people type: never cut.
     table.add_column("name", no_wrap=True)
-    for column in ("SMs", "memory (GB)", "bandwidth (TB/s)", "L2 (MB)", "power (W)", "compute cap."):
+    for column in (
+        "SMs",
+        "memory (GB)",
+        "bandwidth (TB/s)",
+        "L2 (MB)",
+        "power (W)",
+        "compute cap.",
+    ):
         table.add_column(column, justify="right", min_width=max(map(len, column.split())))
     table.add_column("also called", overflow="fold")
     for gpu in CATALOGUE:

@@ -8,19 +8,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import leanbench
 from leanbench.cli import output
 from leanbench.cli.check import check
 from leanbench.cli.compare import compare
 from leanbench.cli.configs import configs
 from leanbench.cli.doctor import doctor
 from leanbench.cli.list import list_
-from leanbench.cli.model import model
+from leanbench.cli.predict import model
 from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
 from leanbench.cli.trace import trace
 from leanbench.cli.tune import tune
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.version import __version__
 
 #: What no command looks for, as anything that is printed may meet it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,7 +40,9 @@ class _Commands(TyperGroup):
                 raise
             output.mute("stdout")
             where = error.filename or "the output"
-            output.say(f"Error: cannot write {where} ({error.strerror}): make room or choose another place")
+            output.say(
+                f"Error: cannot write {where} ({error.strerror}): make room or choose another place"
+            )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
@@ -59,13 +61,15 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        output.show(f"leanbench {leanbench.__version__}")
+        output.show(f"leanbench {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
 ) -> None:
     """Measure and explain decode attention on GPUs."""
 
@@ -79,7 +83,9 @@ app.command("report", short_help="Write HTML and CSV from the rows of a run.")(r
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
 app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
 app.add_typer(model, name="model", short_help="What predictions rest on, and how wrong they are.")
-app.add_typer(configs, name="configs", short_help="List, show, move and verify kept launch settings.")
+app.add_typer(
+    configs, name="configs", short_help="List, show, move and verify kept launch settings."
+)
 app.command("list", short_help="List kernels, sweeps, models or GPUs.")(list_)
 
 

@@ -28,11 +28,18 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else PIPED_COLUMNS, highlight=False, soft_wrap=False)
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else PIPED_COLUMNS,
+        highlight=False,
+        soft_wrap=False,
+    )
 
 
 def say(text: str) -> None:
-    """A line about what happens, on stderr; where that cannot be written, what happens goes on unsaid."""
+    """A line about what happens, on stderr; where that cannot be written, what happens goes on
+    unsaid.
+    """
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -51,7 +58,9 @@ def show(text: str) -> None:
 
 
 def mute(stream: str) -> None:
-    """Nothing more is written to `stdout` or `stderr`, at exit neither, where Python would fail once more."""
+    """Nothing more is written to `stdout` or `stderr`, at exit neither, where Python would fail
+    once more.
+    """
     # Held by sys until the end.
     setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
 
@@ -77,8 +86,9 @@ def table(title: str | None = None) -> Table:
 
 
 def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]) -> None:
-    """A table of right-aligned columns behind those of labels; where the terminal is too narrow for all, several below
-    one another, each with the labels: a figure is never cut, nor broken over two lines.
+    """A table of right-aligned columns behind those of labels; where the terminal is too narrow for
+    all, several below one another, each with the labels: a figure is never cut, nor broken over two
+    lines.
 
     Args:
         labels: what a row is about; text is left-aligned, numbers are not.
@@ -90,7 +100,9 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
         console().print(Text(title if number == 0 else f"{title}, continued", style="bold"))
         shown = table()
         for heading, cells in labels:
-            shown.add_column(heading, justify="right" if all(map(str.isdigit, cells)) else "left", no_wrap=True)
+            shown.add_column(
+                heading, justify="right" if all(map(str.isdigit, cells)) else "left", no_wrap=True
+            )
         for heading, _ in part:
             shown.add_column(heading, justify="right", no_wrap=True)
         for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
@@ -99,8 +111,8 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
 
 
 def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:
-    """The fewest parts, about as long as one another, that each fit the terminal beside the labels, with headings that
-    are broken no more than they must be; single columns where nothing fits.
+    """The fewest parts, about as long as one another, that each fit the terminal beside the labels,
+    with headings that are broken no more than they must be; single columns where nothing fits.
     """
     width = console().width
     parts: list[list[Column]] = []
@@ -118,7 +130,10 @@ def _columns_wide(columns: Sequence[Column]) -> int:
     """Terminal columns of a table in the house style."""
     from rich.cells import cell_len
 
-    lines = ([line for text in (heading, *cells) for line in text.splitlines()] for heading, cells in columns)
+    lines = (
+        [line for text in (heading, *cells) for line in text.splitlines()]
+        for heading, cells in columns
+    )
     return sum(max(map(cell_len, of_one), default=0) + GAP for of_one in lines) - GAP
 
 
@@ -137,7 +152,9 @@ def _in_words(heading: str) -> str:
 
 
 def without_shared(labels: list[str]) -> tuple[str, list[str]]:
-    """The words that all labels share, and each label without them; labels that are all alike stay as they are."""
+    """The words that all labels share, and each label without them; labels that are all alike stay
+    as they are.
+    """
     split = [label.split() for label in labels]
     shared = [word for word in split[0] if all(word in words for words in split)]
     rest = [" ".join(word for word in words if word not in shared) for words in split]

@@ -14,7 +14,13 @@ class SweepProgress:
     """A context manager that run_cells tells about each cell."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
@@ -51,14 +57,18 @@ class SweepProgress:
         known = self._is_known(cell.kernel, row)
         reason = "" if row["reason"] is None else " (as above)" if known else f" ({row['reason']})"
         warnings = "".join(f" ! {text}" for text in row.get("warnings") or ())
-        line = f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}{warnings}"
+        line = (
+            f"[{self._done}/{self._total}] {cell.label}: {row['status']}{latency}{reason}{warnings}"
+        )
         if self._lines:
             output.say(line)
         elif row["status"] != "ok" and not known:
             self._bar.console.print(line, markup=False)
 
     def _is_known(self, kernel: str, row: dict[str, Any]) -> bool:
-        """Whether a row says of its kernel no more than one before: not supported, for the same reason."""
+        """Whether a row says of its kernel no more than one before: not supported, for the same
+        reason.
+        """
         said = (kernel, row["reason"])
         known = row["status"] == "unsupported" and said in self._said
         self._said.add(said)

@@ -9,27 +9,37 @@ import typer
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or names of some under runs/.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run directories, or names of some under runs/."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write.", show_default="the run directory")
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write.", show_default="the run directory"),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", metavar="LIST", help="Any of html, csv, parquet, markdown; by commas.")
+        str,
+        typer.Option(
+            "--format", metavar="LIST", help="Any of html, csv, parquet, markdown; by commas."
+        ),
     ] = "html,csv",
 ) -> None:
     """Write report.html and report.csv from the rows of a run, and print their paths.
 
-    The HTML is one file that works offline: who wins where and by how much, the paper's claims beside the run, maps and
-    charts to save as SVG or PNG, and every row with the command that repeats it. Several runs, say of several GPUs, are
-    set side by side; --out is then needed. Parquet needs pyarrow.
+    The HTML is one file that works offline: who wins where and by how much, the paper's claims
+    beside the run, maps and charts to save as SVG or PNG, and every row with the command that
+    repeats it. Several runs, say of several GPUs, are set side by side; --out is then needed.
+    Parquet needs pyarrow.
     """
-    from leanbench.errors import UserError
+    from leanbench.core.errors import UserError
+    from leanbench.records.reading import find_run
     from leanbench.report import write_report
-    from leanbench.report.run_files import find_run
 
     first, *others = map(find_run, runs)
     if others and out is None:
-        raise UserError("a report of several runs belongs to none of them: say with --out which folder to write")
+        raise UserError(
+            "a report of several runs belongs to none of them: say with --out which folder to write"
+        )
     formats = list(dict.fromkeys(name.strip() for name in format_.split(",")))
     for path in write_report(first, out or first, formats, others):
         typer.echo(path)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanbench.cli import output
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from leanbench.gpu.local import Target
     from leanbench.measure.options import MeasureOptions
+    from leanbench.records.directory import RunDirectory
     from leanbench.run.cells import Cell, Sweep
-    from leanbench.run.directory import RunDirectory
     from leanbench.run.runner import Limits
 
 
@@ -29,94 +29,153 @@ def _list(help: str, metavar: str = "LIST") -> Any:
 def sweep(
     ctx: typer.Context,
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="A sweep file, or a name from `leanbench list sweeps`.")
+        str | None,
+        typer.Argument(
+            metavar="FILE", help="A sweep file, or a name from `leanbench list sweeps`."
+        ),
     ] = None,
-    context: Annotated[str | None, _list("Cached tokens: 1k,4k,16k or 1k:512k:x2 or 4k:32k:+4k; k is 1024.")] = None,
+    context: Annotated[
+        str | None, _list("Cached tokens: 1k,4k,16k or 1k:512k:x2 or 4k:32k:+4k; k is 1024.")
+    ] = None,
     heads: Annotated[str | None, _list("Query heads, or query/KV heads: 56,32/8.")] = None,
     batch: Annotated[str | None, _list("Sequences: 1,8,64.")] = None,
     head_dim: Annotated[str | None, _list("Any of 64, 80, 96, 128, 256.")] = None,
     dtype: Annotated[str | None, _list("fp16,bf16.")] = None,
     kv_layout: Annotated[str | None, _list("HND,NHD.")] = None,
     q_len: Annotated[str | None, _list("New tokens per sequence, up to 16: 1,4.")] = None,
-    page_size: Annotated[str | None, _list("Tokens of a page: 16,64,256; none is a contiguous cache.")] = None,
-    ragged: Annotated[str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")] = None,
+    page_size: Annotated[
+        str | None, _list("Tokens of a page: 16,64,256; none is a contiguous cache.")
+    ] = None,
+    ragged: Annotated[
+        str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")
+    ] = None,
     model: Annotated[
-        str | None, _list("Heads and head_dim of models, names from `leanbench list models`: llama-3-70b,gpt-oss-20b.")
+        str | None,
+        _list(
+            "Heads and head_dim of models, names from `leanbench list models`:"
+            " llama-3-70b,gpt-oss-20b."
+        ),
     ] = None,
     tp: Annotated[
-        str | None, _list("GPUs that share out a model's heads (tensor parallelism): 1,8; one of them is measured.")
+        str | None,
+        _list(
+            "GPUs that share out a model's heads (tensor parallelism): 1,8; one of them is"
+            " measured."
+        ),
     ] = None,
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
     configs: Annotated[
         str | None,
         _list(
-            "Kept ones or else the heuristic's; the heuristic's; the fastest candidate; kept ones of least energy.",
+            "Kept ones or else the heuristic's; the heuristic's; the fastest candidate; kept ones"
+            " of least energy.",
             "default|heuristic|best|energy|edp",
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KERNEL:FIELD=VALUE,...", help="A kernel's launch settings, whatever --configs says; repeatable."
+            metavar="KERNEL:FIELD=VALUE,...",
+            help="A kernel's launch settings, whatever --configs says; repeatable.",
         ),
     ] = None,
-    cache: Annotated[str | None, _list("The L2 at each launch: cold, as in serving, or warm.", "cold|warm")] = None,
-    sustained: Annotated[bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")] = False,
-    energy: Annotated[bool, typer.Option("--energy", help="Also energy, over seconds back to back.")] = False,
-    window: Annotated[str, typer.Option(metavar="TIME", help="Length of the --sustained and --energy window.")] = "3s",
+    cache: Annotated[
+        str | None, _list("The L2 at each launch: cold, as in serving, or warm.", "cold|warm")
+    ] = None,
+    sustained: Annotated[
+        bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")
+    ] = False,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Also energy, over seconds back to back.")
+    ] = False,
+    window: Annotated[
+        str, typer.Option(metavar="TIME", help="Length of the --sustained and --energy window.")
+    ] = "3s",
     occupancy: Annotated[
-        bool, typer.Option("--occupancy", help="Also warp occupancy, and SM busy share from an instrumented build.")
+        bool,
+        typer.Option(
+            "--occupancy", help="Also warp occupancy, and SM busy share from an instrumented build."
+        ),
     ] = False,
     counters: Annotated[
-        bool, typer.Option("--counters", help="Also hardware counters, by Nsight Compute in a separate pass.")
+        bool,
+        typer.Option(
+            "--counters", help="Also hardware counters, by Nsight Compute in a separate pass."
+        ),
     ] = False,
     ci: Annotated[
-        str, typer.Option(metavar="PERCENT", help="Measure until the median is known to this, 95% interval.")
+        str,
+        typer.Option(
+            metavar="PERCENT", help="Measure until the median is known to this, 95% interval."
+        ),
     ] = "0.5%",
-    min_samples: Annotated[int, typer.Option(metavar="N", help="Samples of a kernel at least.")] = 10,
-    max_samples: Annotated[int, typer.Option(metavar="N", help="Samples of a kernel at most.")] = 200,
+    min_samples: Annotated[
+        int, typer.Option(metavar="N", help="Samples of a kernel at least.")
+    ] = 10,
+    max_samples: Annotated[
+        int, typer.Option(metavar="N", help="Samples of a kernel at most.")
+    ] = 200,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
+        str | None,
+        typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here."),
     ] = None,
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")] = Path("runs"),
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run directory.")] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")
+    ] = Path("runs"),
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the run directory.")
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Finish the run of --name, or else the sweep's newest one.")
+        bool,
+        typer.Option("--resume", help="Finish the run of --name, or else the sweep's newest one."),
     ] = False,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h.")
+        str | None,
+        typer.Option(metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Longest time for one cell, beside windows and counters.")
+        str,
+        typer.Option(
+            metavar="TIME", help="Longest time for one cell, beside windows and counters."
+        ),
     ] = "120s",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
+    ] = False,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
 
-    A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs; with axes alone, the
-    others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16, HND, q_len 1 and no pages; with --model, the
-    others are those of the sweep models. Without a GPU, the performance model predicts for --gpu (a100 unless given).
+    A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs;
+    with axes alone, the others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16, HND,
+    q_len 1 and no pages; with --model, the others are those of the sweep models. Without a GPU, the
+    performance model predicts for --gpu (a100 unless given).
 
-    For a model's sliding-window layers, give the window that `leanbench list models` says as --context.
+    For a model's sliding-window layers, give the window that `leanbench list models` says as
+    --context.
 
     Exit code 1 means that a cell crashed, timed out or was incorrect.
     """
+    from leanbench.core.registry import family_faults
     from leanbench.gpu.local import choose
     from leanbench.model import known_error
-    from leanbench.registry import family_faults
     from leanbench.run.cells import AXES, expand
     from leanbench.run.sweep_file import requested_sweep
 
     flags = {axis: ctx.params[axis] for axis in AXES if ctx.params[axis] is not None}
-    measure = _measure_flags(cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples)
+    measure = _measure_flags(
+        cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
+    )
     asked = requested_sweep(file, flags, kernels, configs, measure, config or ())
     cells = expand(asked)
     limits = _limits(timeout, budget, asked.measure)
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and underscores")
+        raise UserError(
+            f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and"
+            " underscores"
+        )
     if gpu is not None and not gpu.strip():
         # As from an unset shell variable.
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
@@ -132,7 +191,10 @@ def sweep(
         if dry_run:
             output.say(f"{why}: this would be predicted for {target.spec.product}.")
         else:
-            said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
+            said = (
+                f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
+                " measured."
+            )
             output.say(f"{said} {known_error(target.spec.name)}")
         _say_what_is_not_predicted(asked.measure)
     output.say_note(target)
@@ -141,7 +203,7 @@ def sweep(
 
         show_dry_run(cells, target.spec, asked.measure, predicted=predicted)
         return
-    from leanbench.tune.store import user_faults
+    from leanbench.configs.store import user_faults
 
     for fault in user_faults():
         output.say(f"! {fault}; it is not used.")
@@ -171,7 +233,7 @@ def _run(
     """Runs what is left and shows the table. Returns whether a row says that a kernel failed."""
     from leanbench.cli.progress import SweepProgress
     from leanbench.cli.sweep_tables import show_summary
-    from leanbench.run.directory import RunDirectory, read_rows
+    from leanbench.records.directory import RunDirectory, read_rows
     from leanbench.run.runner import Stopped, run_cells
     from leanbench.run.worker_process import WorkerTarget
 
@@ -179,11 +241,18 @@ def _run(
     with open_run(path, _manifest(cells, asked, target, command)) as run:
         total = sum(cell.key not in run.finished for cell in cells)
         if resume and not quiet:
-            output.say(f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are left.")
+            output.say(
+                f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are"
+                " left."
+            )
         try:
             with SweepProgress(total, quiet=quiet) as progress:
                 left = run_cells(
-                    cells, run, WorkerTarget(target.spec, target.local_index, asked.measure), limits, progress
+                    cells,
+                    run,
+                    WorkerTarget(target.spec, target.local_index, asked.measure),
+                    limits,
+                    progress,
                 )
         except Stopped as stopped:
             _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
@@ -213,18 +282,20 @@ def _measure_flags(
     max_samples: int,
 ) -> dict[str, Any]:
     """The fields of MeasureOptions that flags set."""
+    from leanbench.core.axes import choose, parse_percent, parse_seconds
     from leanbench.measure.timing import Effort
-    from leanbench.run.axes import choose, parse_percent, parse_seconds
 
     relative_ci = parse_percent("--ci", ci, most=50, above_zero=True)
     if not 6 <= min_samples <= max_samples <= 10_000:
         raise UserError(
-            f"--min-samples {min_samples} and --max-samples {max_samples} must be 6 (fewer give no 95% interval) to "
-            "10000, the first not above the second"
+            f"--min-samples {min_samples} and --max-samples {max_samples} must be 6 (fewer give no"
+            " 95% interval) to 10000, the first not above the second"
         )
     # A second is 250 samples of 4 ms: more take longer.
     max_seconds = max(1.0, max_samples / 200)
-    effort = Effort(relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds)
+    effort = Effort(
+        relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds
+    )
     flags: dict[str, Any] = {"effort": effort, "window_s": parse_seconds("--window", window)}
     asked = {"sustained": sustained, "energy": energy, "occupancy": occupancy, "counters": counters}
     flags |= {name: True for name, value in asked.items() if value}
@@ -235,9 +306,9 @@ def _measure_flags(
 
 def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
     """What a cell and the sweep may take; what the options ask for comes on top of --timeout."""
+    from leanbench.core.axes import parse_seconds
     from leanbench.measure.counters import TIMEOUT_S
     from leanbench.measure.energy import check_window
-    from leanbench.run.axes import parse_seconds
     from leanbench.run.runner import Limits
 
     timeout_s = parse_seconds("--timeout", timeout)
@@ -261,17 +332,23 @@ def _say_whose_shapes(asked: Sweep) -> None:
 
 def _refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:
     if measure.cache == "warm":
-        raise UserError("--cache warm cannot be predicted, the model reads K and V from memory: leave it out")
+        raise UserError(
+            "--cache warm cannot be predicted, the model reads K and V from memory: leave it out"
+        )
 
 
 def _say_what_is_not_predicted(measure: MeasureOptions) -> None:
-    asked = [name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)]
+    asked = [
+        name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)
+    ]
     if asked:
         output.say(f"Only a GPU can measure {', '.join(asked)}: left out.")
 
 
-def _run_path(out: Path, name: str | None, cells: list[Cell], asked: Sweep, target: Target, resume: bool) -> Path:
-    from leanbench.run.directory import newest_run
+def _run_path(
+    out: Path, name: str | None, cells: list[Cell], asked: Sweep, target: Target, resume: bool
+) -> Path:
+    from leanbench.records.directory import newest_run
 
     if name is not None:
         return out / name
@@ -280,10 +357,14 @@ def _run_path(out: Path, name: str | None, cells: list[Cell], asked: Sweep, targ
     path = out / f"{asked.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
     # Two runs in one second.
     attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
-    return path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
+    return (
+        path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
+    )
 
 
-def _manifest(cells: list[Cell], asked: Sweep, target: Target, command: list[str]) -> dict[str, Any]:
+def _manifest(
+    cells: list[Cell], asked: Sweep, target: Target, command: list[str]
+) -> dict[str, Any]:
     return {
         "command": shlex.join(command),
         "source": "predicted" if target.local_index is None else "measured",
@@ -296,7 +377,7 @@ def _manifest(cells: list[Cell], asked: Sweep, target: Target, command: list[str
 
 
 def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str]) -> None:
-    from leanbench.run.directory import read_rows
+    from leanbench.records.directory import read_rows
 
     again = shlex.join([*command, "--name", run.path.name, "--resume"])
     # From the disk: a signal may come between the writing of a row and the note of it.

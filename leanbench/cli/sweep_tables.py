@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from leanbench.cli import output
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import MeasureOptions
-from leanbench.problem import AttentionProblem
 from leanbench.run.cells import Cell
 from leanbench.run.estimate import estimated_seconds, fits
 
 if TYPE_CHECKING:
-    from leanbench.report.notices import Notice
+    from leanbench.report.warnings import Notice
 
 #: Rows of results.jsonl.
 Rows = list[dict[str, Any]]
@@ -29,7 +29,9 @@ NOTICES = 20
 LISTED = 40
 
 
-def show_dry_run(cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, predicted: bool) -> None:
+def show_dry_run(
+    cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, predicted: bool
+) -> None:
     """One line for each of the first `LISTED` cells, then the sum over those that fit."""
     table = output.table(f"{len(cells)} cells for {gpu.name}")
     for column in ("kernel", "problem", "configs"):
@@ -59,15 +61,16 @@ def _about(seconds: float) -> str:
 
 
 def show_summary(rows: list[dict[str, Any]]) -> None:
-    """What came out: tables of latency, energy and occupancy, how far to trust them, and what was said of rows.
+    """What came out: tables of latency, energy and occupancy, how far to trust them, and what was
+    said of rows.
 
     Args:
-        rows: as in results.jsonl. Predicted and measured ones, and those of a cold and a warm L2, have tables of their
-            own.
+        rows: as in results.jsonl. Predicted and measured ones, and those of a cold and a warm L2,
+            have tables of their own.
     """
     from leanbench.report.config_lines import config_lines
-    from leanbench.report.notices import flagged, warned
     from leanbench.report.trust import facts
+    from leanbench.report.warnings import flagged, warned
 
     alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -81,7 +84,10 @@ def show_summary(rows: list[dict[str, Any]]) -> None:
         if any(row.get("sm_busy_share") is not None for row in group):
             output.show("")
             _show_occupancy(group, f"{source} SM busy share (schedule: CTA slots with work){warm}")
-        found = [*config_lines(group), *(f"{fact.text[0].upper()}{fact.text[1:]}." for fact in facts(group))]
+        found = [
+            *config_lines(group),
+            *(f"{fact.text[0].upper()}{fact.text[1:]}." for fact in facts(group)),
+        ]
         if found:
             output.show("")
         for line in found:
@@ -104,21 +110,30 @@ def _show_latency(rows: Rows, title: str) -> None:
         base = of.get(BASE, {})
         latencies = [_cell(of.get(name), latency) for name in kernels]
         speedups = [_over_base(of, name, "latency_us") for name in others]
-        limits = [_figure(base.get("bandwidth_tb_s"), ".2f"), _figure(base.get("read_floor_share"), ".0%")]
+        limits = [
+            _figure(base.get("bandwidth_tb_s"), ".2f"),
+            _figure(base.get("read_floor_share"), ".0%"),
+        ]
         return [*latencies, *speedups, *(limits if BASE in kernels else [])]
 
     _show_by_problem(rows, title, columns, cells)
 
 
 def _show_energy(rows: Rows, title: str) -> None:
-    """Each kernel's energy, how many times that of `lean` it is, and what `lean` draws when sustained."""
+    """Each kernel's energy, how many times that of `lean` it is, and what `lean` draws when
+    sustained.
+    """
     kernels, others = _kernels(rows)
     columns = [*kernels, *(f"{BASE} vs {name}" for name in others)]
-    columns += [f"{BASE} over floor", f"{BASE} mean W", f"{BASE} sustained µs"] if BASE in kernels else []
+    columns += (
+        [f"{BASE} over floor", f"{BASE} mean W", f"{BASE} sustained µs"] if BASE in kernels else []
+    )
 
     def cells(of: ByKernel) -> list[str]:
         base = of.get(BASE, {})
-        energies = [_cell(of.get(name), lambda row: _four_digits(row.get("energy_mj"))) for name in kernels]
+        energies = [
+            _cell(of.get(name), lambda row: _four_digits(row.get("energy_mj"))) for name in kernels
+        ]
         ratios = [_over_base(of, name, "energy_mj") for name in others]
         limits = [
             _times(base.get("energy_mj"), base.get("energy_floor_mj")),
@@ -131,25 +146,39 @@ def _show_energy(rows: Rows, title: str) -> None:
 
 
 def _show_occupancy(rows: Rows, title: str) -> None:
-    """Each kernel's SM busy share; in brackets the share of CTA slots x time that its schedule gives work."""
+    """Each kernel's SM busy share; in brackets the share of CTA slots x time that its schedule
+    gives work.
+    """
     kernels, _ = _kernels(rows)
 
     def busy(row: dict[str, Any]) -> str:
         slots = row.get("quantisation_efficiency")
-        return _figure(row.get("sm_busy_share"), ".0%") + ("" if slots is None else f" ({slots:.0%})")
+        return _figure(row.get("sm_busy_share"), ".0%") + (
+            "" if slots is None else f" ({slots:.0%})"
+        )
 
-    _show_by_problem(rows, title, kernels, lambda of: [_cell(of.get(name), busy) for name in kernels])
+    _show_by_problem(
+        rows, title, kernels, lambda of: [_cell(of.get(name), busy) for name in kernels]
+    )
 
 
-def _show_by_problem(rows: Rows, title: str, columns: list[str], cells: Callable[[ByKernel], list[str]]) -> None:
-    """A table with one line per problem; what all problems share stands in its title. Columns without a figure are left
-    out.
+def _show_by_problem(
+    rows: Rows, title: str, columns: list[str], cells: Callable[[ByKernel], list[str]]
+) -> None:
+    """A table with one line per problem; what all problems share stands in its title. Columns
+    without a figure are left out.
     """
     problems = _by_problem(rows)
     shared, short = output.without_shared(list(problems))
     by_column = zip(*map(cells, problems.values()), strict=True)
-    with_figures = [(name, texts) for name, texts in zip(columns, by_column, strict=True) if set(texts) - {"-", ""}]
-    output.show_columns(f"{title}{f', all {shared}' if shared else ''}", [("problem", short)], with_figures)
+    with_figures = [
+        (name, texts)
+        for name, texts in zip(columns, by_column, strict=True)
+        if set(texts) - {"-", ""}
+    ]
+    output.show_columns(
+        f"{title}{f', all {shared}' if shared else ''}", [("problem", short)], with_figures
+    )
 
 
 def _show_notices(notices: list[Notice]) -> None:
@@ -165,8 +194,8 @@ def _show_notices(notices: list[Notice]) -> None:
 
 
 def _kernels(rows: Rows) -> tuple[list[str], list[str]]:
-    """The kernels, and those that are compared with `lean`; one that supports no problem stands in the notices alone,
-    unless none supports any.
+    """The kernels, and those that are compared with `lean`; one that supports no problem stands in
+    the notices alone, unless none supports any.
     """
     supported = dict.fromkeys(row["kernel"] for row in rows if row["status"] != "unsupported")
     kernels = list(supported or dict.fromkeys(row["kernel"] for row in rows))
@@ -182,7 +211,9 @@ def _by_problem(rows: Rows) -> dict[str, ByKernel]:
 
 
 def _cell(row: dict[str, Any] | None, text: Callable[[dict[str, Any]], str]) -> str:
-    """What `text` makes of a row, behind the row's status where that is not `ok`; empty without a row."""
+    """What `text` makes of a row, behind the row's status where that is not `ok`; empty without a
+    row.
+    """
     if row is None:
         return ""
     return text(row) if row["status"] == "ok" else f"{row['status']} {text(row)}".rstrip(" -")

@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from leanbench.core.problem import AttentionProblem
+    from leanbench.core.registry import Kernel
+    from leanbench.core.timeline import Timeline
     from leanbench.gpu.local import Target
-    from leanbench.problem import AttentionProblem
-    from leanbench.registry import Kernel
     from leanbench.report.trace.picture import Panel
-    from leanbench.timeline import Timeline
 
 
 def trace(
     problem: Annotated[
-        list[str], typer.Argument(metavar="PROBLEM", help="h56 n64k d64, or a label from a table (not a ragged one).")
+        list[str],
+        typer.Argument(
+            metavar="PROBLEM", help="h56 n64k d64, or a label from a table (not a ragged one)."
+        ),
     ],
     kernels: Annotated[
         str, typer.Option(metavar="LIST", help="Names from `leanbench list kernels`.")
@@ -32,36 +35,48 @@ def trace(
     configs: Annotated[
         str,
         typer.Option(
-            metavar="default|heuristic|best", help="Kept settings or the heuristic's, or the fastest candidate."
+            metavar="default|heuristic|best",
+            help="Kept settings or the heuristic's, or the fastest candidate.",
         ),
     ] = "default",
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here.")
+        str | None,
+        typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here."),
     ] = None,
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the files; a new one under runs/ if not given.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder for the files; a new one under runs/ if not given."
+        ),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", metavar="LIST", help="html,svg,json; json is for https://ui.perfetto.dev.")
+        str,
+        typer.Option(
+            "--format", metavar="LIST", help="html,svg,json; json is for https://ui.perfetto.dev."
+        ),
     ] = "html,svg,json",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No picture in the terminal.")
+    ] = False,
 ) -> None:
-    """Show what every CTA of a kernel did and when: in the terminal, as HTML, as SVG and as a Perfetto trace.
+    """Show what every CTA of a kernel did and when: in the terminal, as HTML, as SVG and as a
+    Perfetto trace.
 
-    PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch, bf16 and NHD where
-    they are not 1, fp16 and HND. k is 1024. A ragged batch is a length per sequence: n1k+300+64k. Without a GPU, the
-    performance model predicts for --gpu (a100 unless given).
+    PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch,
+    bf16 and NHD where they are not 1, fp16 and HND. k is 1024. A ragged batch is a length per
+    sequence: n1k+300+64k. Without a GPU, the performance model predicts for --gpu (a100 unless
+    given).
 
     Exit code 1 means that no kernel has a timeline.
     """
+    from leanbench.core.axes import choose as choose_word
+    from leanbench.core.axes import parse_names
+    from leanbench.core.problem_words import parse_problem
+    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
-    from leanbench.registry import kernel
     from leanbench.report.trace import trace_files, write_trace
-    from leanbench.run.axes import choose as choose_word
-    from leanbench.run.axes import parse_names
     from leanbench.run.cells import CONFIG_CHOICES
-    from leanbench.run.problem_words import parse_problem
 
     asked = parse_problem(problem)
     traced = [kernel(name) for name in parse_names("kernels", kernels)]
@@ -89,10 +104,12 @@ def trace(
         _remove_empty(folder)
 
 
-def _write_manifest(folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target) -> None:
+def _write_manifest(
+    folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target
+) -> None:
     """What was traced, where and with which versions, beside the pictures."""
+    from leanbench.records.environment import measured_environment, predicted_environment
     from leanbench.report import write_whole
-    from leanbench.run.environment import measured_environment, predicted_environment
 
     here = target.local_index is not None
     manifest = {
@@ -100,14 +117,20 @@ def _write_manifest(folder: Path, problem: AttentionProblem, panels: list[Panel]
         "kernels": {panel.timeline.kernel: panel.timeline.config for panel in panels},
         "source": "measured" if here else "predicted",
         "gpu": asdict(target.spec),
-        "environment": measured_environment(target.local_index or 0) if here else predicted_environment(),
+        "environment": (
+            measured_environment(target.local_index or 0) if here else predicted_environment()
+        ),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_whole(folder / "trace-manifest.json", json.dumps(manifest, indent=2) + "\n")
 
 
 def _panels(
-    problem: AttentionProblem, kernels: list[Kernel], configs: str, target: Target, asked_gpu: str | None
+    problem: AttentionProblem,
+    kernels: list[Kernel],
+    configs: str,
+    target: Target,
+    asked_gpu: str | None,
 ) -> list[Panel]:
     """A panel for each kernel that has a timeline; why another has none is said."""
     from leanbench.model.timeline import schedule_efficiency
@@ -127,18 +150,27 @@ def _panels(
 
 
 def _predict(
-    problem: AttentionProblem, kernels: list[Kernel], configs: str, target: Target, asked_gpu: str | None
+    problem: AttentionProblem,
+    kernels: list[Kernel],
+    configs: str,
+    target: Target,
+    asked_gpu: str | None,
 ) -> list[Timeline | str]:
     from leanbench.model import known_error
     from leanbench.model.timeline import predict_timeline
 
     why = target.note or f"No {asked_gpu or 'GPU'} here"
-    said = f"{why}: predicted by the performance model for {target.spec.product}, nothing was measured."
+    said = (
+        f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
+        " measured."
+    )
     output.say(f"{said} {known_error(target.spec.name)}")
     return [predict_timeline(problem, kernel, configs, target.spec) for kernel in kernels]
 
 
-def _measure(problem: AttentionProblem, kernels: list[Kernel], configs: str, index: int) -> list[Timeline | str]:
+def _measure(
+    problem: AttentionProblem, kernels: list[Kernel], configs: str, index: int
+) -> list[Timeline | str]:
     from leanbench.measure.cell import Bench
 
     bench = Bench(index)
@@ -162,7 +194,9 @@ def _new_folder(problem: AttentionProblem, gpu: str) -> Path:
     path = Path("runs") / f"trace-{words}-{gpu}-{datetime.now():%Y%m%d-%H%M%S}"
     # Two traces in one second.
     attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
-    return path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
+    return (
+        path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
+    )
 
 
 def _remove_empty(folder: Path) -> None:

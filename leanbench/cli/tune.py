@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanbench.cli import output
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from leanbench.configs.tuned import Family
     from leanbench.gpu.local import Target
-    from leanbench.tune.kept import Family
     from leanbench.tune.result import Summary
     from leanbench.tune.run import Request
     from leanbench.tune.search import Plan
@@ -25,35 +25,54 @@ _PAPER_TILES = {64: 256, 128: 128}
 
 def tune(
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The GPU to tune for; by the model if it is not here.")
+        str | None,
+        typer.Option(metavar="NAME", help="The GPU to tune for; by the model if it is not here."),
     ] = None,
-    head_dim: Annotated[str, typer.Option(metavar="LIST", help="Any of 64, 80, 96, 128, 256.")] = "64,128",
-    group: Annotated[str, typer.Option(metavar="LIST", help="Query heads per KV head; 1 is MHA.")] = "1,4,8",
+    head_dim: Annotated[
+        str, typer.Option(metavar="LIST", help="Any of 64, 80, 96, 128, 256.")
+    ] = "64,128",
+    group: Annotated[
+        str, typer.Option(metavar="LIST", help="Query heads per KV head; 1 is MHA.")
+    ] = "1,4,8",
     dtype: Annotated[str, typer.Option(metavar="LIST", help="fp16,bf16.")] = "fp16",
     kv_layout: Annotated[str, typer.Option(metavar="LIST", help="HND,NHD.")] = "HND",
     budget: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Compiling included: 90s, 10m. Default: 60s on a GPU, none for the model."),
+        typer.Option(
+            metavar="TIME",
+            help="Compiling included: 90s, 10m. Default: 60s on a GPU, none for the model.",
+        ),
     ] = None,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Time every candidate, on more problems; no budget unless given.")
+        bool,
+        typer.Option(
+            "--exhaustive", help="Time every candidate, on more problems; no budget unless given."
+        ),
     ] = False,
-    objective: Annotated[str, typer.Option(metavar="latency|energy|edp", help="What is to be least.")] = "latency",
+    objective: Annotated[
+        str, typer.Option(metavar="latency|energy|edp", help="What is to be least.")
+    ] = "latency",
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
-    keep: Annotated[bool, typer.Option("--keep/--no-keep", help="Write what was found to the kept configs.")] = True,
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Write what was found to the kept configs.")
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:
-    """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them for all later calls.
+    """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them
+    for all later calls.
 
-    Candidates are compiled for the GPU, pruned by what they take, timed in turn over problems of all sizes, and carried
-    to other problems by a formula fitted to the timings. The same command goes on after an interruption.
+    Candidates are compiled for the GPU, pruned by what they take, timed in turn over problems of
+    all sizes, and carried to other problems by a formula fitted to the timings. The same command
+    goes on after an interruption.
     """
     import time
 
     began_s = time.monotonic()
-    request = _request(gpu, head_dim, group, dtype, kv_layout, (budget, exhaustive), objective, require_gpu)
+    request = _request(
+        gpu, head_dim, group, dtype, kv_layout, (budget, exhaustive), objective, require_gpu
+    )
     if keep:
-        from leanbench.tune.store import check_target
+        from leanbench.configs.store import check_target
 
         check_target(request.target.spec)
     if request.target.local_index is None:
@@ -65,14 +84,15 @@ def tune(
     from leanbench.tune.run import forget
 
     if keep:
-        from leanbench.tune.store import save_families
+        from leanbench.configs.store import save_families
 
         saved = save_families(request.target.spec, [family for _, family in results])
         output.say(f"Kept in {saved.path}; {_who_uses_it(request)}.")
         for family in saved.refused:
             output.say(
-                f"Measured entries are there for head_dim {family.head_dim}, group size {family.group_size}, "
-                f"{family.dtype} {family.kv_layout}: the predicted ones were not kept."
+                f"Measured entries are there for head_dim {family.head_dim}, group size"
+                f" {family.group_size}, {family.dtype} {family.kv_layout}: the predicted ones were"
+                " not kept."
             )
     forget(request)
 
@@ -96,17 +116,22 @@ def _request(
     require_gpu: bool,
 ) -> Request:
     """What the flags ask for."""
+    from leanbench.configs.space import default_families
+    from leanbench.core import axes
+    from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose as choose_gpu
-    from leanbench.registry import kernel
-    from leanbench.run import axes
     from leanbench.tune.run import Request
-    from leanbench.tune.space import default_families
 
     groups = axes.parse_numbers("group", group)
     if max(groups) > 64:
-        raise UserError(f"--group {max(groups)} is above 64: an output tile holds at most 64 query rows")
+        raise UserError(
+            f"--group {max(groups)} is above 64: an output tile holds at most 64 query rows"
+        )
     families = default_families(
-        axes.parse_head_dims(head_dim), groups, axes.parse_dtypes(dtype), axes.parse_kv_layouts(kv_layout)
+        axes.parse_head_dims(head_dim),
+        groups,
+        axes.parse_dtypes(dtype),
+        axes.parse_kv_layouts(kv_layout),
     )
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
@@ -117,7 +142,7 @@ def _request(
 
 
 def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
-    from leanbench.run.axes import parse_seconds
+    from leanbench.core.axes import parse_seconds
     from leanbench.tune.search import EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS, PROBLEMS, Plan
 
     if budget is not None:
@@ -149,15 +174,25 @@ def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summar
         except KeyboardInterrupt:
             progress.stop()
             if request.target.local_index is None:
-                output.say("Stopped: nothing was kept but what was compiled, the same command takes less time.")
+                output.say(
+                    "Stopped: nothing was kept but what was compiled, the same command takes less"
+                    " time."
+                )
             else:
-                output.say(f"Stopped: {progress.done} problems are noted, the same command goes on from there.")
+                output.say(
+                    f"Stopped: {progress.done} problems are noted, the same command goes on from"
+                    " there."
+                )
             raise typer.Exit(130) from None
 
 
 def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:
     source = "measured" if target.local_index is not None else "predicted"
-    title = f"{source} on {target.spec.product}" if source == "measured" else f"predicted for {target.spec.product}"
+    title = (
+        f"{source} on {target.spec.product}"
+        if source == "measured"
+        else f"predicted for {target.spec.product}"
+    )
     _show_table([summary for summary, _ in results], title)
     _show_notes(results, took_s)
 
@@ -172,10 +207,15 @@ def _show_table(summaries: list[Summary], title: str) -> None:
         ("ties", [f"{each.ties:.1f}" for each in summaries]),
         ("mean\ngain", [f"{each.gain - 1:+.1%}" for each in summaries]),
         ("most\ngain", [f"{each.most_gain - 1:+.1%}" for each in summaries]),
-        ("held\nout", ["-" if each.held_out is None else f"{each.held_out:.1%}" for each in summaries]),
+        (
+            "held\nout",
+            ["-" if each.held_out is None else f"{each.held_out:.1%}" for each in summaries],
+        ),
         ("chosen LeanTile\n(problems)", [_two_a_line(_chosen(each)) for each in summaries]),
     ]
-    output.show_columns(f"{title}{f', all {shared}' if shared else ''}", [("family", families)], columns)
+    output.show_columns(
+        f"{title}{f', all {shared}' if shared else ''}", [("family", families)], columns
+    )
 
 
 def _chosen(summary: Summary) -> list[str]:
@@ -193,12 +233,17 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
 
     summaries = [summary for summary, _ in results]
     gain = geometric_mean([summary.gain for summary in summaries]) - 1
-    costs = {"latency": "takes {} longer", "energy": "takes {} more energy", "edp": "has {} more energy x latency"}
+    costs = {
+        "latency": "takes {} longer",
+        "energy": "takes {} more energy",
+        "edp": "has {} more energy x latency",
+    }
     words = costs[results[0][1].objective].format(f"{gain:.1%}")
     output.show(
-        "\ntimed, left out: candidates, the latter ruled out by what they take; listed: candidates that other problems "
-        "choose from; ties: candidates as fast as the fastest of a problem; gain: of the chosen over the heuristic's; "
-        "held out: the chosen one's speed over the best on problems left out of the fit; LeanTile in tokens."
+        "\ntimed, left out: candidates, the latter ruled out by what they take; listed: candidates"
+        " that other problems choose from; ties: candidates as fast as the fastest of a problem;"
+        " gain: of the chosen over the heuristic's; held out: the chosen one's speed over the best"
+        " on problems left out of the fit; LeanTile in tokens."
     )
     output.show(f"The heuristic {words} than what was chosen (geometric mean over timed problems).")
     held = [summary for summary in summaries if summary.held_out is not None]
@@ -206,15 +251,18 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
         mean = geometric_mean([summary.held_out or 1.0 for summary in held])
         worst = min(summary.worst_held_out or 1.0 for summary in held)
         output.show(
-            f"On problems left out of the fit, what is chosen reaches {mean:.1%} of the best timed there "
-            f"(worst {worst:.1%})."
+            f"On problems left out of the fit, what is chosen reaches {mean:.1%} of the best timed"
+            f" there (worst {worst:.1%})."
         )
     untried = geometric_mean([summary.untried for summary in summaries])
     errors = [summary.median_error for summary in summaries]
-    fitted, able = (sum(getattr(summary, name) for summary in summaries) for name in ("fitted", "able"))
+    fitted, able = (
+        sum(getattr(summary, name) for summary in summaries) for name in ("fitted", "able")
+    )
     output.show(
-        f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean, by the formula, which "
-        f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to {max(errors):.1%}."
+        f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean, by"
+        f" the formula, which knows {fitted} of {able} builds and whose median error is"
+        f" {min(errors):.1%} to {max(errors):.1%}."
     )
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     _show_lean_tiles(summaries)
@@ -233,6 +281,6 @@ def _show_lean_tiles(summaries: list[Summary]) -> None:
             share = tiles[most] / sum(tiles.values())
             which = "where Triton is chosen " if any(summary.cuda for summary in summaries) else ""
             output.show(
-                f"LeanTile for head_dim {head_dim}: {most} tokens on {share:.0%} of the problems {which}(the "
-                f"LeanAttention paper names {paper} for an A100)."
+                f"LeanTile for head_dim {head_dim}: {most} tokens on {share:.0%} of the problems"
+                f" {which}(the LeanAttention paper names {paper} for an A100)."
             )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from leanbench.cli import output
 
 if TYPE_CHECKING:
-    from leanbench.problem import AttentionProblem
-    from leanbench.tune.space import FamilyKey
+    from leanbench.configs.space import FamilyKey
+    from leanbench.core.problem import AttentionProblem
 
 #: Without a terminal, a line at most so often.
 _LINE_EVERY_S = 5.0
@@ -19,7 +19,13 @@ class TuneProgress:
     """A context manager that leanbench.tune.search tells about each step."""
 
     def __init__(self, *, quiet: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         console = output.console(stderr=True)
         self._lines = not quiet and not console.is_terminal
@@ -50,12 +56,20 @@ class TuneProgress:
         self._bar.stop()
 
     def compiling(self, done: int, total: int) -> None:
-        self._bar.update(self._compiling, completed=done, total=total, description="compiling candidates")
+        self._bar.update(
+            self._compiling, completed=done, total=total, description="compiling candidates"
+        )
         self._say(f"compiled {done} of {total} candidates", last=done == total)
 
     def timing(self, family: FamilyKey, problem: AttentionProblem, done: int, total: int) -> None:
         self.done = done
-        self._bar.update(self._timing, completed=done, total=total, description=f"timing {problem.label}", visible=True)
+        self._bar.update(
+            self._timing,
+            completed=done,
+            total=total,
+            description=f"timing {problem.label}",
+            visible=True,
+        )
         self._say(f"timing {problem.label}, problem {done + 1} of {total}")
 
     def fitting(self) -> None:

@@ -1,1 +1,3 @@
-"""What this machine can measure and how well: short checks, each with one finding, see leanbench.doctor.checks."""
+"""What this machine can measure and how well: short checks, each with one finding, see
+leanbench.doctor.checks.
+"""

@@ -8,11 +8,11 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Literal
 
+from leanbench.core.errors import UserError
+from leanbench.core.registry import kernels as all_kernels
 from leanbench.doctor import figures, gpu, instruments, kernels, software
 from leanbench.doctor.finding import Finding, problem
 from leanbench.doctor.machine import Machine
-from leanbench.errors import UserError
-from leanbench.registry import kernels as all_kernels
 
 #: `gpu`: the driver has one. `launches`: kernels can run on it, too.
 Needs = Literal["nothing", "gpu", "launches"]
@@ -45,11 +45,23 @@ def checks(machine: Machine) -> list[Check]:
         Check("processes", gpu.other_processes, "gpu"),
         Check("clocks", gpu.clocks_and_power, "gpu"),
         Check("throttling", gpu.throttling, "gpu"),
-        Check("energy", instruments.energy_counter, "gpu", "watching the energy counter of the idle GPU (2 s)"),
+        Check(
+            "energy",
+            instruments.energy_counter,
+            "gpu",
+            "watching the energy counter of the idle GPU (2 s)",
+        ),
         Check("events", instruments.event_resolution, "launches"),
-        Check("timer", instruments.timer_tick, "launches", "compiling a kernel that reads %globaltimer"),
+        Check(
+            "timer",
+            instruments.timer_tick,
+            "launches",
+            "compiling a kernel that reads %globaltimer",
+        ),
         *_kernel_checks(),
-        Check("bandwidth", figures.read_bandwidth, "launches", "measuring the read bandwidth (3 s)"),
+        Check(
+            "bandwidth", figures.read_bandwidth, "launches", "measuring the read bandwidth (3 s)"
+        ),
         Check("noise", figures.noise_floor, "launches", "timing lean against itself (3 s)"),
         Check("counters", instruments.hardware_counters, "launches", trying),
         *_library_checks(),
@@ -61,7 +73,12 @@ def checks(machine: Machine) -> list[Check]:
 def _kernel_checks() -> list[Check]:
     """The reference is left out: it is what the others are held against."""
     return [
-        Check(f"kernel {name}", partial(kernels.kernel_is_right, kernel), "launches", f"compiling and checking {name}")
+        Check(
+            f"kernel {name}",
+            partial(kernels.kernel_is_right, kernel),
+            "launches",
+            f"compiling and checking {name}",
+        )
         for name, kernel in all_kernels().items()
         if kernel.is_timed
     ]
@@ -79,7 +96,9 @@ def _library_checks() -> list[Check]:
     ]
 
 
-def examine(machine: Machine, quick: bool, announce: Callable[[str], None]) -> Iterator[tuple[str, Finding]]:
+def examine(
+    machine: Machine, quick: bool, announce: Callable[[str], None]
+) -> Iterator[tuple[str, Finding]]:
     """Runs the checks that this machine allows, and yields (name, finding).
 
     Args:
@@ -108,5 +127,6 @@ def run_check(check: Check, machine: Machine) -> Finding:
         said = (str(error).strip().splitlines() or [""])[0]
         return problem(
             f"this check failed: {type(error).__name__}{': ' if said else ''}{said}",
-            "if the line does not say what to do, report it with the output of `leanbench doctor --json`",
+            "if the line does not say what to do, report it with the output of `leanbench doctor"
+            " --json`",
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
-from leanbench.inputs import AttentionInputs
-from leanbench.problem import AttentionProblem
 
 #: Of the datasheet's bandwidth. Data-centre GPUs reach 90 to 97%.
 _MIN_BANDWIDTH_SHARE = 0.8
@@ -36,14 +36,20 @@ def read_bandwidth(machine: Machine) -> Finding:
     timing = measure_read_floor(_inputs(machine, large), large.kv_bytes)
     bandwidth_tb_s = large.kv_bytes / timing.median_us / 1e6
     share = bandwidth_tb_s / datasheet_tb_s
-    values = {"read_bandwidth_tb_s": bandwidth_tb_s, "datasheet_tb_s": datasheet_tb_s, "share": share}
+    values = {
+        "read_bandwidth_tb_s": bandwidth_tb_s,
+        "datasheet_tb_s": datasheet_tb_s,
+        "share": share,
+    }
     text = (
         f"reads {large.kv_bytes / 1e9:.1f} GB at {bandwidth_tb_s:.2f} TB/s, "
         f"{share:.0%} of the datasheet's {datasheet_tb_s:.2f}"
     )
     if share < _MIN_BANDWIDTH_SHARE:
         return problem(
-            f"{text}, below {_MIN_BANDWIDTH_SHARE:.0%}", f"{_BUSY_FIX}, and look at clocks and throttling", **values
+            f"{text}, below {_MIN_BANDWIDTH_SHARE:.0%}",
+            f"{_BUSY_FIX}, and look at clocks and throttling",
+            **values,
         )
     return ok(text, **values)
 
@@ -55,17 +61,23 @@ def noise_floor(machine: Machine) -> Finding:
     differences: dict[AttentionProblem, float] = {}
     for size in _sizes(machine):
         launches = _launches(machine, size)
-        timings = measure_interleaved({"once": launches, "again": launches}, Effort(max_seconds=0.5))
+        timings = measure_interleaved(
+            {"once": launches, "again": launches}, Effort(max_seconds=0.5)
+        )
         once, again = timings["once"].median_us, timings["again"].median_us
         differences[size] = abs(once - again) / min(once, again)
     worst = max(differences.values())
-    said = ", ".join(f"{differs:.2%} at {size.kv_bytes / 1e6:.0f} MB" for size, differs in differences.items())
+    said = ", ".join(
+        f"{differs:.2%} at {size.kv_bytes / 1e6:.0f} MB" for size, differs in differences.items()
+    )
     values = {"differences": {size.label: differs for size, differs in differences.items()}}
     text = f"lean against itself differs by {said}"
     if worst > _NOISE_PROBLEM:
         return problem(f"{text}: nothing here can be compared", _BUSY_FIX, **values)
     if worst > _NOISE_NOTE:
-        return note(f"{text}: smaller differences between kernels mean nothing here", _BUSY_FIX, **values)
+        return note(
+            f"{text}: smaller differences between kernels mean nothing here", _BUSY_FIX, **values
+        )
     return ok(text, **values)
 
 
@@ -76,7 +88,7 @@ def _inputs(machine: Machine, size: AttentionProblem) -> list[AttentionInputs]:
 
 
 def _launches(machine: Machine, size: AttentionProblem) -> list[Callable[[], object]]:
-    from leanbench.registry import kernel
+    from leanbench.core.registry import kernel
 
     lean = kernel("lean")
     config = lean.default_config(size, machine.spec)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: `note`: worth knowing, figures are right all the same. `problem`: nothing can be measured, or figures would mislead.
+#: `note`: worth knowing, figures are right all the same. `problem`: nothing can be measured, or
+#: figures would mislead.
 Status = Literal["ok", "note", "problem"]
 
 

@@ -22,7 +22,10 @@ def product(machine: Machine) -> Finding:
         assert machine.target is not None
         return note(f"{machine.spec.product}, which torch sees. {machine.target.note}", gpus=0)
     if not machine.gpus:
-        return note(f"{why_no_gpu()}; sweeps predict with the performance model, nothing is measured", gpus=0)
+        return note(
+            f"{why_no_gpu()}; sweeps predict with the performance model, nothing is measured",
+            gpus=0,
+        )
     gpu, listed = machine.gpu, match_product(machine.gpu.product)
     spec = listed if machine.device_index is None else machine.spec
     capability = gpu.compute_capability
@@ -33,11 +36,16 @@ def product(machine: Machine) -> Finding:
         "compute_capability": None if capability is None else ".".join(map(str, capability)),
         "catalogue_name": None if listed is None else listed.name,
     }
-    text = f"{gpu.product}, {values['sms'] or '?'} SMs, compute capability {values['compute_capability'] or '?'}"
+    text = (
+        f"{gpu.product}, {values['sms'] or '?'} SMs, compute capability"
+        f" {values['compute_capability'] or '?'}"
+    )
     if len(machine.gpus) > 1:
         text += f"; GPU {gpu.index} of {len(machine.gpus)}, CUDA_VISIBLE_DEVICES picks another"
     if capability is not None and capability < _MIN_COMPUTE_CAPABILITY:
-        return problem(text, "the kernels need compute capability 8.0 or newer: use another GPU", **values)
+        return problem(
+            text, "the kernels need compute capability 8.0 or newer: use another GPU", **values
+        )
     if listed is None:
         return note(f"{text}; not in the catalogue, its figures are the driver's", **values)
     return ok(f"{text}; `{listed.name}` in the catalogue", **values)
@@ -118,9 +126,15 @@ def clocks_and_power(machine: Machine) -> Finding:
         f"{shown('power_w')} of {shown('power_limit_w')} W"
     )
     if limit_w is not None and limits.power_limit_w is not None and limit_w < limits.power_limit_w:
-        fix = "say so beside sustained figures, or set the default again with `nvidia-smi --power-limit`"
+        fix = (
+            "say so beside sustained figures, or set the default again with `nvidia-smi"
+            " --power-limit`"
+        )
         return note(
-            f"{text}; the power limit is lowered, by default it is {shown('power_limit_default_w')} W", fix, **values
+            f"{text}; the power limit is lowered, by default it is"
+            f" {shown('power_limit_default_w')} W",
+            fix,
+            **values,
         )
     return ok(text, **values)
 

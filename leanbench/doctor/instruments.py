@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.doctor.finding import Finding, note, ok
 from leanbench.doctor.machine import Machine
 from leanbench.measure.counters import ADMINISTRATORS_ONLY, count, find_ncu
-from leanbench.problem import AttentionProblem
 
 #: Event pairs that are recorded; their distances vary by a few steps.
 _EVENT_PAIRS = 200
@@ -18,7 +18,8 @@ _EVENT_PAIRS = 200
 _MAX_EVENT_STEP_NS = 4000
 #: A CTA of a small problem lives for some microseconds.
 _MAX_TIMER_TICK_NS = 1100
-#: Capabilities that may read counters although the driver keeps them from users, by their bits in Linux.
+#: Capabilities that may read counters although the driver keeps them from users, by their bits in
+#: Linux.
 _CAP_SYS_ADMIN, _CAP_PERFMON = 21, 38
 
 
@@ -33,7 +34,9 @@ def event_resolution(machine: Machine) -> Finding:
     torch.cuda.synchronize()
     step_ns = smallest_step(round(start.elapsed_time(end) * 1e6) for start, end in pairs)
     if step_ns is None:
-        return note("CUDA events are all equally far apart, their step is not known", event_step_ns=None)
+        return note(
+            "CUDA events are all equally far apart, their step is not known", event_step_ns=None
+        )
     text = f"CUDA events step by {step_ns} ns"
     if step_ns > _MAX_EVENT_STEP_NS:
         return note(f"{text}, above 0.1% of a sample", event_step_ns=step_ns)
@@ -66,7 +69,9 @@ def energy_counter(machine: Machine) -> Finding:
         "idle_power_w": found.idle_power_w,
         "idle_power_by_reading_w": found.idle_power_by_reading_w,
     }
-    counter = None if found.tick_ms is None else f"the energy counter ticks every {found.tick_ms:.0f} ms"
+    counter = (
+        None if found.tick_ms is None else f"the energy counter ticks every {found.tick_ms:.0f} ms"
+    )
     text = ", ".join(filter(None, [counter, idle]))
     if found.warnings:
         return note("; ".join([*filter(None, [text]), *found.warnings]), **values)
@@ -78,7 +83,9 @@ def hardware_counters(machine: Machine) -> Finding:
     ncu = find_ncu()
     if ncu is None:
         return note(
-            "Nsight Compute is not here, so no hardware counters", "install it, or put `ncu` on the PATH", ncu=None
+            "Nsight Compute is not here, so no hardware counters",
+            "install it, or put `ncu` on the PATH",
+            ncu=None,
         )
     if machine.try_counters:
         return _try_counters(machine, ncu)
@@ -92,7 +99,7 @@ def hardware_counters(machine: Machine) -> Finding:
 
 
 def _try_counters(machine: Machine, ncu: str) -> Finding:
-    from leanbench.registry import kernel
+    from leanbench.core.registry import kernel
 
     tried = AttentionProblem(1, 32, 8, 4096, 128)
     config = kernel("lean").default_config(tried, machine.spec)
@@ -100,8 +107,8 @@ def _try_counters(machine: Machine, ncu: str) -> Finding:
     if isinstance(counted, str):
         return note(f"hardware counters cannot be read: {counted}", ncu=ncu)
     return ok(
-        f"hardware counters: lean moves {counted.dram_bytes / tried.kv_bytes:.3f} times the bytes of K and V, "
-        f"and its warps fill {counted.warp_occupancy:.0%} of an SM",
+        f"hardware counters: lean moves {counted.dram_bytes / tried.kv_bytes:.3f} times the bytes"
+        f" of K and V, and its warps fill {counted.warp_occupancy:.0%} of an SM",
         ncu=ncu,
         counted_dram_bytes=counted.dram_bytes,
         kv_bytes=tried.kv_bytes,
@@ -110,7 +117,9 @@ def _try_counters(machine: Machine, ncu: str) -> Finding:
 
 
 def counters_are_restricted(proc: Path = Path("/proc")) -> bool:
-    """Whether the driver keeps counters from users and this process has no privilege; False where that is unknown."""
+    """Whether the driver keeps counters from users and this process has no privilege; False where
+    that is unknown.
+    """
     try:
         options = (proc / "driver" / "nvidia" / "params").read_text()
         status = (proc / "self" / "status").read_text()

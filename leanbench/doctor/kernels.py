@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, written_by
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, written_by
 
-#: Small, grouped queries, and the default launch settings that the noise floor needs compiled anyway.
+#: Small, grouped queries, and the default launch settings that the noise floor needs compiled
+#: anyway.
 TRIED = AttentionProblem(1, 32, 8, 1024, 128)
 
 
 def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
     """One call on fresh inputs against the fp64 reference."""
-    from leanbench.inputs import make_inputs
-    from leanbench.measure.check import Reference
+    from leanbench.check.reference import Reference
+    from leanbench.core.inputs import make_inputs
 
     reason = kernel.unsupported_reason(TRIED)
     if reason is not None:
@@ -27,8 +28,14 @@ def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
     check = Reference(inputs).check(written_by(launch, inputs), kernel.lse_base)
     failure = check.failure(TRIED.dtype)
     if failure is not None:
-        fix = f"trust no figure of it; `leanbench check --kernels {kernel.name}` shows where it is wrong"
+        fix = (
+            f"trust no figure of it; `leanbench check --kernels {kernel.name}` shows where it is"
+            " wrong"
+        )
         # JSON has no infinity, which stands for an output that was not written.
         error = check.relative_error if math.isfinite(check.relative_error) else None
         return problem(f"wrong on {TRIED.label}: {failure}", fix, relative_error=error)
-    return ok(f"right on {TRIED.label}, relative error {check.relative_error:.1e}", relative_error=check.relative_error)
+    return ok(
+        f"right on {TRIED.label}, relative error {check.relative_error:.1e}",
+        relative_error=check.relative_error,
+    )

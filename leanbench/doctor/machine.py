@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.local import Target, choose
 from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus
-from leanbench.gpu.spec import GpuSpec
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +44,8 @@ class Machine:
 
     @cached_property
     def target(self) -> Target | None:
-        """What a sweep would run on; None without a GPU that NVML or, where NVML is silent, torch sees. Starts torch's
-        CUDA.
+        """What a sweep would run on; None without a GPU that NVML or, where NVML is silent, torch
+        sees. Starts torch's CUDA.
         """
         if self.has_gpu:
             return choose(None, require_gpu=False)
@@ -90,7 +90,9 @@ class Machine:
 
             uuid = str(torch.cuda.get_device_properties(self.device_index).uuid)
             # NVML counts by bus, torch may put the fastest first.
-            return next((gpu for gpu in self.gpus if gpu.uuid.endswith(uuid)), self.gpus[self.device_index])
+            return next(
+                (gpu for gpu in self.gpus if gpu.uuid.endswith(uuid)), self.gpus[self.device_index]
+            )
         return self.gpus[0]
 
     def nvml(self) -> Nvml:

@@ -36,13 +36,21 @@ _MIN_FREE_BYTES = 1_000_000_000
 
 
 def leanbench_version(machine: Machine) -> Finding:
-    from leanbench.run.environment import predicted_environment
+    from leanbench.records.environment import predicted_environment
 
     environment = predicted_environment()
     commit = environment["commit"]
     # 12 characters, and whether files differ from the commit.
-    shown = "" if commit is None else f", commit {commit[:12]}{'+changes' if commit.endswith('+changes') else ''}"
-    return ok(f"leanbench {environment['leanbench']}{shown}", leanbench=environment["leanbench"], commit=commit)
+    shown = (
+        ""
+        if commit is None
+        else f", commit {commit[:12]}{'+changes' if commit.endswith('+changes') else ''}"
+    )
+    return ok(
+        f"leanbench {environment['leanbench']}{shown}",
+        leanbench=environment["leanbench"],
+        commit=commit,
+    )
 
 
 def python_version(machine: Machine) -> Finding:
@@ -54,7 +62,9 @@ def torch_version(machine: Machine) -> Finding:
     import torch
 
     built_for = torch.version.cuda
-    text = f"torch {torch.__version__}, " + (f"built for CUDA {built_for}" if built_for else "built without CUDA")
+    text = f"torch {torch.__version__}, " + (
+        f"built for CUDA {built_for}" if built_for else "built without CUDA"
+    )
     values = {"torch": str(torch.__version__), "torch_cuda": built_for}
     if machine.target is not None and machine.target.local_index is None:
         why, _, fix = (machine.target.note or text).partition(": ")
@@ -66,7 +76,9 @@ def triton_version(machine: Machine) -> Finding:
     try:
         return ok(f"Triton {version('triton')}", triton=version("triton"))
     except PackageNotFoundError:
-        return problem("Triton is not installed, no kernel can run", "pip install triton", triton=None)
+        return problem(
+            "Triton is not installed, no kernel can run", "pip install triton", triton=None
+        )
 
 
 def environment_variables(machine: Machine) -> Finding:
@@ -86,11 +98,15 @@ def environment_variables(machine: Machine) -> Finding:
 def triton_cache(machine: Machine) -> Finding:
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
-    return _folder("compiled kernels", folder, "set TRITON_CACHE_DIR to a folder that can be written")
+    return _folder(
+        "compiled kernels", folder, "set TRITON_CACHE_DIR to a folder that can be written"
+    )
 
 
 def runs_folder(machine: Machine) -> Finding:
-    return _folder("run directories", machine.runs, "give `leanbench sweep` another folder with --out")
+    return _folder(
+        "run directories", machine.runs, "give `leanbench sweep` another folder with --out"
+    )
 
 
 def _folder(purpose: str, folder: Path, fix: str) -> Finding:
@@ -101,7 +117,9 @@ def _folder(purpose: str, folder: Path, fix: str) -> Finding:
         with tempfile.TemporaryFile(dir=existing):
             free_bytes = shutil.disk_usage(existing).free
     except OSError as error:
-        return problem(f"{purpose} cannot be written to {path}: {error.strerror}", fix, folder=str(path))
+        return problem(
+            f"{purpose} cannot be written to {path}: {error.strerror}", fix, folder=str(path)
+        )
     values = {"folder": str(path), "free_bytes": free_bytes}
     text = f"{purpose} go to {path}, {free_bytes / 1e9:.3g} GB free"
     if free_bytes < _MIN_FREE_BYTES:
@@ -110,14 +128,19 @@ def _folder(purpose: str, folder: Path, fix: str) -> Finding:
 
 
 def library(module: str, distribution: str, machine: Machine) -> Finding:
-    """Imported, not only looked for: a library built for another torch is found and does not load."""
+    """Imported, not only looked for: a library built for another torch is found and does
+    not load.
+    """
     if find_spec(module) is None:
         return note(f"{distribution} is not installed; only kernels that wrap it need it")
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken library raises anything
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        return note(f"{distribution} is installed and cannot be imported: {said}", f"reinstall {distribution}")
+        return note(
+            f"{distribution} is installed and cannot be imported: {said}",
+            f"reinstall {distribution}",
+        )
     try:
         found = version(distribution)
     except PackageNotFoundError:

@@ -1,10 +1,11 @@
 """The GPUs that leanbench knows without having them.
 
-Units: `memory_gb` is the vendor's label, `bandwidth_tb_s` counts 10^12 bytes, `l2_mb` and shared memory count 2^20 and
-2^10. The driver reports up to 7% more than 10^9 bytes a GB, or a little less where ECC takes its share, so whoever asks
-whether something fits counts 10^9. Shared memory and registers come from the CUDA C++ Programming Guide, table
-"Technical Specifications per Compute Capability"; a CTA can use 1 KB less than its SM holds. Where a datasheet says
-"up to" and the driver reads another number, the driver's stands here and `source` says so.
+Units: `memory_gb` is the vendor's label, `bandwidth_tb_s` counts 10^12 bytes, `l2_mb` and shared
+memory count 2^20 and 2^10. The driver reports up to 7% more than 10^9 bytes a GB, or a little less
+where ECC takes its share, so whoever asks whether something fits counts 10^9. Shared memory and
+registers come from the CUDA C++ Programming Guide, table "Technical Specifications per Compute
+Capability"; a CTA can use 1 KB less than its SM holds. Where a datasheet says "up to" and the
+driver reads another number, the driver's stands here and `source` says so.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from leanbench.errors import UserError, nearest
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.errors import UserError, nearest
+from leanbench.core.gpu_spec import GpuSpec
 
 #: Shared memory per SM, in KB, by compute capability.
 _SHARED_KB_PER_SM = {(8, 0): 164, (8, 6): 100, (8, 9): 100, (9, 0): 228, (10, 0): 228, (12, 0): 100}
@@ -181,7 +182,9 @@ CATALOGUE: tuple[GpuSpec, ...] = (
         l2_mb=50,
         boost_clock_mhz=1755,
         power_limit_w=350,
-        source="NVIDIA H100 PCIe product brief and Hopper whitepaper; bandwidth: 5120 bits at 1593 MHz",
+        source=(
+            "NVIDIA H100 PCIe product brief and Hopper whitepaper; bandwidth: 5120 bits at 1593 MHz"
+        ),
         aliases=("h100-pcie-80gb",),
     ),
     _gpu(
@@ -207,7 +210,9 @@ CATALOGUE: tuple[GpuSpec, ...] = (
         l2_mb=60,
         boost_clock_mhz=1785,
         power_limit_w=400,
-        source="NVIDIA H100 NVL product brief; L2: all six memory partitions are enabled, as on H200",
+        source=(
+            "NVIDIA H100 NVL product brief; L2: all six memory partitions are enabled, as on H200"
+        ),
     ),
     _gpu(
         "h200",
@@ -244,7 +249,10 @@ CATALOGUE: tuple[GpuSpec, ...] = (
         l2_mb=60,
         boost_clock_mhz=1980,
         power_limit_w=1000,
-        source="NVIDIA GH200 datasheet and Grace Hopper whitepaper; 96 GB HBM3, power of the whole module",
+        source=(
+            "NVIDIA GH200 datasheet and Grace Hopper whitepaper; 96 GB HBM3, power of the whole"
+            " module"
+        ),
         aliases=("gh200-96gb",),
     ),
     _gpu(
@@ -257,8 +265,10 @@ CATALOGUE: tuple[GpuSpec, ...] = (
         l2_mb=126,
         boost_clock_mhz=1965,
         power_limit_w=1000,
-        source="NVIDIA DGX B200 datasheet and Blackwell tuning guide; SMs as the driver reads them, "
-        "bandwidth: 7680 bits at 3996 MHz (the datasheet rounds up to 8)",
+        source=(
+            "NVIDIA DGX B200 datasheet and Blackwell tuning guide; SMs as the driver reads them, "
+            "bandwidth: 7680 bits at 3996 MHz (the datasheet rounds up to 8)"
+        ),
         aliases=("b200-sxm", "b200-180gb"),
     ),
 )
@@ -287,17 +297,25 @@ def match_product(product: str) -> GpuSpec | None:
 
 
 def slug(name: str) -> str:
-    """``NVIDIA GeForce RTX 4090`` -> ``rtx-4090``: lower case, without the brand, parts joined by hyphens."""
+    """``NVIDIA GeForce RTX 4090`` -> ``rtx-4090``: lower case, without the brand, parts joined by
+    hyphens.
+    """
     words = re.split(r"[\s_-]+", name.strip().lower())
     return "-".join(word for word in words if word not in ("nvidia", "geforce", "tesla"))
 
 
 @cache
 def _by_name() -> dict[str, GpuSpec]:
-    return {key: spec for spec in CATALOGUE for key in (spec.name, slug(spec.product), *spec.aliases)}
+    return {
+        key: spec for spec in CATALOGUE for key in (spec.name, slug(spec.product), *spec.aliases)
+    }
 
 
 def _suggestion(key: str) -> str:
     # Only what `leanbench list gpus` shows is listed; aliases take part in the guess.
     guess = nearest(key, _by_name())
-    return guess if guess.startswith("did you mean") else nearest(key, (spec.name for spec in CATALOGUE))
+    return (
+        guess
+        if guess.startswith("did you mean")
+        else nearest(key, (spec.name for spec in CATALOGUE))
+    )

@@ -1,4 +1,6 @@
-"""The GPU that is here, as a `GpuSpec`, and the choice between measuring on it and predicting for another."""
+"""The GPU that is here, as a `GpuSpec`, and the choice between measuring on it and predicting for
+another.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,13 @@ import ctypes
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.catalogue import find, match_product, slug
 from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus, why_no_gpu, why_silent
-from leanbench.gpu.spec import GpuSpec
 
-#: What is predicted for when there is no GPU and none was named: the GPU of the LeanAttention paper.
+#: What is predicted for when there is no GPU and none was named: the GPU of the LeanAttention
+#: paper.
 DEFAULT_GPU = "a100-80gb"
 #: Stand-ins for a GPU that is in no list and does not say: below any current data-centre GPU's.
 _UNKNOWN_BANDWIDTH_TB_S = 0.25
@@ -31,13 +34,15 @@ class Target:
 
 
 def choose(gpu_name: str | None, require_gpu: bool) -> Target:
-    """What `--gpu` and `--require-gpu` mean on this machine; torch is not imported where NVML says there is no GPU.
+    """What `--gpu` and `--require-gpu` mean on this machine; torch is not imported where NVML says
+    there is no GPU.
 
-    No name: the first GPU here, or else the model of `DEFAULT_GPU`. A name: a GPU here that is one of those, or else
-    the model of that GPU. Where NVML cannot say what is here, torch is asked.
+    No name: the first GPU here, or else the model of `DEFAULT_GPU`. A name: a GPU here that is one
+    of those, or else the model of that GPU. Where NVML cannot say what is here, torch is asked.
 
     Raises:
-        UserError: the name is unknown; or `require_gpu`, and no GPU here answers to it; or the driver is broken.
+        UserError: the name is unknown; or `require_gpu`, and no GPU here answers to it; or the
+            driver is broken.
     """
     broken: NvmlError | None = None
     try:
@@ -50,7 +55,9 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
             return target
         if broken is not None:
             raise broken
-    here = next((gpu for gpu in gpus if gpu_name is None or _answers_to(gpu.product, gpu_name)), None)
+    here = next(
+        (gpu for gpu in gpus if gpu_name is None or _answers_to(gpu.product, gpu_name)), None
+    )
     if here is None:
         spec = find(gpu_name or DEFAULT_GPU)
         if require_gpu:
@@ -67,7 +74,9 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
 
 
 def _found_by_torch(gpu_name: str | None, silence: str) -> Target | None:
-    """A GPU to measure on without NVML's word, which is silent for the reason given; None where torch has none."""
+    """A GPU to measure on without NVML's word, which is silent for the reason given; None where
+    torch has none.
+    """
     if not _has_cuda():
         return None
     try:
@@ -77,13 +86,18 @@ def _found_by_torch(gpu_name: str | None, silence: str) -> Target | None:
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         spec = spec_of_device(index)
         if gpu_name is None or _answers_to(spec.product, gpu_name):
-            note = f"Clocks, temperature, power and other processes stay unknown, NVML cannot be used ({silence})"
+            note = (
+                "Clocks, temperature, power and other processes stay unknown, NVML cannot be used"
+                f" ({silence})"
+            )
             return Target(spec, index, note)
     return None
 
 
 def _has_cuda() -> bool:
-    """Whether the driver's library for CUDA is here. Without it torch sees no GPU, which it takes seconds to say."""
+    """Whether the driver's library for CUDA is here. Without it torch sees no GPU, which it takes
+    seconds to say.
+    """
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -92,17 +106,20 @@ def _has_cuda() -> bool:
 
 
 def spec_of_device(index: int) -> GpuSpec:
-    """The GPU that torch counts as `index`: the catalogue's figures, replaced where the driver knows better.
+    """The GPU that torch counts as `index`: the catalogue's figures, replaced where the driver
+    knows better.
 
-    A MIG instance gets its share of the whole GPU's bandwidth, in proportion to its memory. A product that the
-    catalogue does not know gets its figures from the driver alone; `source` says so.
+    A MIG instance gets its share of the whole GPU's bandwidth, in proportion to its memory. A
+    product that the catalogue does not know gets its figures from the driver alone; `source` says
+    so.
     """
     import torch
 
     device = torch.cuda.get_device_properties(index)
     known = match_product(device.name)
     base = known or _unknown_product(device, index)
-    # A whole GPU's total is 2^30 bytes a GB, less a few percent; an instance has an eighth or more of that.
+    # A whole GPU's total is 2^30 bytes a GB, less a few percent; an instance has an eighth or more
+    # of that.
     share = device.total_memory / (base.memory_gb * 2**30) if " MIG " in device.name else 1.0
     return replace(
         base,
@@ -112,10 +129,18 @@ def spec_of_device(index: int) -> GpuSpec:
         memory_gb=round(base.memory_gb * share, 1),
         bandwidth_tb_s=base.bandwidth_tb_s * share,
         l2_mb=_read(device, "L2_cache_size", 2**20, base.l2_mb),
-        shared_kb_per_sm=int(_read(device, "shared_memory_per_multiprocessor", 1024, base.shared_kb_per_sm)),
-        shared_kb_per_cta=int(_read(device, "shared_memory_per_block_optin", 1024, base.shared_kb_per_cta)),
+        shared_kb_per_sm=int(
+            _read(device, "shared_memory_per_multiprocessor", 1024, base.shared_kb_per_sm)
+        ),
+        shared_kb_per_cta=int(
+            _read(device, "shared_memory_per_block_optin", 1024, base.shared_kb_per_cta)
+        ),
         registers_per_sm=int(_read(device, "regs_per_multiprocessor", 1, base.registers_per_sm)),
-        source=base.source if known is None else f"the driver; bandwidth, clock and power: {known.source}",
+        source=(
+            base.source
+            if known is None
+            else f"the driver; bandwidth, clock and power: {known.source}"
+        ),
     )
 
 
@@ -126,11 +151,17 @@ def _read(device: Any, name: str, unit: int, fallback: float) -> float:
 
 
 def _unknown_product(device: Any, index: int) -> GpuSpec:
-    """A spec from what the driver says; figures it keeps to itself are assumed, and `source` names them."""
+    """A spec from what the driver says; figures it keeps to itself are assumed, and `source` names
+    them.
+    """
     try:
         with Nvml(index) as nvml:
             limits = nvml.limits()
-        clock_mhz, power_w, bandwidth_tb_s = limits.sm_clock_mhz, limits.power_limit_w, limits.bandwidth_tb_s
+        clock_mhz, power_w, bandwidth_tb_s = (
+            limits.sm_clock_mhz,
+            limits.power_limit_w,
+            limits.bandwidth_tb_s,
+        )
     except NvmlError:
         clock_mhz = power_w = bandwidth_tb_s = None
     answers = {"bandwidth": bandwidth_tb_s, "clock": clock_mhz, "power": power_w}
@@ -155,7 +186,9 @@ def _unknown_product(device: Any, index: int) -> GpuSpec:
 
 
 def _answers_to(product: str, name: str) -> bool:
-    """Is `name` this GPU's catalogue name, alias or product name, or the family it belongs to (``a100``)?"""
+    """Is `name` this GPU's catalogue name, alias or product name, or the family it belongs to
+    (``a100``)?
+    """
     asked = slug(name)
     if asked == slug(product):
         return True
@@ -164,13 +197,15 @@ def _answers_to(product: str, name: str) -> bool:
         return False
     if asked == spec.name or asked in spec.aliases:
         return True
-    # `a100` is short for a100-80gb where there is no GPU, but whoever has an A100-40GB here means that one.
-    # `h200` is a GPU of its own, and no family.
+    # `a100` is short for a100-80gb where there is no GPU, but whoever has an A100-40GB here means
+    # that one. `h200` is a GPU of its own, and no family.
     return spec.name.startswith(f"{asked}-") and find(asked).name != asked
 
 
 def _torch_index(gpu: LocalGpu) -> int:
-    """torch's index of a GPU that NVML named: they differ where CUDA puts the fastest of unlike GPUs first."""
+    """torch's index of a GPU that NVML named: they differ where CUDA puts the fastest of unlike
+    GPUs first.
+    """
     import torch
 
     for index in range(torch.cuda.device_count()):
@@ -186,7 +221,10 @@ def _why_torch_cannot() -> str | None:
     if torch.cuda.is_available():
         return None
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA: install a CUDA build, see https://pytorch.org"
+        return (
+            f"torch {torch.__version__} is built without CUDA: install a CUDA build, see"
+            " https://pytorch.org"
+        )
     return (
         f"torch {torch.__version__} cannot start CUDA {torch.version.cuda} on it: "
         "update the driver, or install a torch built for an older CUDA"

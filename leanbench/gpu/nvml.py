@@ -1,7 +1,8 @@
-"""What NVML says of the GPUs that are here, without torch: which there are, and how one is doing right now.
+"""What NVML says of the GPUs that are here, without torch: which there are, and how one is doing
+right now.
 
-GPUs are counted as CUDA counts them: `CUDA_VISIBLE_DEVICES` hides and reorders. NVML itself knows nothing of that
-variable, so every look-up goes through the GPU's UUID or the list of visible ones.
+GPUs are counted as CUDA counts them: `CUDA_VISIBLE_DEVICES` hides and reorders. NVML itself knows
+nothing of that variable, so every look-up goes through the GPU's UUID or the list of visible ones.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from types import TracebackType
 from typing import Any
 
 from leanbench.gpu.nvml_library import GpuLostError as GpuLostError
-from leanbench.gpu.nvml_library import GpuNotFoundError, NvmlError, NvmlUnavailableError, ask, open_nvml
+from leanbench.gpu.nvml_library import (
+    GpuNotFoundError,
+    NvmlError,
+    NvmlUnavailableError,
+    ask,
+    open_nvml,
+)
 from leanbench.gpu.processes import GpuProcess, other_processes
 
-# Bits of nvmlClocksEventReasons. Idle, and clocks that somebody set, are no throttling: bits 0x1, 0x2 and 0x100.
+# Bits of nvmlClocksEventReasons. Idle, and clocks that somebody set, are no throttling: bits 0x1,
+# 0x2 and 0x100.
 _THROTTLE_REASONS = {
     0x004: "sw_power_cap",
     0x008: "hw_slowdown",
@@ -31,7 +39,9 @@ _THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class LocalGpu:
-    """One GPU that CUDA programs started here would see. A figure that NVML does not know is None."""
+    """One GPU that CUDA programs started here would see. A figure that NVML does not know
+    is None.
+    """
 
     #: As CUDA and torch count, after `CUDA_VISIBLE_DEVICES`.
     index: int
@@ -43,7 +53,8 @@ class LocalGpu:
     memory_free_bytes: int | None
     driver_version: str
     compute_capability: tuple[int, int] | None
-    #: Is the GPU partitioned? Then CUDA sees one instance, smaller than `memory_total_bytes` of the whole.
+    #: Is the GPU partitioned? Then CUDA sees one instance, smaller than `memory_total_bytes` of the
+    #: whole.
     mig: bool
 
 
@@ -55,7 +66,8 @@ class GpuState:
     memory_clock_mhz: int | None
     temperature_c: int | None
     power_w: float | None
-    #: Why the clocks are lower than they could be, e.g. ``["sw_power_cap"]``; empty when nothing holds them back.
+    #: Why the clocks are lower than they could be, e.g. ``["sw_power_cap"]``; empty when nothing
+    #: holds them back.
     throttle_reasons: list[str] | None
 
 
@@ -97,7 +109,10 @@ class Nvml:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._library.__exit__(None, None, None)
 
@@ -117,7 +132,8 @@ class Nvml:
         )
 
     def total_energy_mj(self) -> int | None:
-        """What the whole GPU, memory included, has used since the driver was loaded, in mJ; None before Volta.
+        """What the whole GPU, memory included, has used since the driver was loaded, in mJ; None
+        before Volta.
 
         The counter moves in ticks, every 100 ms on an H200.
 
@@ -127,7 +143,8 @@ class Nvml:
         return ask(self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
 
     def power_instant_w(self) -> float | None:
-        """The latest power reading that is no average over a second; None where the driver has only that average.
+        """The latest power reading that is no average over a second; None where the driver has only
+        that average.
 
         Raises:
             GpuLostError: the GPU no longer answers.
@@ -157,15 +174,20 @@ class Nvml:
         Raises:
             GpuLostError: the GPU no longer answers.
         """
-        return ask(self._nvml, self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM)
+        return ask(
+            self._nvml, self._nvml.nvmlDeviceGetClockInfo, self._handle, self._nvml.NVML_CLOCK_SM
+        )
 
     def other_processes(self, since_us: int = 0) -> list[GpuProcess] | None:
-        """The processes with a context on this GPU, this one left out, by pid; None where NVML cannot say.
+        """The processes with a context on this GPU, this one left out, by pid; None where NVML
+        cannot say.
 
-        One that only holds a context has an `sm_utilisation` of 0. A process that has ended is not listed.
+        One that only holds a context has an `sm_utilisation` of 0. A process that has ended is not
+        listed.
 
         Args:
-            since_us: microseconds of CPU time, as `time.time_ns() // 1000` counts; SM use before that is left out.
+            since_us: microseconds of CPU time, as `time.time_ns() // 1000` counts; SM use before
+                that is left out.
 
         Raises:
             GpuLostError: the GPU no longer answers.
@@ -173,7 +195,9 @@ class Nvml:
         return other_processes(self._nvml, self._handle, since_us)
 
     def limits(self) -> GpuLimits:
-        """Highest clocks, default power limit, and the bandwidth that memory clock and bus width amount to."""
+        """Highest clocks, default power limit, and the bandwidth that memory clock and bus width
+        amount to.
+        """
         nvml, gpu = self._nvml, self._handle
         power_mw = ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu)
         memory_clock_mhz = ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_MEM)
@@ -181,7 +205,9 @@ class Nvml:
         return GpuLimits(
             sm_clock_mhz=ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM),
             power_limit_w=power_mw / 1000 if power_mw else None,
-            bandwidth_tb_s=2 * memory_clock_mhz * bus_bits / 8 / 1e6 if memory_clock_mhz and bus_bits else None,
+            bandwidth_tb_s=(
+                2 * memory_clock_mhz * bus_bits / 8 / 1e6 if memory_clock_mhz and bus_bits else None
+            ),
         )
 
 
@@ -199,7 +225,9 @@ def local_gpus() -> list[LocalGpu]:
 
 
 def why_silent() -> str | None:
-    """One sentence why NVML cannot say which GPUs are here; None where it can, also where there are none."""
+    """One sentence why NVML cannot say which GPUs are here; None where it can, also where there are
+    none.
+    """
     try:
         with open_nvml() as nvml:
             _visible(nvml)
@@ -215,7 +243,10 @@ def why_no_gpu() -> str | None:
             if _visible(nvml):
                 return None
             if nvml.nvmlDeviceGetCount():
-                return f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides every GPU: unset it"
+                return (
+                    f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides every"
+                    " GPU: unset it"
+                )
             return "the NVIDIA driver finds no GPU"
     except NvmlError as error:
         return str(error)
@@ -224,7 +255,8 @@ def why_no_gpu() -> str | None:
 def _visible(nvml: Any) -> list[Any]:
     """Handles in CUDA's order: NVML's own is that of the PCI bus.
 
-    CUDA puts the fastest of unlike GPUs first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; which one that is only CUDA knows.
+    CUDA puts the fastest of unlike GPUs first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; which one that
+    is only CUDA knows.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -239,7 +271,9 @@ def _visible(nvml: Any) -> list[Any]:
             handle = ask(nvml, nvml.nvmlDeviceGetHandleByUUID, entry)
         elif entry.startswith("GPU-"):
             # CUDA takes any beginning of a UUID that is unique.
-            matches = [handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)]
+            matches = [
+                handle for handle in handles if nvml.nvmlDeviceGetUUID(handle).startswith(entry)
+            ]
             handle = matches[0] if len(matches) == 1 else None
         if handle is None:
             break  # CUDA ignores everything from the first bad entry on
@@ -253,7 +287,9 @@ def _handle_of(nvml: Any, device: int | str) -> Any:
         if uuid is None:
             visible = _visible(nvml)
             if not 0 <= device < len(visible):
-                raise GpuNotFoundError(f"there is no GPU {device}, visible here: {len(visible)} (counted from 0)")
+                raise GpuNotFoundError(
+                    f"there is no GPU {device}, visible here: {len(visible)} (counted from 0)"
+                )
             return visible[device]
         device = uuid
     for uuid in (device, f"GPU-{device}", f"MIG-{device}"):
@@ -264,9 +300,15 @@ def _handle_of(nvml: Any, device: int | str) -> Any:
 
 
 def _torch_uuid(index: int) -> str | None:
-    """What torch says, if it runs CUDA already: the only sure word on how unlike GPUs are ordered."""
+    """What torch says, if it runs CUDA already: the only sure word on how unlike GPUs are
+    ordered.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or not 0 <= index < torch.cuda.device_count():
+    if (
+        torch is None
+        or not torch.cuda.is_initialized()
+        or not 0 <= index < torch.cuda.device_count()
+    ):
         return None
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     return None if uuid is None else str(uuid)
@@ -290,7 +332,8 @@ def _local_gpu(nvml: Any, index: int, handle: Any) -> LocalGpu:
 
 
 def _power_w(nvml: Any, handle: Any) -> float | None:
-    # The older call averages over about a second on recent GPUs, so the instantaneous field comes first.
+    # The older call averages over about a second on recent GPUs, so the instantaneous field comes
+    # first.
     power_w = _power_instant_w(nvml, handle)
     if power_w is not None:
         return power_w

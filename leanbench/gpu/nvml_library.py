@@ -1,4 +1,6 @@
-"""NVML opened and asked: its errors turned into few exceptions, and into None where it has no answer."""
+"""NVML opened and asked: its errors turned into few exceptions, and into None where it has no
+answer.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 
 class NvmlError(UserError):
@@ -41,14 +43,20 @@ def open_nvml() -> Iterator[Any]:
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
         if getattr(error, "value", None) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             raise NvmlError(
-                "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the module"
+                "the NVIDIA driver was updated while its kernel module kept running: reboot, or"
+                " reload the module"
             ) from None
-        # A container or a machine without a GPU fails here in many ways; none of them leaves a GPU to use.
-        raise NvmlUnavailableError(f"there is no working NVIDIA driver here (NVML: {error})") from None
+        # A container or a machine without a GPU fails here in many ways; none of them leaves a GPU
+        # to use.
+        raise NvmlUnavailableError(
+            f"there is no working NVIDIA driver here (NVML: {error})"
+        ) from None
     try:
         yield pynvml
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError) as error:
-        raise _lost(pynvml, error) or NvmlError(f"NVML fails ({error}): see what `nvidia-smi` says") from None
+        raise _lost(pynvml, error) or NvmlError(
+            f"NVML fails ({error}): see what `nvidia-smi` says"
+        ) from None
     finally:
         # One that fails has nothing to close.
         with suppress(pynvml.NVMLError):
@@ -68,6 +76,11 @@ def ask(nvml: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _lost(nvml: Any, error: Exception) -> GpuLostError | None:
-    if getattr(error, "value", None) in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-        return GpuLostError("the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot")
+    if getattr(error, "value", None) in (
+        nvml.NVML_ERROR_GPU_IS_LOST,
+        nvml.NVML_ERROR_RESET_REQUIRED,
+    ):
+        return GpuLostError(
+            "the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot"
+        )
     return None

@@ -1,7 +1,9 @@
-"""Theoretical warp occupancy: the warps that an SM can hold of a compiled kernel, over the most it can hold of any.
+"""Theoretical warp occupancy: the warps that an SM can hold of a compiled kernel, over the most it
+can hold of any.
 
-It says how many loads can be in flight, not how busy an SM is. The rules of allocation are those of NVIDIA's occupancy
-calculator; the limits are the CUDA C++ Programming Guide's, table "Technical Specifications per Compute Capability".
+It says how many loads can be in flight, not how busy an SM is. The rules of allocation are those of
+NVIDIA's occupancy calculator; the limits are the CUDA C++ Programming Guide's, table "Technical
+Specifications per Compute Capability".
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.registry import LaunchResources
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.registry import LaunchResources
 
 OccupancyLimit = Literal["warps", "ctas", "registers", "shared_memory"]
 
@@ -64,7 +66,9 @@ def theoretical_occupancy(resources: LaunchResources, spec: GpuSpec) -> Occupanc
 
 
 def _warps_by_registers(resources: LaunchResources, spec: GpuSpec) -> int:
-    of_warp = _rounded_up(max(1, resources.registers_per_thread) * _WARP_THREADS, _REGISTERS_AT_ONCE)
+    of_warp = _rounded_up(
+        max(1, resources.registers_per_thread) * _WARP_THREADS, _REGISTERS_AT_ONCE
+    )
     return spec.registers_per_sm // _SM_PARTITIONS // of_warp * _SM_PARTITIONS
 
 
@@ -83,7 +87,7 @@ def _most_per_sm(spec: GpuSpec) -> tuple[int, int]:
     if not known:
         name = ".".join(map(str, spec.compute_capability))
         raise UserError(
-            f"how many warps an SM of compute capability {name} ({spec.product}) holds is not known here: "
-            "add it to leanbench/gpu/occupancy.py"
+            f"how many warps an SM of compute capability {name} ({spec.product}) holds is not known"
+            " here: add it to leanbench/gpu/occupancy.py"
         )
     return _MOST_PER_SM[max(known)]

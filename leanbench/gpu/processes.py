@@ -22,12 +22,13 @@ _LISTS = (
 class GpuProcess:
     """A process with a context on a GPU."""
 
-    #: As NVML counts. In a container that can be the host's count: such a process may not exist here.
+    #: As NVML counts. In a container that can be the host's count: such a process may not exist
+    #: here.
     pid: int
     #: The program, without its folder; None where that cannot be seen from here.
     name: str | None
-    #: Percent of the time in which the process had a kernel on the SMs, the highest of NVML's samples; 0: it only
-    #: holds a context. None where NVML does not say.
+    #: Percent of the time in which the process had a kernel on the SMs, the highest of NVML's
+    #: samples; 0: it only holds a context. None where NVML does not say.
     sm_utilisation: int | None
 
 
@@ -72,7 +73,8 @@ def _sm_utilisation(nvml: Any, gpu: Any, since_us: int) -> dict[int, int] | None
         return None
     highest: dict[int, int] = {}
     for sample in samples:
-        # Drivers are known to hand out entries that were never filled: old stamps, thousands of percent.
+        # Drivers are known to hand out entries that were never filled: old stamps, thousands of
+        # percent.
         if sample.timeStamp > since_us and sample.smUtil <= 100:
             highest[sample.pid] = max(highest.get(sample.pid, 0), int(sample.smUtil))
     return highest

@@ -6,10 +6,10 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import CacheState
-from leanbench.problem import AttentionProblem
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +39,8 @@ def rotating_inputs(
 def free_memory(spec: GpuSpec) -> None:
     """Hands unused memory back to the driver, and waits until the driver has cleared it.
 
-    It does so in the background, and takes bandwidth from whatever runs: on an H200, 137 GB take 0.32 s, in which reads
-    are 13% slower.
+    It does so in the background, and takes bandwidth from whatever runs: on an H200, 137 GB take
+    0.32 s, in which reads are 13% slower.
     """
     import torch
 
@@ -56,12 +56,16 @@ def memory_shortage(problem: AttentionProblem, device: torch.device) -> str | No
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
-    # The fp64 reference holds one head's K, V and scores; 512 MB for the context, workspaces and graphs.
-    reference = problem.max_context * (2 * problem.head_dim + 3 * problem.group_size * problem.q_len) * 8
+    # The fp64 reference holds one head's K, V and scores; 512 MB for the context, workspaces and
+    # graphs.
+    reference = (
+        problem.max_context * (2 * problem.head_dim + 3 * problem.group_size * problem.q_len) * 8
+    )
     needed = problem.kv_allocated_bytes + reference + 512e6
     if needed <= free:
         return None
     return (
-        f"needs {needed / 1e9:.1f} GB (K and V {problem.kv_allocated_bytes / 1e9:.1f} GB, the rest for the check) "
-        f"and the GPU has {free / 1e9:.1f} GB free: choose a smaller context, batch or number of KV heads"
+        f"needs {needed / 1e9:.1f} GB (K and V {problem.kv_allocated_bytes / 1e9:.1f} GB, the rest"
+        f" for the check) and the GPU has {free / 1e9:.1f} GB free: choose a smaller context, batch"
+        " or number of KV heads"
     )

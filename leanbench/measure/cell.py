@@ -1,4 +1,6 @@
-"""Measures the kernels of one problem together: memory, correctness, time in turn, cross-check, what else is asked."""
+"""Measures the kernels of one problem together: memory, correctness, time in turn, cross-check,
+what else is asked.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +11,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from leanbench.decomposition import quantisation_efficiency
-from leanbench.errors import UserError
+from leanbench.check.reference import CELL_PAIRS, Reference
+from leanbench.configs import lookup
+from leanbench.core.decomposition import quantisation_efficiency
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, written_by
 from leanbench.gpu.nvml_library import GpuLostError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs
 from leanbench.measure import extras, fields
 from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
-from leanbench.measure.check import CELL_PAIRS, Reference
 from leanbench.measure.crosscheck import CrossCheck, cross_check, disagreement
 from leanbench.measure.energy import check_window, row_fields
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import ReadFloor, fingerprint
 from leanbench.measure.timing import Launches, Replay, Timing, fastest, run_rounds
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, written_by
-from leanbench.tune import lookup
 
 if TYPE_CHECKING:
     import torch
 
+    from leanbench.core.timeline import Timeline
     from leanbench.gpu.nvml import Nvml
     from leanbench.measure.energy import SustainedReading
-    from leanbench.timeline import Timeline
 
 #: The read floor among the candidates of a problem.
 FLOOR = None
@@ -39,7 +41,9 @@ Outcome = dict[str, Any]
 
 
 class Alarm(Exception):
-    """A kernel did something that makes its figures meaningless; the message is the sentence for its row."""
+    """A kernel did something that makes its figures meaningless; the message is the sentence for
+    its row.
+    """
 
 
 @dataclass
@@ -70,8 +74,8 @@ class Bench:
     """Measures on one GPU.
 
     Args:
-        announce: told which kernel's code runs next, None for nobody's: whoever watches this process knows whom to
-            blame if it dies.
+        announce: told which kernel's code runs next, None for nobody's: whoever watches this
+            process knows whom to blame if it dies.
     """
 
     def __init__(
@@ -106,8 +110,8 @@ class Bench:
         """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
 
         Args:
-            configs: `default` or `heuristic`, see leanbench.tune.lookup, or `best` to time all of a kernel's candidates
-                and report the fastest.
+            configs: `default` or `heuristic`, see leanbench.configs.lookup, or `best` to time all
+                of a kernel's candidates and report the fastest.
             pins: launch settings by kernel, for those that `configs` is not asked about.
 
         Raises:
@@ -129,7 +133,8 @@ class Bench:
         reason = self._load(problem)
         if reason:
             return rows | {
-                kernel.name: {**rows[kernel.name], "status": "out_of_memory", "reason": reason} for kernel in able
+                kernel.name: {**rows[kernel.name], "status": "out_of_memory", "reason": reason}
+                for kernel in able
             }
         candidates: dict[str, Candidate] = {}
         for kernel in able:
@@ -152,7 +157,9 @@ class Bench:
         assert self._loaded is not None
         config = self._choose(problem, kernel, configs).config
         buffers = self._loaded.buffers
-        replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], self.options.effort.sample_ms)
+        replay = Replay(
+            [kernel.prepare(inputs, config) for inputs in buffers], self.options.effort.sample_ms
+        )
         timing = run_rounds({kernel.name: replay}, self.options.effort, self._state)[kernel.name]
         timeline = record_timeline(problem, kernel, config, buffers, self.spec, timing.median_us)
         return timeline or f"{kernel.name} has no instrumented build"
@@ -170,7 +177,8 @@ class Bench:
         if self._loaded is not None and self._loaded.problem == problem:
             return None
         self._loaded = None
-        # The profiler's results refer to each other, some 100,000 objects a problem: Python would let them pile up.
+        # The profiler's results refer to each other, some 100,000 objects a problem: Python would
+        # let them pile up.
         gc.collect()
         free_memory(self.spec)
         reason = memory_shortage(problem, self.device)
@@ -184,7 +192,9 @@ class Bench:
     def _prepare(
         self, problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, row: Outcome
     ) -> Candidate | None:
-        """Chooses settings, runs once and checks; None if the output is wrong, `row` says so then."""
+        """Chooses settings, runs once and checks; None if the output is wrong, `row` says
+        so then.
+        """
         assert self._loaded is not None
         choice = self._choose(problem, kernel, configs)
         config = choice.config
@@ -208,7 +218,9 @@ class Bench:
         schedule = kernel.schedule(problem, config, self.spec)
         if schedule is not None:
             resident = config.ctas_per_sm if config and config.ctas_per_sm else 1
-            row["quantisation_efficiency"] = quantisation_efficiency(schedule, self.spec.sms * resident)
+            row["quantisation_efficiency"] = quantisation_efficiency(
+                schedule, self.spec.sms * resident
+            )
         return Candidate(kernel, config, launches, row)
 
     def _measure(self, problem: AttentionProblem, candidates: dict[str, Candidate]) -> None:
@@ -226,25 +238,32 @@ class Bench:
             self._announce(name)
             self._verify_replay(candidate, replays[name])
             checked = cross_check(candidate.launches, timings[name].median_us)
-            self._finish(problem, candidate, timings[name], timings[FLOOR].median_us, checked, processes)
+            self._finish(
+                problem, candidate, timings[name], timings[FLOOR].median_us, checked, processes
+            )
         for name, candidate in candidates.items():
             self._announce(name)
             self._extras(problem, candidate, replays[name])
         self._announce(None)
         self._refuse_changed_inputs(", ".join(candidates))
 
-    def _rounds(self, problem: AttentionProblem, replays: dict[str | None, Replay]) -> dict[str | None, Timing]:
+    def _rounds(
+        self, problem: AttentionProblem, replays: dict[str | None, Replay]
+    ) -> dict[str | None, Timing]:
         """Timings of the kernels and of the read floor.
 
-        A kernel faster than the floor may only show that the floor's variant, chosen for a problem of nearly this size,
-        is not the best one here: then it is chosen again and all are timed again.
+        A kernel faster than the floor may only show that the floor's variant, chosen for a problem
+        of nearly this size, is not the best one here: then it is chosen again and all are timed
+        again.
         """
         assert self._loaded is not None
         for again in (False, True):
             self._announce(None)
             launches = self._floor.launches(self._loaded.buffers, problem.kv_bytes, again)
             floor = Replay(launches, self.options.effort.sample_ms)
-            timings = run_rounds({FLOOR: floor, **replays}, self.options.effort, self._state, self._announce)
+            timings = run_rounds(
+                {FLOOR: floor, **replays}, self.options.effort, self._state, self._announce
+            )
             fastest_us = min(timings[name].median_us for name in replays)
             if fastest_us > 0.99 * timings[FLOOR].median_us:
                 break
@@ -290,7 +309,9 @@ class Bench:
             row["gpu_kernels"] = list(checked.kernels)
             differs = disagreement(checked.median_us, timing.samples_us)
             warnings += [differs] if differs else []
-        row["raw_samples"] = fields.sample_fields(timing, () if isinstance(checked, str) else checked.samples_us)
+        row["raw_samples"] = fields.sample_fields(
+            timing, () if isinstance(checked, str) else checked.samples_us
+        )
         cache = self.options.cache
         found = (
             fields.throttle_warning(timing),
@@ -308,8 +329,8 @@ class Bench:
         row["reason"] = alarm or noise
 
     def _extras(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> None:
-        """Planning; sustained latency, energy, occupancy, counters where the options ask for them. What cannot be had
-        is a warning.
+        """Planning; sustained latency, energy, occupancy, counters where the options ask for them.
+        What cannot be had is a warning.
         """
         import torch
 
@@ -317,7 +338,9 @@ class Bench:
         assert loaded is not None
         assert self.device.index is not None
         index = self.device.index
-        asked: list[Callable[[], Outcome]] = [lambda: extras.plan_fields(candidate, loaded.buffers[0])]
+        asked: list[Callable[[], Outcome]] = [
+            lambda: extras.plan_fields(candidate, loaded.buffers[0])
+        ]
         if options.sustained or options.energy:
             asked.append(lambda: self._sustained_fields(problem, candidate, replay))
         if options.occupancy:
@@ -336,29 +359,43 @@ class Bench:
                 # The latency is there. An error of the GPU itself is sticky: then this raises.
                 torch.cuda.synchronize()
                 said = str(error).partition("\n")[0]
-                candidate.warnings.append(f"part of what was asked is missing ({type(error).__name__}: {said})")
+                candidate.warnings.append(
+                    f"part of what was asked is missing ({type(error).__name__}: {said})"
+                )
 
-    def _sustained_fields(self, problem: AttentionProblem, candidate: Candidate, replay: Replay) -> Outcome:
+    def _sustained_fields(
+        self, problem: AttentionProblem, candidate: Candidate, replay: Replay
+    ) -> Outcome:
         assert self._loaded is not None
         reading = self._sustained(replay)
         trouble = sorted({*(reading.throttle_reasons or ())} & fields.TROUBLE)
         if trouble:
-            candidate.warnings.append(f"clocks were lowered in the sustained window ({', '.join(trouble)})")
+            candidate.warnings.append(
+                f"clocks were lowered in the sustained window ({', '.join(trouble)})"
+            )
         candidate.warnings += reading.warnings
         if self.options.energy and self._nvml is None:
-            candidate.warnings.append("NVML cannot be used here, so there is no energy: run `leanbench doctor`")
+            candidate.warnings.append(
+                "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
+            )
         elif self.options.energy and self._loaded.floor_reading is None:
             launches = self._floor.launches(self._loaded.buffers, problem.kv_bytes)
-            self._loaded.floor_reading = self._sustained(Replay(launches, self.options.effort.sample_ms))
+            self._loaded.floor_reading = self._sustained(
+                Replay(launches, self.options.effort.sample_ms)
+            )
         floor = self._loaded.floor_reading
-        candidate.warnings += [f"read floor: {warning}" for warning in (floor.warnings if floor else ())]
+        candidate.warnings += [
+            f"read floor: {warning}" for warning in (floor.warnings if floor else ())
+        ]
         return row_fields(reading, self._calibration, self._loaded.floor_reading)
 
     def _sustained(self, replay: Replay) -> SustainedReading:
         from leanbench.measure.energy import measure_sustained
 
         nvml = self._nvml if self.options.energy else None
-        return measure_sustained(replay.graph.replay, replay.launches, nvml, self._calibration, self.options.window_s)
+        return measure_sustained(
+            replay.graph.replay, replay.launches, nvml, self._calibration, self.options.window_s
+        )
 
     def _refuse_changed_inputs(self, name: str) -> None:
         """Raises Alarm if Q, K, V or the lengths of the first buffer are not what they were."""
@@ -372,7 +409,9 @@ class Bench:
     def _state(self) -> Any:
         return None if self._nvml is None else self._nvml.state()
 
-    def _choose(self, problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig) -> lookup.Choice:
+    def _choose(
+        self, problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig
+    ) -> lookup.Choice:
         choice = lookup.resolve(kernel, problem, self.spec, configs)
         if configs != "best" or choice.config is None:
             return choice
@@ -383,13 +422,20 @@ class Bench:
             return [kernel.prepare(inputs, config) for inputs in buffers]
 
         candidates = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, self.spec)])
-        best, timed = fastest({config: lambda config=config: prepare(config) for config in candidates})
-        return lookup.Choice(best, f"best of {timed}", f"the fastest of {timed} that were timed in this cell")
+        best, timed = fastest(
+            {config: lambda config=config: prepare(config) for config in candidates}
+        )
+        return lookup.Choice(
+            best, f"best of {timed}", f"the fastest of {timed} that were timed in this cell"
+        )
 
 
 def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:
     if not kernel.is_timed:
-        return f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and timed"
+        return (
+            f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and"
+            " timed"
+        )
     return kernel.unsupported_reason(problem)
 
 

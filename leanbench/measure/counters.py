@@ -1,13 +1,15 @@
-"""Hardware counters of one call of a kernel, read by Nsight Compute (`ncu`) in a process of its own.
+"""Hardware counters of one call of a kernel, read by Nsight Compute (`ncu`) in a process of its
+own.
 
-The call is the plain one that is timed, on inputs as the timing makes them. `--cache-control none`: Nsight Compute
-would otherwise empty the L2 before each of a call's GPU kernels, and a merge would find its partials in memory; the
-rotation of buffers decides what the L2 holds, as in the timing. `--clock-control none`: the clocks stay as they are.
-The four metrics are few enough for one pass. Where a GPU needs several, Nsight Compute runs each GPU kernel again and
-the later passes find K and V in the L2, so a cold count that took several passes is refused.
+The call is the plain one that is timed, on inputs as the timing makes them. `--cache-control none`:
+Nsight Compute would otherwise empty the L2 before each of a call's GPU kernels, and a merge would
+find its partials in memory; the rotation of buffers decides what the L2 holds, as in the timing.
+`--clock-control none`: the clocks stay as they are. The four metrics are few enough for one pass.
+Where a GPU needs several, Nsight Compute runs each GPU kernel again and the later passes find K and
+V in the L2, so a cold count that took several passes is refused.
 
-The GPU is otherwise idle between the GPU kernels, and its clocks may be lower than in a timing: the counts hold, the
-time in this pass only relates to them.
+The GPU is otherwise idle between the GPU kernels, and its clocks may be lower than in a timing: the
+counts hold, the time in this pass only relates to them.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from dataclasses import dataclass
 from glob import glob
 from typing import Any
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 
 #: Starts the line in which the counted process says why it could not run.
 TARGET_FAILED = "leanbench.measure.counters_target: "
@@ -36,8 +38,9 @@ TARGET_FAILED = "leanbench.measure.counters_target: "
 TIMEOUT_S = 90.0
 #: Said by all that read counters.
 ADMINISTRATORS_ONLY = (
-    "the driver lets only administrators read hardware counters: run as root, or set the driver's option "
-    "NVreg_RestrictProfilingToAdminUsers=0, see https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+    "the driver lets only administrators read hardware counters: run as root, or set the driver's"
+    " option NVreg_RestrictProfilingToAdminUsers=0, see"
+    " https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 )
 
 _WARPS_ACTIVE = "sm__warps_active.avg.pct_of_peak_sustained_active"
@@ -57,7 +60,10 @@ _FAILURES = (
     ("ERR_NVGPUCTRPERM", ADMINISTRATORS_ONLY),
     (
         "driver resource was unavailable",
-        "another tool is reading this GPU's counters: stop it, or pause DCGM with `dcgmi profile --pause`",
+        (
+            "another tool is reading this GPU's counters: stop it, or pause DCGM with `dcgmi"
+            " profile --pause`"
+        ),
     ),
 )
 
@@ -67,7 +73,8 @@ class CountedKernel:
     """One GPU kernel of the call."""
 
     name: str
-    #: Warps active over the most an SM can hold, 0 to 1, mean over the cycles in which an SM was active.
+    #: Warps active over the most an SM can hold, 0 to 1, mean over the cycles in which an SM was
+    #: active.
     warp_occupancy: float
     dram_read_bytes: int
     dram_written_bytes: int
@@ -124,8 +131,10 @@ def count(
 
     Args:
         config: None for a kernel without launch settings.
-        device_index: as torch counts. The GPU needs room for the inputs beside what this process holds.
-        cache: `cold`, the call's inputs were read longest ago of more bytes than the L2 holds; `warm`, just before.
+        device_index: as torch counts. The GPU needs room for the inputs beside what this process
+            holds.
+        cache: `cold`, the call's inputs were read longest ago of more bytes than the L2 holds;
+            `warm`, just before.
     """
     ncu = find_ncu()
     if ncu is None:
@@ -158,9 +167,25 @@ def find_ncu() -> str | None:
 
 def _command(ncu: str, request: dict[str, Any]) -> list[str]:
     options = ["--clock-control", "none", "--cache-control", "none", "--target-processes", "all"]
-    options += ["--profile-from-start", "off", "--csv", "--print-units", "base", "--metrics", ",".join(_UNITS)]
+    options += [
+        "--profile-from-start",
+        "off",
+        "--csv",
+        "--print-units",
+        "base",
+        "--metrics",
+        ",".join(_UNITS),
+    ]
     # -P: files of the current folder must not shadow modules.
-    return [ncu, *options, sys.executable, "-P", "-m", "leanbench.measure.counters_target", json.dumps(request)]
+    return [
+        ncu,
+        *options,
+        sys.executable,
+        "-P",
+        "-m",
+        "leanbench.measure.counters_target",
+        json.dumps(request),
+    ]
 
 
 def _run(command: list[str], timeout_s: float) -> str:
@@ -202,15 +227,20 @@ def _parse(said: str, cache: CacheState) -> CountedLaunch:
     passes = max((int(number) for number in re.findall(r"- (\d+) pass", said)), default=1)
     if cache == "cold" and passes > 1:
         raise _NotCountedError(
-            f"Nsight Compute needs {passes} passes for these counters on this GPU, and the L2 is cold in the first only"
+            f"Nsight Compute needs {passes} passes for these counters on this GPU, and the L2 is"
+            " cold in the first only"
         )
     return CountedLaunch(tuple(_counted(name, values) for name, values in metrics))
 
 
 def _metrics(said: str) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
-    """The GPU kernels in the order of their launches: (name, metric -> (value, unit)), as ncu wrote them."""
+    """The GPU kernels in the order of their launches: (name, metric -> (value, unit)), as ncu wrote
+    them.
+    """
     lines = said.splitlines()
-    start = next((number for number, line in enumerate(lines) if line.startswith('"ID",')), len(lines))
+    start = next(
+        (number for number, line in enumerate(lines) if line.startswith('"ID",')), len(lines)
+    )
     table = [line for line in lines[start:] if line.startswith('"')]
     kernels: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
     for row in csv.DictReader(table):
@@ -227,7 +257,9 @@ def _counted(name: str, metrics: dict[str, tuple[str, str]]) -> CountedKernel:
         if not re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", number):
             raise _NotCountedError(f"Nsight Compute has no {metric} of {name} on this GPU")
         if unit not in units:
-            raise _NotCountedError(f"Nsight Compute gives {metric} in {unit!r}, where {units[0]!r} was expected")
+            raise _NotCountedError(
+                f"Nsight Compute gives {metric} in {unit!r}, where {units[0]!r} was expected"
+            )
         values[metric] = float(number)
     return CountedKernel(
         name,
@@ -240,7 +272,10 @@ def _counted(name: str, metrics: dict[str, tuple[str, str]]) -> CountedKernel:
 
 def _why_nothing(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for start, meaning in ((TARGET_FAILED, "the counted process failed: "), ("==ERROR==", "Nsight Compute failed: ")):
+    for start, meaning in (
+        (TARGET_FAILED, "the counted process failed: "),
+        ("==ERROR==", "Nsight Compute failed: "),
+    ):
         for line in lines:
             if line.startswith(start):
                 return meaning + line.removeprefix(start).strip().rstrip(".")

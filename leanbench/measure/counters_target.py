@@ -1,6 +1,8 @@
-"""The program that runs under Nsight Compute: one call of a kernel between cudaProfilerStart and cudaProfilerStop.
+"""The program that runs under Nsight Compute: one call of a kernel between cudaProfilerStart and
+cudaProfilerStop.
 
-Started by leanbench.measure.counters as ``ncu ... python -m leanbench.measure.counters_target JSON``.
+Started by leanbench.measure.counters as ``ncu ... python -m leanbench.measure.counters_target
+JSON``.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.measure.counters import TARGET_FAILED
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 
 #: For the kernels' workspaces and the CUDA context.
 _RESERVE_BYTES = 512 * 1000 * 1000
@@ -59,7 +61,8 @@ def _run(request: dict[str, Any]) -> None:
 def _refuse_shortage(problem: AttentionProblem, free_bytes: int) -> None:
     if problem.kv_allocated_bytes + _RESERVE_BYTES > free_bytes:
         raise MemoryError(
-            f"K and V take {problem.kv_allocated_bytes / 1e9:.1f} GB and the GPU has {free_bytes / 1e9:.1f} GB free"
+            f"K and V take {problem.kv_allocated_bytes / 1e9:.1f} GB and the GPU has"
+            f" {free_bytes / 1e9:.1f} GB free"
         )
 
 
@@ -73,7 +76,9 @@ def _profile(launch: Callable[[], object]) -> None:
 
 
 def _end_with(caller_pid: int) -> None:
-    """Ncu stands between this process and the one that waits for it, so a death of the latter must be looked for."""
+    """Ncu stands between this process and the one that waits for it, so a death of the latter must
+    be looked for.
+    """
 
     def watch() -> None:
         while True:

@@ -1,8 +1,10 @@
-"""A second opinion on a latency: the GPU's own time stamps of every kernel, by CUPTI through torch's profiler.
+"""A second opinion on a latency: the GPU's own time stamps of every kernel, by CUPTI through
+torch's profiler.
 
-It shares nothing with the events around a graph replay but the launches: another clock, each kernel stamped by itself,
-and launches counted instead of assumed. What it gives is the time from one launch's first kernel to the next one's, so
-the gap between launches is in it as it is in the events' figure.
+It shares nothing with the events around a graph replay but the launches: another clock, each kernel
+stamped by itself, and launches counted instead of assumed. What it gives is the time from one
+launch's first kernel to the next one's, so the gap between launches is in it as it is in the
+events' figure.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ if TYPE_CHECKING:
 
     from leanbench.measure.timing import Launches
 
-#: The two methods may differ by this share of the latency, or by this many microseconds: stamping each kernel keeps it
-#: from overlapping its neighbours' start and end.
+#: The two methods may differ by this share of the latency, or by this many microseconds: stamping
+#: each kernel keeps it from overlapping its neighbours' start and end.
 TOLERANCE_SHARE = 0.02
 TOLERANCE_US = 1.0
 #: Device time behind one figure, and the launches in it: the profiler spends host time on each.
 _FIGURE_US = 2000.0
 _LAUNCHES = (2, 32)
-#: At most so many figures, fewer where they would take longer than this together: a large problem stays a burst.
+#: At most so many figures, fewer where they would take longer than this together: a large problem
+#: stays a burst.
 _FIGURES = 3
 _LONG_US = 10_000.0
 
@@ -67,7 +70,8 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     count = max(fewest, min(most, math.ceil(_FIGURE_US / latency_us)))
     figures = min(_FIGURES, math.ceil(_LONG_US / (count * latency_us)))
     graph = capture(launches, count)
-    # On the buffers that a rotation uses last: the replay that counts must not find its own in the L2.
+    # On the buffers that a rotation uses last: the replay that counts must not find its own in the
+    # L2.
     before = capture(launches[-count:], count)
     try:
         replays = []
@@ -80,7 +84,10 @@ def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
     except RuntimeError as error:
         # Raises again where it was an error of the kernel itself.
         torch.cuda.synchronize()
-        return f"the profiler gave no kernel times to cross-check with ({str(error).partition(chr(10))[0]})"
+        return (
+            "the profiler gave no kernel times to cross-check with"
+            f" ({str(error).partition(chr(10))[0]})"
+        )
     return from_spans(replays, count)
 
 
@@ -92,8 +99,13 @@ def from_spans(replays: Sequence[Sequence[KernelStart]], launches: int) -> Cross
     for spans in replays:
         per_launch, rest = divmod(len(spans), launches)
         if rest:
-            seen = ", ".join(f"{count} x {name}" for name, count in Counter(span.name for span in spans).items())
-            return f"the profiler saw {len(spans)} kernels in {launches} launches ({seen}), no whole number each"
+            seen = ", ".join(
+                f"{count} x {name}" for name, count in Counter(span.name for span in spans).items()
+            )
+            return (
+                f"the profiler saw {len(spans)} kernels in {launches} launches ({seen}), no whole"
+                " number each"
+            )
         starts = sorted(span.start_us for span in spans)[::per_launch]
         samples.append((starts[-1] - starts[0]) / (launches - 1))
     first = sorted(replays[0], key=lambda span: span.start_us)[: len(replays[0]) // launches]
@@ -110,20 +122,22 @@ def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | Non
     if min(samples_us) - allowed_us <= crosscheck_us <= max(samples_us) + allowed_us:
         return None
     return (
-        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {crosscheck_us / latency_us - 1:+.1%} from "
-        f"the graph replay's {latency_us:.2f} µs: neither figure is safe"
+        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch,"
+        f" {crosscheck_us / latency_us - 1:+.1%} from the graph replay's {latency_us:.2f} µs:"
+        " neither figure is safe"
     )
 
 
 def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list[KernelStart]:
-    """The kernels of one replay, in order of time. As long a one before it is left out: after an idle moment the first
-    is off.
+    """The kernels of one replay, in order of time. As long a one before it is left out: after an
+    idle moment the first is off.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     with warnings.catch_warnings():
-        # It warns that a second session does not keep the first one's events; each is read before the next.
+        # It warns that a second session does not keep the first one's events; each is read before
+        # the next.
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             before.replay()
@@ -131,6 +145,10 @@ def _profiled(before: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph) -> list
             torch.cuda.synchronize()
         events = profiler.events()
     on_gpu = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
-    spans = [KernelStart(event.name, event.time_range.start) for event in events or () if event.device_type == on_gpu]
+    spans = [
+        KernelStart(event.name, event.time_range.start)
+        for event in events or ()
+        if event.device_type == on_gpu
+    ]
     spans.sort(key=lambda span: span.start_us)
     return spans[len(spans) // 2 :]

@@ -1,15 +1,18 @@
-"""Energy and sustained latency of a launch: seconds of graph replays without a gap, beside NVML's energy counter.
+"""Energy and sustained latency of a launch: seconds of graph replays without a gap, beside NVML's
+energy counter.
 
-The counter moves in ticks (every 100 ms on an H200), so a window starts and ends on ticks that were seen. The energy of
-one launch is
+The counter moves in ticks (every 100 ms on an H200), so a window starts and ends on ticks that were
+seen. The energy of one launch is
 
-    energy_mj = (counter at the end - counter at the start) / (time between the two ticks) x sustained_us
+    energy_mj = (counter at the end - counter at the start) / (time between the two ticks) x
+    sustained_us
 
-where `sustained_us` is the GPU's time between the end of the first and of the last replay inside the window, over the
-launches in between. While the GPU is never without work, launches come at the rate 1 / sustained_us, and mean power
-over that rate is the energy of each, whatever fraction of a launch the ticks cut off. What error there is comes from
-the times of the ticks: each lies somewhere between two polls, so it is known to half their distance, and 1.5 ms at both
-ends of a window of 2 s is 0.15% at worst. A delay of the counter that stays the same drops out.
+where `sustained_us` is the GPU's time between the end of the first and of the last replay inside
+the window, over the launches in between. While the GPU is never without work, launches come at the
+rate 1 / sustained_us, and mean power over that rate is the energy of each, whatever fraction of a
+launch the ticks cut off. What error there is comes from the times of the ticks: each lies somewhere
+between two polls, so it is known to half their distance, and 1.5 ms at both ends of a window of 2 s
+is 0.15% at worst. A delay of the counter that stays the same drops out.
 
 A second reading comes from the instantaneous power, integrated over the same window.
 """
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 from leanbench.measure.energy_counter import (
     STATE_POLL_S,
     TICK_POLL_S,
@@ -47,8 +50,8 @@ MIN_TICKS = 20
 #: A counter that has not moved for this many of its ticks, and this long, has stopped.
 _PATIENCE_TICKS = 10
 _PATIENCE_S = 1.0
-#: Above these a reading carries a warning: between the two readings of energy, and of a window, how well its ends are
-#: known.
+#: Above these a reading carries a warning: between the two readings of energy, and of a window, how
+#: well its ends are known.
 _MAX_DIVERGENCE = 0.05
 _MAX_TICK_ERROR = 0.01
 
@@ -64,7 +67,8 @@ class SustainedReading:
     clock_mhz: int | None
     #: Mean power.
     power_w: float | None
-    #: By the counter; where it is missing or failed, by the instantaneous power, and `warnings` says so.
+    #: By the counter; where it is missing or failed, by the instantaneous power, and `warnings`
+    #: says so.
     energy_mj: float | None
     #: What the GPU would have used idle in that time, taken off.
     energy_above_idle_mj: float | None
@@ -91,9 +95,14 @@ def check_window(window_s: float, tick_ms: float | None = None) -> None:
     if MIN_WINDOW_S <= window_s <= MAX_WINDOW_S and enough_ticks:
         return
     least_s = max(MIN_WINDOW_S, math.ceil(MIN_TICKS * tick_ms / 100) / 10)
-    ticks = f"the energy counter moves every {tick_ms:.0f} ms" if tick_ms else "the energy counter moves in steps"
+    ticks = (
+        f"the energy counter moves every {tick_ms:.0f} ms"
+        if tick_ms
+        else "the energy counter moves in steps"
+    )
     raise UserError(
-        f"a window of {window_s:g} s measures no energy, {ticks}: give it {least_s:g} to {MAX_WINDOW_S:g} s"
+        f"a window of {window_s:g} s measures no energy, {ticks}: give it {least_s:g} to"
+        f" {MAX_WINDOW_S:g} s"
     )
 
 
@@ -112,11 +121,12 @@ def measure_sustained(
     """Replays without a gap: `warm_up_s` in which clocks and power settle, then the window.
 
     Args:
-        replay: enqueues one replay of a CUDA graph on the current stream: some milliseconds of launches back to back
-            over rotating buffers.
+        replay: enqueues one replay of a CUDA graph on the current stream: some milliseconds of
+            launches back to back over rotating buffers.
         launches_per_replay: launches in one replay.
         nvml: None: only the latency is measured.
-        calibration: of this GPU; None: the counter is left alone, energy comes from the instantaneous power.
+        calibration: of this GPU; None: the counter is left alone, energy comes from the
+            instantaneous power.
         window_s: has passed `check_window`; the window ends on the first tick after that.
         record: records a timing event on the current stream.
         now: the host's clock, in seconds.
@@ -137,13 +147,15 @@ def measure_sustained(
     gaps = queue.gaps - gaps
     queue.drain()
     if last <= first:
-        raise UserError(f"a window of {window_s:g} s does not hold two replays of the CUDA graph: give it more")
+        raise UserError(
+            f"a window of {window_s:g} s does not hold two replays of the CUDA graph: give it more"
+        )
     sustained_us = first_end.elapsed_time(last_end) * 1000 / ((last - first) * launches_per_replay)
     reading = meter.reading(sustained_us, end_s - start_s)
     if gaps:
         reading.warnings.append(
-            f"the GPU ran out of queued work {gaps} times in the sustained window, the host was too slow: sustained "
-            "latency and energy hold the gaps"
+            f"the GPU ran out of queued work {gaps} times in the sustained window, the host was too"
+            " slow: sustained latency and energy hold the gaps"
         )
     return reading
 
@@ -175,7 +187,11 @@ class _Meter:
     """What NVML says between two edges. Looks after the queue while it waits."""
 
     def __init__(
-        self, nvml: Nvml | None, calibration: EnergyCalibration | None, queue: ReplayQueue, now: Callable[[], float]
+        self,
+        nvml: Nvml | None,
+        calibration: EnergyCalibration | None,
+        queue: ReplayQueue,
+        now: Callable[[], float],
     ) -> None:
         self._nvml, self._calibration, self._queue, self._now = nvml, calibration, queue, now
         self._counter: EnergyCounter | None = None
@@ -188,7 +204,9 @@ class _Meter:
         self._reasons: set[str] | None = None
 
     def edge(self) -> float:
-        """The time of one end of the window: of the counter's next tick, or now where no counter is used."""
+        """The time of one end of the window: of the counter's next tick, or now where no counter is
+        used.
+        """
         tick = self._next_tick()
         edge_s = self._now() if tick is None else tick.time_s
         self._ticks += [] if tick is None else [tick]
@@ -197,7 +215,9 @@ class _Meter:
         return edge_s
 
     def watch(self, until_s: float) -> None:
-        """Reads power, clock and throttle reasons until then; a counter that goes back is noticed too."""
+        """Reads power, clock and throttle reasons until then; a counter that goes back is noticed
+        too.
+        """
         while (left_s := until_s - self._now()) > 0:
             next_read_s = self._now() + min(STATE_POLL_S, left_s)
             while (pause_s := next_read_s - self._now()) > 0:
@@ -215,8 +235,14 @@ class _Meter:
         idle_w = None
         if self._calibration is not None:
             # Taken off by the same reading that it was measured with.
-            idle_w = self._calibration.idle_power_w if trusted else self._calibration.idle_power_by_reading_w
-        above_idle_w = None if power_w is None or idle_w is None or power_w < idle_w else power_w - idle_w
+            idle_w = (
+                self._calibration.idle_power_w
+                if trusted
+                else self._calibration.idle_power_by_reading_w
+            )
+        above_idle_w = (
+            None if power_w is None or idle_w is None or power_w < idle_w else power_w - idle_w
+        )
         return SustainedReading(
             sustained_us=sustained_us,
             window_s=window_s,
@@ -240,7 +266,9 @@ class _Meter:
             if tick is not None:
                 return tick
             if self._now() > last_s:
-                counter.failure = f"NVML's energy counter stood still for {self._patience_s:.1f} s under load"
+                counter.failure = (
+                    f"NVML's energy counter stood still for {self._patience_s:.1f} s under load"
+                )
         return None
 
     def _read_state(self) -> None:
@@ -254,13 +282,19 @@ class _Meter:
             self._reasons = (self._reasons or set()).union(reasons)
 
     def _warnings(
-        self, counter_w: float | None, integrated_w: float | None, idle_w: float | None, window_s: float
+        self,
+        counter_w: float | None,
+        integrated_w: float | None,
+        idle_w: float | None,
+        window_s: float,
     ) -> list[str]:
         if self._nvml is None:
             return []
         warnings: list[str] = []
         if self._calibration is None:
-            warnings.append(without_counter("NVML's energy counter was not calibrated", integrated_w))
+            warnings.append(
+                without_counter("NVML's energy counter was not calibrated", integrated_w)
+            )
         else:
             warnings += self._calibration.warnings
         if self._counter is not None and self._counter.failure is not None:
@@ -269,18 +303,22 @@ class _Meter:
             divergence = integrated_w / counter_w - 1
             if abs(divergence) > _MAX_DIVERGENCE:
                 warnings.append(
-                    f"two readings of energy differ by {abs(divergence):.1%}: mean power {counter_w:.0f} W by the "
-                    f"energy counter, {integrated_w:.0f} W by the instantaneous power"
+                    f"two readings of energy differ by {abs(divergence):.1%}: mean power"
+                    f" {counter_w:.0f} W by the energy counter, {integrated_w:.0f} W by the"
+                    " instantaneous power"
                 )
         tick_error = sum(tick.error_s for tick in self._ticks) / window_s
         if counter_w is not None and tick_error > _MAX_TICK_ERROR:
             warnings.append(
-                f"NVML answered too slowly: energy is uncertain by {tick_error:.1%}, because the ticks of its counter "
-                "are not known any better"
+                f"NVML answered too slowly: energy is uncertain by {tick_error:.1%}, because the"
+                " ticks of its counter are not known any better"
             )
         power_w = integrated_w if counter_w is None else counter_w
         if power_w is not None and idle_w is not None and power_w < idle_w:
-            warnings.append(f"{power_w:.0f} W under load is below the {idle_w:.0f} W of the GPU that was called idle")
+            warnings.append(
+                f"{power_w:.0f} W under load is below the {idle_w:.0f} W of the GPU that was called"
+                " idle"
+            )
         return warnings
 
 
@@ -288,7 +326,9 @@ def _integrated_power_w(powers: Sequence[tuple[float, float]]) -> float | None:
     """Mean of (time in s, W) by trapezoids; None for fewer than two."""
     if len(powers) < 2:
         return None
-    energy_j = sum((later_s - s) * (later_w + w) / 2 for (s, w), (later_s, later_w) in pairwise(powers))
+    energy_j = sum(
+        (later_s - s) * (later_w + w) / 2 for (s, w), (later_s, later_w) in pairwise(powers)
+    )
     return energy_j / (powers[-1][0] - powers[0][0])
 
 

@@ -36,9 +36,11 @@ class Tick:
 class EnergyCalibration:
     """What NVML's energy figures are worth on this GPU, and what it draws when it is idle."""
 
-    #: Median time between changes of the energy counter; None: there is no counter to use, `warnings` says why.
+    #: Median time between changes of the energy counter; None: there is no counter to use,
+    #: `warnings` says why.
     tick_ms: float | None
-    #: Mean power of the idle GPU: by the counter, or by the instantaneous power where there is no counter.
+    #: Mean power of the idle GPU: by the counter, or by the instantaneous power where there is no
+    #: counter.
     idle_power_w: float | None
     #: By the instantaneous power; None where the driver has none.
     idle_power_by_reading_w: float | None
@@ -79,7 +81,8 @@ def calibrate(
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> EnergyCalibration:
-    """Watches counter and power for that long. The GPU must have nothing to do, from a second before on.
+    """Watches counter and power for that long. The GPU must have nothing to do, from a second
+    before on.
 
     Raises:
         GpuLostError: the GPU no longer answers.
@@ -103,7 +106,10 @@ def calibrate(
     if failure is not None:
         return EnergyCalibration(None, reading_w, reading_w, (without_counter(failure, reading_w),))
     return EnergyCalibration(
-        tick_ms=statistics.median(later.time_s - earlier.time_s for earlier, later in pairwise(ticks)) * 1000,
+        tick_ms=statistics.median(
+            later.time_s - earlier.time_s for earlier, later in pairwise(ticks)
+        )
+        * 1000,
         idle_power_w=mean_power_w(ticks[0], ticks[-1]),
         idle_power_by_reading_w=reading_w,
         warnings=_drift(ticks),
@@ -127,5 +133,7 @@ def _drift(ticks: Sequence[Tick]) -> tuple[str, ...]:
     first_w, second_w = mean_power_w(ticks[0], middle), mean_power_w(middle, ticks[-1])
     if abs(second_w - first_w) <= _MAX_IDLE_DRIFT * min(first_w, second_w):
         return ()
-    sentence = f"power went from {first_w:.0f} to {second_w:.0f} W while the GPU should have been idle"
+    sentence = (
+        f"power went from {first_w:.0f} to {second_w:.0f} W while the GPU should have been idle"
+    )
     return (f"{sentence}: energy above idle is uncertain",)

@@ -1,5 +1,5 @@
-"""What a cell measures beside latency: planning where there is some; when asked, energy, occupancy, hardware counters.
-Row fields each.
+"""What a cell measures beside latency: planning where there is some; when asked, energy, occupancy,
+hardware counters. Row fields each.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import CacheState
-from leanbench.problem import AttentionProblem
 
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import Nvml
@@ -33,7 +33,9 @@ def calibrate(nvml: Nvml | None) -> EnergyCalibration | None:
 
 
 def plan_fields(candidate: Candidate, inputs: AttentionInputs) -> dict[str, Any]:
-    """Wall time of what must run once for a step's lengths, until the GPU has done its part; empty without any."""
+    """Wall time of what must run once for a step's lengths, until the GPU has done its part; empty
+    without any.
+    """
     import torch
 
     plan = candidate.kernel.planner(inputs)
@@ -49,8 +51,12 @@ def plan_fields(candidate: Candidate, inputs: AttentionInputs) -> dict[str, Any]
     return {"plan_us": 1e6 * statistics.median(seconds[_FIRST_PLANS:])}
 
 
-def resource_fields(candidate: Candidate, buffers: list[AttentionInputs], spec: GpuSpec) -> dict[str, Any]:
-    """Theoretical warp occupancy and what it comes from; a kernel that does not tell leaves them out."""
+def resource_fields(
+    candidate: Candidate, buffers: list[AttentionInputs], spec: GpuSpec
+) -> dict[str, Any]:
+    """Theoretical warp occupancy and what it comes from; a kernel that does not tell leaves them
+    out.
+    """
     from leanbench.gpu.occupancy import theoretical_occupancy
 
     resources = candidate.kernel.resources(buffers[0], candidate.config)
@@ -69,11 +75,15 @@ def resource_fields(candidate: Candidate, buffers: list[AttentionInputs], spec: 
 def busy_fields(
     candidate: Candidate, problem: AttentionProblem, buffers: list[AttentionInputs], spec: GpuSpec
 ) -> dict[str, Any]:
-    """SM busy share, and what measuring it cost; a kernel without an instrumented build leaves them out."""
+    """SM busy share, and what measuring it cost; a kernel without an instrumented build leaves them
+    out.
+    """
     from leanbench.measure.timeline import record_timeline
 
     latency_us = candidate.row["latency_us"]
-    timeline = record_timeline(problem, candidate.kernel, candidate.config, buffers, spec, latency_us)
+    timeline = record_timeline(
+        problem, candidate.kernel, candidate.config, buffers, spec, latency_us
+    )
     if timeline is None:
         return {}
     cost = None if timeline.traced_latency_us is None else timeline.traced_latency_us / latency_us

@@ -6,20 +6,22 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.timing import Effort, Timing
 
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import GpuState
     from leanbench.gpu.processes import GpuProcess
 
-#: A latency may lie this far below the read floor before it is called impossible: both carry noise, and the floor is
-#: the best of a few kernels.
+#: A latency may lie this far below the read floor before it is called impossible: both carry noise,
+#: and the floor is the best of a few kernels.
 FLOOR_MARGIN = 0.03
-#: Reads of at least this many bytes should come near the datasheet's bandwidth; below this share something is wrong.
+#: Reads of at least this many bytes should come near the datasheet's bandwidth; below this share
+#: something is wrong.
 _LARGE_READ_BYTES = 500e6
 _HEALTHY_SHARE = 0.75
-#: Reasons that say the GPU is in trouble. The power limit is not among them: many GPUs always run against it.
+#: Reasons that say the GPU is in trouble. The power limit is not among them: many GPUs always run
+#: against it.
 TROUBLE = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
@@ -44,7 +46,9 @@ def timing_fields(timing: Timing, kv_bytes: int, floor_us: float) -> dict[str, A
 
 
 def sample_fields(timing: Timing, crosscheck_us: Sequence[float]) -> dict[str, Any]:
-    """A timing's raw samples, the fields of leanbench.run.samples.Samples but the cell's name."""
+    """A timing's raw samples, the fields of leanbench.records.samples.Samples but the
+    cell's name.
+    """
     return {
         "samples_us": [round(sample, 4) for sample in timing.samples_us],
         "rounds": timing.rounds,
@@ -64,17 +68,24 @@ def _state_fields(states: list[GpuState]) -> dict[str, Any]:
         "sm_clock_mhz": int(statistics.median(clocks)) if clocks else None,
         "temperature_c": max(temperatures, default=None),
         "power_w": statistics.median(powers) if powers else None,
-        "throttle_reasons": sorted({reason for reasons in known for reason in reasons}) if known else None,
+        "throttle_reasons": (
+            sorted({reason for reasons in known for reason in reasons}) if known else None
+        ),
     }
 
 
 def noise(timing: Timing, effort: Effort) -> str | None:
-    """One sentence if the stopping rule was not met, or the GPU slowed down to protect itself; or None."""
-    trouble = {reason for state in timing.states if state for reason in state.throttle_reasons or ()} & TROUBLE
+    """One sentence if the stopping rule was not met, or the GPU slowed down to protect itself; or
+    None.
+    """
+    trouble = {
+        reason for state in timing.states if state for reason in state.throttle_reasons or ()
+    } & TROUBLE
     if trouble:
         return (
-            f"the GPU lowered its clocks ({', '.join(sorted(trouble))}) and {timing.throttled_samples} repeats did not "
-            "outlast it: cool it or take load off it, then measure again"
+            f"the GPU lowered its clocks ({', '.join(sorted(trouble))}) and"
+            f" {timing.throttled_samples} repeats did not outlast it: cool it or take load off it,"
+            " then measure again"
         )
     if timing.meets(effort):
         return None
@@ -93,26 +104,38 @@ def disturbance(processes: Sequence[GpuProcess] | None) -> str | None:
     return f"other programs used the GPU meanwhile: {names}; stop them and measure again"
 
 
-def impossible(latency_us: float, floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
+def impossible(
+    latency_us: float, floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str
+) -> str | None:
     """One sentence if no kernel that reads K and V from memory can be so fast, or None."""
     if latency_us < floor_us * (1 - FLOOR_MARGIN):
         return (
-            f"{latency_us:.2f} µs beats a kernel that only reads the same bytes ({floor_us:.2f} µs): K and V came from "
-            "a cache, or were not all read"
+            f"{latency_us:.2f} µs beats a kernel that only reads the same bytes ({floor_us:.2f}"
+            " µs): K and V came from a cache, or were not all read"
         )
     tb_s = kv_bytes / latency_us / 1e6
-    if _knows_bandwidth(spec) and cache == "cold" and kv_bytes > 2 * spec.l2_mb * 2**20 and tb_s > spec.bandwidth_tb_s:
-        return f"{tb_s:.2f} TB/s is above the {spec.bandwidth_tb_s:g} TB/s that the memory of this GPU can deliver"
+    if (
+        _knows_bandwidth(spec)
+        and cache == "cold"
+        and kv_bytes > 2 * spec.l2_mb * 2**20
+        and tb_s > spec.bandwidth_tb_s
+    ):
+        return (
+            f"{tb_s:.2f} TB/s is above the {spec.bandwidth_tb_s:g} TB/s that the memory of this GPU"
+            " can deliver"
+        )
     return None
 
 
 def throttle_warning(timing: Timing) -> str | None:
-    reasons = {reason for state in timing.states if state for reason in state.throttle_reasons or ()}
+    reasons = {
+        reason for state in timing.states if state for reason in state.throttle_reasons or ()
+    }
     if not reasons:
         return None
     return (
-        f"clocks were lowered ({', '.join(sorted(reasons))}) in samples that count, after {timing.throttled_samples} "
-        "were thrown away"
+        f"clocks were lowered ({', '.join(sorted(reasons))}) in samples that count, after"
+        f" {timing.throttled_samples} were thrown away"
     )
 
 
@@ -127,8 +150,8 @@ def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> 
     ):
         return None
     return (
-        f"a kernel that only reads gets {tb_s:.2f} of {spec.bandwidth_tb_s:g} TB/s: another program uses the GPU, or "
-        "its memory is slowed down; run `leanbench doctor`"
+        f"a kernel that only reads gets {tb_s:.2f} of {spec.bandwidth_tb_s:g} TB/s: another program"
+        " uses the GPU, or its memory is slowed down; run `leanbench doctor`"
     )
 
 
@@ -145,11 +168,13 @@ def rotation_warning(copies: int, kv_bytes: int, spec: GpuSpec, cache: str) -> s
     if cache == "warm" or copies * kv_bytes >= 3 * spec.l2_mb * 2**20:
         return None
     return (
-        f"memory has room for {copies} copies of K and V only ({copies * kv_bytes / 1e6:.0f} MB): part of them stays "
-        "in the L2"
+        f"memory has room for {copies} copies of K and V only ({copies * kv_bytes / 1e6:.0f} MB):"
+        " part of them stays in the L2"
     )
 
 
 def _knows_bandwidth(spec: GpuSpec) -> bool:
-    """Not where the GPU is in no list and its driver does not tell: then a stand-in is in its place."""
+    """Not where the GPU is in no list and its driver does not tell: then a stand-in is in its
+    place.
+    """
     return "assumed" not in spec.source

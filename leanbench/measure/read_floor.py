@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from leanbench.inputs import AttentionInputs
+from leanbench.core.inputs import AttentionInputs
 from leanbench.measure.timing import Launches, Timing, fastest, time_launches
 
 if TYPE_CHECKING:
     import torch
 
-#: (32-bit words per CTA and step, warps, CTAs per SM; 0 for one CTA per block). Which wins depends on the bytes.
+#: (32-bit words per CTA and step, warps, CTAs per SM; 0 for one CTA per block). Which wins depends
+#: on the bytes.
 Variant = tuple[int, int, int]
 _VARIANTS: tuple[Variant, ...] = (
     (2048, 4, 0),
@@ -27,13 +28,18 @@ _VARIANTS: tuple[Variant, ...] = (
 
 
 class ReadFloor:
-    """Knows which variant reads fastest, by size: the ranking for one size serves those within a factor of 1.4."""
+    """Knows which variant reads fastest, by size: the ranking for one size serves those within a
+    factor of 1.4.
+    """
 
     def __init__(self) -> None:
         self._variants: dict[tuple[int, bool], Variant] = {}
 
-    def launches(self, buffers: Sequence[AttentionInputs], kv_bytes: int, again: bool = False) -> Launches:
-        """Reads of `kv_bytes`, half from each K cache and half from each V cache, rotating as attention launches do.
+    def launches(
+        self, buffers: Sequence[AttentionInputs], kv_bytes: int, again: bool = False
+    ) -> Launches:
+        """Reads of `kv_bytes`, half from each K cache and half from each V cache, rotating as
+        attention launches do.
 
         Args:
             again: rank the variants for this very size.
@@ -47,7 +53,10 @@ class ReadFloor:
     @staticmethod
     def _rank(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Variant:
         best, _ = fastest(
-            {variant: lambda variant=variant: _launches(buffers, kv_bytes, variant) for variant in _VARIANTS}
+            {
+                variant: lambda variant=variant: _launches(buffers, kv_bytes, variant)
+                for variant in _VARIANTS
+            }
         )
         return best
 
@@ -58,7 +67,9 @@ def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Tim
 
 
 def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
-    """What changes when the inputs do: Q, the lengths and the block table themselves, and sums of blocks of K and V."""
+    """What changes when the inputs do: Q, the lengths and the block table themselves, and sums of
+    blocks of K and V.
+    """
     import torch
 
     words = inputs.k_cache.numel() // 2

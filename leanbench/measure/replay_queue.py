@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-#: How much work is queued: seconds of it, within a number of replays. Enough to outlast what the host does between two
-#: looks at the queue, not so much that the driver has no room and makes the host wait.
+#: How much work is queued: seconds of it, within a number of replays. Enough to outlast what the
+#: host does between two looks at the queue, not so much that the driver has no room and makes the
+#: host wait.
 _QUEUED_S = 0.03
 _MIN_REPLAYS = 3
 _MAX_REPLAYS = 256
@@ -37,7 +38,8 @@ def record_event() -> Event:
 
 
 class ReplayQueue:
-    """Replays that wait their turn on the current stream. `finished` counts those that were seen to have ended.
+    """Replays that wait their turn on the current stream. `finished` counts those that were seen to
+    have ended.
 
     Args:
         replay: enqueues one replay.

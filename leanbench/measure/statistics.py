@@ -1,4 +1,6 @@
-"""Confidence intervals from the order of samples: no distribution is assumed, but that samples are independent."""
+"""Confidence intervals from the order of samples: no distribution is assumed, but that samples are
+independent.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from collections.abc import Sequence
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Two of the samples that enclose the true median with at least this confidence.
 
-    How many of n independent samples lie below the true median is binomial with probability 1/2, so the k-th smallest
-    and the k-th largest enclose it with a probability that can be counted: 1 - 2 x (C(n,0) + ... + C(n,k-1)) / 2^n. The
-    largest such k is taken (Conover, Practical Nonparametric Statistics, chapter 3). Of fewer than six
-    samples even the extremes enclose it less often than 95%; they are returned all the same.
+    How many of n independent samples lie below the true median is binomial with probability 1/2, so
+    the k-th smallest and the k-th largest enclose it with a probability that can be counted: 1 - 2
+    x (C(n,0) + ... + C(n,k-1)) / 2^n. The largest such k is taken (Conover, Practical Nonparametric
+    Statistics, chapter 3). Of fewer than six samples even the extremes enclose it less often than
+    95%; they are returned all the same.
 
     Args:
         samples: at least one finite number, in any order.
@@ -44,14 +47,17 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
 FEWEST_FOR_RATIO = 4
 
 
-def ratio_interval(base: Sequence[float], new: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+def ratio_interval(
+    base: Sequence[float], new: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float]:
     """How many times larger `new` is than `base`, with at least about this confidence.
 
-    Hodges and Lehmann's interval, the one that belongs to the rank-sum test of Mann, Whitney and Wilcoxon, on the scale
-    of ratios: of all ratios of a new to a base sample, the k-th smallest and the k-th largest, with k from the normal
-    approximation of the rank sum (Hollander, Wolfe, Chicken, Nonparametric Statistical Methods, section 4.3). Of the
-    distributions nothing is assumed but that they differ by a factor. Widened to hold the ratio of the medians, should
-    that lie outside.
+    Hodges and Lehmann's interval, the one that belongs to the rank-sum test of Mann, Whitney and
+    Wilcoxon, on the scale of ratios: of all ratios of a new to a base sample, the k-th smallest and
+    the k-th largest, with k from the normal approximation of the rank sum (Hollander, Wolfe,
+    Chicken, Nonparametric Statistical Methods, section 4.3). Of the distributions nothing is
+    assumed but that they differ by a factor. Widened to hold the ratio of the medians, should that
+    lie outside.
 
     Args:
         base: at least one number above 0, in any order; new: likewise.

@@ -5,27 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from leanbench.decomposition import TileGrid
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs
+from leanbench.core.decomposition import TileGrid
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, TracedCall
+from leanbench.core.timeline import CtaTimeline, Timeline
 from leanbench.measure.timing import capture, time_launches
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, TracedCall
-from leanbench.timeline import CtaTimeline, Timeline
 
 if TYPE_CHECKING:
     import torch
 
 #: Launches recorded; the one of median duration is kept.
 _RECORDED = 9
-#: A replay has at least this many launches, of which the last ones are recorded: they start like launches in the middle
-#: of a sequence, with the GPU awake and, where buffers rotate, their own buffer not in the L2.
+#: A replay has at least this many launches, of which the last ones are recorded: they start like
+#: launches in the middle of a sequence, with the GPU awake and, where buffers rotate, their own
+#: buffer not in the L2.
 _LAUNCHES_PER_REPLAY = 8
 _RECORDED_PER_REPLAY = 3
-#: ||traced - plain|| / ||plain||: both round the same numbers, in code that may round some of them elsewhere.
+#: ||traced - plain|| / ||plain||: both round the same numbers, in code that may round some of them
+#: elsewhere.
 _SAME_OUTPUT = 1e-3
 _SAME_LSE = 1e-5
-#: Reads of the timer that its step is taken from: many microseconds, where GPUs step every microsecond or faster.
+#: Reads of the timer that its step is taken from: many microseconds, where GPUs step every
+#: microsecond or faster.
 _TIMER_READS = 16384
 
 
@@ -37,8 +40,8 @@ def record_timeline(
     spec: GpuSpec,
     latency_us: float | None = None,
 ) -> Timeline | None:
-    """A launch of median duration out of several, in the middle of a sequence of launches; None where the kernel has no
-    instrumented build.
+    """A launch of median duration out of several, in the middle of a sequence of launches; None
+    where the kernel has no instrumented build.
 
     Args:
         buffers: of the problem, rotated over; enough of them for a cold L2.
@@ -77,7 +80,7 @@ def timer_tick_ns(device: torch.device) -> int:
     """
     import torch
 
-    from leanbench.kernels.stamps import timer_kernel  # pyright: ignore[reportMissingImports]
+    from leanbench.kernels.stamps import timer_kernel
 
     times = torch.zeros(_TIMER_READS, dtype=torch.int64, device=device)
     with torch.cuda.device_of(times):
@@ -91,7 +94,9 @@ def timer_tick_ns(device: torch.device) -> int:
 
 def _median_launch(calls: Sequence[TracedCall]) -> tuple[CtaTimeline, ...]:
     """The CTAs of the launch whose duration is the median of those recorded."""
-    graph = capture([call.launch for call in calls], len(calls) * -(-_LAUNCHES_PER_REPLAY // len(calls)))
+    graph = capture(
+        [call.launch for call in calls], len(calls) * -(-_LAUNCHES_PER_REPLAY // len(calls))
+    )
     recorded: list[tuple[CtaTimeline, ...]] = []
     while len(recorded) < _RECORDED:
         graph.replay()
@@ -113,8 +118,11 @@ def _check_same_output(
     traced.launch()
     difference = (inputs.out.double() - out).norm() / out.norm()
     # Not `>`: a NaN, where the traced call left something unwritten, must fail.
-    if not difference.item() <= _SAME_OUTPUT or not torch.allclose(inputs.lse, lse, rtol=_SAME_LSE, atol=_SAME_LSE):
+    if not difference.item() <= _SAME_OUTPUT or not torch.allclose(
+        inputs.lse, lse, rtol=_SAME_LSE, atol=_SAME_LSE
+    ):
         raise RuntimeError(
-            f"the instrumented build of {kernel.name} differs from the plain one by a relative {difference.item():.1e} "
-            "in the output, or in the LSE: its timeline would not be that kernel's"
+            f"the instrumented build of {kernel.name} differs from the plain one by a relative"
+            f" {difference.item():.1e} in the output, or in the LSE: its timeline would not be that"
+            " kernel's"
         )

@@ -1,4 +1,6 @@
-"""Latency of a launch: CUDA-graph replay over rotating buffers, candidates in turn, until the median is known."""
+"""Latency of a launch: CUDA-graph replay over rotating buffers, candidates in turn, until the
+median is known.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ Key = TypeVar("Key")
 class Effort:
     """When to stop measuring a candidate."""
 
-    #: Enough, once the 95% confidence interval of the median reaches at most this far to either side.
+    #: Enough, once the 95% confidence interval of the median reaches at most this far to either
+    #: side.
     relative_ci: float = 0.005
     min_samples: int = 10
     max_samples: int = 200
@@ -32,19 +35,24 @@ class Effort:
     max_seconds: float = 1.0
     #: Device time behind one sample: long against the microseconds that a graph takes to start.
     sample_ms: float = 4.0
-    #: After a sample of more than `rest_above_ms`, a pause of this share of it: large problems would otherwise load the
-    #: GPU for seconds without a gap, and what is asked for is a burst.
+    #: After a sample of more than `rest_above_ms`, a pause of this share of it: large problems
+    #: would otherwise load the GPU for seconds without a gap, and what is asked for is a burst.
     rest_share: float = 0.5
     rest_above_ms: float = 5.0
-    #: Samples taken at lowered clocks that are thrown away and repeated; later ones are kept and said.
+    #: Samples taken at lowered clocks that are thrown away and repeated; later ones are kept and
+    #: said.
     max_repeats: int = 5
     #: Pause after such a sample, for power and heat to fall.
     throttled_pause_s: float = 0.05
 
 
 #: Enough to rank candidates, not to report.
-RANKING = Effort(relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5, max_repeats=0)
-FINALS = Effort(relative_ci=0.005, min_samples=5, max_samples=15, max_seconds=0.2, sample_ms=2.0, max_repeats=0)
+RANKING = Effort(
+    relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5, max_repeats=0
+)
+FINALS = Effort(
+    relative_ci=0.005, min_samples=5, max_samples=15, max_seconds=0.2, sample_ms=2.0, max_repeats=0
+)
 
 
 @dataclass
@@ -86,7 +94,9 @@ class Timing:
 
     def is_spent(self, effort: Effort) -> bool:
         count = len(self.samples_us)
-        return count >= effort.max_samples or (count >= effort.min_samples and self.spent_s > effort.max_seconds)
+        return count >= effort.max_samples or (
+            count >= effort.min_samples and self.spent_s > effort.max_seconds
+        )
 
 
 class Sampler(Protocol):
@@ -100,9 +110,9 @@ class Sampler(Protocol):
 class Replay:
     """A CUDA graph of launches that do the same work, on different buffers in turn.
 
-    Graph replay, because a launch from Python costs more host time than a small kernel takes. Rotating buffers,
-    because a serving step finds K and V in memory, not in the L2: pass enough launches that their buffers exceed it
-    several times.
+    Graph replay, because a launch from Python costs more host time than a small kernel takes.
+    Rotating buffers, because a serving step finds K and V in memory, not in the L2: pass enough
+    launches that their buffers exceed it several times.
     """
 
     def __init__(self, launches: Launches, sample_ms: float) -> None:
@@ -117,7 +127,8 @@ class Replay:
         self.graph.replay()
         once_ms = self._replay_ms()
         rotations = max(1, math.ceil(sample_ms / max(once_ms, 1e-3)))
-        # A graph node costs memory and capture time; 2048 keeps the smallest kernels above a millisecond.
+        # A graph node costs memory and capture time; 2048 keeps the smallest kernels above a
+        # millisecond.
         rotations = min(rotations, max(1, 2048 // self.launches))
         if rotations > 1:
             self.launches *= rotations
@@ -156,15 +167,17 @@ def run_rounds(
     announce: Callable[[Key], None] = lambda key: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Key, Timing]:
-    """One sample of every candidate in each round, so that drifting clocks and temperatures meet all alike.
+    """One sample of every candidate in each round, so that drifting clocks and temperatures meet
+    all alike.
 
-    All take part until the medians of all are known to `effort.relative_ci`; one whose effort is spent leaves earlier.
-    The order turns by one from round to round: who comes first finds a cooler GPU. A round before the first is not
-    counted: after an idle moment its samples are up to 2% high.
+    All take part until the medians of all are known to `effort.relative_ci`; one whose effort is
+    spent leaves earlier. The order turns by one from round to round: who comes first finds a cooler
+    GPU. A round before the first is not counted: after an idle moment its samples are up to 2%
+    high.
 
     Args:
-        state: read after each sample. A sample at lowered clocks is thrown away, `effort.max_repeats` times a candidate
-            at most.
+        state: read after each sample. A sample at lowered clocks is thrown away,
+            `effort.max_repeats` times a candidate at most.
         announce: told whose sample comes next.
     """
     for key, sampler in samplers.items():
@@ -199,7 +212,11 @@ def _take(
     sample_ms = sample_us * sampler.launches / 1e3
     if sample_ms > effort.rest_above_ms:
         sleep(effort.rest_share * sample_ms / 1e3)
-    if reading is not None and reading.throttle_reasons and timing.throttled_samples < effort.max_repeats:
+    if (
+        reading is not None
+        and reading.throttle_reasons
+        and timing.throttled_samples < effort.max_repeats
+    ):
         timing.throttled_samples += 1
         sleep(effort.throttled_pause_s)
         return
@@ -208,10 +225,14 @@ def _take(
     timing.states.append(reading)
 
 
-def measure_interleaved(candidates: Mapping[Key, Launches], effort: Effort | None = None) -> dict[Key, Timing]:
+def measure_interleaved(
+    candidates: Mapping[Key, Launches], effort: Effort | None = None
+) -> dict[Key, Timing]:
     """Times each candidate's launches, one sample of each in turn."""
     effort = effort or Effort()
-    return run_rounds({key: Replay(launches, effort.sample_ms) for key, launches in candidates.items()}, effort)
+    return run_rounds(
+        {key: Replay(launches, effort.sample_ms) for key, launches in candidates.items()}, effort
+    )
 
 
 def time_launches(launches: Launches, effort: Effort | None = None) -> Timing:
@@ -219,10 +240,14 @@ def time_launches(launches: Launches, effort: Effort | None = None) -> Timing:
     return measure_interleaved({None: launches}, effort)[None]
 
 
-def fastest(candidates: Mapping[Key, Callable[[], Launches]], finalists: int = 3) -> tuple[Key, int]:
-    """Ranks candidates in quick rounds, the best `finalists` again in longer ones; returns (the fastest, how many ran).
+def fastest(
+    candidates: Mapping[Key, Callable[[], Launches]], finalists: int = 3
+) -> tuple[Key, int]:
+    """Ranks candidates in quick rounds, the best `finalists` again in longer ones; returns (the
+    fastest, how many ran).
 
-    A candidate is a function that prepares launches; one that does not fit the GPU raises and is passed over.
+    A candidate is a function that prepares launches; one that does not fit the GPU raises and is
+    passed over.
 
     Raises:
         RuntimeError: none could be prepared.

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import leanbench
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.version import __version__
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.calibration import Calibration, InUse, RunErrors, calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.fit import check, fit, split
@@ -53,7 +53,9 @@ def read_runs(runs: Sequence[str], gpu: str | None) -> list[MeasuredRun]:
 
 
 def starting_constants(spec: GpuSpec, in_use: InUse) -> Constants:
-    """Where a fit for this GPU starts: the calibration in use, its idle power scaled where it is another GPU's."""
+    """Where a fit for this GPU starts: the calibration in use, its idle power scaled where it is
+    another GPU's.
+    """
     scale = spec.power_limit_w / find(in_use.calibration.gpu).power_limit_w
     return replace(in_use.constants, idle_power_w=in_use.constants.idle_power_w * scale)
 
@@ -64,7 +66,8 @@ def calibrate(
     workers: int | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
-    """Fits to half of the shapes of each run, and says how wrong that is on the other half and on `checks`.
+    """Fits to half of the shapes of each run, and says how wrong that is on the other half and on
+    `checks`.
 
     Raises:
         UserError: too few rows to fit to, or a run among the checks that is fitted to.
@@ -74,7 +77,9 @@ def calibrate(
         raise UserError(f"{twice} is among the runs to fit to and to check with: name it once")
     parts: list[tuple[MeasuredRun, str, list[MeasuredCell]]] = []
     for run in runs:
-        fitted, held_out = split(run) if len(run.cells) >= _FEWEST_TO_SPLIT else (list(run.cells), [])
+        fitted, held_out = (
+            split(run) if len(run.cells) >= _FEWEST_TO_SPLIT else (list(run.cells), [])
+        )
         parts += [(run, "fitted", fitted), (run, "checked", held_out)]
     parts += [(run, "checked", list(run.cells)) for run in checks]
     before = starting_constants(spec, calibration_for(spec))
@@ -83,21 +88,30 @@ def calibrate(
     told(f"Checking with {sum(len(cells) for _, _, cells in parts)} rows")
 
     def errors(of: Constants) -> tuple[RunErrors, ...]:
-        return tuple(figures for run, role, cells in parts for figures, _ in check(run, cells, of, role, workers))
+        return tuple(
+            figures
+            for run, role, cells in parts
+            for figures, _ in check(run, cells, of, role, workers)
+        )
 
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    calibration = Calibration(spec.name, constants, errors(constants), leanbench.__version__, created)
+    calibration = Calibration(spec.name, constants, errors(constants), __version__, created)
     return Fitted(calibration, errors(before))
 
 
 def check_runs(
     runs: Sequence[MeasuredRun], constants: Constants, workers: int | None = None
 ) -> tuple[list[RunErrors], list[CellError]]:
-    """Errors of these constants on measured runs, and those of every cell's latency, the worst first."""
+    """Errors of these constants on measured runs, and those of every cell's latency, the worst
+    first.
+    """
     found, cells = [], []
     for run in runs:
         for figures, errors in check(run, run.cells, constants, "checked", workers):
             found.append(figures)
             if figures.quantity == "latency":
-                cells += [CellError(cell, run.name, error) for cell, error in zip(run.cells, errors, strict=True)]
+                cells += [
+                    CellError(cell, run.name, error)
+                    for cell, error in zip(run.cells, errors, strict=True)
+                ]
     return found, sorted(cells, key=lambda one: -abs(one.error))

@@ -1,8 +1,9 @@
 """Which constants the model uses for a GPU, where they come from, and how wrong they were.
 
-A calibration is a JSON file. Looked for in this order: the user's own for the GPU (`models/<gpu>.json` in the folder
-of `LEANBENCH_HOME`, else in `leanbench` under `XDG_DATA_HOME` or ~/.local/share), the shipped one, and the nearest
-calibrated GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs.
+A calibration is a JSON file. Looked for in this order: the user's own for the GPU
+(`models/<gpu>.json` in the folder of `LEANBENCH_HOME`, else in `leanbench` under `XDG_DATA_HOME` or
+~/.local/share), the shipped one, and the nearest calibrated GPU's, whose shares and times are then
+used with this GPU's bandwidth, clock and SMs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.constants import Constants
 
 SCHEMA_VERSION = 1
@@ -46,7 +47,8 @@ class RunErrors:
     quantity: Literal["latency", "energy"]
     all: Errors
     by_kernel: dict[str, Errors]
-    #: Pairs of kernels of one problem that differ by more than 5%, and how many the model put in the right order.
+    #: Pairs of kernels of one problem that differ by more than 5%, and how many the model put in
+    #: the right order.
     pairs: int
     pairs_right: int
     #: GPU, torch, Triton and driver that the run was measured with.
@@ -92,7 +94,9 @@ def home() -> Path:
         return Path(own).expanduser()
     data = os.environ.get("XDG_DATA_HOME", "")
     # The XDG specification has relative paths ignored.
-    return (Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share") / "leanbench"
+    return (
+        Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
+    ) / "leanbench"
 
 
 def user_file(gpu: str) -> Path:
@@ -103,11 +107,15 @@ def user_file(gpu: str) -> Path:
 def calibration_for(spec: GpuSpec) -> InUse:
     """The calibration that predictions for this GPU use."""
     own = user_file(spec.name)
-    return _look_up(spec.name, spec.bandwidth_tb_s, spec.compute_capability[0], own.parent, _stamps(own.parent))
+    return _look_up(
+        spec.name, spec.bandwidth_tb_s, spec.compute_capability[0], own.parent, _stamps(own.parent)
+    )
 
 
 def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes when a file of the folder does, so that what was looked up before is not used then."""
+    """Changes when a file of the folder does, so that what was looked up before is not used
+    then.
+    """
     try:
         files = sorted(folder.glob("*.json"))
         return tuple((file.name, (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
@@ -149,9 +157,13 @@ def read_calibration(path: Path) -> Calibration:
         content = json.loads(path.read_text(encoding="utf-8"))
         return _from_json(content)
     except OSError as error:
-        raise UserError(f"cannot read the calibration {path} ({(error.strerror or str(error)).lower()})") from None
+        raise UserError(
+            f"cannot read the calibration {path} ({(error.strerror or str(error)).lower()})"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError, UserError) as error:
-        raise UserError(f"{path} is no calibration ({_one_line(error)}): move it away or fit it again") from None
+        raise UserError(
+            f"{path} is no calibration ({_one_line(error)}): move it away or fit it again"
+        ) from None
 
 
 def _from_json(content: dict[str, Any]) -> Calibration:
@@ -183,7 +195,10 @@ def _one_line(error: Exception) -> str:
 def to_json(calibration: Calibration) -> dict[str, Any]:
     """What a calibration file holds; every constant with its unit and meaning."""
     values = asdict(calibration.constants)
-    constants = {constant.name: {"value": values[constant.name], **constant.metadata} for constant in fields(Constants)}
+    constants = {
+        constant.name: {"value": values[constant.name], **constant.metadata}
+        for constant in fields(Constants)
+    }
     return {"schema_version": SCHEMA_VERSION, **asdict(calibration), "constants": constants}
 
 
@@ -206,18 +221,25 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path} ({(error.strerror or str(error)).lower()}): give another --out") from None
+        raise UserError(
+            f"cannot write {path} ({(error.strerror or str(error)).lower()}): give another --out"
+        ) from None
 
 
 def known_error(gpu: str) -> str:
-    """What is said with every prediction for a GPU (catalogue or product name): how wrong the model was, and where."""
+    """What is said with every prediction for a GPU (catalogue or product name): how wrong the model
+    was, and where.
+    """
     try:
         spec = find(gpu)
     except UserError:
         # Not in the catalogue: no calibration can be its own.
         spec, gpu = find("h200"), gpu or "this GPU"
         in_use = calibration_for(spec)
-        return f"{_error_words(in_use.calibration)}; scaled from {in_use.calibration.gpu}, unchecked on {gpu}."
+        return (
+            f"{_error_words(in_use.calibration)}; scaled from {in_use.calibration.gpu}, unchecked"
+            f" on {gpu}."
+        )
     in_use = calibration_for(spec)
     words = _error_words(in_use.calibration)
     if in_use.is_scaled:
@@ -238,6 +260,7 @@ def _error_words(calibration: Calibration) -> str:
     worst = max(run.all.worst for run in runs)
     which = "was not fitted to" if held_out else "was fitted to"
     return (
-        f"Model error on {calibration.gpu}, {rows} rows that it {which}: {largest.all.median:.1%} median and "
-        f"{largest.all.p90:.1%} at the 90th percentile ({largest.run}), {worst:.0%} worst"
+        f"Model error on {calibration.gpu}, {rows} rows that it {which}: {largest.all.median:.1%}"
+        f" median and {largest.all.p90:.1%} at the 90th percentile ({largest.run}), {worst:.0%}"
+        " worst"
     )

@@ -4,41 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanbench.decomposition import Schedule, quantisation_efficiency
-from leanbench.errors import UserError
+from leanbench.configs import lookup
+from leanbench.core.decomposition import Schedule, quantisation_efficiency
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
 from leanbench.model.rates import floor_us, resident_ctas
 from leanbench.model.simulate import latency_us
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune import lookup
 
 
 def predict_latency_us(
-    problem: AttentionProblem, kernel: Kernel, config: KernelConfig, spec: GpuSpec, resident: int | None = None
+    problem: AttentionProblem,
+    kernel: Kernel,
+    config: KernelConfig,
+    spec: GpuSpec,
+    resident: int | None = None,
 ) -> float:
     """What one launch would take: 2 to 30 ms for a grid of 400 CTAs, for ranking candidates.
 
     Args:
-        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared memory; left out, they
-            are estimated.
+        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared
+            memory; left out, they are estimated.
 
     Raises:
-        UserError: the kernel has no schedule to predict from or the model is not calibrated for it, or not even one CTA
-            of this config fits an SM.
+        UserError: the kernel has no schedule to predict from or the model is not calibrated for it,
+            or not even one CTA of this config fits an SM.
     """
     if config.implementation == "cuda":
         raise UserError(_not_calibrated(kernel))
     schedule = kernel.schedule(problem, config, spec)
     if schedule is None:
-        raise UserError(f"{kernel.name} has no schedule to predict from: measure it, or leave it out")
+        raise UserError(
+            f"{kernel.name} has no schedule to predict from: measure it, or leave it out"
+        )
     return latency_us(schedule, problem, config, spec, resident=resident)
 
 
-def predict_energy_mj(predicted_us: float, problem: AttentionProblem, schedule: Schedule, spec: GpuSpec) -> float:
+def predict_energy_mj(
+    predicted_us: float, problem: AttentionProblem, schedule: Schedule, spec: GpuSpec
+) -> float:
     """Energy of one launch of this latency, back to back with others."""
     in_use = calibration_for(spec)
     running_sms = min(spec.sms, len({segment.cta for segment in schedule.segments}))
@@ -49,11 +57,12 @@ def predict_energy_mj(predicted_us: float, problem: AttentionProblem, schedule: 
 def predict_cell(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> dict[str, Any]:
-    """Fields of a `leanbench.row.Row`, `source` predicted; what only a measurement can know is left out.
+    """Fields of a `leanbench.records.row.Row`, `source` predicted; what only a measurement can know
+    is left out.
 
     Args:
-        configs: `default` or `heuristic`, see leanbench.tune.lookup; `best`: the kernel's candidate with the lowest
-            predicted latency; or the launch settings themselves.
+        configs: `default` or `heuristic`, see leanbench.configs.lookup; `best`: the kernel's
+            candidate with the lowest predicted latency; or the launch settings themselves.
     """
     asked, kernel = kernel, kernel.modelled()
     fields: dict[str, Any] = {
@@ -77,11 +86,18 @@ def predict_cell(
         if config is not None and (schedule := kernel.schedule(problem, config, spec)) is not None
     ]
     if not schedules:
-        return {**fields, "status": "unsupported", "reason": f"{kernel.name} has no schedule to predict from"}
-    fitting = [(config, schedule) for config, schedule in schedules if resident_ctas(problem, config, spec)]
+        return {
+            **fields,
+            "status": "unsupported",
+            "reason": f"{kernel.name} has no schedule to predict from",
+        }
+    fitting = [
+        (config, schedule) for config, schedule in schedules if resident_ctas(problem, config, spec)
+    ]
     if not fitting:
         reason = (
-            f"{kernel.name} has no config that fits the {spec.shared_kb_per_cta} KB of shared memory of {spec.name}"
+            f"{kernel.name} has no config that fits the {spec.shared_kb_per_cta} KB of shared"
+            f" memory of {spec.name}"
         )
         return {**fields, "status": "unsupported", "reason": reason}
     config, schedule, predicted_us = _fastest(fitting, problem, spec)
@@ -93,13 +109,22 @@ def predict_cell(
 
 
 def _not_calibrated(kernel: Kernel) -> str:
-    return f"the model does not know {kernel.name}: it is not calibrated for CUDA C++, measure it on a GPU"
+    return (
+        f"the model does not know {kernel.name}: it is not calibrated for CUDA C++, measure it on"
+        " a GPU"
+    )
 
 
 def _candidates(
-    problem: AttentionProblem, kernel: Kernel, spec: GpuSpec, chosen: KernelConfig | None, all_of_them: bool
+    problem: AttentionProblem,
+    kernel: Kernel,
+    spec: GpuSpec,
+    chosen: KernelConfig | None,
+    all_of_them: bool,
 ) -> list[KernelConfig | None]:
-    return list(dict.fromkeys([chosen, *(kernel.candidate_configs(problem, spec) if all_of_them else ())]))
+    return list(
+        dict.fromkeys([chosen, *(kernel.candidate_configs(problem, spec) if all_of_them else ())])
+    )
 
 
 def _memory_shortage(problem: AttentionProblem, spec: GpuSpec) -> str | None:
@@ -109,8 +134,8 @@ def _memory_shortage(problem: AttentionProblem, spec: GpuSpec) -> str | None:
         return None
     if needed_gb <= spec.memory_gb:
         return (
-            f"K, V, Q and the output take {needed_gb + beside_gb:.1f} GB, {spec.name} has {spec.memory_gb:g} GB: "
-            "lower batch or heads, or choose a GPU with more memory"
+            f"K, V, Q and the output take {needed_gb + beside_gb:.1f} GB, {spec.name} has"
+            f" {spec.memory_gb:g} GB: lower batch or heads, or choose a GPU with more memory"
         )
     return (
         f"K and V take {needed_gb:.1f} GB, {spec.name} has {spec.memory_gb:g} GB: "
@@ -122,7 +147,10 @@ def _fastest(
     candidates: list[tuple[KernelConfig, Schedule]], problem: AttentionProblem, spec: GpuSpec
 ) -> tuple[KernelConfig, Schedule, float]:
     """The first of the fastest, so that equal ones do not change places between runs."""
-    played = [(config, schedule, latency_us(schedule, problem, config, spec)) for config, schedule in candidates]
+    played = [
+        (config, schedule, latency_us(schedule, problem, config, spec))
+        for config, schedule in candidates
+    ]
     return min(played, key=lambda candidate: candidate[2])
 
 

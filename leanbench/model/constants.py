@@ -1,4 +1,6 @@
-"""The constants of the performance model: what each means, in which unit, and whether a fit moves it."""
+"""The constants of the performance model: what each means, in which unit, and whether a fit moves
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +17,47 @@ def _constant(default: float, unit: str, meaning: str, *, fitted: str = "latency
 class Constants:
     """What the model knows of a GPU beside its datasheet. Rates are bytes per microsecond.
 
-    The defaults are where a fit starts; `leanbench model show` prints the values in use. `fitted` in a field's metadata
-    says to what: `floor` (the read floor), `latency`, `energy`, or `held`: no run here tells it apart from the others.
+    The defaults are where a fit starts; `leanbench model show` prints the values in use. `fitted`
+    in a field's metadata says to what: `floor` (the read floor), `latency`, `energy`, or `held`: no
+    run here tells it apart from the others.
     """
 
-    launch_us: float = _constant(0.6, "us", "one node of a CUDA graph: an empty kernel", fitted="held")
-    first_read_us: float = _constant(0.6, "us", "from a kernel's start to its first byte", fitted="floor")
+    launch_us: float = _constant(
+        0.6, "us", "one node of a CUDA graph: an empty kernel", fitted="held"
+    )
+    first_read_us: float = _constant(
+        0.6, "us", "from a kernel's start to its first byte", fitted="floor"
+    )
     warm_up_us: float = _constant(
-        1.2, "us", "time constant with which DRAM and address translation reach full bandwidth", fitted="floor"
+        1.2,
+        "us",
+        "time constant with which DRAM and address translation reach full bandwidth",
+        fitted="floor",
     )
     bandwidth_share: float = _constant(
-        0.98, "of the datasheet", "bandwidth that a kernel which only reads gets on large buffers", fitted="floor"
+        0.98,
+        "of the datasheet",
+        "bandwidth that a kernel which only reads gets on large buffers",
+        fitted="floor",
     )
     segment_us: float = _constant(
-        1.0, "us", "lengths, pointers and query tile before a segment's first byte, its stores after the last"
+        1.0,
+        "us",
+        "lengths, pointers and query tile before a segment's first byte, its stores after the last",
     )
-    dram_latency_us: float = _constant(0.65, "us", "a DRAM read, from issue to arrival in shared memory", fitted="held")
+    dram_latency_us: float = _constant(
+        0.65, "us", "a DRAM read, from issue to arrival in shared memory", fitted="held"
+    )
     tile_us: float = _constant(0.59, "us", "one CTA's arithmetic for a LeanTile, whatever its size")
-    token_warp_us: float = _constant(0.0056, "us x warps", "and for each token of 16 rows (softmax), shared by 4 warps")
-    warp_bytes_per_us: float = _constant(34_000.0, "bytes/us", "and its bytes from shared memory through a warp's MMA")
-    row_share: float = _constant(0.8, "", "what every further 16 rows add to the parts by token and by byte")
+    token_warp_us: float = _constant(
+        0.0056, "us x warps", "and for each token of 16 rows (softmax), shared by 4 warps"
+    )
+    warp_bytes_per_us: float = _constant(
+        34_000.0, "bytes/us", "and its bytes from shared memory through a warp's MMA"
+    )
+    row_share: float = _constant(
+        0.8, "", "what every further 16 rows add to the parts by token and by byte"
+    )
     sm_bytes_per_clock: float = _constant(
         34.5, "bytes/clock", "the most that one SM reads, whatever runs on it", fitted="held"
     )
@@ -44,18 +67,34 @@ class Constants:
         "full memory: the luckiest SM gets this much more than the mean, the unluckiest less",
         fitted="held",
     )
-    merge_us: float = _constant(1.6, "us", "a partial's way to the merging CTA, the last loads and the stores")
+    merge_us: float = _constant(
+        1.6, "us", "a partial's way to the merging CTA, the last loads and the stores"
+    )
     merge_partial_us: float = _constant(0.01, "us", "for each partial of a merge")
     merge_number_warp_us: float = _constant(
-        0.001, "us x warps", "and for each of its numbers that one CTA reads or empties, shared by its warps"
+        0.001,
+        "us x warps",
+        "and for each of its numbers that one CTA reads or empties, shared by its warps",
     )
-    merge_launch_us: float = _constant(0.5, "us", "fixed_split: the second kernel's node, waiting for the first to end")
-    idle_power_w: float = _constant(126.0, "W", "the board with a CUDA context and nothing running", fitted="energy")
-    sm_power_w: float = _constant(1.0, "W", "an SM that runs a CTA, beside the bytes it reads", fitted="energy")
-    byte_pj: float = _constant(120.0, "pJ/byte", "a byte from DRAM through the arithmetic", fitted="energy")
-    power_cap_share: float = _constant(0.996, "of the limit", "power under the board's limit, as seen", fitted="energy")
+    merge_launch_us: float = _constant(
+        0.5, "us", "fixed_split: the second kernel's node, waiting for the first to end"
+    )
+    idle_power_w: float = _constant(
+        126.0, "W", "the board with a CUDA context and nothing running", fitted="energy"
+    )
+    sm_power_w: float = _constant(
+        1.0, "W", "an SM that runs a CTA, beside the bytes it reads", fitted="energy"
+    )
+    byte_pj: float = _constant(
+        120.0, "pJ/byte", "a byte from DRAM through the arithmetic", fitted="energy"
+    )
+    power_cap_share: float = _constant(
+        0.996, "of the limit", "power under the board's limit, as seen", fitted="energy"
+    )
     #: The clock at which the figures of arithmetic hold.
-    reference_clock_mhz: float = _constant(1980.0, "MHz", "SM clock of the runs behind these figures", fitted="held")
+    reference_clock_mhz: float = _constant(
+        1980.0, "MHz", "SM clock of the runs behind these figures", fitted="held"
+    )
 
     def __post_init__(self) -> None:
         for constant in fields(self):
@@ -65,9 +104,17 @@ class Constants:
 
 
 #: The model divides by these.
-_DIVISORS = ("warm_up_us", "bandwidth_share", "warp_bytes_per_us", "sm_bytes_per_clock", "reference_clock_mhz")
+_DIVISORS = (
+    "warm_up_us",
+    "bandwidth_share",
+    "warp_bytes_per_us",
+    "sm_bytes_per_clock",
+    "reference_clock_mhz",
+)
 
 
 def names(fitted: str) -> tuple[str, ...]:
     """Constants that a fit of this kind moves."""
-    return tuple(constant.name for constant in fields(Constants) if constant.metadata["fitted"] == fitted)
+    return tuple(
+        constant.name for constant in fields(Constants) if constant.metadata["fitted"] == fitted
+    )

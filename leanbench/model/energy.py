@@ -1,7 +1,9 @@
-"""What a launch draws: the idle board, the SMs that run, and every byte, up to the board's power limit.
+"""What a launch draws: the idle board, the SMs that run, and every byte, up to the board's power
+limit.
 
-Launches follow each other for seconds (docs/measuring.md, `energy_mj`). On an H200 every kernel that uses all SMs is
-held at the power limit there, so that only kernels which leave SMs idle tell what an SM and a byte draw.
+Launches follow each other for seconds (docs/measuring.md, `energy_mj`). On an H200 every kernel
+that uses all SMs is held at the power limit there, so that only kernels which leave SMs idle tell
+what an SM and a byte draw.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.constants import Constants
 
 _WATT_US_IN_MJ = 1e-3
@@ -27,7 +29,8 @@ def energy_mj(
 
     Args:
         running_sms: SMs that run a CTA.
-        calibrated_limit_w: the power limit of the GPU that the constants belong to; the idle power scales with it.
+        calibrated_limit_w: the power limit of the GPU that the constants belong to; the idle power
+            scales with it.
     """
     idle_w = constants.idle_power_w * spec.power_limit_w / calibrated_limit_w
     static_mj = (idle_w + running_sms * constants.sm_power_w) * latency_us * _WATT_US_IN_MJ
@@ -39,11 +42,12 @@ def energy_mj(
 def fit_energy(
     figures: Sequence[tuple[float, int, int, float, float, float]], spec: GpuSpec, start: Constants
 ) -> Constants:
-    """Constants of energy for rows of (latency_us, kv_bytes, running SMs, energy_mj, idle power, sustained power).
+    """Constants of energy for rows of (latency_us, kv_bytes, running SMs, energy_mj, idle power,
+    sustained power).
 
-    The idle power is the rows' own, the cap the highest power seen where it is near the limit. An SM's power and a
-    byte's energy follow by least squares, held near where they start: runs in which all uncapped kernels use as many
-    SMs do not tell them apart.
+    The idle power is the rows' own, the cap the highest power seen where it is near the limit. An
+    SM's power and a byte's energy follow by least squares, held near where they start: runs in
+    which all uncapped kernels use as many SMs do not tell them apart.
     """
     import numpy as np
     from scipy.optimize import least_squares

@@ -1,14 +1,16 @@
 """Plays a schedule over a GPU, event by event.
 
-CTAs start in order as slots (SMs x resident CTAs) fall free. A CTA walks its segments: after `segment_us` it streams
-the segment's K and V, then computes what is left and writes an output or a partial. A host block keeps its slot until
-the partials of its output tile have arrived and are merged. What a streaming CTA gets depends on its SM: on how many of
-that SM's CTAs stream, and on how the SMs share the memory (leanbench.model.sharing).
+CTAs start in order as slots (SMs x resident CTAs) fall free. A CTA walks its segments: after
+`segment_us` it streams the segment's K and V, then computes what is left and writes an output or a
+partial. A host block keeps its slot until the partials of its output tile have arrived and are
+merged. What a streaming CTA gets depends on its SM: on how many of that SM's CTAs stream, and on
+how the SMs share the memory (leanbench.model.sharing).
 
-SMs of one class with the same number of streaming CTAs all give each CTA the same rate. So one number for each such
-group tells how far its CTAs have come: the bytes that a CTA which had streamed in it from the start would have read
-(`_Group.clock`). A CTA ends its segment when that number has grown by the segment's bytes, whatever the rate was in
-between; when its SM changes group, only that SM's CTAs are moved.
+SMs of one class with the same number of streaming CTAs all give each CTA the same rate. So one
+number for each such group tells how far its CTAs have come: the bytes that a CTA which had streamed
+in it from the start would have read (`_Group.clock`). A CTA ends its segment when that number has
+grown by the segment's bytes, whatever the rate was in between; when its SM changes group, only that
+SM's CTAs are moved.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from leanbench.decomposition import Schedule, Segment, TileGrid
+from leanbench.core.decomposition import Schedule, Segment, TileGrid
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.timeline import Span, SpanKind
 from leanbench.model.rates import SM_CLASSES, Rates
 from leanbench.model.sharing import Load, share
-from leanbench.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.timeline import Span, SpanKind
 
 #: Events closer than this happen at once.
 SAME_US = 1e-9
@@ -48,8 +50,14 @@ def work_of(schedule: Schedule, problem: AttentionProblem, tile_tokens: int) -> 
     work = []
     for cta, run in groupby(schedule.segments, key=lambda segment: segment.cta):
         segments = tuple(run)
-        ends = (min(part.last * tile_tokens, contexts[part.output_tile // per_sequence]) for part in segments)
-        read = tuple(token_bytes * (end - part.first * tile_tokens) for end, part in zip(ends, segments, strict=True))
+        ends = (
+            min(part.last * tile_tokens, contexts[part.output_tile // per_sequence])
+            for part in segments
+        )
+        read = tuple(
+            token_bytes * (end - part.first * tile_tokens)
+            for end, part in zip(ends, segments, strict=True)
+        )
         work.append(CtaWork(cta, segments, read))
     return work
 
@@ -82,7 +90,9 @@ class _Group:
     heap: list[tuple[float, int, _Run]] = field(default_factory=list)
 
     def left_bytes(self) -> float:
-        """What the CTA that is nearest to its segment's end has still to read; infinite where none streams."""
+        """What the CTA that is nearest to its segment's end has still to read; infinite where none
+        streams.
+        """
         heap = self.heap
         while heap and heap[0][1] != heap[0][2].entry:
             heappop(heap)
@@ -128,10 +138,14 @@ class Player:
         self._active: list[_Group] = []
         self._stale = True
         self._parts = Counter(
-            part.output_tile for one in work for part in one.segments if not (part.is_whole or merge_launch)
+            part.output_tile
+            for one in work
+            for part in one.segments
+            if not (part.is_whole or merge_launch)
         )
         self._missing = dict(self._parts)
-        #: By output tile: when the last partial so far arrived, and the host block once it has its own.
+        #: By output tile: when the last partial so far arrived, and the host block once it has its
+        #: own.
         self._arrived_us: dict[int, float] = {}
         self._hosts: dict[int, tuple[_Run, float]] = {}
 
@@ -155,7 +169,9 @@ class Player:
         return max((one.end_us for one in self.played), default=0.0)
 
     def _step(self, change_us: float) -> None:
-        """To the next event: a segment's last byte, or something that is due, or the memory's next rate."""
+        """To the next event: a segment's last byte, or something that is due, or the memory's next
+        rate.
+        """
         if not self._active:
             # Nobody streams: the memory's rate matters to nobody either.
             self.now_us = max(self.now_us, self._due[0][0]) if self._due else self.now_us
@@ -168,7 +184,8 @@ class Player:
         for group in self._active:
             group.clock += group.load.rate * step_us
             ended += [(run, group.load.reach) for run in group.pop_ended()]
-        # All of them found the memory as it was until now; their slots go to the next CTAs SM by SM.
+        # All of them found the memory as it was until now; their slots go to the next CTAs SM by
+        # SM.
         for run, reach in sorted(ended, key=lambda one: one[0].work.cta):
             self._on_read(run, reach)
 
@@ -245,7 +262,11 @@ class Player:
         """The last partial is on its way: the host block, which has waited in its slot, merges."""
         run, waits_since_us = self._hosts[tile]
         part, arrived_us = run.work.segments[run.at], self._arrived_us[tile]
-        done_us = arrived_us + self.rates.constants.merge_us + self.rates.merge_partial_us * self._parts[tile]
+        done_us = (
+            arrived_us
+            + self.rates.constants.merge_us
+            + self.rates.merge_partial_us * self._parts[tile]
+        )
         self._note("wait", run, part, waits_since_us, arrived_us)
         self._note("reduction", run, part, arrived_us, done_us)
         self._go_on(run, done_us)
@@ -265,6 +286,8 @@ class Player:
         if self._next < len(self._work):
             self._start(run.sm, self.now_us, self.now_us + self.rates.constants.segment_us)
 
-    def _note(self, kind: SpanKind, run: _Run, part: Segment, start_us: float, end_us: float) -> None:
+    def _note(
+        self, kind: SpanKind, run: _Run, part: Segment, start_us: float, end_us: float
+    ) -> None:
         if self._spans is not None and end_us > start_us:
             self._spans.append((run.work.cta, Span(kind, part.output_tile, start_us, end_us)))

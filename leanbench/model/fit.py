@@ -1,10 +1,12 @@
-"""Fits the model's constants to measured rows and says how wrong it is on rows that it was not fitted to.
+"""Fits the model's constants to measured rows and says how wrong it is on rows that it was not
+fitted to.
 
-The rows are split by shape: all kernels of a shape, and all batches and head counts that make the same output tiles,
-are on one side. Half of the shapes are fitted to, one row for each kernel and config, drawn by a hash and so the same
-every time. The read floor's constants come from the floors, the others from the latencies, by least squares of the
-logarithm of predicted over measured (a soft L1 loss, so that a few odd rows weigh little). A weak pull to the start
-keeps constants that the rows say nothing about where they were.
+The rows are split by shape: all kernels of a shape, and all batches and head counts that make the
+same output tiles, are on one side. Half of the shapes are fitted to, one row for each kernel and
+config, drawn by a hash and so the same every time. The read floor's constants come from the floors,
+the others from the latencies, by least squares of the logarithm of predicted over measured (a soft
+L1 loss, so that a few odd rows weigh little). A weak pull to the start keeps constants that the
+rows say nothing about where they were.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.calibration import Errors, RunErrors
 from leanbench.model.constants import Constants, names
 from leanbench.model.energy import energy_mj, fit_energy
@@ -36,8 +38,8 @@ MOST_ROWS, FEWEST_ROWS = 300, 12
 _MOST_SEGMENTS = 2500
 #: Errors beyond this weigh less than by their square.
 _SOFT_ERROR = 0.03
-#: What a change of a constant by its e-fold counts, as an error of every row in units of `_SOFT_ERROR`. The floors tell
-#: their three constants apart by themselves.
+#: What a change of a constant by its e-fold counts, as an error of every row in units of
+#: `_SOFT_ERROR`. The floors tell their three constants apart by themselves.
 _PULL, _FLOOR_PULL = 0.1, 0.005
 _MOST_EVALUATIONS = 12
 
@@ -54,7 +56,9 @@ def split(run: MeasuredRun) -> tuple[list[MeasuredCell], list[MeasuredCell]]:
     return list(fitted.values()), checked
 
 
-def sample(cells: Sequence[MeasuredCell], spec: GpuSpec, most: int = MOST_ROWS) -> list[MeasuredCell]:
+def sample(
+    cells: Sequence[MeasuredCell], spec: GpuSpec, most: int = MOST_ROWS
+) -> list[MeasuredCell]:
     """At most so many cells, as many of each kernel, spread over the sizes; quick ones only."""
     quick = [cell for cell in cells if len(cell.schedule(spec).segments) <= _MOST_SEGMENTS]
     if len(quick) <= most:
@@ -88,8 +92,8 @@ def fit(
     """
     if len(cells) < FEWEST_ROWS:
         raise UserError(
-            f"{len(cells)} rows are too few to fit the model to, it needs {FEWEST_ROWS} of different shapes: "
-            "name another run as well, for example of `leanbench sweep smoke`"
+            f"{len(cells)} rows are too few to fit the model to, it needs {FEWEST_ROWS} of"
+            " different shapes: name another run as well, for example of `leanbench sweep smoke`"
         )
     constants = _fit_floor(cells, spec, start)
     constants = _fit_latency(cells, spec, constants, workers, told)
@@ -121,7 +125,9 @@ def _fit_latency(
 
         def residuals(constants: Constants) -> list[float]:
             predicted = predict(constants)
-            return [math.log(us / cell.latency_us) for us, cell in zip(predicted, chosen, strict=True)]
+            return [
+                math.log(us / cell.latency_us) for us, cell in zip(predicted, chosen, strict=True)
+            ]
 
         return _least_squares(residuals, names("latency"), start, _PULL * math.sqrt(len(chosen)))
 
@@ -133,14 +139,19 @@ def _least_squares(
     pull: float,
     most: int | None = None,
 ) -> Constants:
-    """Moves the free constants, each by a factor: none changes its sign, and small ones move as easily as large."""
+    """Moves the free constants, each by a factor: none changes its sign, and small ones move as
+    easily as large.
+    """
     import numpy as np
     from scipy.optimize import least_squares
 
     def at(steps: Any) -> Constants:
         # A factor beyond e^4 means nothing any more.
         factors = np.exp(np.clip(steps, -4, 4))
-        moved = {name: float(getattr(start, name) * factor) for name, factor in zip(free, factors, strict=True)}
+        moved = {
+            name: float(getattr(start, name) * factor)
+            for name, factor in zip(free, factors, strict=True)
+        }
         return replace(start, **moved)
 
     found = least_squares(
@@ -177,9 +188,15 @@ def running_sms(cell: MeasuredCell, spec: GpuSpec) -> int:
 
 
 def check(
-    run: MeasuredRun, cells: Sequence[MeasuredCell], constants: Constants, role: str, workers: int | None = None
+    run: MeasuredRun,
+    cells: Sequence[MeasuredCell],
+    constants: Constants,
+    role: str,
+    workers: int | None = None,
 ) -> list[tuple[RunErrors, list[float]]]:
-    """Errors on cells of a run: of latency, and of energy where rows have it; with the signed error of every cell."""
+    """Errors on cells of a run: of latency, and of energy where rows have it; with the signed error
+    of every cell.
+    """
     if not cells:
         return []
     with predictor(cells, run.spec, workers) as predict:
@@ -190,12 +207,19 @@ def check(
     if drawn:
         limit_w = run.spec.power_limit_w
         energies = [
-            energy_mj(us, cell.problem.kv_bytes, running_sms(cell, run.spec), run.spec, constants, limit_w)
+            energy_mj(
+                us, cell.problem.kv_bytes, running_sms(cell, run.spec), run.spec, constants, limit_w
+            )
             / (cell.energy_mj or math.nan)
             - 1
             for us, cell in drawn
         ]
-        found.append((_run_errors(run, role, "energy", [cell for _, cell in drawn], energies, (0, 0)), energies))
+        found.append(
+            (
+                _run_errors(run, role, "energy", [cell for _, cell in drawn], energies, (0, 0)),
+                energies,
+            )
+        )
     return found
 
 
@@ -210,8 +234,12 @@ def _run_errors(
     by_kernel: dict[str, list[float]] = {}
     for cell, error in zip(cells, errors, strict=True):
         by_kernel.setdefault(cell.kernel, []).append(error)
-    figures: dict[str, Errors] = {kernel: errors_of(own) for kernel, own in sorted(by_kernel.items())}
-    return RunErrors(run.name, role, quantity, errors_of(errors), figures, order[0], order[1], run.environment)
+    figures: dict[str, Errors] = {
+        kernel: errors_of(own) for kernel, own in sorted(by_kernel.items())
+    }
+    return RunErrors(
+        run.name, role, quantity, errors_of(errors), figures, order[0], order[1], run.environment
+    )
 
 
 #: What a worker process predicts.
@@ -226,7 +254,9 @@ def _take(cells: Sequence[MeasuredCell], spec: GpuSpec) -> None:
 def _predict_some(task: tuple[Constants, int, int]) -> list[float]:
     constants, first, step = task
     return [
-        latency_us(cell.schedule(_spec[0]), cell.problem, cell.config, _spec[0], constants=constants)
+        latency_us(
+            cell.schedule(_spec[0]), cell.problem, cell.config, _spec[0], constants=constants
+        )
         for cell in _cells[first::step]
     ]
 
@@ -239,7 +269,8 @@ def predictor(
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 2 or len(cells) < 40:
         yield lambda constants: [
-            latency_us(cell.schedule(spec), cell.problem, cell.config, spec, constants=constants) for cell in cells
+            latency_us(cell.schedule(spec), cell.problem, cell.config, spec, constants=constants)
+            for cell in cells
         ]
         return
     with ProcessPoolExecutor(workers, initializer=_take, initargs=(tuple(cells), spec)) as pool:

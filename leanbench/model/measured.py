@@ -1,4 +1,6 @@
-"""Measured rows that a model can be fitted to or checked with, and how far a prediction is from them."""
+"""Measured rows that a model can be fitted to or checked with, and how far a prediction is from
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from leanbench.decomposition import Schedule
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.decomposition import Schedule
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernels
 from leanbench.model.calibration import Errors
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernels
+from leanbench.records.reading import find_run, read_run
+from leanbench.records.row import Row
 
 #: Two kernels that differ by less than this have no order worth predicting.
 ORDER_MARGIN = 0.05
@@ -39,7 +43,9 @@ class MeasuredCell:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Alike for cells in which every kernel does the same: batch and KV heads only count by their product."""
+        """Alike for cells in which every kernel does the same: batch and KV heads only count by
+        their product.
+        """
         problem = self.problem
         contexts = problem.contexts if problem.is_ragged else problem.context
         tiles = problem.kv_heads if problem.is_ragged else problem.batch * problem.kv_heads
@@ -50,7 +56,9 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The usable rows of one run: status ok, cold cache, a kernel in Triton whose schedule is known."""
+    """The usable rows of one run: status ok, cold cache, a kernel in Triton whose schedule is
+    known.
+    """
 
     name: str
     spec: GpuSpec
@@ -67,34 +75,38 @@ def read_measured(run: str, gpu: str | None = None) -> MeasuredRun:
     Raises:
         UserError: the run was predicted, is of another GPU, or has no usable row.
     """
-    from leanbench.report.run_files import find_run, read_run
-    from leanbench.run.worker import spec_from_dict
-
     directory = find_run(run)
     found = read_run(directory)
     name = directory.resolve().name
-    if found.manifest.get("source") == "predicted" or any(row.source == "predicted" for row, _ in found.results):
-        raise UserError(f"{run} was predicted by the model itself: name a run that was measured on a GPU")
+    if found.manifest.get("source") == "predicted" or any(
+        row.source == "predicted" for row, _ in found.results
+    ):
+        raise UserError(
+            f"{run} was predicted by the model itself: name a run that was measured on a GPU"
+        )
     try:
-        spec = spec_from_dict(found.manifest["gpu"])
+        spec = GpuSpec.from_dict(found.manifest["gpu"])
     except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{directory}/manifest.json does not say which GPU was measured: name another run") from None
+        raise UserError(
+            f"{directory}/manifest.json does not say which GPU was measured: name another run"
+        ) from None
     if gpu is not None and spec.name != gpu:
         raise UserError(
-            f"{run} was measured on {spec.name}, not on {gpu}: a model holds for one GPU, leave this run out"
+            f"{run} was measured on {spec.name}, not on {gpu}: a model holds for one GPU, leave"
+            " this run out"
         )
-    cells = tuple(cell for row, problem in found.results if (cell := _cell(row, problem, spec)) is not None)
+    cells = tuple(
+        cell for row, problem in found.results if (cell := _cell(row, problem, spec)) is not None
+    )
     if not cells:
         raise UserError(
-            f"{run} has no row to compare with: none is ok, cold and of a kernel whose schedule is known "
-            f"({len(found.results)} rows)"
+            f"{run} has no row to compare with: none is ok, cold and of a kernel whose schedule is"
+            f" known ({len(found.results)} rows)"
         )
     return MeasuredRun(name, spec, cells, _environment(found.manifest))
 
 
 def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell | None:
-    from leanbench.row import Row
-
     assert isinstance(row, Row)
     if row.status != "ok" or row.cache != "cold" or row.config is None or not row.latency_us:
         return None
@@ -103,7 +115,11 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
         config = KernelConfig(**row.config)
     except TypeError:  # a setting of another version
         return None
-    if kernel is None or config.implementation == "cuda" or kernel.schedule(problem, config, spec) is None:
+    if (
+        kernel is None
+        or config.implementation == "cuda"
+        or kernel.schedule(problem, config, spec) is None
+    ):
         return None
     return MeasuredCell(
         kernel=row.kernel,
@@ -119,9 +135,22 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
 
 def _environment(manifest: dict[str, object]) -> dict[str, str]:
     environments = manifest.get("environments")
-    known = [one for one in environments.values() if isinstance(one, dict)] if isinstance(environments, dict) else []
-    kept = {"gpu": "gpu_uuid", "torch": "torch", "triton": "triton", "driver": "driver", "leanbench": "leanbench"}
-    return {key: ", ".join(sorted({str(one[name]) for one in known if name in one})) for key, name in kept.items()}
+    known = (
+        [one for one in environments.values() if isinstance(one, dict)]
+        if isinstance(environments, dict)
+        else []
+    )
+    kept = {
+        "gpu": "gpu_uuid",
+        "torch": "torch",
+        "triton": "triton",
+        "driver": "driver",
+        "leanbench": "leanbench",
+    }
+    return {
+        key: ", ".join(sorted({str(one[name]) for one in known if name in one}))
+        for key, name in kept.items()
+    }
 
 
 def errors_of(errors: Iterable[float]) -> Errors:
@@ -134,7 +163,9 @@ def errors_of(errors: Iterable[float]) -> Errors:
 
 
 def orders(cells: Sequence[MeasuredCell], predicted_us: Sequence[float]) -> tuple[int, int]:
-    """Pairs of kernels of a problem that differ by more than `ORDER_MARGIN`, and how many are predicted in order."""
+    """Pairs of kernels of a problem that differ by more than `ORDER_MARGIN`, and how many are
+    predicted in order.
+    """
     by_problem: dict[AttentionProblem, list[tuple[float, float]]] = {}
     for cell, us in zip(cells, predicted_us, strict=True):
         by_problem.setdefault(cell.problem, []).append((cell.latency_us, us))

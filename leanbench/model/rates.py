@@ -1,10 +1,11 @@
 """How fast a GPU's memory, one SM and one CTA read, for one problem and config.
 
-Rates are bytes per microsecond. The constants come from a calibration (leanbench.model.calibration): the GPU's own, or
-the nearest GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs.
+Rates are bytes per microsecond. The constants come from a calibration
+(leanbench.model.calibration): the GPU's own, or the nearest GPU's, whose shares and times are then
+used with this GPU's bandwidth, clock and SMs.
 
-Not modelled: spilled registers, bank conflicts, the L2 as a cache (K and V are read once; row tiles that share a KV
-head count their reads apart), ECC, and clocks lowered by power or heat.
+Not modelled: spilled registers, bank conflicts, the L2 as a cache (K and V are read once; row tiles
+that share a KV head count their reads apart), ECC, and clocks lowered by power or heat.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from leanbench.decomposition import tile_rows
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.decomposition import tile_rows
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.model.constants import Constants
-from leanbench.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.registry import KernelConfig
 
-#: An SM has four partitions, each with its own scheduler and tensor core: with a warp on each, more do not help.
+#: An SM has four partitions, each with its own scheduler and tensor core: with a warp on each, more
+#: do not help.
 MAX_USEFUL_WARPS = 4
-#: Query tile, barriers and layout conversions beside the K and V stages, with the 1 KB that CUDA takes.
+#: Query tile, barriers and layout conversions beside the K and V stages, with the 1 KB that CUDA
+#: takes.
 SHARED_RESERVE_KB = 12
 #: What Triton's decode loop takes up to head_dim 128; the whole 255 above.
 REGISTERS_PER_THREAD = 128
 MAX_CTAS_PER_SM = 16
-#: SMs are played in this many classes of luck, dealt in turn: enough that they do not pause in step.
+#: SMs are played in this many classes of luck, dealt in turn: enough that they do not pause in
+#: step.
 SM_CLASSES = 6
 #: The warm-up is played in steps that end at these multiples of its time constant.
 WARM_UP_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0)
@@ -73,10 +77,12 @@ class Rates:
         return min(streaming * self.cta_bytes_per_us, self.sm_bytes_per_us)
 
     def drain_us(self, reach: float) -> float:
-        """From a segment's last byte, as `cta_bytes_per_us` counts it, to the end of its arithmetic.
+        """From a segment's last byte, as `cta_bytes_per_us` counts it, to the end of its
+        arithmetic.
 
-        A CTA that waits for memory has its last LeanTile to compute when that arrives. A CTA whose arithmetic is the
-        limit has loaded ahead: only its first LeanTile was waited for, at the rate `reach` that memory had for it.
+        A CTA that waits for memory has its last LeanTile to compute when that arrives. A CTA whose
+        arithmetic is the limit has loaded ahead: only its first LeanTile was waited for, at the
+        rate `reach` that memory had for it.
         """
         return min(self.compute_us, self.tile_bytes / reach)
 
@@ -85,27 +91,38 @@ class Rates:
         return [self.first_byte_us + step * self.constants.warm_up_us for step in WARM_UP_STEPS]
 
     def memory_bytes_per_us(self, now_us: float) -> float:
-        """DRAM bandwidth at a time from the launch: the mean of `1 - exp(-t / warm_up)` over each step."""
+        """DRAM bandwidth at a time from the launch: the mean of `1 - exp(-t / warm_up)` over each
+        step.
+        """
         since = (now_us - self.first_byte_us) / self.constants.warm_up_us
         begin = 0.0
         for end in WARM_UP_STEPS:
             if since < end - 1e-9:
-                return self.gpu_bytes_per_us * (1 - (math.exp(-begin) - math.exp(-end)) / (end - begin))
+                return self.gpu_bytes_per_us * (
+                    1 - (math.exp(-begin) - math.exp(-end)) / (end - begin)
+                )
             begin = end
         return self.gpu_bytes_per_us
 
 
 def rates_for(
-    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants, resident: int | None = None
+    problem: AttentionProblem,
+    config: KernelConfig,
+    spec: GpuSpec,
+    constants: Constants,
+    resident: int | None = None,
 ) -> Rates:
     """The rates of a launch.
 
     Args:
-        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared memory; left out, they
-            are estimated.
+        resident: CTAs that an SM holds at once, from the compiled kernel's registers and shared
+            memory; left out, they are estimated.
     """
     compute_us = tile_compute_us(problem, config, spec, constants)
-    rows = min(problem.group_size * problem.q_len, tile_rows(problem.group_size, problem.head_dim, problem.q_len))
+    rows = min(
+        problem.group_size * problem.q_len,
+        tile_rows(problem.group_size, problem.head_dim, problem.q_len),
+    )
     sm_rate = sm_bytes_per_us(spec, constants)
     return Rates(
         constants=constants,
@@ -127,7 +144,8 @@ def achievable_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
 
 
 def floor_us(kv_bytes: int, spec: GpuSpec, constants: Constants) -> float:
-    """The fastest kernel that only reads `kv_bytes`: launch, first byte, and bandwidth that warms up.
+    """The fastest kernel that only reads `kv_bytes`: launch, first byte, and bandwidth that warms
+    up.
 
     Solves `streaming = t - warm_up (1 - exp(-t / warm_up))` for t by Newton's method.
     """
@@ -153,7 +171,9 @@ def tile_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
     return 2 * config.tile_tokens * problem.head_dim * ELEMENT_BYTES
 
 
-def tile_compute_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants) -> float:
+def tile_compute_us(
+    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants
+) -> float:
     """One CTA's arithmetic for one LeanTile that is in shared memory already."""
     warps = min(config.num_warps, MAX_USEFUL_WARPS)
     token_us = config.tile_tokens * constants.token_warp_us / warps
@@ -163,11 +183,13 @@ def tile_compute_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSp
     return tile_us * constants.reference_clock_mhz / spec.boost_clock_mhz
 
 
-def cta_bytes_per_us(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants) -> float:
+def cta_bytes_per_us(
+    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants
+) -> float:
     """The most that one CTA can read when it is alone.
 
-    With one stage it loads, then computes. With more, the next `num_stages - 1` LeanTiles are on their way meanwhile
-    (Little's law: bytes in flight over latency).
+    With one stage it loads, then computes. With more, the next `num_stages - 1` LeanTiles are on
+    their way meanwhile (Little's law: bytes in flight over latency).
     """
     compute_us = tile_compute_us(problem, config, spec, constants)
     if config.num_stages == 1:
@@ -178,12 +200,16 @@ def cta_bytes_per_us(problem: AttentionProblem, config: KernelConfig, spec: GpuS
 
 
 def merge_partial_us(constants: Constants, numbers: int, warps: int) -> float:
-    """What one more partial adds to a merge in which a CTA of so many warps moves `numbers` of its numbers."""
+    """What one more partial adds to a merge in which a CTA of so many warps moves `numbers` of its
+    numbers.
+    """
     return constants.merge_partial_us + constants.merge_number_warp_us * numbers / warps
 
 
 def resident_ctas(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> int:
-    """CTAs that one SM holds at once, by an estimate of shared memory and registers; 0 if not even one fits."""
+    """CTAs that one SM holds at once, by an estimate of shared memory and registers; 0 if not even
+    one fits.
+    """
     # Triton pads head_dim to a power of two, and keeps `num_stages - 1` LeanTiles in shared memory.
     padded = 1 << (problem.head_dim - 1).bit_length()
     stages = max(1, config.num_stages - 1)

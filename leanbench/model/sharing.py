@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Load:
     """SMs of one class with the same number of streaming CTAs."""
 
-    #: Share of full memory over the mean, CTAs that stream on each SM, and what such an SM asks for.
+    #: Share of full memory over the mean, CTAs that stream on each SM, and what such an SM asks
+    #: for.
     weight: float
     ctas: int
     demand: float
@@ -22,8 +23,8 @@ class Load:
 
 
 def share(loads: Sequence[Load], available: float, sm_limit: float) -> None:
-    """Sets rate and reach: no SM gets more than it asks for, and those that ask for more than is left share the rest
-    in proportion to their weights.
+    """Sets rate and reach: no SM gets more than it asks for, and those that ask for more than is
+    left share the rest in proportion to their weights.
 
     Args:
         available: bytes per microsecond of the memory.

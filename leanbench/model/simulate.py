@@ -1,4 +1,6 @@
-"""What one launch of a schedule would take: the play of its CTAs, and a second launch that merges."""
+"""What one launch of a schedule would take: the play of its CTAs, and a second launch that
+merges.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from leanbench.decomposition import Schedule, tile_rows
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.decomposition import Schedule, tile_rows
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
+from leanbench.core.timeline import Span
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.engine import CtaWork, Played, Player, work_of
 from leanbench.model.rates import MAX_CTAS_PER_SM, Rates, merge_partial_us, rates_for
 from leanbench.model.waves import are_alike, play_alike
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
-from leanbench.timeline import Span
 
-#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle together, unless a
-#: sequence is so short that the pauses between them are no small part.
+#: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle
+#: together, unless a sequence is so short that the pauses between them are no small part.
 _MANY_SEGMENTS = 6
 _LEAST_COARSE_TOKENS = 1024
 #: Warps of a CTA of fixed_split's second kernel.
@@ -60,7 +62,9 @@ def simulate(
         UserError: not even one CTA of this config fits an SM.
     """
     rates = _rates(problem, config, spec, resident, constants)
-    player = Player(work_of(schedule, problem, config.tile_tokens), rates, schedule.merge_launch, spans)
+    player = Player(
+        work_of(schedule, problem, config.tile_tokens), rates, schedule.merge_launch, spans
+    )
     total_us = player.play() + merge_launch_us(schedule, problem, rates)
     ctas = tuple(sorted(player.played, key=lambda one: one.cta))
     return Simulation(total_us, problem.kv_bytes / total_us / 1e6, rates.slots, ctas)
@@ -75,8 +79,9 @@ def latency_us(
     resident: int | None = None,
     constants: Constants | None = None,
 ) -> float:
-    """`simulate`'s latency alone, sooner: equal CTAs are played together, which gives the same figure, and where a CTA
-    has many whole output tiles, those that follow each other as one (docs/model.md says how far off that is).
+    """`simulate`'s latency alone, sooner: equal CTAs are played together, which gives the same
+    figure, and where a CTA has many whole output tiles, those that follow each other as one
+    (docs/model.md says how far off that is).
 
     Raises:
         UserError: not even one CTA of this config fits an SM.
@@ -94,17 +99,28 @@ def latency_us(
 
 
 def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates) -> float:
-    """fixed_split's second kernel: one CTA per query head and position reads its partials. 0 where there is none."""
+    """fixed_split's second kernel: one CTA per query head and position reads its partials. 0 where
+    there is none.
+    """
     if not schedule.merge_launch:
         return 0.0
     parts = Counter(segment.output_tile for segment in schedule.segments)
     costs = rates.constants
-    rows = min(problem.group_size * problem.q_len, tile_rows(problem.group_size, problem.head_dim, problem.q_len))
-    # fp32, with the two softmax statistics of each row; they come from the L2 mostly, DRAM's rate is a lower bound.
+    rows = min(
+        problem.group_size * problem.q_len,
+        tile_rows(problem.group_size, problem.head_dim, problem.q_len),
+    )
+    # fp32, with the two softmax statistics of each row; they come from the L2 mostly, DRAM's rate
+    # is a lower bound.
     partial_bytes = 4 * rows * (problem.head_dim + 2)
     traffic_us = sum(parts.values()) * partial_bytes / rates.gpu_bytes_per_us
     longest_us = merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * max(parts.values())
-    return costs.merge_launch_us + merge_waves(len(parts), rates) * costs.merge_us + longest_us + traffic_us
+    return (
+        costs.merge_launch_us
+        + merge_waves(len(parts), rates) * costs.merge_us
+        + longest_us
+        + traffic_us
+    )
 
 
 def merge_waves(output_tiles: int, rates: Rates) -> int:
@@ -113,23 +129,29 @@ def merge_waves(output_tiles: int, rates: Rates) -> int:
 
 
 def _rates(
-    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, resident: int | None, constants: Constants | None
+    problem: AttentionProblem,
+    config: KernelConfig,
+    spec: GpuSpec,
+    resident: int | None,
+    constants: Constants | None,
 ) -> Rates:
     costs = calibration_for(spec).constants if constants is None else constants
     rates = rates_for(problem, config, spec, costs, resident)
     if rates.resident == 0:
         raise UserError(
-            f"{config.num_stages} stages of {config.tile_tokens} tokens x head_dim {problem.head_dim} do not fit the "
-            f"{spec.shared_kb_per_cta} KB of shared memory of a CTA on {spec.name}: lower num_stages or tile_tokens"
+            f"{config.num_stages} stages of {config.tile_tokens} tokens x head_dim"
+            f" {problem.head_dim} do not fit the {spec.shared_kb_per_cta} KB of shared memory of a"
+            f" CTA on {spec.name}: lower num_stages or tile_tokens"
         )
     return rates
 
 
 def _coarse(work: Sequence[CtaWork], rates: Rates) -> tuple[list[CtaWork], Rates]:
-    """The same with whole output tiles that follow each other as one, their pauses spread over the reading.
+    """The same with whole output tiles that follow each other as one, their pauses spread over the
+    reading.
 
-    Pauses of many CTAs fall at different times and hide behind each other's reading, so they lower what a CTA asks for
-    and not what the memory gives.
+    Pauses of many CTAs fall at different times and hide behind each other's reading, so they lower
+    what a CTA asks for and not what the memory gives.
     """
     coarse, saved = [], 0
     for one in work:

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from leanbench.decomposition import Schedule, quantisation_efficiency, tile_rows
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.decomposition import Schedule, quantisation_efficiency, tile_rows
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, kernels
+from leanbench.core.timeline import CtaTimeline, Span, Timeline
 from leanbench.model import rates
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell
 from leanbench.model.simulate import MERGE_LAUNCH_WARPS, Simulation, simulate
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernels
-from leanbench.timeline import CtaTimeline, Span, Timeline
 
 #: A timeline of more CTAs than this shows nothing, and takes minutes to play.
 MAX_CTAS = 500_000
-#: GPU kernels are called as in this project's Triton code; where a second launch merges, the first one splits.
-_LAUNCHES = {"stream_k": "lean_kernel", "one_cta_per_tile": "fa2_kernel", "fixed_split": "fa2_kernel"}
+#: GPU kernels are called as in this project's Triton code; where a second launch merges, the first
+#: one splits.
+_LAUNCHES = {
+    "stream_k": "lean_kernel",
+    "one_cta_per_tile": "fa2_kernel",
+    "fixed_split": "fa2_kernel",
+}
 _SPLIT_LAUNCH, _MERGE_LAUNCH = "split_kernel", "merge_kernel"
 
 
-def predict_timeline(problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec) -> Timeline | str:
+def predict_timeline(
+    problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec
+) -> Timeline | str:
     """What the model says every CTA does, or one sentence why it says nothing.
 
-    The latency is that of the play, within a percent of `predict_cell`'s, which takes a shortcut. It has parts outside
-    the timeline: the launch before the first CTA starts.
-    fixed_split's second launch is drawn roughly: its CTAs all as long as their partials ask, dealt to the SMs in turn.
+    The latency is that of the play, within a percent of `predict_cell`'s, which takes a shortcut.
+    It has parts outside the timeline: the launch before the first CTA starts. fixed_split's second
+    launch is drawn roughly: its CTAs all as long as their partials ask, dealt to the SMs in turn.
 
     Args:
         configs: `default`, or `best`: the kernel's candidate with the lowest predicted latency.
     """
     work = problem.batch * problem.kv_heads
     if work > MAX_CTAS:
-        return f"the problem has {work} output tiles, more than the {MAX_CTAS} CTAs that a timeline can show"
+        return (
+            f"the problem has {work} output tiles, more than the {MAX_CTAS} CTAs that a timeline"
+            " can show"
+        )
     fields = predict_cell(problem, kernel, configs, spec)
     if fields["status"] != "ok":
         return str(fields["reason"])
@@ -57,7 +67,9 @@ def predict_timeline(problem: AttentionProblem, kernel: Kernel, configs: str, sp
 
 
 def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
-    """The quantisation efficiency of what ran, counted as in rows; None where the kernel's inside is unknown."""
+    """The quantisation efficiency of what ran, counted as in rows; None where the kernel's inside
+    is unknown.
+    """
     config = None if timeline.config is None else KernelConfig(**timeline.config)
     kernel = kernels().get(timeline.kernel)
     schedule = kernel.schedule(timeline.problem, config, spec) if kernel else None
@@ -67,7 +79,11 @@ def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
 
 
 def _launch_name(schedule: Schedule) -> str:
-    return _SPLIT_LAUNCH if schedule.merge_launch else _LAUNCHES.get(schedule.decomposition, schedule.decomposition)
+    return (
+        _SPLIT_LAUNCH
+        if schedule.merge_launch
+        else _LAUNCHES.get(schedule.decomposition, schedule.decomposition)
+    )
 
 
 def _output_tiles(schedule: Schedule) -> int:
@@ -108,7 +124,9 @@ def _merge_ctas(
         output_tile = kv_head * row_tiles + (position * problem.group_size + row) // rows
         # The model counts waves of output tiles; rows of one tile share its place.
         start_us = begin_us + output_tile // at_once * costs.merge_us
-        fewer_us = rates.merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * (most - parts[output_tile])
+        fewer_us = rates.merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * (
+            most - parts[output_tile]
+        )
         end_us = start_us + costs.merge_us + reading_us - fewer_us
         span = Span("reduction", output_tile, start_us, end_us)
         found.append(CtaTimeline(_MERGE_LAUNCH, cta, cta % spec.sms, start_us, end_us, (span,)))
@@ -121,8 +139,11 @@ def _from_first_start(ctas: list[CtaTimeline]) -> tuple[CtaTimeline, ...]:
 
     def moved(cta: CtaTimeline) -> CtaTimeline:
         spans = tuple(
-            Span(span.kind, span.output_tile, span.start_us - begin_us, span.end_us - begin_us) for span in cta.spans
+            Span(span.kind, span.output_tile, span.start_us - begin_us, span.end_us - begin_us)
+            for span in cta.spans
         )
-        return CtaTimeline(cta.launch, cta.cta, cta.sm, cta.start_us - begin_us, cta.end_us - begin_us, spans)
+        return CtaTimeline(
+            cta.launch, cta.cta, cta.sm, cta.start_us - begin_us, cta.end_us - begin_us, spans
+        )
 
     return tuple(moved(cta) for cta in ctas)

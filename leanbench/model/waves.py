@@ -1,8 +1,10 @@
-"""The same play in a fraction of the time where every CTA has one segment, all of them equally long.
+"""The same play in a fraction of the time where every CTA has one segment, all of them equally
+long.
 
-Then all CTAs of an SM, and all SMs of a class, are in step: a class is one thing that fills, streams and drains. Where
-fewer CTAs are left than slots fall free at once, the SMs take them in turn.
-tests/model/test_waves.py holds this against leanbench.model.engine: the same but for rounding.
+Then all CTAs of an SM, and all SMs of a class, are in step: a class is one thing that fills,
+streams and drains. Where fewer CTAs are left than slots fall free at once, the SMs take them in
+turn. tests/model/test_waves.py holds this against leanbench.model.engine: the same but for
+rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from leanbench.model.sharing import Load, share
 
 
 def are_alike(work: Sequence[CtaWork], merge_launch: bool) -> bool:
-    """Whether `play_alike` can play it: one segment each, as many bytes in all, no partial that a CTA waits for."""
+    """Whether `play_alike` can play it: one segment each, as many bytes in all, no partial that a
+    CTA waits for.
+    """
     first = work[0].read_bytes
     return (
         all(one.read_bytes == first for one in work)
@@ -42,14 +46,19 @@ def play_alike(ctas: int, read_bytes: float, rates: Rates) -> float:
     """
     waiting, now_us, last_us = ctas, 0.0, 0.0
     streaming: list[_Squad] = []
-    # By class: when its next CTAs begin to stream, and with that who takes those that are left. All take as long to
-    # fill, so this is the order in which slots fall free; a class that has read before another may end after it.
+    # By class: when its next CTAs begin to stream, and with that who takes those that are left. All
+    # take as long to fill, so this is the order in which slots fall free; a class that has read
+    # before another may end after it.
     streams_us = dict.fromkeys(range(min(SM_CLASSES, rates.sms)), rates.first_byte_us)
     changes = [*rates.warm_up_ends(), float("inf")]
     while streaming or waiting:
         while changes[0] <= now_us + SAME_US:
             changes.pop(0)
-        share([squad.load for squad in streaming], rates.memory_bytes_per_us(now_us + SAME_US), rates.sm_bytes_per_us)
+        share(
+            [squad.load for squad in streaming],
+            rates.memory_bytes_per_us(now_us + SAME_US),
+            rates.sm_bytes_per_us,
+        )
         now_us = _advance(streaming, now_us, min([changes[0], *streams_us.values()]))
         for squad in [squad for squad in streaming if squad.left_bytes <= SAME_BYTES]:
             done_us = now_us + rates.drain_us(squad.load.reach)
@@ -62,12 +71,18 @@ def play_alike(ctas: int, read_bytes: float, rates: Rates) -> float:
             taken = [*_deal(waiting, classes, read_bytes, rates)]
             waiting -= sum(squad.load.sms * squad.load.ctas for squad in taken)
             streaming += taken
-            streams_us = {one: at_us for one, at_us in streams_us.items() if waiting and one not in classes}
+            streams_us = {
+                one: at_us for one, at_us in streams_us.items() if waiting and one not in classes
+            }
     return last_us
 
 
-def _deal(waiting: int, classes: Sequence[int], read_bytes: float, rates: Rates) -> Iterator[_Squad]:
-    """As many CTAs as the SMs of these classes have slots, dealt in turn: some SMs may have one more than others."""
+def _deal(
+    waiting: int, classes: Sequence[int], read_bytes: float, rates: Rates
+) -> Iterator[_Squad]:
+    """As many CTAs as the SMs of these classes have slots, dealt in turn: some SMs may have one
+    more than others.
+    """
     sms = [len(range(speed_class, rates.sms, SM_CLASSES)) for speed_class in classes]
     each, more = divmod(min(waiting, sum(sms) * rates.resident), sum(sms))
     for place, (speed_class, size) in enumerate(zip(classes, sms, strict=True)):

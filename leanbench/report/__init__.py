@@ -1,4 +1,6 @@
-"""From run directories to files that people read: one self-contained `report.html`, and CSV, Parquet and Markdown."""
+"""From run directories to files that people read: one self-contained `report.html`, and CSV,
+Parquet and Markdown.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,29 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leanbench.errors import UserError, nearest
+from leanbench.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from leanbench.report.run_files import Run
+    from leanbench.records.reading import Run
 
 #: Each format's file.
-FILES = {"html": "report.html", "csv": "report.csv", "parquet": "report.parquet", "markdown": "report.md"}
+FILES = {
+    "html": "report.html",
+    "csv": "report.csv",
+    "parquet": "report.parquet",
+    "markdown": "report.md",
+}
 #: Those that are written unless others are asked for.
 DEFAULT_FORMATS = ("html", "csv")
 
 
 def write_report(
-    run_dir: Path, out_dir: Path, formats: Sequence[str] = DEFAULT_FORMATS, beside: Sequence[Path] = ()
+    run_dir: Path,
+    out_dir: Path,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+    beside: Sequence[Path] = (),
 ) -> list[Path]:
     """Write a file of `FILES` into `out_dir` for each format, and return their paths in that order.
 
@@ -31,8 +41,8 @@ def write_report(
         beside: more run directories, which the report sets beside the first.
 
     Raises:
-        UserError: an unknown format, one whose library is missing, an `out_dir` that cannot be written, a run that
-            cannot be read or is given twice.
+        UserError: an unknown format, one whose library is missing, an `out_dir` that cannot be
+            written, a run that cannot be read or is given twice.
     """
     for format_ in formats:
         if format_ not in FILES:
@@ -40,8 +50,8 @@ def write_report(
     targets = {format_: out_dir / FILES[format_] for format_ in formats}
     check_writable(out_dir, targets.values())
 
+    from leanbench.records.reading import read_runs
     from leanbench.report.frame import results_frame
-    from leanbench.report.run_files import read_runs
 
     runs = read_runs([run_dir, *beside])
     for run in runs:
@@ -73,19 +83,25 @@ def _parquet(frame: DataFrame) -> bytes:
     try:
         return frame.to_parquet(index=False)
     except ImportError as error:
-        raise UserError("a Parquet file needs pyarrow, which is not installed: pip install pyarrow") from error
+        raise UserError(
+            "a Parquet file needs pyarrow, which is not installed: pip install pyarrow"
+        ) from error
 
 
 def check_writable(out_dir: Path, targets: Iterable[Path]) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        # A real file: permission bits say nothing about read-only mounts, full disks or the root user.
+        # A real file: permission bits say nothing about read-only mounts, full disks or the root
+        # user.
         tempfile.TemporaryFile(dir=out_dir).close()
     except OSError as error:
         raise _cannot_write(out_dir, error) from error
     for target in targets:
         if target.is_dir():
-            raise UserError(f"cannot write {target}: it is a folder, move it away or choose another folder with --out")
+            raise UserError(
+                f"cannot write {target}: it is a folder, move it away or choose another folder with"
+                " --out"
+            )
 
 
 def write_whole(target: Path, content: str | bytes) -> None:

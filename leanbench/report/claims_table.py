@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from leanbench.claims import SAMPLES, Claim, claims
+from leanbench.model.claims import SAMPLES, Claim, claims
 from leanbench.report.frame import gpu_name
 from leanbench.report.series import tokens
 
 if TYPE_CHECKING:
-    from leanbench.problem import AttentionProblem
-    from leanbench.report.run_files import Run
-    from leanbench.row import Row
+    from leanbench.core.problem import AttentionProblem
+    from leanbench.records.reading import Run
+    from leanbench.records.row import Row
 
 Fastest = Mapping["AttentionProblem", Mapping[str, "Row"]]
 
@@ -53,12 +53,17 @@ class _Figure:
 
 
 def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]]:
-    """For each GPU, L2 state and source: the first two in words, whether it is predicted, and every claim."""
+    """For each GPU, L2 state and source: the first two in words, whether it is predicted, and every
+    claim.
+    """
     sweeps = {run.name: sweep_name(run.manifest) for run in runs}
     groups: dict[tuple[str, bool], dict[str, list[tuple[Row, AttentionProblem]]]] = {}
     for run in runs:
         for row, problem in run.results:
-            key = (f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2", row.source == "predicted")
+            key = (
+                f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2",
+                row.source == "predicted",
+            )
             groups.setdefault(key, {}).setdefault(run.name, []).append((row, problem))
     return [(*key, measured_claims(by_run, sweeps)) for key, by_run in groups.items()]
 
@@ -73,12 +78,13 @@ def sweep_name(manifest: Mapping[str, Any]) -> str:
 def measured_claims(
     results: Mapping[str, Iterable[tuple[Row, AttentionProblem]]], sweeps: Mapping[str, str]
 ) -> list[Measured]:
-    """Every claim, in the paper's order, each from one run alone, so that no ratio and no mean spans two: of those that
-    have all its cells the one of the sweep made for it, else the one that measured it last.
+    """Every claim, in the paper's order, each from one run alone, so that no ratio and no mean
+    spans two: of those that have all its cells the one of the sweep made for it, else the one that
+    measured it last.
 
     Args:
-        results: by the run's name; of one source, GPU and state of the L2. Only `ok` rows count, of each kernel the
-            fastest of a problem.
+        results: by the run's name; of one source, GPU and state of the L2. Only `ok` rows count, of
+            each kernel the fastest of a problem.
         sweeps: the name of each run's sweep, by the run's name.
     """
     fastest = {run: _fastest(rows) for run, rows in results.items()}
@@ -101,12 +107,20 @@ def _measured(claim: Claim, runs: Mapping[str, Fastest], sweeps: Mapping[str, st
     needed = SAMPLES if claim.is_of_samples else len(claim.problems)
     whole = {run: figures for run, figures in found.items() if len(figures) >= needed}
     if not whole:
-        return Measured(claim, None, "", _lacking(claim, max(map(len, found.values()), default=0)), "")
-    newest = {run: max(figure.time for figure in figures.values()) for run, figures in whole.items()}
+        return Measured(
+            claim, None, "", _lacking(claim, max(map(len, found.values()), default=0)), ""
+        )
+    newest = {
+        run: max(figure.time for figure in figures.values()) for run, figures in whole.items()
+    }
     run = max(whole, key=lambda run: (sweeps.get(run) == claim.sweep, newest[run]))
     values = {problem: figure.value for problem, figure in whole[run].items()}
     value = claim.value(list(values.values()))
-    verdict = "holds" if claim.holds(value) else f"{'less' if value < claim.paper else 'more'} than the paper"
+    verdict = (
+        "holds"
+        if claim.holds(value)
+        else f"{'less' if value < claim.paper else 'more'} than the paper"
+    )
     return Measured(claim, value, verdict, _cell(claim, values), run)
 
 
@@ -123,8 +137,15 @@ def _same(problem: AttentionProblem) -> AttentionProblem:
 
 
 def _is_sample(problem: AttentionProblem) -> bool:
-    """The paper's samples differ in batch, context and heads; multi-head attention over a contiguous cache."""
-    return problem.group_size == 1 and not problem.is_ragged and problem.q_len == 1 and problem.page_size is None
+    """The paper's samples differ in batch, context and heads; multi-head attention over a
+    contiguous cache.
+    """
+    return (
+        problem.group_size == 1
+        and not problem.is_ragged
+        and problem.q_len == 1
+        and problem.page_size is None
+    )
 
 
 def _figure(claim: Claim, rows: Mapping[str, Row]) -> _Figure | None:
@@ -168,7 +189,9 @@ def _ends(problems: Iterable[AttentionProblem]) -> str:
 
 
 def _ranges(problems: Sequence[AttentionProblem]) -> str:
-    """What samples were taken: ``batch 1 to 64, heads 8 to 64, context 1k to 512k, head_dim 64, fp16``."""
+    """What samples were taken: ``batch 1 to 64, heads 8 to 64, context 1k to 512k, head_dim 64,
+    fp16``.
+    """
 
     def span(name: str, values: Iterable[int], text: Callable[[int], str] = str) -> str:
         low, *between = sorted({*values})

@@ -7,22 +7,32 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from leanbench.errors import UserError
-from leanbench.run.ragged import ragged_contexts
+from leanbench.core.errors import UserError
+from leanbench.core.ragged import ragged_contexts
 
 if TYPE_CHECKING:
-    from leanbench.problem import AttentionProblem
-    from leanbench.row import Row
+    from leanbench.core.problem import AttentionProblem
+    from leanbench.records.row import Row
 
 
 def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, Any]) -> str | None:
-    """`leanbench sweep` with the row's problem, kernel, launch settings and what was measured; ready for a shell.
+    """`leanbench sweep` with the row's problem, kernel, launch settings and what was measured;
+    ready for a shell.
 
     None for a ragged batch that was not drawn as `--ragged` draws: no flag names its lengths.
     """
-    heads = f"{problem.q_heads}" if problem.group_size == 1 else f"{problem.q_heads}/{problem.kv_heads}"
+    heads = (
+        f"{problem.q_heads}" if problem.group_size == 1 else f"{problem.q_heads}/{problem.kv_heads}"
+    )
     words = ["leanbench", "sweep", "--heads", heads]
-    words += ["--context", str(problem.max_context), "--batch", str(problem.batch), "--head-dim", str(problem.head_dim)]
+    words += [
+        "--context",
+        str(problem.max_context),
+        "--batch",
+        str(problem.batch),
+        "--head-dim",
+        str(problem.head_dim),
+    ]
     words += ["--dtype", problem.dtype, "--kv-layout", problem.kv_layout]
     if problem.q_len > 1:
         words += ["--q-len", str(problem.q_len)]
@@ -43,8 +53,14 @@ def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, An
 def _config(row: Row) -> list[str]:
     if not row.config:
         return []
-    texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in row.config.items()}
-    return ["--config", f"{row.kernel}:{','.join(f'{name}={text}' for name, text in texts.items())}"]
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in row.config.items()
+    }
+    return [
+        "--config",
+        f"{row.kernel}:{','.join(f'{name}={text}' for name, text in texts.items())}",
+    ]
 
 
 def _measured(row: Row) -> list[str]:
@@ -62,13 +78,22 @@ def _measured(row: Row) -> list[str]:
 
 
 def _share(problem: AttentionProblem, manifest: Mapping[str, Any]) -> float | None:
-    """The mean over the longest context that `--ragged` was given: of the run's sweep, else a round one."""
+    """The mean over the longest context that `--ragged` was given: of the run's sweep, else a round
+    one.
+    """
     grids = _mapping(manifest.get("sweep")).get("grids")
-    asked = [share for grid in (grids if isinstance(grids, list) else []) for share in _shares(_mapping(grid))]
+    asked = [
+        share
+        for grid in (grids if isinstance(grids, list) else [])
+        for share in _shares(_mapping(grid))
+    ]
     mean_over_max = problem.total_context / problem.batch / problem.max_context
     for share in dict.fromkeys([*asked, round(mean_over_max, 2), round(mean_over_max, 3)]):
         try:
-            if 0 < share < 1 and _draw(problem.batch, problem.max_context, share) == problem.contexts:
+            if (
+                0 < share < 1
+                and _draw(problem.batch, problem.max_context, share) == problem.contexts
+            ):
                 return share
         except UserError:
             continue

@@ -1,4 +1,6 @@
-"""Compares two runs, or two kernels, cell by cell. leanbench.report.compare_pair says how a verdict is reached."""
+"""Compares two runs, or two kernels, cell by cell. leanbench.report.compare_pair says how a verdict
+is reached.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leanbench.errors import UserError, nearest
-from leanbench.problem import AttentionProblem
+from leanbench.core.errors import UserError, nearest
+from leanbench.core.problem import AttentionProblem
+from leanbench.records.reading import RUNS, Run, find_run, read_run
 from leanbench.report.frame import gpu_name
-from leanbench.report.run_files import RUNS, Run, find_run, read_run
 
 if TYPE_CHECKING:
+    from leanbench.records.row import Row
     from leanbench.report.compare_pair import Pair
-    from leanbench.row import Row
 
-#: What two rows share to be a pair: problem, kernel ("" where two kernels are compared), configs request, cache state.
+#: What two rows share to be a pair: problem, kernel ("" where two kernels are compared), configs
+#: request, cache state.
 Key = tuple[AttentionProblem, str, str, str]
 
 #: In this order in tables: what needs a look first, what needs none last.
@@ -42,20 +45,29 @@ class Selection:
         return gpu_name(self.run.manifest, next(iter(self.rows.values())).environment)
 
     def environment(self, key: str) -> dict[str, Any]:
-        """What the manifest says of the environment that rows name by `key`, with the GPU a prediction is for."""
+        """What the manifest says of the environment that rows name by `key`, with the GPU a
+        prediction is for.
+        """
         found = _mapping(_mapping(self.run.manifest.get("environments")).get(key))
         return {**found, "gpu_product": gpu_name(self.run.manifest, key)} if found else {}
 
     @property
     def measure(self) -> dict[str, Any]:
-        """What the manifest says of how the run was measured, the fields of `effort` among the others."""
+        """What the manifest says of how the run was measured, the fields of `effort` among the
+        others.
+        """
         measure = _mapping(self.run.manifest.get("measure"))
-        return {**_mapping(measure.get("effort")), **{name: measure[name] for name in measure if name != "effort"}}
+        return {
+            **_mapping(measure.get("effort")),
+            **{name: measure[name] for name in measure if name != "effort"},
+        }
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field of the environments, or of how was measured, that is not the same; several values in a resumed run."""
+    """A field of the environments, or of how was measured, that is not the same; several values in
+    a resumed run.
+    """
 
     field: str
     base: tuple[str, ...]
@@ -70,7 +82,8 @@ class Comparison:
     new: Selection
     #: Relative difference that counts as none.
     margin: float
-    #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size, `same` in base's order.
+    #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size,
+    #: `same` in base's order.
     pairs: tuple[Pair, ...]
     differences: tuple[Difference, ...]
     #: Labels of the cells without a partner.
@@ -94,30 +107,37 @@ class Comparison:
 
     @property
     def other_settings(self) -> int:
-        """Pairs whose launch settings differ; two kernels have settings of their own, so none are counted there."""
+        """Pairs whose launch settings differ; two kernels have settings of their own, so none are
+        counted there.
+        """
         if self.of_two_kernels:
             return 0
         configs = [(pair.base.config, pair.new.config) for pair in self.pairs]
         return sum(None not in pair and pair[0] != pair[1] for pair in configs)
 
     def failures(self, above: float) -> list[Pair]:
-        """Cells that worked and do so no longer, or are significantly slower and by more than `above` (0.05 is 5%)."""
+        """Cells that worked and do so no longer, or are significantly slower and by more than
+        `above` (0.05 is 5%).
+        """
         return [
             pair
             for pair in self.pairs
-            if pair.broken or (pair.verdict == "slower" and pair.ratio is not None and pair.ratio > 1 + above)
+            if pair.broken
+            or (pair.verdict == "slower" and pair.ratio is not None and pair.ratio > 1 + above)
         ]
 
 
 def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) -> Comparison:
-    """Compare `RUN` with `RUN`, or `RUN:KERNEL` with `RUN:KERNEL`; a run is a path or a name under runs/.
+    """Compare `RUN` with `RUN`, or `RUN:KERNEL` with `RUN:KERNEL`; a run is a path or a name under
+    runs/.
 
     Args:
         margin: relative difference that counts as none, 0.01 for 1%.
         kernels: the kernels to compare, where the two sides name none; empty for all.
 
     Raises:
-        UserError: no such run or kernel, a kernel on one side only, measured against predicted, or nothing to pair.
+        UserError: no such run or kernel, a kernel on one side only, measured against predicted, or
+            nothing to pair.
     """
     names = [_split(text) for text in (base, new)]
     _refuse_names(names, base, new, kernels)
@@ -127,8 +147,13 @@ def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) 
     sides = [_select(run, kernel, kernels) for run, (_, kernel) in zip(runs, names, strict=True)]
     sources = [{row.source for row in side.rows.values()} for side in sides]
     if len(sources[0] | sources[1]) > 1:
-        told = " and ".join(f"{side.name} is {', '.join(sorted(of))}" for side, of in zip(sides, sources, strict=True))
-        raise UserError(f"{told}: a prediction and a measurement are never compared, name two runs of one kind")
+        told = " and ".join(
+            f"{side.name} is {', '.join(sorted(of))}"
+            for side, of in zip(sides, sources, strict=True)
+        )
+        raise UserError(
+            f"{told}: a prediction and a measurement are never compared, name two runs of one kind"
+        )
     return _pair(sides[0], sides[1], margin)
 
 
@@ -146,24 +171,37 @@ def counts(pairs: Sequence[Pair]) -> dict[str, int]:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """The run and the kernel of ``RUN`` or ``RUN:KERNEL``; a folder whose name has a colon is a run."""
+    """The run and the kernel of ``RUN`` or ``RUN:KERNEL``; a folder whose name has a colon is a
+    run.
+    """
     if ":" not in text or Path(text).is_dir() or (RUNS / text).is_dir():
         return text, None
     run, _, kernel = text.rpartition(":")
     if not run or not kernel:
-        raise UserError(f"{text!r} is not RUN or RUN:KERNEL, write for example before or before:lean")
+        raise UserError(
+            f"{text!r} is not RUN or RUN:KERNEL, write for example before or before:lean"
+        )
     return run, kernel
 
 
-def _refuse_names(names: list[tuple[str, str | None]], base: str, new: str, kernels: Sequence[str]) -> None:
+def _refuse_names(
+    names: list[tuple[str, str | None]], base: str, new: str, kernels: Sequence[str]
+) -> None:
     (base_run, base_kernel), (new_run, new_kernel) = names
     if (base_kernel is None) != (new_kernel is None):
         with_kernel, without = (base, new) if base_kernel else (new, base)
-        raise UserError(f"{with_kernel} names a kernel and {without} does not: name one on both sides, or on neither")
+        raise UserError(
+            f"{with_kernel} names a kernel and {without} does not: name one on both sides, or on"
+            " neither"
+        )
     if kernels and base_kernel:
-        raise UserError(f"--kernels {','.join(kernels)} and {base} both choose a kernel: leave one of them out")
+        raise UserError(
+            f"--kernels {','.join(kernels)} and {base} both choose a kernel: leave one of them out"
+        )
     if base_kernel == new_kernel and find_run(base_run).resolve() == find_run(new_run).resolve():
-        raise UserError(f"BASE and NEW are both {base}: name another run, or two kernels as in RUN:lean RUN:fa2")
+        raise UserError(
+            f"BASE and NEW are both {base}: name another run, or two kernels as in RUN:lean RUN:fa2"
+        )
 
 
 def _refuse_unknown(kernel: str, runs: Sequence[Run]) -> None:
@@ -183,16 +221,21 @@ def _select(run: Run, kernel: str | None, kernels: Sequence[str]) -> Selection:
             # A cell that has two rows was measured twice; as with samples, the later counts.
             rows[problem, "" if kernel else row.kernel, _request(run, row), row.cache] = row
     if not run.results:
-        raise UserError(f"{run.directory} has no rows to compare: finish it with `leanbench sweep --resume`")
+        raise UserError(
+            f"{run.directory} has no rows to compare: finish it with `leanbench sweep --resume`"
+        )
     if not rows:
         known = ", ".join(dict.fromkeys(row.kernel for row, _ in run.results))
-        raise UserError(f"{run.directory} ran no {' or '.join(chosen)}: choose kernels that both ran, it has {known}")
+        raise UserError(
+            f"{run.directory} ran no {' or '.join(chosen)}: choose kernels that both ran, it has"
+            f" {known}"
+        )
     return Selection(run, kernel, rows)
 
 
 def _request(run: Run, row: Row) -> str:
-    """What was asked of the launch settings: `best` of many, or one known before, which is `default` whoever chose it.
-    Rows that failed early do not say, the run does.
+    """What was asked of the launch settings: `best` of many, or one known before, which is
+    `default` whoever chose it. Rows that failed early do not say, the run does.
     """
     asked = _mapping(run.manifest.get("sweep")).get("configs")
     asked = asked if isinstance(asked, str) else (row.config_choice or "default").split()[0]
@@ -237,28 +280,41 @@ def _why_no_pairs(base: Selection, new: Selection) -> str:
     """One sentence; a difference in request or cache state alone is named."""
     common = {key[:2] for key in base.rows} & {key[:2] for key in new.rows}
     if not common:
-        ran = [f"{side.name} ran {_cell_label(*next(iter(side.rows.items())))}" for side in (base, new)]
-        return f"there is nothing to pair, for example {ran[0]} and {ran[1]}: choose runs that share problems"
+        ran = [
+            f"{side.name} ran {_cell_label(*next(iter(side.rows.items())))}" for side in (base, new)
+        ]
+        return (
+            f"there is nothing to pair, for example {ran[0]} and {ran[1]}: choose runs that share"
+            " problems"
+        )
     asked = [
-        " and ".join(dict.fromkeys(f"configs {key[2]}, {key[3]} cache" for key in side.rows if key[:2] in common))
+        " and ".join(
+            dict.fromkeys(
+                f"configs {key[2]}, {key[3]} cache" for key in side.rows if key[:2] in common
+            )
+        )
         for side in (base, new)
     ]
     return (
-        f"there is nothing to pair, {base.name} ran the shared problems with {asked[0]} and {new.name} with "
-        f"{asked[1]}: sweep one of them again as the other was"
+        f"there is nothing to pair, {base.name} ran the shared problems with {asked[0]} and"
+        f" {new.name} with {asked[1]}: sweep one of them again as the other was"
     )
 
 
 def _samples_us(directory: Path) -> dict[str, list[float]]:
-    from leanbench.run.samples import SAMPLES, read_samples
+    from leanbench.records.samples import SAMPLES, read_samples
 
     try:
         return {cell: samples.samples_us for cell, samples in read_samples(directory).items()}
     except OSError as error:
-        raise UserError(f"cannot read {directory / SAMPLES} ({(error.strerror or str(error)).lower()})") from error
+        raise UserError(
+            f"cannot read {directory / SAMPLES} ({(error.strerror or str(error)).lower()})"
+        ) from error
     except ValueError as error:
         where = directory / SAMPLES
-        raise UserError(f"{where} is damaged: remove it, then the rows' own intervals are compared") from error
+        raise UserError(
+            f"{where} is damaged: remove it, then the rows' own intervals are compared"
+        ) from error
 
 
 def _differences(base: Selection, new: Selection, shared: Sequence[Key]) -> list[Difference]:
@@ -277,7 +333,9 @@ def _recorded(side: Selection, rows: Sequence[Row]) -> dict[str, list[str]]:
     environments = [side.environment(key) for key in dict.fromkeys(row.environment for row in rows)]
     # Options of measuring that a prediction was asked for changed nothing in it.
     measure = side.measure if any(row.source == "measured" for row in rows) else {}
-    for field, value in (item for recorded in (*environments, measure) for item in recorded.items()):
+    for field, value in (
+        item for recorded in (*environments, measure) for item in recorded.items()
+    ):
         found.setdefault(field, {})[_written(value)] = None
     return {field: list(values) for field, values in found.items()}
 

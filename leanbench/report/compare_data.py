@@ -1,4 +1,6 @@
-"""A comparison for programs: JSON and CSV. Ratios are new over base, not measured is null or an empty field."""
+"""A comparison for programs: JSON and CSV. Ratios are new over base, not measured is null or an
+empty field.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def json_text(comparison: Comparison) -> str:
         "differences": [asdict(each) for each in comparison.differences],
         "counts": counts(pairs),
         "statistics": [asdict(each) for each in summarise(pairs)],
-        **{name: pair and {"cell": pair.label, "ratio": pair.ratio} for name, pair in extremes.items()},
+        **{
+            name: pair and {"cell": pair.label, "ratio": pair.ratio}
+            for name, pair in extremes.items()
+        },
         "only_in_base": list(comparison.only_in_base),
         "only_in_new": list(comparison.only_in_new),
         "pairs": [{**_record(pair), "problem": pair.problem.to_dict()} for pair in pairs],

@@ -1,9 +1,10 @@
 """Two rows of the same cell beside each other, and whether their medians differ.
 
-The interval of new over base is Hodges and Lehmann's over the raw samples (`leanbench.measure.statistics`). A margin
-stands beside it, because between two processes a GPU's medians differ by tenths of a percent for reasons that no sample
-within a process shows: where buffers lie in memory, which clock the GPU settled on. Where a run has no samples, each
-row's own 95% interval of the median stands in, new low over base high to new high over base low.
+The interval of new over base is Hodges and Lehmann's over the raw samples
+(`leanbench.measure.statistics`). A margin stands beside it, because between two processes a GPU's
+medians differ by tenths of a percent for reasons that no sample within a process shows: where
+buffers lie in memory, which clock the GPU settled on. Where a run has no samples, each row's own
+95% interval of the median stands in, new low over base high to new high over base low.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.measure.statistics import FEWEST_FOR_RATIO, ratio_interval
-from leanbench.problem import AttentionProblem
-from leanbench.row import Row
+from leanbench.records.row import Row
 
-#: `same`: the interval of the ratio lies within the margin. `slower`, `faster`: it lies beyond it. Else `ambiguous`.
+#: `same`: the interval of the ratio lies within the margin. `slower`, `faster`: it lies beyond it.
+#: Else `ambiguous`.
 Verdict = Literal["slower", "ambiguous", "faster", "same"]
 
 #: The latency of any other row is none, or one of a wrong result.
@@ -121,7 +123,9 @@ def make_pair(
         return Pair(problem, base, new, ratio, verdict="ambiguous", reason="; ".join(reasons))
     reasons += _too_few(samples_us)
     verdict = "ambiguous" if reasons else judge(*interval, margin)
-    return Pair(problem, base, new, ratio, *interval, verdict, "; ".join(reasons) or None, from_samples)
+    return Pair(
+        problem, base, new, ratio, *interval, verdict, "; ".join(reasons) or None, from_samples
+    )
 
 
 def judge(ratio_low: float, ratio_high: float, margin: float) -> Verdict:
@@ -142,12 +146,21 @@ def _not_ok(rows: tuple[Row, Row]) -> list[str]:
     told = [f"({row.status}): {row.reason}" if row.reason else f"({row.status})" for row in rows]
     if rows[0].status != "ok" and told[0] == told[1]:
         return [f"both {told[0]}"]
-    return [f"{side} {text}" for side, row, text in zip(("base", "new"), rows, told, strict=True) if row.status != "ok"]
+    return [
+        f"{side} {text}"
+        for side, row, text in zip(("base", "new"), rows, told, strict=True)
+        if row.status != "ok"
+    ]
 
 
 def _from_rows(base: Row, new: Row) -> tuple[float, float] | None:
     """Of new over base, from the rows' own intervals of the medians."""
-    ends = (base.latency_ci_low_us, base.latency_ci_high_us, new.latency_ci_low_us, new.latency_ci_high_us)
+    ends = (
+        base.latency_ci_low_us,
+        base.latency_ci_high_us,
+        new.latency_ci_low_us,
+        new.latency_ci_high_us,
+    )
     base_low, base_high, new_low, new_high = ends
     if not base_low or not base_high or not new_low or not new_high:
         return None

@@ -1,4 +1,6 @@
-"""What a comparison comes to: statistics over its pairs, and the sentences that every format shares."""
+"""What a comparison comes to: statistics over its pairs, and the sentences that every format
+shares.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from leanbench.report.compare_pair import Pair
 
 METHOD = (
-    "Hodges and Lehmann's 95% interval of new over base from the raw samples, the one that belongs to the rank-sum "
-    "test; no distribution is assumed"
+    "Hodges and Lehmann's 95% interval of new over base from the raw samples, the one that belongs"
+    " to the rank-sum test; no distribution is assumed"
 )
 #: Labels of cells without a partner that are named.
 NAMED = 3
@@ -39,7 +41,9 @@ class Statistics:
 
 
 def summarise(pairs: Sequence[Pair]) -> list[Statistics]:
-    """Statistics for each cache state that has pairs: a warm cache's figures are never mixed with a cold one's."""
+    """Statistics for each cache state that has pairs: a warm cache's figures are never mixed with a
+    cold one's.
+    """
     found = []
     for cache in ("cold", "warm"):
         ok = [pair for pair in pairs if pair.both_ok and pair.base.cache == cache]
@@ -49,43 +53,69 @@ def summarise(pairs: Sequence[Pair]) -> list[Statistics]:
         changed = _ratios([pair for pair in ok if pair.verdict != "same"])
         difference = statistics.median(abs(ratio - 1) for ratio in ratios)
         mean = geomean(changed) if changed else None
-        found.append(Statistics(cache, len(ratios), geomean(ratios), len(changed), mean, difference))
+        found.append(
+            Statistics(cache, len(ratios), geomean(ratios), len(changed), mean, difference)
+        )
     return found
 
 
 def worst_regression(pairs: Sequence[Pair]) -> Pair | None:
     """The pair with verdict `slower` and the highest ratio."""
-    return max((pair for pair in pairs if pair.verdict == "slower"), key=lambda pair: pair.ratio or 0.0, default=None)
+    return max(
+        (pair for pair in pairs if pair.verdict == "slower"),
+        key=lambda pair: pair.ratio or 0.0,
+        default=None,
+    )
 
 
 def best_gain(pairs: Sequence[Pair]) -> Pair | None:
     """The pair with verdict `faster` and the lowest ratio."""
-    return min((pair for pair in pairs if pair.verdict == "faster"), key=lambda pair: pair.ratio or 0.0, default=None)
+    return min(
+        (pair for pair in pairs if pair.verdict == "faster"),
+        key=lambda pair: pair.ratio or 0.0,
+        default=None,
+    )
 
 
 def counted(pairs: Sequence[Pair]) -> str:
     """``12 cells: 2 slower, 10 same``."""
-    parts = ", ".join(f"{count} {_COUNTED.get(name, name)}" for name, count in counts(pairs).items())
+    parts = ", ".join(
+        f"{count} {_COUNTED.get(name, name)}" for name, count in counts(pairs).items()
+    )
     return f"{_many(len(pairs), 'cell')}: {parts}"
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Statistics, the slowest and the fastest cell against base, cells without a partner, what verdicts rest on."""
+    """Statistics, the slowest and the fastest cell against base, cells without a partner, what
+    verdicts rest on.
+    """
     pairs = comparison.pairs
     found = summarise(pairs)
     lines = [line for each in found for line in _statistics_lines(each, several=len(found) > 1)]
     # Of two kernels neither came after the other.
     kernels = comparison.of_two_kernels
-    headings = ("Slowest against base", "Fastest against base") if kernels else ("Worst regression", "Best gain")
+    headings = (
+        ("Slowest against base", "Fastest against base")
+        if kernels
+        else ("Worst regression", "Best gain")
+    )
     for heading, pair in zip(headings, (worst_regression(pairs), best_gain(pairs)), strict=True):
         if pair is not None:
             lines.append(f"{heading}: {pair.label}, {change(pair)}.")
-    for side, labels in ((comparison.base, comparison.only_in_base), (comparison.new, comparison.only_in_new)):
+    for side, labels in (
+        (comparison.base, comparison.only_in_base),
+        (comparison.new, comparison.only_in_new),
+    ):
         if labels:
             more = f" and {len(labels) - NAMED} more" if len(labels) > NAMED else ""
-            lines.append(f"Only in {side.name}: {_many(len(labels), 'cell')}, {'; '.join(labels[:NAMED])}{more}.")
+            lines.append(
+                f"Only in {side.name}: {_many(len(labels), 'cell')},"
+                f" {'; '.join(labels[:NAMED])}{more}."
+            )
     if comparison.other_settings:
-        lines.append(f"Launch settings differ in {comparison.other_settings} of {_many(len(pairs), 'cell')}.")
+        lines.append(
+            f"Launch settings differ in {comparison.other_settings} of {_many(len(pairs), 'cell')}."
+        )
     return [*lines, *_basis(comparison)]
 
 
@@ -138,12 +168,14 @@ def _statistics_lines(found: Statistics, *, several: bool) -> list[str]:
     """A line over all pairs; a second one where some are the same and some are not."""
     cache = f" with a {found.cache} cache" if several else ""
     lines = [
-        f"New over base: geometric mean {found.geomean:.4f}x over {_many(found.pairs, 'cell')}{cache} ok on both "
-        f"sides; median |difference| {found.median_difference:.2%}."
+        f"New over base: geometric mean {found.geomean:.4f}x over"
+        f" {_many(found.pairs, 'cell')}{cache} ok on both sides; median |difference|"
+        f" {found.median_difference:.2%}."
     ]
     if found.changed_geomean is not None and found.changed < found.pairs:
         lines.append(
-            f"Not the same{cache}: {_many(found.changed, 'cell')}, geometric mean {found.changed_geomean:.4f}x."
+            f"Not the same{cache}: {_many(found.changed, 'cell')}, geometric mean"
+            f" {found.changed_geomean:.4f}x."
         )
     return lines
 
@@ -151,13 +183,20 @@ def _statistics_lines(found: Statistics, *, several: bool) -> list[str]:
 def _basis(comparison: Comparison) -> list[str]:
     margin = f"{comparison.margin * 100:g}%"
     if comparison.source == "predicted":
-        return [f"Predicted: medians alone are compared, within {margin} is the same; nothing was measured."]
-    lines = [f"Same: the interval of new over base lies within ±{margin}; slower, faster: wholly beyond it."]
+        return [
+            f"Predicted: medians alone are compared, within {margin} is the same; nothing was"
+            " measured."
+        ]
+    lines = [
+        f"Same: the interval of new over base lies within ±{margin}; slower, faster: wholly"
+        " beyond it."
+    ]
     lines.append(f"Method: {METHOD}.")
     if comparison.without_samples:
         lines.append(
-            f"No raw samples for {comparison.without_samples} of {_many(len(comparison.pairs), 'cell')}: the rows' own "
-            "95% intervals stand in, so that the ratio's holds with 90%."
+            f"No raw samples for {comparison.without_samples} of"
+            f" {_many(len(comparison.pairs), 'cell')}: the rows' own 95% intervals stand in, so"
+            " that the ratio's holds with 90%."
         )
     return lines
 

@@ -7,15 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: What rows call them, as it is said of cells.
-_WORDS = {"kept": "with kept configs", "heuristic": "by the heuristic", "given": "with the given config"}
+_WORDS = {
+    "kept": "with kept configs",
+    "heuristic": "by the heuristic",
+    "given": "with the given config",
+}
 
 
 def config_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``lean: 9 of 12 cells with kept configs (measured 2026-11-21 on NVIDIA H200, shipped), 3 by the heuristic.``
+    """``lean: 9 of 12 cells with kept configs (measured 2026-11-21 on NVIDIA H200, shipped), 3 by
+    the heuristic.``
 
     Args:
-        rows: as in results.jsonl; those that did not run, or that do not say why their settings were chosen, do not
-            count.
+        rows: as in results.jsonl; those that did not run, or that do not say why their settings
+            were chosen, do not count.
     """
     by_kernel: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -29,7 +34,9 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
     parts = []
     for choice in (choice for choice in _WORDS if choice in counts):
         # What stands before the colon is the file that it comes from; the rest is of one cell.
-        reasons = [row["config_reason"].partition(":")[0] for row in rows if row["config_choice"] == choice]
+        reasons = [
+            row["config_reason"].partition(":")[0] for row in rows if row["config_choice"] == choice
+        ]
         # With kept ones in the run, the heuristic's cells were decided by the same files.
         named = choice == "kept" or (choice == "heuristic" and "kept" not in counts)
         where = f" ({'; '.join(dict.fromkeys(reasons))})" if named else ""
@@ -39,4 +46,6 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
     if len(parts) == 1:
         return f"{'all ' if total > 1 else ''}{cells} {parts[0][1]}"
     first, *others = parts
-    return ", ".join([f"{first[0]} of {cells} {first[1]}", *(f"{count} {words}" for count, words in others)])
+    return ", ".join(
+        [f"{first[0]} of {cells} {first[1]}", *(f"{count} {words}" for count, words in others)]
+    )

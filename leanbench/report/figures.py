@@ -1,8 +1,8 @@
 """The charts: plotly figures with axes, units and one styled trace a kernel, without data.
 
-The page fills in the rows of the series that its reader selects (`reports/templates/report_charts.js`), so a run with
-hundreds of problems holds each row once. Text and grid lines take their colours from the page's style sheet, for light,
-dark and print.
+The page fills in the rows of the series that its reader selects
+(`reports/templates/report_charts.js`), so a run with hundreds of problems holds each row once. Text
+and grid lines take their colours from the page's style sheet, for light, dark and print.
 """
 
 from __future__ import annotations
@@ -18,11 +18,23 @@ from leanbench.report.frame import SUBJECT
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-#: Wong's colour-blind-safe set, darkened where needed for a contrast of 3:1 on white and on the dark page alike.
+#: Wong's colour-blind-safe set, darkened where needed for a contrast of 3:1 on white and on the
+#: dark page alike.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#B85C93", "#A67C00", "#7B6FD0", "#8C7468", "#2E93A8")
-MARKERS: tuple[str, ...] = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "cross", "star")
+MARKERS: tuple[str, ...] = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "pentagon",
+    "cross",
+    "star",
+)
 #: Colours that never change, whatever else runs.
-FIXED = {name: index for index, name in enumerate((SUBJECT, "fa2", "fixed_split", "cudnn", "flashinfer"))}
+FIXED = {
+    name: index for index, name in enumerate((SUBJECT, "fa2", "fixed_split", "cudnn", "flashinfer"))
+}
 NEUTRAL = "#808690"
 #: Of every figure's layout: the page's background shows through.
 LOOK: dict[str, Any] = {
@@ -36,7 +48,8 @@ LOOK: dict[str, Any] = {
 def kernel_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each kernel.
 
-    The known ones are fixed; another takes the entry its name hashes to, or the next one that is free in this run.
+    The known ones are fixed; another takes the entry its name hashes to, or the next one that is
+    free in this run.
     """
     taken: dict[str, int] = {name: FIXED[name] for name in names if name in FIXED}
     for name in sorted(set(names) - set(FIXED)):
@@ -50,9 +63,11 @@ def kernel_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def figure(chart: Chart, kernels: Sequence[str]) -> Figure:
-    """A plotly figure without data; `layout.meta` holds the chart's fields, `trace.meta` the kernel's name.
+    """A plotly figure without data; `layout.meta` holds the chart's fields, `trace.meta` the
+    kernel's name.
 
-    The trace whose kernel is null is the floor; one whose meta names a column draws that one beside the kernel's.
+    The trace whose kernel is null is the floor; one whose meta names a column draws that one beside
+    the kernel's.
     """
     import plotly.graph_objects as go
 
@@ -62,7 +77,11 @@ def figure(chart: Chart, kernels: Sequence[str]) -> Figure:
         line = {"color": NEUTRAL, "width": 1.5, "dash": "5px,3px"}
         name = chart.floor_name
         hover = f"{name}: %{{y:{chart.y_format}}}<extra></extra>"
-        floor.append(go.Scatter(name=name, meta={"kernel": None}, mode="lines", line=line, hovertemplate=hover))
+        floor.append(
+            go.Scatter(
+                name=name, meta={"kernel": None}, mode="lines", line=line, hovertemplate=hover
+            )
+        )
     # What is drawn last lies on top: lean, the first of the kernels.
     order = list(reversed(kernels))
     beside = [_beside(chart, name, *styles[name]) for name in order if chart.beside]
@@ -95,7 +114,9 @@ def _beside(chart: Chart, name: str, color: str, symbol: str):
         mode="lines",
         line={"color": color, "width": 1.5, "dash": "dot"},
         marker={"color": color, "symbol": symbol},
-        hovertemplate=f"%{{fullData.name}}, {chart.beside_name}: %{{y:{chart.y_format}}}<extra></extra>",
+        hovertemplate=(
+            f"%{{fullData.name}}, {chart.beside_name}: %{{y:{chart.y_format}}}<extra></extra>"
+        ),
         showlegend=False,
     )
 
@@ -122,7 +143,14 @@ def _layout(chart: Chart) -> dict[str, Any]:
         y["tickformat"] = ".2~%"
     if chart.y_scale == "linear":
         y["rangemode"] = "tozero"
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": chart.line_at, "y1": chart.line_at}
+    line = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": chart.line_at,
+        "y1": chart.line_at,
+    }
     line |= {"layer": "below", "line": {"color": NEUTRAL, "width": 1}}
     return {
         "meta": {field.name: getattr(chart, field.name) for field in fields(chart)},

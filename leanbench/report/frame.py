@@ -1,7 +1,7 @@
 """Rows as a flat table, and what is compared in it.
 
-Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans two runs, two
-sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
+Only rows with status `ok` enter a statistic, with warnings or without, and a statistic never spans
+two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L2 (`cold`, `warm`).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from leanbench.problem import AttentionProblem
+from leanbench.core.problem import AttentionProblem
 from leanbench.report.command import sweep_command
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-    from leanbench.report.run_files import Run
-    from leanbench.row import Row
+    from leanbench.records.reading import Run
+    from leanbench.records.row import Row
 
 #: The kernel whose speedups are reported.
 SUBJECT = "lean"
-#: Columns that together identify a problem. `context` is text: one number, or one per sequence; so is `page_size`:
-#: a number, or none.
+#: Columns that together identify a problem. `context` is text: one number, or one per sequence; so
+#: is `page_size`: a number, or none.
 PROBLEM_COLUMNS = tuple(field.name for field in fields(AttentionProblem))
 NO_PAGES = "none"
 DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
@@ -34,41 +34,62 @@ COMPARABLE = (*COMPARED, *PROBLEM_COLUMNS)
 def results_frame(*runs: Run) -> DataFrame:
     """One row a result, in the runs' order, with flat columns.
 
-    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, `run` (its name), `command` (what repeats the
-    row), every field of `Row` (`config` and lists as text), and
+    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, `run` (its name), `command` (what
+    repeats the row), every field of `Row` (`config` and lists as text), and
 
-    - `lean_speedup`, `lean_energy_ratio`: this row's latency and energy over those of `lean` on the same problem, null
-      for `lean` itself and for rows that are not `ok`;
-    - `crosscheck_difference`, `sustained_slowdown`: cross-check and sustained latency over latency, less 1;
+    - `lean_speedup`, `lean_energy_ratio`: this row's latency and energy over those of `lean` on the
+      same problem, null for `lean` itself and for rows that are not `ok`;
+    - `crosscheck_difference`, `sustained_slowdown`: cross-check and sustained latency over latency,
+      less 1;
     - `energy_over_floor`: energy over the energy floor.
 
     Not measured is null, never 0.
     """
     import pandas as pd
 
-    from leanbench.row import Row
+    from leanbench.records.row import Row
 
     row_fields = [name for name in Row.model_fields if name != "problem"]
-    columns = [*DERIVED_COLUMNS[:1], *PROBLEM_COLUMNS, *DERIVED_COLUMNS[1:], *row_fields, "gpu", "run", "command"]
+    columns = [
+        *DERIVED_COLUMNS[:1],
+        *PROBLEM_COLUMNS,
+        *DERIVED_COLUMNS[1:],
+        *row_fields,
+        "gpu",
+        "run",
+        "command",
+    ]
     records = [_record(run, *result) for run in runs for result in run.results]
     frame = pd.DataFrame(records, columns=columns)
     for name in columns:
         if kind := _numeric_type(name):
             frame[name] = frame[name].astype(kind)
     _insert(frame, "read_floor_share", "lean_speedup", _over_lean(frame, "latency_us"))
-    _insert(frame, "crosscheck_us", "crosscheck_difference", frame["crosscheck_us"] / frame["latency_us"] - 1)
-    _insert(frame, "sustained_us", "sustained_slowdown", frame["sustained_us"] / frame["latency_us"] - 1)
-    _insert(frame, "energy_floor_mj", "energy_over_floor", frame["energy_mj"] / frame["energy_floor_mj"])
+    _insert(
+        frame,
+        "crosscheck_us",
+        "crosscheck_difference",
+        frame["crosscheck_us"] / frame["latency_us"] - 1,
+    )
+    _insert(
+        frame, "sustained_us", "sustained_slowdown", frame["sustained_us"] / frame["latency_us"] - 1
+    )
+    _insert(
+        frame, "energy_floor_mj", "energy_over_floor", frame["energy_mj"] / frame["energy_floor_mj"]
+    )
     _insert(frame, "energy_over_floor", "lean_energy_ratio", _over_lean(frame, "energy_mj"))
     return frame
 
 
 def gpu_name(manifest: dict[str, Any], environment: str | None = None) -> str:
-    """The product a row was taken on or predicted for; "unknown GPU" where the manifest does not say."""
+    """The product a row was taken on or predicted for; "unknown GPU" where the manifest does not
+    say.
+    """
     environments = _mapping(manifest.get("environments"))
     gpu = _mapping(manifest.get("gpu"))
     of_row = _mapping(environments.get(environment or "")).get("gpu_product")
-    # A prediction's environment is the machine that computed it; the GPU it is for stands in the manifest.
+    # A prediction's environment is the machine that computed it; the GPU it is for stands in the
+    # manifest.
     if manifest.get("source") == "predicted":
         of_row = None
     return str(of_row or gpu.get("product") or gpu.get("name") or "unknown GPU")
@@ -101,17 +122,20 @@ def baselines(frame: DataFrame) -> list[str]:
 
 
 def best_ok_rows(frame: DataFrame) -> DataFrame:
-    """The fastest `ok` row of each kernel on each problem: a kernel that ran with several configs counts once."""
+    """The fastest `ok` row of each kernel on each problem: a kernel that ran with several configs
+    counts once.
+    """
     ok = where(frame, (frame["status"] == "ok") & frame["latency_us"].notna())
     fastest_first = ok.sort_values(by=["latency_us"], kind="stable")
     return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
 
 
 def ratios_to_lean(frame: DataFrame, column: str) -> DataFrame:
-    """Each baseline's value over that of `lean`: one row a problem that `lean` ran, one column a baseline.
+    """Each baseline's value over that of `lean`: one row a problem that `lean` ran, one column a
+    baseline.
 
-    A value is null where the baseline has no `ok` row with a value. The index is `COMPARABLE` plus `problem`, the
-    label for people.
+    A value is null where the baseline has no `ok` row with a value. The index is `COMPARABLE` plus
+    `problem`, the label for people.
 
     Args:
         column: `latency_us` for speedups, `energy_mj` for energy.
@@ -124,8 +148,9 @@ def ratios_to_lean(frame: DataFrame, column: str) -> DataFrame:
 
 
 def latencies_by_kernel(frame: DataFrame) -> DataFrame:
-    """Latency of the fastest `ok` row of each kernel: one row a problem, indexed as in `ratios_to_lean`, one column a
-    kernel."""
+    """Latency of the fastest `ok` row of each kernel: one row a problem, indexed as in
+    `ratios_to_lean`, one column a kernel.
+    """
     return _by_kernel(frame, "latency_us")
 
 
@@ -167,7 +192,9 @@ def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
     return {
         "problem": problem.label,
         **{name: getattr(problem, name) for name in PROBLEM_COLUMNS},
-        "context": " ".join(map(str, problem.contexts if problem.is_ragged else problem.contexts[:1])),
+        "context": " ".join(
+            map(str, problem.contexts if problem.is_ragged else problem.contexts[:1])
+        ),
         "page_size": page_size_text(problem),
         "group_size": problem.group_size,
         "max_context": problem.max_context,
@@ -181,8 +208,9 @@ def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> Any:
-    """Containers as text: a mapping as ``tile_tokens=128 num_warps=4``, a list separated by spaces, or by semicolons
-    where it holds sentences; an empty one is nothing."""
+    """Containers as text: a mapping as ``tile_tokens=128 num_warps=4``, a list separated by spaces,
+    or by semicolons where it holds sentences; an empty one is nothing.
+    """
     if isinstance(value, dict):
         return " ".join(f"{name}={item}" for name, item in value.items())
     if not isinstance(value, list):
@@ -195,7 +223,7 @@ def _numeric_type(column: str) -> str | None:
     """Nullable integers, so that a missing count does not turn 132 into 132.0; None for text."""
     from typing import get_args
 
-    from leanbench.row import Row
+    from leanbench.records.row import Row
 
     if column in ("group_size", "max_context"):
         return "Int64"

@@ -1,4 +1,5 @@
-"""What a run comes to in four sentences: the fastest kernel where, by how much, energy, and what to beware of.
+"""What a run comes to in four sentences: the fastest kernel where, by how much, energy, and what to
+beware of.
 
 Many runs come to a sentence for each GPU and a line for each run.
 """
@@ -47,11 +48,19 @@ class Part:
         said = []
         if self.summary.source == "predicted":
             model_error = known_error(self.summary.gpu)
-            said.append(f"Predicted by the performance model, nothing was measured. {model_error}".strip())
-        failed = {status: count for status, count in status_counts(self.rows).items() if status != "ok"}
+            said.append(
+                f"Predicted by the performance model, nothing was measured. {model_error}".strip()
+            )
+        failed = {
+            status: count for status, count in status_counts(self.rows).items() if status != "ok"
+        }
         if failed:
-            counts = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in failed.items())
-            said.append(f"{sum(failed.values())} of {len(self.rows)} rows enter no statistic: {counts}.")
+            counts = ", ".join(
+                f"{count} {status.replace('_', ' ')}" for status, count in failed.items()
+            )
+            said.append(
+                f"{sum(failed.values())} of {len(self.rows)} rows enter no statistic: {counts}."
+            )
         if warned := self.rows["warnings"].notna().tolist().count(True):
             said.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
         return said
@@ -61,7 +70,8 @@ class Part:
 class Overview:
     """Of many runs."""
 
-    #: What they come to, each under what it is about: the GPU, whether it is predicted, and the L2 where that differs.
+    #: What they come to, each under what it is about: the GPU, whether it is predicted, and the L2
+    #: where that differs.
     sentences: tuple[tuple[str, str], ...]
     #: Every part, by the run's name and whatever else tells it from the others.
     parts: tuple[tuple[str, Part], ...]
@@ -77,7 +87,10 @@ def title(runs: Sequence[str], found: Overview | None) -> str:
     """The runs by name; of many their number and the GPUs."""
     if found is None:
         return listed(runs)
-    return f"{listed(list(dict.fromkeys(part.summary.gpu for _, part in found.parts)))}: {len(runs)} runs"
+    return (
+        f"{listed(list(dict.fromkeys(part.summary.gpu for _, part in found.parts)))}: {len(runs)}"
+        " runs"
+    )
 
 
 def headline(part: Part) -> list[tuple[str, str]]:
@@ -111,7 +124,10 @@ def overview(parts: Sequence[Part]) -> Overview | None:
         if part.summary.over_best:
             alike[about(part.summary, gpu=True)].append(part)
     sentences = [(words, _of_many(group)) for words, group in alike.items()]
-    names = [", ".join(filter(None, (part.summary.run, about(part.summary, gpu=len(gpus) > 1)))) for part in parts]
+    names = [
+        ", ".join(filter(None, (part.summary.run, about(part.summary, gpu=len(gpus) > 1))))
+        for part in parts
+    ]
     return Overview(tuple(sentences), tuple(zip(names, parts, strict=True)))
 
 
@@ -122,8 +138,9 @@ def _of_many(parts: Sequence[Part]) -> str:
     lowest, highest = min(over.lowest for over in overs), max(over.highest for over in overs)
     noun = "problem" if problems == 1 else "problems"
     return (
-        f"{SUBJECT} is the fastest, or within {MARGIN:.0%} of it, on {near} of {problems} {noun} (one of several runs "
-        f"counts in each); at worst {_times(lowest)} as fast as the fastest other kernel, at best {_times(highest)}."
+        f"{SUBJECT} is the fastest, or within {MARGIN:.0%} of it, on {near} of {problems} {noun}"
+        f" (one of several runs counts in each); at worst {_times(lowest)} as fast as the fastest"
+        f" other kernel, at best {_times(highest)}."
     )
 
 
@@ -131,10 +148,11 @@ def _fastest(found: Winners) -> str:
     first, *others = found.kernels
     if found.problems == 1:
         near = [each.kernel for each in found.kernels if each.near]
-        return f"{' and '.join(near)}{f', within {MARGIN:.0%} of each other' if len(near) > 1 else ''}."
+        how = f", within {MARGIN:.0%} of each other" if len(near) > 1 else ""
+        return f"{' and '.join(near)}{how}."
     words = [
-        f"{first.kernel} is the fastest, or within {MARGIN:.0%} of it, on {first.near} of {found.problems} problems, "
-        f"alone so on {first.alone}"
+        f"{first.kernel} is the fastest, or within {MARGIN:.0%} of it, on {first.near} of"
+        f" {found.problems} problems, alone so on {first.alone}"
     ]
     losing = [_ahead(each) for each in others if each.alone]
     words += losing[:NAMED]
@@ -152,8 +170,9 @@ def _by_how_much(over: Ratios, short: Mapping[str, str]) -> str:
     if over.problems == 1:
         return f"{SUBJECT} is {_times(over.geomean)} as fast as {over.baseline}."
     return (
-        f"{SUBJECT} is {_times(over.geomean)} as fast as {over.baseline} (geometric mean); at worst "
-        f"{_times(over.lowest)} ({short[over.lowest_at]}), at best {_times(over.highest)} ({short[over.highest_at]})."
+        f"{SUBJECT} is {_times(over.geomean)} as fast as {over.baseline} (geometric mean); at worst"
+        f" {_times(over.lowest)} ({short[over.lowest_at]}), at best {_times(over.highest)}"
+        f" ({short[over.highest_at]})."
     )
 
 

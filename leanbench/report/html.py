@@ -1,31 +1,47 @@
-"""One self-contained HTML page: no network, plotly inlined once, every text of a result file escaped."""
+"""One self-contained HTML page: no network, plotly inlined once, every text of a result file
+escaped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leanbench.claims import SAMPLES, TOLERANCE
+from leanbench.core.paths import REPORT_TEMPLATES
 from leanbench.model import known_error
-from leanbench.paths import REPORT_TEMPLATES
-from leanbench.report.beside import beside, beside_figure, quantities, sides
+from leanbench.model.claims import SAMPLES, TOLERANCE
 from leanbench.report.charts import Chart, charts_of, note
 from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.figures import MARKERS, figure, kernel_styles
-from leanbench.report.frame import PROBLEM_COLUMNS, SUBJECT, best_ok_rows, gpu_name, has_values, kernel_order, where
+from leanbench.report.frame import (
+    PROBLEM_COLUMNS,
+    SUBJECT,
+    best_ok_rows,
+    gpu_name,
+    has_values,
+    kernel_order,
+    where,
+)
 from leanbench.report.headline import headline, overview, parts_of, title
 from leanbench.report.maps import map_figure, maps_of
-from leanbench.report.notices import flagged, warned
-from leanbench.report.series import Axis, add_series_columns, fixed_words, short_labels, varying_axes
+from leanbench.report.series import (
+    Axis,
+    add_series_columns,
+    fixed_words,
+    short_labels,
+    varying_axes,
+)
+from leanbench.report.side_by_side import beside, beside_figure, quantities, sides
 from leanbench.report.summary import status_counts
 from leanbench.report.table import page_columns, page_rows
 from leanbench.report.trust import Fact, facts
+from leanbench.report.warnings import flagged, warned
 from leanbench.report.winners import MARGIN
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from leanbench.report.run_files import Run
+    from leanbench.records.reading import Run
 
 #: Glyphs of `figures.MARKERS`, for the legend.
 GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
@@ -42,7 +58,9 @@ def html_text(runs: Sequence[Run], frame: DataFrame) -> str:
     from markupsafe import Markup
 
     # Autoescape whatever the file is called: result files are input, not markup.
-    templates = Environment(loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    templates = Environment(
+        loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
     templates.trim_blocks = templates.lstrip_blocks = True
 
     def raw(name: str) -> Markup:
@@ -58,16 +76,24 @@ def html_text(runs: Sequence[Run], frame: DataFrame) -> str:
 
 def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
     """Everything the template shows, apart from the scripts."""
-    frame = add_series_columns(frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6))
+    frame = add_series_columns(
+        frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6)
+    )
     drawn = where(frame, frame["status"].isin(DRAWN) & frame["latency_us"].notna())
     kernels = kernel_order(frame)
     axes = varying_axes(frame)
     charts = charts_of(drawn, several_series=len(axes) > any(axis.is_x for axis in axes))
     caches = sorted(set(frame["cache"]))
-    sources = list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured")) for run in runs[:1]]
-    floors = [chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)]
+    sources = list(dict.fromkeys(frame["source"])) or [
+        str(run.manifest.get("source", "measured")) for run in runs[:1]
+    ]
+    floors = [
+        chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)
+    ]
     about = [_about(run, where(frame, frame["run"] == run.name)) for run in runs]
-    several_alike = len(runs) > 1 and all(each["versions"] == about[0]["versions"] for each in about)
+    several_alike = len(runs) > 1 and all(
+        each["versions"] == about[0]["versions"] for each in about
+    )
     parts = parts_of(frame)
     found = overview(parts)
     return {
@@ -101,7 +127,10 @@ def page_context(runs: Sequence[Run], frame: DataFrame) -> dict[str, Any]:
         "claims": claims_of_runs(runs),
         "tolerance": f"{TOLERANCE:.0%}",
         "samples": SAMPLES,
-        "page": {"tag": " (predicted)" if "predicted" in sources else "", **_page(runs, frame, axes, charts)},
+        "page": {
+            "tag": " (predicted)" if "predicted" in sources else "",
+            **_page(runs, frame, axes, charts),
+        },
     }
 
 
@@ -111,7 +140,8 @@ def _about(run: Run, frame: DataFrame) -> dict[str, Any]:
     environments = _table_of(run.manifest.get("environments"))
     return {
         "name": run.name,
-        "sources": list(dict.fromkeys(frame["source"])) or [str(run.manifest.get("source", "measured"))],
+        "sources": list(dict.fromkeys(frame["source"]))
+        or [str(run.manifest.get("source", "measured"))],
         "gpus": list(dict.fromkeys(frame["gpu"])) or [gpu_name(run.manifest)],
         "model_error": known_error(gpu_name(run.manifest)),
         "versions": _versions(environments),
@@ -122,13 +152,19 @@ def _about(run: Run, frame: DataFrame) -> dict[str, Any]:
         "warned": warned(rows),
         "flagged": flagged(rows),
         "environments": environments,
-        "environment_fields": list(dict.fromkeys(field for each in environments.values() for field in each)),
-        "gpu_fields": {name: _text(value) for name, value in _mapping(run.manifest.get("gpu")).items()},
+        "environment_fields": list(
+            dict.fromkeys(field for each in environments.values() for field in each)
+        ),
+        "gpu_fields": {
+            name: _text(value) for name, value in _mapping(run.manifest.get("gpu")).items()
+        },
         "sweep": run.manifest.get("sweep"),
     }
 
 
-def _page(runs: Sequence[Run], frame: DataFrame, axes: list[Axis], charts: list[Chart]) -> dict[str, Any]:
+def _page(
+    runs: Sequence[Run], frame: DataFrame, axes: list[Axis], charts: list[Chart]
+) -> dict[str, Any]:
     """What the page's scripts read."""
     columns = page_columns(frame, axes)
     kernels = kernel_order(frame)
@@ -141,13 +177,23 @@ def _page(runs: Sequence[Run], frame: DataFrame, axes: list[Axis], charts: list[
         "l2": "warm" if set(frame["cache"]) == {"warm"} else "",
         "columns": columns,
         "rows": page_rows(frame, columns),
-        "axes": [{"name": a.name, "label": a.label, "values": _plain(a.values), "is_x": a.is_x} for a in axes],
+        "axes": [
+            {"name": a.name, "label": a.label, "values": _plain(a.values), "is_x": a.is_x}
+            for a in axes
+        ],
         "beside": _beside(best_ok_rows(frame)) if len(runs) > 1 else None,
         "maps": [
-            {"key": each.key, "title": each.title, "figure": map_figure(each, kernels).to_plotly_json()}
+            {
+                "key": each.key,
+                "title": each.title,
+                "figure": map_figure(each, kernels).to_plotly_json(),
+            }
             for each in maps_of(frame)
         ],
-        "charts": [{"title": chart.title, "figure": figure(chart, kernels).to_plotly_json()} for chart in charts],
+        "charts": [
+            {"title": chart.title, "figure": figure(chart, kernels).to_plotly_json()}
+            for chart in charts
+        ],
     }
 
 

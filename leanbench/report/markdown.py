@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.beside import beside
 from leanbench.report.claims_table import claims_of_runs
 from leanbench.report.frame import SUBJECT, gpu_name, has_values
 from leanbench.report.headline import Overview, headline, overview, parts_of, title
 from leanbench.report.markdown_words import code, plain, table
 from leanbench.report.series import add_series_columns
+from leanbench.report.side_by_side import beside
 from leanbench.report.summary import Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from leanbench.report.run_files import Run
+    from leanbench.records.reading import Run
 
-#: Columns of the table of every row: heading, and how a number is written; those without any value are left out.
+#: Columns of the table of every row: heading, and how a number is written; those without any value
+#: are left out.
 ROWS = {
     "run": ("run", ""),
     "gpu": ("GPU", ""),
@@ -43,7 +44,11 @@ def markdown_text(runs: Sequence[Run], frame: DataFrame) -> str:
     frame = add_series_columns(frame)
     parts = parts_of(frame)
     found = overview(parts)
-    lines = [f"# {plain(title([run.name for run in runs], found))}", "", *(_overview(found) if found else [])]
+    lines = [
+        f"# {plain(title([run.name for run in runs], found))}",
+        "",
+        *(_overview(found) if found else []),
+    ]
     for run in runs:
         lines += [*_about(run), *(f"Note: {plain(note)}.\n" for note in run.notes)]
     for part in parts:
@@ -51,7 +56,11 @@ def markdown_text(runs: Sequence[Run], frame: DataFrame) -> str:
         if len(parts) > 1:
             lines += [f"## {plain(f'{each.run}: {each.source}, {each.gpu}, {each.cache} L2')}", ""]
         said = headline(part)
-        lines += [*(f"- **{name}:** {plain(text)}" for name, text in said), "", *_speedups(each, part.short)]
+        lines += [
+            *(f"- **{name}:** {plain(text)}" for name, text in said),
+            "",
+            *_speedups(each, part.short),
+        ]
     if len(runs) > 1:
         lines += _beside(frame)
     return "\n".join([*lines, *_claims(runs), *_rows(frame)]).rstrip("\n") + "\n"
@@ -75,13 +84,27 @@ def _overview(found: Overview) -> list[str]:
         if over is not None:
             low, high = (plain(part.short[label]) for label in (over.lowest_at, over.highest_at))
             near = f"{part.near} of {over.problems}"
-            figures = [near, _times(over.geomean), _times(over.lowest), low, _times(over.highest), high]
+            figures = [
+                near,
+                _times(over.geomean),
+                _times(over.lowest),
+                low,
+                _times(over.highest),
+                high,
+            ]
         lines.append([plain(name), *figures, plain(" ".join(part.caveats))])
-    return [*(f"- **{plain(name)}:** {plain(text)}" for name, text in found.sentences), "", *table(headings, lines), ""]
+    return [
+        *(f"- **{plain(name)}:** {plain(text)}" for name, text in found.sentences),
+        "",
+        *table(headings, lines),
+        "",
+    ]
 
 
 def _about(run: Run) -> list[str]:
-    sources = list(dict.fromkeys(row.source for row, _ in run.results)) or [str(run.manifest.get("source", "measured"))]
+    sources = list(dict.fromkeys(row.source for row, _ in run.results)) or [
+        str(run.manifest.get("source", "measured"))
+    ]
     gpus = dict.fromkeys(gpu_name(run.manifest, row.environment) for row, _ in run.results)
     words = f"{run.name}: {' and '.join(sources)}, {' and '.join(gpus) or gpu_name(run.manifest)}"
     command = run.manifest.get("command")
@@ -91,18 +114,43 @@ def _about(run: Run) -> list[str]:
 def _speedups(summary: Summary, short: Mapping[str, str]) -> list[str]:
     if not summary.speedups:
         return []
-    headings = [f"{SUBJECT} over", "problems:", "geometric mean:", "lowest:", "at", "highest:", "at", "energy:"]
+    headings = [
+        f"{SUBJECT} over",
+        "problems:",
+        "geometric mean:",
+        "lowest:",
+        "at",
+        "highest:",
+        "at",
+        "energy:",
+    ]
     lines = []
     for each in summary.speedups:
         energy = summary.energies.get(each.baseline)
         low, high = (plain(short[label]) for label in (each.lowest_at, each.highest_at))
-        figures = [str(each.problems), _times(each.geomean), _times(each.lowest), low, _times(each.highest), high]
+        figures = [
+            str(each.problems),
+            _times(each.geomean),
+            _times(each.lowest),
+            low,
+            _times(each.highest),
+            high,
+        ]
         lines.append([plain(each.baseline), *figures, _times(energy.geomean) if energy else ""])
     return [*table(headings, lines), ""]
 
 
 def _beside(frame: DataFrame) -> list[str]:
-    headings = ["kernel", "run", "over", "problems:", "latency, geometric mean:", "lowest:", "highest:", "energy:"]
+    headings = [
+        "kernel",
+        "run",
+        "over",
+        "problems:",
+        "latency, geometric mean:",
+        "lowest:",
+        "highest:",
+        "energy:",
+    ]
     lines = [
         [
             *map(plain, (each.kernel, each.other.name, each.base.name)),
@@ -123,11 +171,23 @@ def _claims(runs: Sequence[Run]) -> list[str]:
         cells = [
             [
                 *(each.claim.figure, plain(each.claim.words), each.claim.paper_words, each.words),
-                *(each.verdict or lacking, *([plain(each.run)] if several else []), plain(each.cell)),
+                *(
+                    each.verdict or lacking,
+                    *([plain(each.run)] if several else []),
+                    plain(each.cell),
+                ),
             ]
             for each in claims
         ]
-        headings = ["figure", "claim", "paper:", f"{word}:", "verdict", *(["run"] if several else []), "cell"]
+        headings = [
+            "figure",
+            "claim",
+            "paper:",
+            f"{word}:",
+            "verdict",
+            *(["run"] if several else []),
+            "cell",
+        ]
         lines += [f"## The paper's claims ({plain(name)}, {word})", "", *table(headings, cells), ""]
     return lines
 

@@ -17,7 +17,9 @@ def code(text: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table of cells in Markdown; a heading that ends with a colon is of a column of numbers."""
+    """Lines of a table of cells in Markdown; a heading that ends with a colon is of a column of
+    numbers.
+    """
     names = [heading.removesuffix(":") for heading in headings]
     rule = ["---:" if heading.endswith(":") else "---" for heading in headings]
     return [_line(names), f"|{'|'.join(rule)}|", *map(_line, rows)]

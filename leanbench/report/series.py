@@ -1,4 +1,6 @@
-"""How problems fall into series: what varies in a run, what can stand on the x axis, what a selector must choose."""
+"""How problems fall into series: what varies in a run, what can stand on the x axis, what a
+selector must choose.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Axis:
 
 
 def add_series_columns(frame: DataFrame) -> DataFrame:
-    """The frame with the column `ragged`: batch lengths in words, so that batches of one shape form one series."""
+    """The frame with the column `ragged`: batch lengths in words, so that batches of one shape form
+    one series.
+    """
     shares = (100 * frame["mean_context"] / frame["max_context"].astype("float64")).round()
     words = [
         f"ragged, mean {share:.0f}% of longest" if is_ragged else EQUAL
@@ -59,7 +63,8 @@ def add_series_columns(frame: DataFrame) -> DataFrame:
 def varying_axes(frame: DataFrame) -> list[Axis]:
     """The axes with more than one value, x axes first. `frame` has the column `ragged`.
 
-    `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with `group_size`.
+    `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with
+    `group_size`.
     """
     # A field that AttentionProblem gains later becomes an axis by itself.
     names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, *COMPARED])
@@ -75,7 +80,9 @@ def varying_axes(frame: DataFrame) -> list[Axis]:
 
 
 def short_labels(frame: DataFrame, axes: list[Axis]) -> dict[str, str]:
-    """For each label of the column `problem`, only what tells it from the others: ``context 64k, heads 32/8``."""
+    """For each label of the column `problem`, only what tells it from the others: ``context 64k,
+    heads 32/8``.
+    """
     varying = {axis.name for axis in axes}
     short = {}
     for row in frame.drop_duplicates("problem").to_dict("records"):
@@ -84,10 +91,18 @@ def short_labels(frame: DataFrame, axes: list[Axis]) -> dict[str, str]:
             words.append(f"context {tokens(row['max_context'])}")
         if varying & {"q_heads", "group_size"}:
             words.append(f"heads {heads(row['q_heads'], row['kv_heads'])}")
-        words += [f"{name} {row[name]}" for name in ("batch", "head_dim", "q_len") if name in varying]
-        words += [str(row[name]) for name in ("ragged", "dtype", "kv_layout") if name in varying and row[name] != EQUAL]
+        words += [
+            f"{name} {row[name]}" for name in ("batch", "head_dim", "q_len") if name in varying
+        ]
+        words += [
+            str(row[name])
+            for name in ("ragged", "dtype", "kv_layout")
+            if name in varying and row[name] != EQUAL
+        ]
         if "page_size" in varying:
-            words.append("no pages" if row["page_size"] == NO_PAGES else f"pages of {row['page_size']}")
+            words.append(
+                "no pages" if row["page_size"] == NO_PAGES else f"pages of {row['page_size']}"
+            )
         short[row["problem"]] = ", ".join(words) or row["problem"]
     return short
 
@@ -137,7 +152,9 @@ def fixed_words(frame: DataFrame) -> str:
 
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:
-    """The ranges of `part` that are narrower than those of `whole`, in one line: ``context 1k to 4k, batch 1``."""
+    """The ranges of `part` that are narrower than those of `whole`, in one line: ``context 1k to
+    4k, batch 1``.
+    """
     if part.empty:
         return ""
     both = ((_span(column, part), _span(column, whole)) for column in X_AXES)
@@ -165,4 +182,8 @@ def _heads_of(frame: DataFrame) -> list[str]:
 
 def _heads(frame: DataFrame) -> str:
     texts = _heads_of(frame)
-    return f"heads {', '.join(texts)}" if len(texts) <= 4 else f"heads {texts[0]} to {texts[-1]} ({len(texts)} choices)"
+    return (
+        f"heads {', '.join(texts)}"
+        if len(texts) <= 4
+        else f"heads {texts[0]} to {texts[-1]} ({len(texts)} choices)"
+    )

@@ -1,4 +1,6 @@
-"""What a busy person reads first: speedups of lean, energy, the best bandwidth, and how the rows ended."""
+"""What a busy person reads first: speedups of lean, energy, the best bandwidth, and how the rows
+ended.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ratios:
-    """How many times lean's latency or energy `baseline` needs, over the problems where both are `ok`."""
+    """How many times lean's latency or energy `baseline` needs, over the problems where both are
+    `ok`.
+    """
 
     baseline: str
     problems: int
@@ -76,7 +80,9 @@ class Summary:
 
 
 def summaries(frame: DataFrame) -> list[Summary]:
-    """One summary for each run, source, GPU and state of the L2 that has rows, in the order they first appear."""
+    """One summary for each run, source, GPU and state of the L2 that has rows, in the order they
+    first appear.
+    """
     keys = list(COMPARED)
     return [
         Summary(
@@ -95,7 +101,9 @@ def summaries(frame: DataFrame) -> list[Summary]:
 
 def rows_of(frame: DataFrame, summary: Summary) -> DataFrame:
     """The rows that a summary is of."""
-    return where(frame, (frame[list(COMPARED)] == [getattr(summary, name) for name in COMPARED]).all(axis=1))
+    return where(
+        frame, (frame[list(COMPARED)] == [getattr(summary, name) for name in COMPARED]).all(axis=1)
+    )
 
 
 def status_counts(frame: DataFrame) -> dict[str, int]:
@@ -111,7 +119,9 @@ def geomean(values: list[float]) -> float:
 
 def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
     table = ratios_to_lean(rows, column)
-    found = [_ratios_of(name, cast("Series", table[name])) for name in baselines(rows) if name in table]
+    found = [
+        _ratios_of(name, cast("Series", table[name])) for name in baselines(rows) if name in table
+    ]
     return [ratios for ratios in found if ratios is not None]
 
 
@@ -125,7 +135,10 @@ def _ratios_of(baseline: str, over_lean: Series) -> Ratios | None:
     over_lean = over_lean.dropna()
     if over_lean.empty:
         return None
-    labels, values = list(over_lean.index.get_level_values("problem")), [float(value) for value in over_lean]
+    labels, values = (
+        list(over_lean.index.get_level_values("problem")),
+        [float(value) for value in over_lean],
+    )
     lowest, highest = min(values), max(values)
     verdicts = Counter(judge(1 / value, 1 / value, MARGIN) for value in values)
     return Ratios(
@@ -169,7 +182,9 @@ def _best(rows: DataFrame) -> BestBandwidth | None:
     ok = ok if warned else unwarned
     best = ok.sort_values(by=["bandwidth_tb_s"], ascending=False, kind="stable").iloc[0]
     share = _known(best["read_floor_share"])
-    return BestBandwidth(str(best["kernel"]), float(best["bandwidth_tb_s"]), str(best["problem"]), share, warned)
+    return BestBandwidth(
+        str(best["kernel"]), float(best["bandwidth_tb_s"]), str(best["problem"]), share, warned
+    )
 
 
 def _known(value: Any) -> float | None:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def page_columns(frame: DataFrame, axes: list[Axis]) -> list[dict[str, Any]]:
-    """The columns that the page holds: the fields of `Column`, and whether the table shows it, on paper too.
+    """The columns that the page holds: the fields of `Column`, and whether the table shows it, on
+    paper too.
 
-    Columns without any value are left out; one that `Row` gains later is shown last under its own name. A column of
-    texts that repeat has them once, in `texts`, and rows hold their places there.
+    Columns without any value are left out; one that `Row` gains later is shown last under its own
+    name. A column of texts that repeat has them once, in `texts`, and rows hold their places there.
     """
     varying = {axis.name for axis in axes}
     known = [column.name for column in SHOWN]
@@ -32,7 +33,10 @@ def page_columns(frame: DataFrame, axes: list[Axis]) -> list[dict[str, Any]]:
         if name not in known and name not in more:
             columns.append({**asdict(Column(name, name)), "shown": False})
     held = [column for column in columns if has_values(frame, column["name"])]
-    return [{**column, "texts": _texts(map(_json_value, frame[column["name"]].tolist()))} for column in held]
+    return [
+        {**column, "texts": _texts(map(_json_value, frame[column["name"]].tolist()))}
+        for column in held
+    ]
 
 
 def page_rows(frame: DataFrame, columns: list[dict[str, Any]]) -> list[list[Any]]:
@@ -46,10 +50,16 @@ def page_rows(frame: DataFrame, columns: list[dict[str, Any]]) -> list[list[Any]
 
 
 def _texts(values: Iterable[Any]) -> list[str] | None:
-    """The different texts of a column, where there are at most half as many as texts; null for other columns."""
+    """The different texts of a column, where there are at most half as many as texts; null for
+    other columns.
+    """
     known = [value for value in values if value is not None]
     texts = list(dict.fromkeys(known))
-    return texts if all(isinstance(text, str) for text in texts) and 2 * len(texts) <= len(known) else None
+    return (
+        texts
+        if all(isinstance(text, str) for text in texts) and 2 * len(texts) <= len(known)
+        else None
+    )
 
 
 def _kind(frame: DataFrame, name: str) -> str:

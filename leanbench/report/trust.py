@@ -1,4 +1,6 @@
-"""How far the figures of a run can be trusted: what the measurement knows of its own precision, a sentence each."""
+"""How far the figures of a run can be trusted: what the measurement knows of its own precision, a
+sentence each.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from leanbench.report.notices import label
+from leanbench.report.warnings import label
 
 Rows = Sequence[Mapping[str, Any]]
 
-#: Below this latency a fixed cost of a launch weighs more than a share of it: differences are told in microseconds.
+#: Below this latency a fixed cost of a launch weighs more than a share of it: differences are told
+#: in microseconds.
 SHORT_US = 20.0
 #: Sustained may be shorter than the burst by this share before it is told.
 SUSTAINED_MARGIN = 0.01
@@ -30,12 +33,15 @@ class Fact:
 
 
 def facts(rows: Rows) -> list[Fact]:
-    """What is known about measured rows of one GPU and one state of the L2; nothing about predictions.
+    """What is known about measured rows of one GPU and one state of the L2; nothing about
+    predictions.
 
     Args:
         rows: as in results.jsonl. Only `ok` ones enter a median or a worst case.
     """
-    measured = [row for row in rows if row["source"] == "measured" and row.get("latency_us") is not None]
+    measured = [
+        row for row in rows if row["source"] == "measured" and row.get("latency_us") is not None
+    ]
     ok = [row for row in measured if row["status"] == "ok"]
     of_latency = [_stopping(measured, ok), _crosscheck(ok), _repeated(measured), _lowered(ok)]
     found = [*of_latency, _sustained(ok), _energy(ok), _stamps(ok)]
@@ -50,13 +56,14 @@ def _stopping(measured: Rows, ok: Rows) -> Fact | None:
         return None
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     text = (
-        f"{len(ok)} of {timed} timed rows met the stopping rule{more}; half-width of the 95% interval of the median: "
-        f"{percent(median(reaches))} in the median row, {percent(max(reaches))} in the worst"
+        f"{len(ok)} of {timed} timed rows met the stopping rule{more}; half-width of the 95%"
+        f" interval of the median: {percent(median(reaches))} in the median row,"
+        f" {percent(max(reaches))} in the worst"
     )
     note = (
-        "Samples are taken until the 95% confidence interval of the median is narrow enough; its half-width is that to "
-        "its farther end. Where it stayed wide, or something else used the GPU, a row is noisy. Suspect figures "
-        "contradict a physical limit."
+        "Samples are taken until the 95% confidence interval of the median is narrow enough; its"
+        " half-width is that to its farther end. Where it stayed wide, or something else used the"
+        " GPU, a row is noisy. Suspect figures contradict a physical limit."
     )
     return Fact("stopping rule", text, note)
 
@@ -68,16 +75,22 @@ def _crosscheck(ok: Rows) -> Fact | None:
     parts = []
     if long:
         off, worst = _differences(long, "crosscheck_us", "latency_us")
-        parts.append(f"by {percent(median(off))} in the median of {_rows(long, f'above {SHORT_US:g} µs')} and {worst}")
+        parts.append(
+            f"by {percent(median(off))} in the median of {_rows(long, f'above {SHORT_US:g} µs')}"
+            f" and {worst}"
+        )
     if short:
         off = [abs(row["crosscheck_us"] - row["latency_us"]) for row in short]
         worst = short[off.index(max(off))]
-        parts.append(f"by {max(off):.2f} µs in the worst of {_rows(short, f'below {SHORT_US:g} µs')} ({_named(worst)})")
+        parts.append(
+            f"by {max(off):.2f} µs in the worst of {_rows(short, f'below {SHORT_US:g} µs')}"
+            f" ({_named(worst)})"
+        )
     if not parts:
         return None
     note = (
-        "The same launches in a graph under torch's profiler: from one launch's first kernel to the next one's, by "
-        "CUPTI's time stamps."
+        "The same launches in a graph under torch's profiler: from one launch's first kernel to the"
+        " next one's, by CUPTI's time stamps."
     )
     return Fact("cross-check", f"the cross-check differs from the latency {'; '.join(parts)}", note)
 
@@ -91,7 +104,10 @@ def _repeated(measured: Rows) -> Fact | None:
     text = "no sample was thrown away for lowered clocks"
     if samples:
         were = "sample was" if samples == 1 else "samples were"
-        text = f"{samples} {were} thrown away and repeated for lowered clocks, in {hit} of {_rows(known)}"
+        text = (
+            f"{samples} {were} thrown away and repeated for lowered clocks, in {hit} of"
+            f" {_rows(known)}"
+        )
     return Fact("throttling", text, "Samples are repeated where the GPU had lowered its clocks.")
 
 
@@ -102,7 +118,11 @@ def _lowered(ok: Rows) -> Fact | None:
     reasons = Counter(reason for row in hit for reason in row["throttle_reasons"])
     named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
     text = f"clocks were lowered in samples that were kept of {len(hit)} of {_rows(ok)}: {named}"
-    return Fact("lowered clocks", text, "Reasons NVML gave for lowered clocks during the samples that were kept.")
+    return Fact(
+        "lowered clocks",
+        text,
+        "Reasons NVML gave for lowered clocks during the samples that were kept.",
+    )
 
 
 def _sustained(ok: Rows) -> Fact | None:
@@ -113,11 +133,14 @@ def _sustained(ok: Rows) -> Fact | None:
         return None
     worst = read[over_burst.index(min(over_burst))]
     text = (
-        f"sustained latency is below the burst's by more than {SUSTAINED_MARGIN:.0%} in {below} of {_rows(read)}, by "
-        f"{percent(-min(over_burst))} in the worst ({_named(worst)}); the cause is not known"
+        f"sustained latency is below the burst's by more than {SUSTAINED_MARGIN:.0%} in {below} of"
+        f" {_rows(read)}, by {percent(-min(over_burst))} in the worst ({_named(worst)}); the cause"
+        " is not known"
     )
     return Fact(
-        "sustained", text, "Heat and the power limit make sustained launches longer than a burst's, not shorter."
+        "sustained",
+        text,
+        "Heat and the power limit make sustained launches longer than a burst's, not shorter.",
     )
 
 
@@ -126,10 +149,13 @@ def _energy(ok: Rows) -> Fact | None:
     if not read:
         return None
     off, worst = _differences(read, "energy_by_power_mj", "energy_mj")
-    text = f"the two readings of energy differ by {percent(median(off))} in the median of {_rows(read)} and {worst}"
+    text = (
+        f"the two readings of energy differ by {percent(median(off))} in the median of"
+        f" {_rows(read)} and {worst}"
+    )
     note = (
-        "The figures come from NVML's energy counter; the second reading is the instantaneous power integrated over "
-        "the same window."
+        "The figures come from NVML's energy counter; the second reading is the instantaneous power"
+        " integrated over the same window."
     )
     return Fact("energy", text, note)
 
@@ -141,8 +167,8 @@ def _stamps(ok: Rows) -> Fact | None:
     costs = [row["instrumentation_cost"] for row in read]
     worst = read[costs.index(max(costs))]
     text = (
-        f"the stamps behind the SM busy share made launches {median(costs):.3f}x as long in the median of "
-        f"{_rows(read)} and {max(costs):.3f}x in the worst ({_named(worst)})"
+        f"the stamps behind the SM busy share made launches {median(costs):.3f}x as long in the"
+        f" median of {_rows(read)} and {max(costs):.3f}x in the worst ({_named(worst)})"
     )
     note = "Instrumented latency over plain latency; every other figure is of the plain kernel."
     return Fact("instrumentation", text, note)
@@ -160,9 +186,15 @@ def _differences(rows: Rows, one: str, other: str) -> tuple[list[float], str]:
 
 
 def _interval_reach(row: Mapping[str, Any]) -> float | None:
-    """How far the confidence interval reaches from the median to its farther end, over the median."""
+    """How far the confidence interval reaches from the median to its farther end, over the
+    median.
+    """
     low, high, latency = (row.get(f"latency_{name}us") for name in ("ci_low_", "ci_high_", ""))
-    return None if low is None or high is None or not latency else max(high - latency, latency - low) / latency
+    return (
+        None
+        if low is None or high is None or not latency
+        else max(high - latency, latency - low) / latency
+    )
 
 
 def _with(rows: Rows, name: str) -> list[Mapping[str, Any]]:

@@ -40,7 +40,9 @@ class Winners:
 
 
 def winners(rows: DataFrame) -> Winners | None:
-    """Counts over the `ok` rows of one source, GPU and state of the L2; None where no problem has two kernels."""
+    """Counts over the `ok` rows of one source, GPU and state of the L2; None where no problem has
+    two kernels.
+    """
     table = latencies_by_kernel(rows)
     table = where(table, table.notna().sum(axis=1) > 1).dropna(axis="columns", how="all")
     if table.empty:

@@ -12,12 +12,12 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.ragged import ragged_contexts
+from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState, MeasureOptions
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 from leanbench.run.models import Shape, by_shape
-from leanbench.run.ragged import ragged_contexts
 
 #: Cells of one sweep; more than this is a typo in an axis.
 MAX_CELLS = 100_000
@@ -37,12 +37,14 @@ class Grid:
     head_dim: tuple[int, ...] = (128,)
     dtype: tuple[str, ...] = ("fp16",)
     kv_layout: tuple[str, ...] = ("HND",)
-    #: Mean context over the longest; 1.0 is a uniform batch, other values apply to batches above 1 only.
+    #: Mean context over the longest; 1.0 is a uniform batch, other values apply to batches above 1
+    #: only.
     ragged: tuple[float, ...] = (1.0,)
     q_len: tuple[int, ...] = (1,)
     #: None: a contiguous cache.
     page_size: tuple[int | None, ...] = (None,)
-    #: Names of leanbench.run.models. Where there are any, they say heads and head_dim in place of the axes.
+    #: Names of leanbench.run.models. Where there are any, they say heads and head_dim in place of
+    #: the axes.
     model: tuple[str, ...] = ()
     #: GPUs that share out a model's heads.
     tp: tuple[int, ...] = (1,)
@@ -60,7 +62,15 @@ class Grid:
 
     @property
     def combinations(self) -> int:
-        others = (self.context, self.batch, self.dtype, self.kv_layout, self.ragged, self.q_len, self.page_size)
+        others = (
+            self.context,
+            self.batch,
+            self.dtype,
+            self.kv_layout,
+            self.ragged,
+            self.q_len,
+            self.page_size,
+        )
         return prod(map(len, (self.shapes, *others)))
 
     def problems(self) -> Iterator[AttentionProblem]:
@@ -75,7 +85,9 @@ class Grid:
                 if ragged < 1 and batch == 1:
                     continue
                 context = longest if ragged == 1 else ragged_contexts(batch, longest, ragged)
-                yield AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size)
+                yield AttentionProblem(
+                    batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """The axes that hold, in plain JSON types."""
@@ -93,8 +105,8 @@ class Sweep:
     name: str
     grids: tuple[Grid, ...] = (Grid(),)
     kernels: tuple[str, ...] = DEFAULT_KERNELS
-    #: `default`: kept configs, or else the kernel's heuristic, see leanbench.tune.lookup; `heuristic`: that alone;
-    #: `best`: the fastest of the kernel's candidates, found in each cell.
+    #: `default`: kept configs, or else the kernel's heuristic, see leanbench.configs.lookup;
+    #: `heuristic`: that alone; `best`: the fastest of the kernel's candidates, found in each cell.
     configs: str = "default"
     description: str = ""
     measure: MeasureOptions = field(default_factory=MeasureOptions)
@@ -103,7 +115,11 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for the manifest."""
-        pins = {"config": {name: config.to_dict() for name, config in self.pins.items()}} if self.pins else {}
+        pins = (
+            {"config": {name: config.to_dict() for name, config in self.pins.items()}}
+            if self.pins
+            else {}
+        )
         return {
             "name": self.name,
             "description": self.description,
@@ -136,7 +152,11 @@ class Cell:
 
         For example ``lean-b1-h32-8-n4096-d128-fp16-HND-default-3f9a01c2``.
         """
-        asked: dict[str, Any] = {"problem": self.problem.to_dict(), "kernel": self.kernel, "configs": self.request}
+        asked: dict[str, Any] = {
+            "problem": self.problem.to_dict(),
+            "kernel": self.kernel,
+            "configs": self.request,
+        }
         words = f"{self.kernel} {self.problem.label} {self.request}"
         if self.pin is not None:
             asked["config"] = self.pin.to_dict()
@@ -161,11 +181,15 @@ def expand(sweep: Sweep) -> list[Cell]:
     combinations = sum(grid.combinations for grid in sweep.grids) * len(sweep.kernels)
     if combinations > MAX_CELLS:
         raise UserError(
-            f"sweep {sweep.name!r} asks for {combinations} cells, the limit is {MAX_CELLS}: shorten an axis"
+            f"sweep {sweep.name!r} asks for {combinations} cells, the limit is {MAX_CELLS}: shorten"
+            " an axis"
         )
     problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())
     if not problems:
-        raise UserError(f"sweep {sweep.name!r} has no cells: ragged below 1 needs a batch above 1, give --batch 8")
+        raise UserError(
+            f"sweep {sweep.name!r} has no cells: ragged below 1 needs a batch above 1, give"
+            " --batch 8"
+        )
     kernels = dict.fromkeys(sweep.kernels)
     return [
         Cell(problem, kernel, sweep.configs, sweep.measure.cache, sweep.pins.get(kernel))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.measure.options import MeasureOptions
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
 from leanbench.run.cells import Cell
 
-#: Seconds of one measured cell beside its candidates: its part of inputs, check and read floor; samples, cross-check.
+#: Seconds of one measured cell beside its candidates: its part of inputs, check and read floor;
+#: samples, cross-check.
 MEASURED_CELL_S = 0.3
-#: Seconds until clocks and power have settled before a sustained window, and between its ends and the counter's ticks.
+#: Seconds until clocks and power have settled before a sustained window, and between its ends and
+#: the counter's ticks.
 AROUND_WINDOW_S = 1.2
 #: Seconds to compile and record an instrumented build, and for a pass of Nsight Compute.
 OCCUPANCY_S = 2.0
@@ -23,10 +25,16 @@ PREDICTED_CONFIG_S = 0.01
 USABLE_MEMORY = 0.95
 
 
-def estimated_seconds(cell: Cell, gpu: GpuSpec, predicted: bool, options: MeasureOptions | None = None) -> float:
+def estimated_seconds(
+    cell: Cell, gpu: GpuSpec, predicted: bool, options: MeasureOptions | None = None
+) -> float:
     """A rough figure: constants, and the traffic of a cell whose caches are large."""
     options = options or MeasureOptions()
-    candidates = len(kernel(cell.kernel).candidate_configs(cell.problem, gpu)) if cell.request == "best" else 0
+    candidates = (
+        len(kernel(cell.kernel).candidate_configs(cell.problem, gpu))
+        if cell.request == "best"
+        else 0
+    )
     if predicted:
         return max(1, candidates) * PREDICTED_CONFIG_S
     # Inputs are written, read by the reference and rewritten: some hundred passes over the caches.

@@ -1,4 +1,6 @@
-"""Language models by name, and the decode attention shapes that they have on each GPU of a tensor-parallel group."""
+"""Language models by name, and the decode attention shapes that they have on each GPU of a
+tensor-parallel group.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from leanbench.errors import UserError, nearest
-from leanbench.problem import HEAD_DIMS
-from leanbench.run.axes import parse_heads, parse_names
+from leanbench.core.axes import parse_heads, parse_names
+from leanbench.core.errors import UserError, nearest
+from leanbench.core.problem import HEAD_DIMS
 
 _FILE = Path(__file__).with_suffix(".toml")
 
@@ -32,15 +34,16 @@ class Model:
     config: str
     #: Names of models with the same figures.
     also: tuple[str, ...] = ()
-    #: Tokens that `sliding_layers` of the layers attend to at most; None: every layer attends to the whole context.
+    #: Tokens that `sliding_layers` of the layers attend to at most; None: every layer attends to
+    #: the whole context.
     sliding_window: int | None = None
     sliding_layers: int = 0
 
     def shape(self, tp: int) -> Shape:
         """The heads that one of `tp` GPUs has, with head_dim.
 
-        Query heads are shared out evenly, and so are KV heads while there are enough of them; with more GPUs than KV
-        heads every GPU has one, the same one on several.
+        Query heads are shared out evenly, and so are KV heads while there are enough of them; with
+        more GPUs than KV heads every GPU has one, the same one on several.
 
         Raises:
             UserError: the heads cannot be shared out so, or no kernel has the head_dim.
@@ -48,13 +51,16 @@ class Model:
         if self.head_dim not in HEAD_DIMS:
             known = ", ".join(map(str, HEAD_DIMS))
             raise UserError(
-                f"{self.name} has head_dim {self.head_dim}, no kernel does: choose a model with one of {known}"
+                f"{self.name} has head_dim {self.head_dim}, no kernel does: choose a model with one"
+                f" of {known}"
             )
         if not self._divides(tp):
-            can = ", ".join(str(number) for number in range(1, self.q_heads + 1) if self._divides(number))
+            can = ", ".join(
+                str(number) for number in range(1, self.q_heads + 1) if self._divides(number)
+            )
             raise UserError(
-                f"tp {tp} does not share out the heads of {self.name}, {self.q_heads}/{self.kv_heads} (query/KV), "
-                f"evenly: choose tp from {can}"
+                f"tp {tp} does not share out the heads of {self.name},"
+                f" {self.q_heads}/{self.kv_heads} (query/KV), evenly: choose tp from {can}"
             )
         return self.q_heads // tp, max(1, self.kv_heads // tp), self.head_dim
 
@@ -65,7 +71,10 @@ class Model:
 @cache
 def models() -> Mapping[str, Model]:
     """Every model of the data file by its name, in the file's order."""
-    return {name: _read(name, fields) for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()}
+    return {
+        name: _read(name, fields)
+        for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
+    }
 
 
 def _read(name: str, fields: dict[str, Any]) -> Model:
@@ -74,7 +83,8 @@ def _read(name: str, fields: dict[str, Any]) -> Model:
 
 
 def parse_models(text: str) -> tuple[str, ...]:
-    """The models' own names from comma-separated ones, whatever their case; other names of the same figures too.
+    """The models' own names from comma-separated ones, whatever their case; other names of the same
+    figures too.
 
     Raises:
         UserError: there is no such model; the nearest name is suggested.
@@ -91,7 +101,8 @@ def _own(name: str, own: Mapping[str, str]) -> str:
 
 
 def by_shape(names: Iterable[str], tps: Sequence[int]) -> dict[Shape, list[str]]:
-    """The shapes of one of `tps` GPUs, and the models that have each: ``{(8, 1, 128): ["llama-3-70b tp 8"]}``.
+    """The shapes of one of `tps` GPUs, and the models that have each: ``{(8, 1, 128): ["llama-3-70b
+    tp 8"]}``.
 
     Raises:
         UserError: as Model.shape.

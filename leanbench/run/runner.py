@@ -1,4 +1,6 @@
-"""The loop: one problem after another through a worker, one row for each cell, whatever happens to the worker."""
+"""The loop: one problem after another through a worker, one row for each cell, whatever happens to
+the worker.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from itertools import groupby
 from types import FrameType
 from typing import Any, Protocol
 
-from leanbench.registry import kernel
+from leanbench.core.registry import kernel
+from leanbench.records.directory import WORKER_LOG, RunDirectory
+from leanbench.records.environment import environment_key
+from leanbench.records.samples import Samples
 from leanbench.run.cells import Cell
-from leanbench.run.directory import WORKER_LOG, RunDirectory
-from leanbench.run.environment import environment_key
-from leanbench.run.samples import Samples
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 
@@ -49,9 +51,14 @@ class Limits:
 
 
 def run_cells(
-    cells: Sequence[Cell], run: RunDirectory, target: WorkerTarget, limits: Limits, observer: Observer
+    cells: Sequence[Cell],
+    run: RunDirectory,
+    target: WorkerTarget,
+    limits: Limits,
+    observer: Observer,
 ) -> int:
-    """Runs the cells that have no row yet and appends one row each. Returns how many are left when the budget ends.
+    """Runs the cells that have no row yet and appends one row each. Returns how many are left when
+    the budget ends.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; the worker is gone and every finished cell has its row.
@@ -89,7 +96,8 @@ class _Bench:
     def run(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any], Samples | None]]:
         """One row for each cell of a problem, validated, and the raw samples behind it.
 
-        Whoever fails gets a row and leaves; the others are asked for again, of a new worker if need be.
+        Whoever fails gets a row and leaves; the others are asked for again, of a new worker if need
+        be.
         """
         left = {cell.kernel: cell for cell in cells}
         while left:
@@ -102,7 +110,9 @@ class _Bench:
                 reason = f"no result within {self._timeout_s:g} s, raise the limit with --timeout"
                 outcomes = _blame(late.blamed, left, {"status": "timeout", "reason": reason})
             except WorkerLost as lost:
-                outcomes = _blame(lost.blamed, left, {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"})
+                outcomes = _blame(
+                    lost.blamed, left, {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"}
+                )
             if not usable:
                 self.close()
             wall_s = (time.monotonic() - begun) / max(1, len(outcomes))
@@ -127,7 +137,7 @@ class _Bench:
     def _row(self, cell: Cell, outcome: dict[str, Any], wall_s: float) -> dict[str, Any]:
         from pydantic import ValidationError
 
-        from leanbench.row import Row
+        from leanbench.records.row import Row
 
         asked = {
             "cell": cell.key,
@@ -145,20 +155,27 @@ class _Bench:
             row = Row.model_validate({**outcome, **asked})
         except ValidationError as error:
             first = error.errors()[0]
-            reason = f"the kernel's result is malformed: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            reason = (
+                f"the kernel's result is malformed: {'.'.join(map(str, first['loc']))}:"
+                f" {first['msg']}"
+            )
             row = Row.model_validate({**asked, "status": "crashed", "reason": reason})
         # Through JSON text, because that writes NaN and infinity as null.
         return json.loads(row.model_dump_json())
 
 
-def _blame(name: str | None, left: Mapping[str, Cell], outcome: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _blame(
+    name: str | None, left: Mapping[str, Cell], outcome: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
     """The outcome for the kernel to blame; for all where that is nobody."""
     return {kernel: dict(outcome) for kernel in left if name in (None, kernel)}
 
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise Stopped where the main thread is; a further one while stopping is ignored."""
+    """SIGINT and SIGTERM raise Stopped where the main thread is; a further one while stopping is
+    ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from leanbench.errors import UserError, nearest
+from leanbench.core import axes
+from leanbench.core.errors import UserError, nearest
+from leanbench.core.paths import SWEEPS
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.measure.options import MeasureOptions
-from leanbench.paths import SWEEPS
-from leanbench.registry import KernelConfig, kernel
-from leanbench.run import axes
 from leanbench.run.cells import AXES, CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.models import parse_models
-from leanbench.run.pins import check_pinned, parse_pins
+from leanbench.run.overrides import check_pinned, parse_pins
 
 #: How each axis and the list of kernels is read, in flags and in files alike.
 PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
@@ -38,13 +38,19 @@ PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
 
 
 def _reads(axis: str) -> BeforeValidator:
-    """Reads a string as the flag of that name does; numbers and lists are joined into such a string first."""
+    """Reads a string as the flag of that name does; numbers and lists are joined into such a string
+    first.
+    """
     parse = PARSERS[axis]
 
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
-        if not items or any(isinstance(item, bool) or not isinstance(item, (int, float, str)) for item in items):
-            raise ValueError(f"{value!r} is not understood, write a number, a string or a list of them")
+        if not items or any(
+            isinstance(item, bool) or not isinstance(item, (int, float, str)) for item in items
+        ):
+            raise ValueError(
+                f"{value!r} is not understood, write a number, a string or a list of them"
+            )
         try:
             return parse(",".join(map(str, items)))
         except UserError as error:
@@ -58,7 +64,8 @@ def _read_pins(value: Any) -> dict[str, KernelConfig]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(
-            f"{value!r} is not understood, write a string such as lean:tile_tokens=128,... or a list of them"
+            f"{value!r} is not understood, write a string such as lean:tile_tokens=128,... or a"
+            " list of them"
         )
     try:
         return parse_pins(texts)
@@ -79,7 +86,8 @@ class _Axes(BaseModel):
     page_size: Annotated[tuple[int | None, ...] | None, _reads("page_size")] = None
     #: Mean context over the longest context of a batch; 1 is a uniform batch.
     ragged: Annotated[tuple[float, ...] | None, _reads("ragged")] = None
-    #: Names of leanbench.run.models, in place of heads and head_dim; and GPUs that share out their heads.
+    #: Names of leanbench.run.models, in place of heads and head_dim; and GPUs that share out their
+    #: heads.
     model: Annotated[tuple[str, ...] | None, _reads("model")] = None
     tp: Annotated[tuple[int, ...] | None, _reads("tp")] = None
 
@@ -88,7 +96,9 @@ class _Axes(BaseModel):
 
 
 class SweepFile(_Axes):
-    """A sweep file as written. Axes at the top hold for every `[[grid]]`, which may set its own over them."""
+    """A sweep file as written. Axes at the top hold for every `[[grid]]`, which may set its own
+    over them.
+    """
 
     #: Names run directories, so no separators.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -123,7 +133,15 @@ class SweepFile(_Axes):
             occupancy=self.occupancy,
             counters=self.counters,
         )
-        return Sweep(self.name, tuple(grids), self.kernels, self.configs, self.description, measure, self.config)
+        return Sweep(
+            self.name,
+            tuple(grids),
+            self.kernels,
+            self.configs,
+            self.description,
+            measure,
+            self.config,
+        )
 
 
 def _check_together(given: Collection[str]) -> None:
@@ -132,7 +150,10 @@ def _check_together(given: Collection[str]) -> None:
     if "model" in given and twice:
         raise UserError(f"a model says {twice[0]} itself: leave {twice[0]} out, or the model")
     if "tp" in given and "model" not in given:
-        raise UserError("tp shares out the heads of models and none is given: name one of `leanbench list models`")
+        raise UserError(
+            "tp shares out the heads of models and none is given: name one of `leanbench list"
+            " models`"
+        )
 
 
 def shipped_sweeps() -> dict[str, Path]:
@@ -144,14 +165,16 @@ def load_sweep(file: str) -> Sweep:
     """The sweep of a path or of a shipped name.
 
     Raises:
-        UserError: there is no such sweep (the nearest is suggested), or the file is wrong (file, line, key are named).
+        UserError: there is no such sweep (the nearest is suggested), or the file is wrong (file,
+            line, key are named).
     """
     shipped = shipped_sweeps()
     path = shipped.get(file, Path(file))
     if path == Path(file) and not path.is_file():
         if path.suffix == ".toml" or path.parent != Path():
             raise UserError(
-                f"there is no sweep file {file!r}: give a path to a TOML file or one of {', '.join(shipped)}"
+                f"there is no sweep file {file!r}: give a path to a TOML file or one of"
+                f" {', '.join(shipped)}"
             )
         raise UserError(f"there is no sweep {file!r}, {nearest(file, shipped)}")
     try:
@@ -160,7 +183,9 @@ def load_sweep(file: str) -> Sweep:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from None
     except RecursionError:
-        raise UserError(f"{path} is nested too deep: a sweep file has lists of values and no lists in them") from None
+        raise UserError(
+            f"{path} is nested too deep: a sweep file has lists of values and no lists in them"
+        ) from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text: save it as UTF-8") from None
     except OSError as error:
@@ -192,17 +217,24 @@ def _sentence(path: Path, text: str, error: ValidationError) -> str:
         )
     if first["type"] == "value_error":
         return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
-    return f"{where}, key {key!r}: {first['input']!r} is refused, {first['msg'][0].lower()}{first['msg'][1:]}"
+    return (
+        f"{where}, key {key!r}: {first['input']!r} is refused,"
+        f" {first['msg'][0].lower()}{first['msg'][1:]}"
+    )
 
 
 def _line(text: str, key: str, grid: int | None) -> int:
-    """The line that sets `key` at the top, or in the `grid`-th `[[grid]]` table; the table's own line if none does."""
+    """The line that sets `key` at the top, or in the `grid`-th `[[grid]]` table; the table's own
+    line if none does.
+    """
     table, found = None, 1
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(r"\s*\[\[\s*grid\s*\]\]", line):
             table = 0 if table is None else table + 1
             found = number if table == grid else found
-        elif table == grid and re.match(rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line):
+        elif table == grid and re.match(
+            rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line
+        ):
             return number
     return found
 
@@ -217,12 +249,13 @@ def requested_sweep(
 ) -> Sweep:
     """The sweep of a command line; flags win over the file.
 
-    Without a file it is `models` where a model is given, the default grid's where only other axes are, or else smoke.
+    Without a file it is `models` where a model is given, the default grid's where only other axes
+    are, or else smoke.
 
     Args:
         measure: fields of MeasureOptions that flags set.
-        pins: launch settings of kernels, as `leanbench.run.pins.parse_pin` reads them; another kernel's in the file
-            stay.
+        pins: launch settings of kernels, as `leanbench.run.overrides.parse_pin` reads them; another
+            kernel's in the file stay.
 
     Raises:
         UserError: anything in it is wrong, an unknown kernel included.
@@ -234,7 +267,8 @@ def requested_sweep(
         sweep = load_sweep(file or ("models" if given else "smoke"))
     with_models = ["model"] if any(grid.model for grid in sweep.grids) else []
     _check_together([*given, *with_models])
-    # The same axes in every grid may make grids equal; cells are deduplicated when they are expanded.
+    # The same axes in every grid may make grids equal; cells are deduplicated when they are
+    # expanded.
     sweep = replace(sweep, grids=tuple(replace(grid, **given) for grid in sweep.grids))
     if kernels is not None:
         sweep = replace(sweep, kernels=PARSERS["kernels"](kernels))

@@ -1,9 +1,11 @@
-"""The worker process: one problem after another on one GPU (or for one predicted GPU), so that a crash costs a cell.
+"""The worker process: one problem after another on one GPU (or for one predicted GPU), so that a
+crash costs a cell.
 
-Started as ``python -m leanbench.run.worker FD``. It speaks JSON lines over the socket FD: the first line names the
-target and is answered with the environment, each further line is a problem with its kernels and is answered with row
-fields for each kernel. Before a kernel's code runs, a line names it: if this process dies or hangs, the parent knows
-whom to blame. Its own stdout and stderr belong to the kernels; the parent sends them to a log.
+Started as ``python -m leanbench.run.worker FD``. It speaks JSON lines over the socket FD: the first
+line names the target and is answered with the environment, each further line is a problem with its
+kernels and is answered with row fields for each kernel. Before a kernel's code runs, a line names
+it: if this process dies or hangs, the parent knows whom to blame. Its own stdout and stderr belong
+to the kernels; the parent sends them to a log.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernel
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, kernel
 
 Outcome = dict[str, Any]
-#: Row fields by kernel, for a problem, its kernels, how their configs are chosen, and those that are given instead.
-RunProblem = Callable[[AttentionProblem, Sequence[Kernel], str, Mapping[str, KernelConfig]], dict[str, Outcome]]
+#: Row fields by kernel, for a problem, its kernels, how their configs are chosen, and those that
+#: are given instead.
+RunProblem = Callable[
+    [AttentionProblem, Sequence[Kernel], str, Mapping[str, KernelConfig]], dict[str, Outcome]
+]
 #: Told whose code runs next, None for nobody's.
 Announce = Callable[[str | None], None]
 
@@ -37,7 +41,10 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent = os.getppid()
     _die_with_parent(parent)
-    with socket.socket(fileno=int(sys.argv[1])) as channel, channel.makefile("rw", encoding="utf-8") as lines:
+    with (
+        socket.socket(fileno=int(sys.argv[1])) as channel,
+        channel.makefile("rw", encoding="utf-8") as lines,
+    ):
 
         def answer(message: Outcome) -> None:
             lines.write(json.dumps(message) + "\n")
@@ -67,21 +74,26 @@ def main() -> None:
 
 def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[str, Any]]:
     """What runs a problem on the target, and the environment its rows are taken in."""
-    from leanbench.run.environment import measured_environment, predicted_environment
+    from leanbench.records.environment import measured_environment, predicted_environment
 
     index = init["local_index"]
     if index is None:
         from leanbench.model.cell import predict_cell
 
-        spec = spec_from_dict(init["gpu"])
+        spec = GpuSpec.from_dict(init["gpu"])
 
         def predict(
-            problem: AttentionProblem, kernels: Sequence[Kernel], configs: str, pins: Mapping[str, KernelConfig]
+            problem: AttentionProblem,
+            kernels: Sequence[Kernel],
+            configs: str,
+            pins: Mapping[str, KernelConfig],
         ) -> dict[str, Outcome]:
             rows = {}
             for each in kernels:
                 announce(each.name)
-                rows[each.name] = predict_cell(problem, each, pins.get(each.name, each.config_choice or configs), spec)
+                rows[each.name] = predict_cell(
+                    problem, each, pins.get(each.name, each.config_choice or configs), spec
+                )
             return rows
 
         return predict, predicted_environment()
@@ -101,14 +113,16 @@ def _attempt(
 ) -> tuple[dict[str, Outcome], bool]:
     """Row fields by kernel, and whether this process can go on afterwards.
 
-    When a kernel fails, only its fields are returned: the parent asks again for the others. What fails where no
-    kernel's code ran is everybody's.
+    When a kernel fails, only its fields are returned: the parent asks again for the others. What
+    fails where no kernel's code ran is everybody's.
     """
     names = request["kernels"]
     try:
         kernels = [kernel(name) for name in names]
         pins = {name: KernelConfig(**config) for name, config in request.get("pins", {}).items()}
-        return run_problem(AttentionProblem.from_dict(request["problem"]), kernels, request["configs"], pins), True
+        return run_problem(
+            AttentionProblem.from_dict(request["problem"]), kernels, request["configs"], pins
+        ), True
     except Exception as error:
         outcome, usable = _failure(error)
         blamed = at()
@@ -123,7 +137,8 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     if name == "Alarm":
         return {"status": "suspect", "reason": str(error)}, True
     if name == "UserError":
-        # A library of another version, settings that do not fit: a sentence, and nothing of the process is broken.
+        # A library of another version, settings that do not fit: a sentence, and nothing of the
+        # process is broken.
         return {"status": "unsupported", "reason": str(error)}, True
     # A log on a full disk must not cost the reason.
     with contextlib.suppress(OSError):
@@ -135,7 +150,8 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
 
 
 def _is_sticky(error: Exception) -> bool:
-    """A CUDA error makes every later call of the process fail, as does the loss of the GPU; a new process knows more.
+    """A CUDA error makes every later call of the process fail, as does the loss of the GPU; a new
+    process knows more.
 
     torch and Triton word it differently.
     """
@@ -147,15 +163,10 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def spec_from_dict(values: dict[str, Any]) -> GpuSpec:
-    """A GpuSpec that went through JSON."""
-    known = {field.name for field in fields(GpuSpec)}
-    tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return GpuSpec(**{name: value for name, value in {**values, **tuples}.items() if name in known})
-
-
 def _die_with_parent(parent: int) -> None:
-    """A hanging kernel never sees the closed socket, so the operating system ends it with its parent (Linux)."""
+    """A hanging kernel never sees the closed socket, so the operating system ends it with its
+    parent (Linux).
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call above

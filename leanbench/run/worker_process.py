@@ -1,4 +1,6 @@
-"""The parent's side of the worker: start it, give it a problem, wait no longer than allowed, kill it."""
+"""The parent's side of the worker: start it, give it a problem, wait no longer than allowed, kill
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
 
@@ -43,7 +45,9 @@ class WorkerTimeout(WorkerFailure):
 
 @dataclass(frozen=True)
 class WorkerTarget:
-    """What a worker works on: a GPU of this machine, or the performance model of `gpu` where `local_index` is None."""
+    """What a worker works on: a GPU of this machine, or the performance model of `gpu` where
+    `local_index` is None.
+    """
 
     gpu: GpuSpec
     local_index: int | None
@@ -63,7 +67,9 @@ class WorkerProcess:
         try:
             self._spawn()
         except OSError as error:
-            raise UserError(f"the worker did not start: {error}; mend that, then go on with --resume") from None
+            raise UserError(
+                f"the worker did not start: {error}; mend that, then go on with --resume"
+            ) from None
         try:
             self.environment = self._hello(target)
         except BaseException:
@@ -81,7 +87,8 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # Its own group: Ctrl-C reaches the parent only, and a kill takes compilers it started along.
+                # Its own group: Ctrl-C reaches the parent only, and a kill takes compilers it
+                # started along.
                 start_new_session=True,
             )
 
@@ -89,14 +96,18 @@ class WorkerProcess:
         try:
             answer = self._ask(asdict(target), START_TIMEOUT_S)
         except WorkerTimeout:
-            raise UserError(f"the worker did not start within {START_TIMEOUT_S:.0f} s, see {self._log}") from None
+            raise UserError(
+                f"the worker did not start within {START_TIMEOUT_S:.0f} s, see {self._log}"
+            ) from None
         except WorkerLost as lost:
             raise UserError(f"the worker did not start: {lost}, see {self._log}") from None
         if "failed" in answer:
             raise UserError(f"the worker did not start: {answer['failed']}, see {self._log}")
         return answer["environment"]
 
-    def run(self, cells: Sequence[Cell], timeout_s: float) -> tuple[dict[str, dict[str, Any]], bool]:
+    def run(
+        self, cells: Sequence[Cell], timeout_s: float
+    ) -> tuple[dict[str, dict[str, Any]], bool]:
         """Row fields by kernel for cells of one problem, and whether the worker can go on.
 
         Kernels may be missing: one of them failed, and the others were not finished.
@@ -108,7 +119,12 @@ class WorkerProcess:
         first = cells[0]
         kernels = [cell.kernel for cell in cells]
         pins = {cell.kernel: cell.pin.to_dict() for cell in cells if cell.pin is not None}
-        request = {"problem": first.problem.to_dict(), "kernels": kernels, "configs": first.configs, "pins": pins}
+        request = {
+            "problem": first.problem.to_dict(),
+            "kernels": kernels,
+            "configs": first.configs,
+            "pins": pins,
+        }
         answer = self._ask(request, timeout_s)
         return answer["rows"], answer["usable"]
 
@@ -120,7 +136,9 @@ class WorkerProcess:
         self._channel.close()
 
     def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer. Each kernel that the worker says it is at has `timeout_s` for itself, all its turns together."""
+        """The answer. Each kernel that the worker says it is at has `timeout_s` for itself, all its
+        turns together.
+        """
         spent_s: dict[str | None, float] = {}
         at: str | None = None
         try:

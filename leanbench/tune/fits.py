@@ -1,4 +1,6 @@
-"""Coefficients of every build of a family from its timings, and the few candidates worth choosing from."""
+"""Coefficients of every build of a family from its timings, and the few candidates worth choosing
+from.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune.formula import Coefficients, Point, Shape, divide, fit
-from leanbench.tune.kept import LEAST_GAIN
+from leanbench.configs.formula import Coefficients, Point, Shape, divide, fit
+from leanbench.configs.space import BuildKey, Candidate, FamilyKey, build_key, heuristics
+from leanbench.configs.tuned import LEAST_GAIN
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.tune.problems import problems
-from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, heuristics
 from leanbench.tune.stopwatch import Time
 
 #: Latencies by problem and config.
@@ -51,14 +53,16 @@ class Fitter:
         self._kernel, self._spec = kernel, spec
 
     def fits(self, times: Times, least_points: int = LEAST_POINTS) -> dict[BuildKey, Fit]:
-        """Every build with `least_points` timings, and the heuristics' with what there are: others are held against
-        them. All lean on the coefficients of their implementation together.
+        """Every build with `least_points` timings, and the heuristics' with what there are: others
+        are held against them. All lean on the coefficients of their implementation together.
         """
         by_build: dict[BuildKey, list[Point]] = {}
         for problem, timed in times.items():
             fastest_us = min(time.latency_us for time in timed.values())
             for config, time in timed.items():
-                point = Point(self._work(problem, config), time.latency_us, time.latency_us / fastest_us)
+                point = Point(
+                    self._work(problem, config), time.latency_us, time.latency_us / fastest_us
+                )
                 by_build.setdefault(build_key(config), []).append(point)
         by_implementation: dict[str | None, list[Point]] = {}
         for key, points in by_build.items():
@@ -68,17 +72,27 @@ class Fitter:
             for implementation, points in by_implementation.items()
             if len(points) >= LEAST_POINTS
         }
-        needed = {build_key(config) for problem in times for config in heuristics(self._kernel, problem, self._spec)}
+        needed = {
+            build_key(config)
+            for problem in times
+            for config in heuristics(self._kernel, problem, self._spec)
+        }
         return {
             key: self._fit(points, together[key.implementation])
             for key, points in by_build.items()
             if key.implementation in together and (len(points) >= least_points or key in needed)
         }
 
-    def predict_us(self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: KernelConfig) -> float:
+    def predict_us(
+        self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: KernelConfig
+    ) -> float:
         """By the formula; infinite for a build without coefficients."""
         found = fits.get(build_key(config))
-        return math.inf if found is None else float(found.coefficients.latency_us(self._work(problem, config)))
+        return (
+            math.inf
+            if found is None
+            else float(found.coefficients.latency_us(self._work(problem, config)))
+        )
 
     def _work(self, problem: AttentionProblem, config: KernelConfig):
         return divide(Shape.of(problem), config, self._spec.sms, self._kernel)
@@ -89,27 +103,44 @@ class Fitter:
         return Fit(found, len(points), statistics.median(errors))
 
     def shortlist(
-        self, family: FamilyKey, candidates: Iterable[Candidate], fits: Mapping[BuildKey, Fit], times: Times
+        self,
+        family: FamilyKey,
+        candidates: Iterable[Candidate],
+        fits: Mapping[BuildKey, Fit],
+        times: Times,
     ) -> list[KernelConfig]:
-        """Few candidates that are together nearly as good as all: each is the one that lowers the mean regret most.
+        """Few candidates that are together nearly as good as all: each is the one that lowers the
+        mean regret most.
 
-        Regret is the logarithm of predicted latency over the lowest predicted one, over the problems that were timed
-        and others like them. Each implementation has a list of its own in it: a kernel may take only one of them.
+        Regret is the logarithm of predicted latency over the lowest predicted one, over the
+        problems that were timed and others like them. Each implementation has a list of its own in
+        it: a kernel may take only one of them.
         """
         import numpy as np
 
         able = [candidate for candidate in candidates if candidate.build in fits]
         sample = [*times, *islice(problems(family, self._spec), _SAMPLED_PROBLEMS)]
-        costs = np.log([[self.predict_us(fits, problem, each.config) for each in able] for problem in sample])
+        costs = np.log(
+            [[self.predict_us(fits, problem, each.config) for each in able] for problem in sample]
+        )
         chosen: list[int] = []
         for implementation in dict.fromkeys(candidate.build.implementation for candidate in able):
-            own = [index for index, candidate in enumerate(able) if candidate.build.implementation == implementation]
-            chosen += [own[place] for place in _cover(costs[:, own] - costs[:, own].min(axis=1, keepdims=True))]
+            own = [
+                index
+                for index, candidate in enumerate(able)
+                if candidate.build.implementation == implementation
+            ]
+            chosen += [
+                own[place]
+                for place in _cover(costs[:, own] - costs[:, own].min(axis=1, keepdims=True))
+            ]
         return [able[index].config for index in chosen]
 
 
 def _cover(costs: Any) -> list[int]:
-    """Columns that together have nearly the least of every row: each is the one that lowers the mean most."""
+    """Columns that together have nearly the least of every row: each is the one that lowers the
+    mean most.
+    """
     import numpy as np
 
     chosen: list[int] = []
@@ -126,17 +157,20 @@ def _cover(costs: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A problem that the formula was not fitted to: what the formula's choice and the heuristic's reach there, each as
-    the fastest timed latency over its own.
+    """A problem that the formula was not fitted to: what the formula's choice and the heuristic's
+    reach there, each as the fastest timed latency over its own.
     """
 
     formula: float
     heuristic: float
-    #: What the formula promised of its choice over the heuristic's, as a share; None where it knows nothing of that.
+    #: What the formula promised of its choice over the heuristic's, as a share; None where it knows
+    #: nothing of that.
     gain: float | None
 
     def share(self, least_gain: float) -> float:
-        """Of the formula's choice where it promises as much, or else the heuristic's, as in leanbench.tune.lookup."""
+        """Of the formula's choice where it promises as much, or else the heuristic's, as in
+        leanbench.configs.lookup.
+        """
         return self.heuristic if self.gain is None or self.gain < least_gain else self.formula
 
 
@@ -150,10 +184,16 @@ def held_out(
     fitter = Fitter(kernel, spec)
     trials: list[Trial] = []
     for part in range(_PARTS):
-        kept = {problem: timed for number, (problem, timed) in enumerate(times.items()) if number % _PARTS != part}
+        kept = {
+            problem: timed
+            for number, (problem, timed) in enumerate(times.items())
+            if number % _PARTS != part
+        }
         fits = fitter.fits(kept) if kept else {}
         for problem in times:
-            if problem not in kept and (trial := _trial(fitter, fits, problem, times[problem], heuristic[problem])):
+            if problem not in kept and (
+                trial := _trial(fitter, fits, problem, times[problem], heuristic[problem])
+            ):
                 trials.append(trial)
     return trials
 
@@ -165,19 +205,27 @@ def _trial(
     timed: Mapping[KernelConfig, Time],
     heuristic: KernelConfig,
 ) -> Trial | None:
-    predicted_us = {config: fitter.predict_us(fits, problem, config) for config in timed if build_key(config) in fits}
+    predicted_us = {
+        config: fitter.predict_us(fits, problem, config)
+        for config in timed
+        if build_key(config) in fits
+    }
     if not predicted_us:
         return None
     chosen = min(predicted_us, key=predicted_us.__getitem__)
     fastest_us = min(time.latency_us for time in timed.values())
     gain = 1 - predicted_us[chosen] / predicted_us[heuristic] if heuristic in predicted_us else None
-    return Trial(fastest_us / timed[chosen].latency_us, fastest_us / timed[heuristic].latency_us, gain)
+    return Trial(
+        fastest_us / timed[chosen].latency_us, fastest_us / timed[heuristic].latency_us, gain
+    )
 
 
 def least_gain(trials: Sequence[Trial]) -> float:
-    """What the formula must promise to be believed more than the heuristic: what does best over `trials`, the least of
-    equals.
+    """What the formula must promise to be believed more than the heuristic: what does best over
+    `trials`, the least of equals.
     """
     if not trials:
         return LEAST_GAIN
-    return max(LEAST_GAINS, key=lambda least: math.fsum(math.log(trial.share(least)) for trial in trials))
+    return max(
+        LEAST_GAINS, key=lambda least: math.fsum(math.log(trial.share(least)) for trial in trials)
+    )

@@ -1,6 +1,7 @@
 """What was timed and not kept yet, so that the command that was interrupted goes on from there.
 
-A line for each problem says by itself what it belongs to: tunings of other families, versions or boards share the file.
+A line for each problem says by itself what it belongs to: tunings of other families, versions or
+boards share the file.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from leanbench.errors import UserError
-from leanbench.files import append_whole, locked, replace_file, whole_lines
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
-from leanbench.run.strict_json import parse
-from leanbench.tune.space import FamilyKey
+from leanbench.configs.space import FamilyKey
+from leanbench.core.errors import UserError
+from leanbench.core.files import append_whole, locked, replace_file, whole_lines
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
+from leanbench.core.strict_json import parse
 from leanbench.tune.stopwatch import Time
 
 Timed = tuple[FamilyKey, AttentionProblem, dict[KernelConfig, Time]]
@@ -34,7 +35,9 @@ class Journal:
         self._path, self._about, self._thorough = path, json.loads(json.dumps(about)), thorough
 
     def read(self, families: Collection[FamilyKey]) -> list[Timed]:
-        """What was timed of these families; damaged lines, and a last one that was cut off, are left out."""
+        """What was timed of these families; damaged lines, and a last one that was cut off, are
+        left out.
+        """
         found: list[Timed] = []
         for line in self._lines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, UserError):
@@ -46,7 +49,9 @@ class Journal:
                     found.append((family, AttentionProblem.from_dict(entry["problem"]), times))
         return found
 
-    def add(self, family: FamilyKey, problem: AttentionProblem, times: dict[KernelConfig, Time]) -> None:
+    def add(
+        self, family: FamilyKey, problem: AttentionProblem, times: dict[KernelConfig, Time]
+    ) -> None:
         """Appends a problem, in place of a last line that was cut off.
 
         Raises:
@@ -58,7 +63,8 @@ class Journal:
             "family": vars(family),
             "problem": problem.to_dict(),
             "times": [
-                (config.to_dict(), (time.latency_us, time.low_us, time.high_us)) for config, time in times.items()
+                (config.to_dict(), (time.latency_us, time.low_us, time.high_us))
+                for config, time in times.items()
             ],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)

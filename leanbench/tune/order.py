@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune.formula import Shape, divide, typical
-from leanbench.tune.space import BuildKey, build_key
+from leanbench.configs.formula import Shape, divide, typical
+from leanbench.configs.space import BuildKey, build_key
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 
 #: Launches of builds that too little is known of, beside the promising ones.
 _UNKNOWN = 2
@@ -28,29 +28,35 @@ def first(
     target: tuple[Kernel, GpuSpec],
     begin: int,
 ) -> list[int]:
-    """An order of launches before anything was fitted: those that the performance model knows (Triton's) as `rank` has
-    them, in turn with the others spread over their builds.
+    """An order of launches before anything was fitted: those that the performance model knows
+    (Triton's) as `rank` has them, in turn with the others spread over their builds.
 
     Args:
         begin: the build that the others begin with, counted round and round.
     """
     known = [index for index, config in enumerate(launches) if config.implementation is None]
     others = [index for index, config in enumerate(launches) if config.implementation is not None]
-    predicted_us = dict(zip(known, rank([launches[index] for index in known]) if known else [], strict=True))
+    predicted_us = dict(
+        zip(known, rank([launches[index] for index in known]) if known else [], strict=True)
+    )
     spread = _over_builds(problem, {index: launches[index] for index in others}, target, begin)
     return _in_turn([sorted(known, key=predicted_us.__getitem__), spread])
 
 
 def _over_builds(
-    problem: AttentionProblem, launches: Mapping[int, KernelConfig], target: tuple[Kernel, GpuSpec], begin: int
+    problem: AttentionProblem,
+    launches: Mapping[int, KernelConfig],
+    target: tuple[Kernel, GpuSpec],
+    begin: int,
 ) -> list[int]:
-    """One launch of each build, then another of each. Within a build those come first that the formula calls the
-    fastest with typical coefficients, which know the grids and not the builds.
+    """One launch of each build, then another of each. Within a build those come first that the
+    formula calls the fastest with typical coefficients, which know the grids and not the builds.
     """
     kernel, spec = target
     shape, coefficients = Shape.of(problem), typical(spec.bandwidth_tb_s)
     costs_us = {
-        index: coefficients.latency_us(divide(shape, config, spec.sms, kernel)) for index, config in launches.items()
+        index: coefficients.latency_us(divide(shape, config, spec.sms, kernel))
+        for index, config in launches.items()
     }
     builds: dict[BuildKey, list[int]] = {}
     for index, config in launches.items():
@@ -66,9 +72,11 @@ def _in_turn(orders: Sequence[Sequence[int]]) -> list[int]:
     return [order[place] for place in range(longest) for order in orders if place < len(order)]
 
 
-def promising(launches: Sequence[KernelConfig], predicted_us: Sequence[float], most: int) -> list[int]:
-    """The `most` that are predicted to be the fastest, each implementation's share of its own among them; and a few
-    whose builds have no coefficients, or nobody would ever know.
+def promising(
+    launches: Sequence[KernelConfig], predicted_us: Sequence[float], most: int
+) -> list[int]:
+    """The `most` that are predicted to be the fastest, each implementation's share of its own among
+    them; and a few whose builds have no coefficients, or nobody would ever know.
     """
     order = sorted(range(len(launches)), key=predicted_us.__getitem__)
     share = int(_LEAST_SHARE * most)

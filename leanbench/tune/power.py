@@ -1,17 +1,18 @@
 """Power of each build, for `--objective energy|edp`: energy of a launch is its latency times this.
 
-Measured once for a build, on a problem that fills the GPU: while K and V stream, a build draws the same power whatever
-the problem, and a window of seconds for every candidate on every problem would take an hour.
+Measured once for a build, on a problem that fills the GPU: while K and V stream, a build draws the
+same power whatever the problem, and a window of seconds for every candidate on every problem would
+take an hour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from leanbench.errors import UserError
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune.space import BuildKey, build_key
+from leanbench.configs.space import BuildKey, build_key
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.tune.stopwatch import GpuStopwatch
 
 #: Builds of a family whose power is measured: the first of those that are asked for.
@@ -60,11 +61,18 @@ def measure_power(
                     told(done, total)
                     done += 1
                     replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], 4.0)
-                    reading = measure_sustained(replay.graph.replay, replay.launches, nvml, calibration, WINDOW_S)
+                    reading = measure_sustained(
+                        replay.graph.replay, replay.launches, nvml, calibration, WINDOW_S
+                    )
                     if reading.energy_mj is None:
-                        raise UserError("this GPU has no energy counter that can be read: tune for --objective latency")
+                        raise UserError(
+                            "this GPU has no energy counter that can be read: tune for --objective"
+                            " latency"
+                        )
                     power[build_key(config)] = reading.energy_mj / reading.sustained_us
                 found.append(power)
     except NvmlError as error:
-        raise UserError(f"--objective energy and edp need NVML, which cannot be used here: {error}") from None
+        raise UserError(
+            f"--objective energy and edp need NVML, which cannot be used here: {error}"
+        ) from None
     return found

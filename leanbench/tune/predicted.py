@@ -1,5 +1,5 @@
-"""The performance model in the search: as the ranker before anything was timed, and as the stopwatch where there is no
-such GPU.
+"""The performance model in the search: as the ranker before anything was timed, and as the
+stopwatch where there is no such GPU.
 """
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
-from leanbench.build import Build
+from leanbench.compile.build import Build
+from leanbench.configs.space import BuildKey, FamilyKey, build_key
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.gpu.occupancy import theoretical_occupancy
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.search import Ranker
-from leanbench.tune.space import BuildKey, FamilyKey, build_key
 from leanbench.tune.stopwatch import Result, Time
 
 #: Predictions that one process makes at a time.
@@ -21,11 +21,15 @@ _CHUNK = 8
 
 
 def predict_us(
-    kernel_name: str, problem: AttentionProblem, configs: Sequence[KernelConfig], spec: GpuSpec, resident: Sequence[int]
+    kernel_name: str,
+    problem: AttentionProblem,
+    configs: Sequence[KernelConfig],
+    spec: GpuSpec,
+    resident: Sequence[int],
 ) -> list[float]:
     """Latency of each config, which has `resident` CTAs on an SM at once."""
+    from leanbench.core.registry import kernel
     from leanbench.model.cell import predict_latency_us
-    from leanbench.registry import kernel
 
     found = kernel(kernel_name)
     return [
@@ -41,10 +45,18 @@ def model_ranker(kernel: Kernel, spec: GpuSpec, pool: Executor) -> Ranker:
         problem: AttentionProblem, configs: Sequence[KernelConfig], builds: Mapping[BuildKey, Build]
     ) -> list[float]:
         resident = [
-            theoretical_occupancy(builds[build_key(config)].resources[0], spec).ctas_per_sm for config in configs
+            theoretical_occupancy(builds[build_key(config)].resources[0], spec).ctas_per_sm
+            for config in configs
         ]
         futures = [
-            pool.submit(predict_us, kernel.name, problem, configs[at : at + _CHUNK], spec, resident[at : at + _CHUNK])
+            pool.submit(
+                predict_us,
+                kernel.name,
+                problem,
+                configs[at : at + _CHUNK],
+                spec,
+                resident[at : at + _CHUNK],
+            )
             for at in range(0, len(configs), _CHUNK)
         ]
         return [latency_us for future in futures for latency_us in future.result()]
@@ -67,7 +79,10 @@ class ModelStopwatch:
         builds = self._builds[family]
         able = [config for config in configs if builds[build_key(config)].resources]
         predicted = self._rank(problem, able, builds)
-        return Result({config: Time(latency_us) for config, latency_us in zip(able, predicted, strict=True)}, {})
+        return Result(
+            {config: Time(latency_us) for config, latency_us in zip(able, predicted, strict=True)},
+            {},
+        )
 
 
 def no_ranking(

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from math import exp, log
 from typing import Any, Literal
 
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune import kept
+from leanbench.configs import tuned as kept
+from leanbench.configs.space import BuildKey, FamilyKey, build_key, distinct
+from leanbench.configs.tuned import Objective
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.tune.fits import Fitter, least_gain
-from leanbench.tune.kept import Objective
 from leanbench.tune.search import Found
-from leanbench.tune.space import BuildKey, FamilyKey, build_key, distinct
 from leanbench.tune.stopwatch import Time
 
 #: Times of a problem that are kept where the model predicted them.
@@ -42,13 +42,14 @@ class Summary:
     #: What the heuristic costs over what the chosen one costs: geometric mean, and the most.
     gain: float
     most_gain: float
-    #: Latency of the best that was not timed, by the formula, over that of the best that was: geometric mean over the
-    #: problems, at most 1. Only builds with coefficients can be told: `fitted` of `able`.
+    #: Latency of the best that was not timed, by the formula, over that of the best that was:
+    #: geometric mean over the problems, at most 1. Only builds with coefficients can be told:
+    #: `fitted` of `able`.
     untried: float
     fitted: int
     able: int
-    #: Fastest timed latency over the chosen one's on problems that the formula was not fitted to: geometric mean and
-    #: worst. None: too few problems.
+    #: Fastest timed latency over the chosen one's on problems that the formula was not fitted to:
+    #: geometric mean and worst. None: too few problems.
     held_out: float | None
     worst_held_out: float | None
     #: Median error of the formula.
@@ -60,7 +61,10 @@ def ties(times: Mapping[KernelConfig, Time]) -> list[KernelConfig]:
     order = sorted(times, key=lambda config: times[config].latency_us)
     fastest = times[order[0]]
     limit_us = fastest.high_us or fastest.latency_us
-    return [order[0], *(config for config in order[1:] if (times[config].low_us or float("inf")) <= limit_us)]
+    return [
+        order[0],
+        *(config for config in order[1:] if (times[config].low_us or float("inf")) <= limit_us),
+    ]
 
 
 #: What is to be least of a config and its time.
@@ -116,13 +120,21 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
 
 
 def _untried(
-    found: Found, kernel: Kernel, spec: GpuSpec, problem: AttentionProblem, times: Mapping[KernelConfig, Time]
+    found: Found,
+    kernel: Kernel,
+    spec: GpuSpec,
+    problem: AttentionProblem,
+    times: Mapping[KernelConfig, Time],
 ) -> float:
-    """Predicted latency of the best launch that was not timed, over the best that was; 1 if that is no better."""
+    """Predicted latency of the best launch that was not timed, over the best that was; 1 if that is
+    no better.
+    """
     fitter = Fitter(kernel, spec)
     launches = distinct(found.progress.able, problem, kernel, spec)
     others = [launch.config for launch in launches if launch.config not in times]
-    least = min((fitter.predict_us(found.fits, problem, config) for config in others), default=float("inf"))
+    least = min(
+        (fitter.predict_us(found.fits, problem, config) for config in others), default=float("inf")
+    )
     return min(1.0, least / min(time.latency_us for time in times.values()))
 
 
@@ -142,9 +154,13 @@ def to_family(
     """What is kept of a family: every candidate that was timed or ruled out, with the reason."""
     progress = found.progress
     all_times = progress.times if source == "measured" else _fastest(found)
-    configs = dict.fromkeys([*found.shortlist, *(config for times in all_times.values() for config in times)])
+    configs = dict.fromkeys(
+        [*found.shortlist, *(config for times in all_times.values() for config in times)]
+    )
     # One for each build that compiling ruled out: its other grids would be out for the same reason.
-    refused = {build_key(config): config for config in reversed(progress.left_out) if config not in configs}
+    refused = {
+        build_key(config): config for config in reversed(progress.left_out) if config not in configs
+    }
     listed = [*configs, *refused.values()]
     places = {config: place for place, config in enumerate(listed)}
     keys = list(found.fits)
@@ -172,7 +188,9 @@ def to_family(
         shortlist=[places[config] for config in found.shortlist],
         least_gain=least_gain(found.trials),
         problems=[
-            _problem(problem, times, progress.heuristic[problem], places, cost_of(objective, power_kw))
+            _problem(
+                problem, times, progress.heuristic[problem], places, cost_of(objective, power_kw)
+            )
             for problem, times in all_times.items()
         ],
     )
@@ -191,11 +209,17 @@ def _fastest(found: Found) -> dict[AttentionProblem, dict[KernelConfig, Time]]:
 def _candidate(found: Found, config: KernelConfig, keys: Sequence[BuildKey]) -> kept.Candidate:
     build = found.builds.get(build_key(config))
     taken = build.resources[0] if build is not None and build.resources else None
-    # The heuristic's settings are timed even where compiling rules them out: others are held against them.
+    # The heuristic's settings are timed even where compiling rules them out: others are held
+    # against them.
     timed = any(config in times for times in found.progress.times.values())
     reason = None if timed else found.progress.left_out.get(config)
     fitted = build_key(config) in keys and reason is None
-    settings: dict[str, Any] = {"ctas_per_sm": 1, "min_tiles_per_cta": 1, "align_grid": False, **config.to_dict()}
+    settings: dict[str, Any] = {
+        "ctas_per_sm": 1,
+        "min_tiles_per_cta": 1,
+        "align_grid": False,
+        **config.to_dict(),
+    }
     return kept.Candidate(
         **settings,
         registers_per_thread=taken.registers_per_thread if taken else None,

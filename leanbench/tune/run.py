@@ -1,4 +1,6 @@
-"""A tuning from beginning to end: on a GPU that is here, or by the performance model of one that is not."""
+"""A tuning from beginning to end: on a GPU that is here, or by the performance model of one that is
+not.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from leanbench.build import process_pool
-from leanbench.errors import UserError
+from leanbench.compile.build import process_pool
+from leanbench.configs.space import BuildKey, FamilyKey, build_key
+from leanbench.configs.tuned import Family, Objective
+from leanbench.core.errors import UserError
+from leanbench.core.paths import user_folder
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.gpu.local import Target
-from leanbench.paths import user_folder
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
 from leanbench.tune.journal import Journal
-from leanbench.tune.kept import Family, Objective
 from leanbench.tune.predicted import ModelStopwatch, model_ranker, no_ranking
 from leanbench.tune.result import Summary, cost_of, summarise, to_family
 from leanbench.tune.search import Found, Observer, Plan, Progress, Search
-from leanbench.tune.space import BuildKey, FamilyKey, build_key
 
 if TYPE_CHECKING:
-    from leanbench.build import Build
+    from leanbench.compile.build import Build
     from leanbench.tune.stopwatch import GpuStopwatch
 
 Compiled = Sequence[tuple[Progress, "dict[BuildKey, Build]"]]
@@ -40,7 +42,8 @@ class Request:
 
 
 def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Summary, Family]]:
-    """Tunes every family; what to print of each, and what to keep. `forget` what was noted once it is kept.
+    """Tunes every family; what to print of each, and what to keep. `forget` what was noted once it
+    is kept.
 
     Raises:
         UserError: the budget is too small, or nothing can run on this GPU.
@@ -63,15 +66,19 @@ def check_budget(request: Request) -> None:
     if request.objective == "latency":
         return
     if request.target.local_index is None:
-        raise UserError(f"--objective {request.objective} cannot be predicted yet: leave it out, or tune on the GPU")
+        raise UserError(
+            f"--objective {request.objective} cannot be predicted yet: leave it out, or tune on"
+            " the GPU"
+        )
     least_s = _power_s(request) + 10 * len(request.families)
     if request.plan.budget_s < least_s:
         from leanbench.tune.power import MOST_BUILDS
 
         raise UserError(
-            f"--objective {request.objective} measures the power of up to {MOST_BUILDS} builds of each of "
-            f"{len(request.families)} families for seconds: --budget {request.plan.budget_s:.0f}s is too small, "
-            f"give it {least_s:.0f}s or fewer families (--head-dim, --group)"
+            f"--objective {request.objective} measures the power of up to {MOST_BUILDS} builds of"
+            f" each of {len(request.families)} families for seconds: --budget"
+            f" {request.plan.budget_s:.0f}s is too small, give it {least_s:.0f}s or fewer families"
+            " (--head-dim, --group)"
         )
 
 
@@ -87,7 +94,9 @@ def forget(request: Request) -> None:
         _journal(request, versions(request.target.local_index)).forget(request.families)
 
 
-def _predicted(request: Request, search: Search, compiled: Compiled, pool: Executor) -> list[tuple[Summary, Family]]:
+def _predicted(
+    request: Request, search: Search, compiled: Compiled, pool: Executor
+) -> list[tuple[Summary, Family]]:
     rank = model_ranker(request.kernel, request.target.spec, pool)
     watch = ModelStopwatch(rank, {progress.family: builds for progress, builds in compiled})
     stopped = search.run(compiled, watch, no_ranking, float("inf"))
@@ -114,23 +123,29 @@ def _measured(
     found = search.finish(compiled, stopped, pool)
     latency = request.objective == "latency"
     power = [None] * len(found) if latency else _power(request, found, watch, index, observer)
-    return [_kept(request, each, "measured", about, kw) for each, kw in zip(found, power, strict=True)]
+    return [
+        _kept(request, each, "measured", about, kw) for each, kw in zip(found, power, strict=True)
+    ]
 
 
 def _journal(request: Request, about: dict[str, str]) -> Journal:
     index = request.target.local_index
     assert index is not None
-    from leanbench.run.environment import measured_environment
+    from leanbench.records.environment import measured_environment
 
     board = str(measured_environment(index)["gpu_uuid"])
     path = user_folder() / "tuning" / f"{request.target.spec.name}.jsonl"
-    return Journal(path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate)
+    return Journal(
+        path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate
+    )
 
 
 def _power(
     request: Request, found: Sequence[Found], watch: GpuStopwatch, index: int, observer: Observer
 ) -> list[dict[BuildKey, float]]:
-    """kW of the heuristic's builds, which others are held against, and of the fastest where K and V stream."""
+    """kW of the heuristic's builds, which others are held against, and of the fastest where K and V
+    stream.
+    """
     from leanbench.tune.power import measure_power
 
     work: list[tuple[AttentionProblem, list[KernelConfig]]] = []
@@ -155,12 +170,15 @@ def _kept(
 ) -> tuple[Summary, Family]:
     when = datetime.now(UTC).isoformat(timespec="seconds")
     family = to_family(found, source, request.objective, when, about, power_kw)
-    return summarise(found, request.kernel, request.target.spec, cost_of(request.objective, power_kw)), family
+    return (
+        summarise(found, request.kernel, request.target.spec, cost_of(request.objective, power_kw)),
+        family,
+    )
 
 
 def versions(index: int | None) -> dict[str, str]:
     """What the timings depend on beside the GPU."""
-    from leanbench.run.environment import measured_environment, predicted_environment
+    from leanbench.records.environment import measured_environment, predicted_environment
 
     environment = predicted_environment() if index is None else measured_environment(index)
     names = ("leanbench", "torch", "triton", "driver")

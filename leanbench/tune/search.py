@@ -1,4 +1,6 @@
-"""The search: compile and prune the candidates, time the promising ones on one problem after another, fit, shorten."""
+"""The search: compile and prune the candidates, time the promising ones on one problem after
+another, fit, shorten.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,32 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from leanbench.build import Build, Job, build, build_all
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
+from leanbench.compile.build import Build, Job, build, build_all
+from leanbench.configs.space import (
+    BuildKey,
+    Candidate,
+    FamilyKey,
+    build_key,
+    candidates,
+    distinct,
+    heuristics,
+    jobs,
+)
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.tune.fits import Fit, Fitter, Trial, held_out
 from leanbench.tune.journal import Note
 from leanbench.tune.order import first, promising
 from leanbench.tune.problems import problems
-from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, candidates, distinct, heuristics, jobs
 from leanbench.tune.stopwatch import Stopwatch, Time
 
-#: Candidates timed on a problem: more while the formula has learned nothing yet and the model ranks.
+#: Candidates timed on a problem: more while the formula has learned nothing yet and the model
+#: ranks.
 _FIRST_PROBLEMS, _FIRST_CANDIDATES, _CANDIDATES = 5, 64, 24
-#: Problems of a family after which the formula is fitted again, and the timings that it takes then: what looks good by
-#: few of them is timed again.
+#: Problems of a family after which the formula is fitted again, and the timings that it takes then:
+#: what looks good by few of them is timed again.
 _FIT_AFTER = (5, 12)
 _FEW_POINTS = 3
 #: Problems of a family: by default, with --exhaustive, and where the model predicts them.
@@ -38,7 +50,9 @@ class Observer(Protocol):
 
     def compiling(self, done: int, total: int) -> None: ...
 
-    def timing(self, family: FamilyKey, problem: AttentionProblem, done: int, total: int) -> None: ...
+    def timing(
+        self, family: FamilyKey, problem: AttentionProblem, done: int, total: int
+    ) -> None: ...
 
     def fitting(self) -> None: ...
 
@@ -111,14 +125,18 @@ class Search:
         self._timing_began_s: float | None = None
         self._fitter = Fitter(kernel, spec)
 
-    def compile(self, families: Sequence[FamilyKey], pool: Executor) -> list[tuple[Progress, dict[BuildKey, Build]]]:
+    def compile(
+        self, families: Sequence[FamilyKey], pool: Executor
+    ) -> list[tuple[Progress, dict[BuildKey, Build]]]:
         """Every build of every family, and the candidates that are left after it.
 
         Raises:
             UserError: none of a family's candidates can run on this GPU.
         """
         wanted = [
-            (family, key, job) for family in families for key, job in jobs(self._kernel, family, self._spec).items()
+            (family, key, job)
+            for family in families
+            for key, job in jobs(self._kernel, family, self._spec).items()
         ]
         done = 0
 
@@ -131,11 +149,17 @@ class Search:
         built = build_all([job for _, _, job in wanted], self._spec.compute_capability, pool, told)
         found: list[tuple[Progress, dict[BuildKey, Build]]] = []
         for family in families:
-            builds = {key: build for (of, key, _), build in zip(wanted, built, strict=True) if of == family}
+            builds = {
+                key: build
+                for (of, key, _), build in zip(wanted, built, strict=True)
+                if of == family
+            }
             able, left_out = candidates(self._kernel, family, self._spec, builds)
             if not able:
                 reason = next(iter(left_out.values()), "there is none")
-                raise UserError(f"no candidate of {family.label} can run on {self._spec.product}: {reason}")
+                raise UserError(
+                    f"no candidate of {family.label} can run on {self._spec.product}: {reason}"
+                )
             found.append((Progress(family, able, left_out), builds))
         return found
 
@@ -146,7 +170,8 @@ class Search:
         rank: Ranker,
         most_bytes: float,
     ) -> str:
-        """Times problems of all families in turn until the plan or the budget ends; returns why it stopped.
+        """Times problems of all families in turn until the plan or the budget ends; returns why it
+        stopped.
 
         Raises:
             UserError: the budget ends before every family has enough timings to learn from.
@@ -154,7 +179,9 @@ class Search:
         streams = [problems(progress.family, self._spec, most_bytes) for progress, _ in compiled]
         total = self._plan.problems * len(compiled)
         for number in range(self._plan.problems):
-            for place, ((progress, builds), stream) in enumerate(zip(compiled, streams, strict=True)):
+            for place, ((progress, builds), stream) in enumerate(
+                zip(compiled, streams, strict=True)
+            ):
                 problem = next(stream)
                 done = number * len(compiled) + place
                 if problem in progress.times:
@@ -164,7 +191,10 @@ class Search:
                     self._timing_began_s = time.monotonic()
                 if self._left_s() < _LAST_S + _PROBLEM_S:
                     self._refuse_too_little(compiled)
-                    return f"the budget of {self._plan.budget_s:.0f} s was spent after {done} of {total} problems"
+                    return (
+                        f"the budget of {self._plan.budget_s:.0f} s was spent after {done} of"
+                        f" {total} problems"
+                    )
                 self._observer.timing(progress.family, problem, done, total)
                 self._time(progress, builds, problem, stopwatch, rank)
             if number + 1 in _FIT_AFTER:
@@ -174,15 +204,24 @@ class Search:
         for progress, _ in compiled:
             if not progress.times:
                 reason = next(reversed(progress.left_out.values()), "its settings do not fit")
-                raise UserError(f"nothing of {progress.family.label} could be timed on {self._spec.product}: {reason}")
+                raise UserError(
+                    f"nothing of {progress.family.label} could be timed on {self._spec.product}:"
+                    f" {reason}"
+                )
         return f"all {total} problems were timed"
 
     def finish(
-        self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]], stopped: str, pool: Executor
+        self,
+        compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]],
+        stopped: str,
+        pool: Executor,
     ) -> list[Found]:
         """The last fits, and the shortlists."""
         self._observer.fitting()
-        futures = [pool.submit(_finish, self._kernel.name, self._spec, progress) for progress, _ in compiled]
+        futures = [
+            pool.submit(_finish, self._kernel.name, self._spec, progress)
+            for progress, _ in compiled
+        ]
         results = [future.result() for future in futures]
         return [
             Found(progress, builds, fits, shortlist, trials, stopped)
@@ -192,14 +231,20 @@ class Search:
     def _left_s(self) -> float:
         return self._began_s + self._plan.budget_s - self._plan.reserve_s - time.monotonic()
 
-    def take_up(self, progress: Progress, problem: AttentionProblem, times: dict[KernelConfig, Time]) -> None:
-        """What an interrupted tuning had timed; without the heuristic's settings of today it is of no use."""
+    def take_up(
+        self, progress: Progress, problem: AttentionProblem, times: dict[KernelConfig, Time]
+    ) -> None:
+        """What an interrupted tuning had timed; without the heuristic's settings of today it is of
+        no use.
+        """
         heuristic = self._heuristics(progress, problem)[0]
         if heuristic in times:
             progress.times[problem] = times
             progress.heuristic[problem] = heuristic
 
-    def _refuse_too_little(self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]]) -> None:
+    def _refuse_too_little(
+        self, compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]]
+    ) -> None:
         fewest = min(len(progress.times) for progress, _ in compiled)
         if fewest >= _FIRST_PROBLEMS:
             return
@@ -211,20 +256,23 @@ class Search:
         rest_s = missing * max(each_s, 2 * _PROBLEM_S) + _LAST_S + self._plan.reserve_s
         needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(
-            f"--budget {self._plan.budget_s:.0f}s is too small: after {spent_s:.0f} s {timed} problems are timed, the "
-            f"last fits take {_LAST_S:.0f} s more, and {_FIRST_PROBLEMS} problems of each of {len(compiled)} families "
-            f"are needed; some {needed_s} s would do"
+            f"--budget {self._plan.budget_s:.0f}s is too small: after {spent_s:.0f} s {timed}"
+            f" problems are timed, the last fits take {_LAST_S:.0f} s more, and {_FIRST_PROBLEMS}"
+            f" problems of each of {len(compiled)} families are needed; some {needed_s} s would do"
         )
 
     def _heuristics(self, progress: Progress, problem: AttentionProblem) -> list[KernelConfig]:
-        """The heuristic's choice and those of its implementations, as the candidates that make the same launches where
-        there are any.
+        """The heuristic's choice and those of its implementations, as the candidates that make the
+        same launches where there are any.
         """
         return [
-            self._as_candidate(progress, problem, config) for config in heuristics(self._kernel, problem, self._spec)
+            self._as_candidate(progress, problem, config)
+            for config in heuristics(self._kernel, problem, self._spec)
         ]
 
-    def _as_candidate(self, progress: Progress, problem: AttentionProblem, config: KernelConfig) -> KernelConfig:
+    def _as_candidate(
+        self, progress: Progress, problem: AttentionProblem, config: KernelConfig
+    ) -> KernelConfig:
         own = Candidate(config, build_key(config))
         # The first of equal launches is kept.
         launches = distinct([*progress.able, own], problem, self._kernel, self._spec)
@@ -244,11 +292,16 @@ class Search:
         stopwatch: Stopwatch,
         rank: Ranker,
     ) -> None:
-        launches = [candidate.config for candidate in distinct(progress.able, problem, self._kernel, self._spec)]
+        launches = [
+            candidate.config
+            for candidate in distinct(progress.able, problem, self._kernel, self._spec)
+        ]
         if self._plan.every_candidate:
             order = list(range(len(launches)))
         elif progress.fits:
-            predicted = [self._fitter.predict_us(progress.fits, problem, config) for config in launches]
+            predicted = [
+                self._fitter.predict_us(progress.fits, problem, config) for config in launches
+            ]
             order = promising(launches, predicted, _CANDIDATES)
         else:
             order = first(
@@ -295,7 +348,7 @@ def _finish(
     kernel_name: str, spec: GpuSpec, progress: Progress
 ) -> tuple[dict[BuildKey, Fit], list[KernelConfig], list[Trial]]:
     """In a process of its own: a second or two of fitting for each family."""
-    from leanbench.registry import kernel
+    from leanbench.core.registry import kernel
 
     fitter = Fitter(kernel(kernel_name), spec)
     fits = fitter.fits(progress.times)

@@ -1,4 +1,6 @@
-"""Times the candidates of one problem: in rounds that drop the losers on a GPU, or by the performance model."""
+"""Times the candidates of one problem: in rounds that drop the losers on a GPU, or by the
+performance model.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,19 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, cache_shape, deal_pages, inputs_over, query_shape, torch_dtype
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import (
+    AttentionInputs,
+    cache_shape,
+    deal_pages,
+    inputs_over,
+    query_shape,
+    torch_dtype,
+)
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.measure.timing import Replay, Sampler, Timing
-from leanbench.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +31,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Time:
-    """One config's latency; a 95% confidence interval of the median where there were samples enough."""
+    """One config's latency; a 95% confidence interval of the median where there were samples
+    enough.
+    """
 
     latency_us: float
     low_us: float | None = None
@@ -48,11 +59,14 @@ class Stopwatch(Protocol):
 ROUNDS = ((2, 1.15), (3, 1.04), (8, 1.0))
 
 
-def knock_out(samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float]] = ROUNDS) -> dict[Key, Timing]:
-    """Timings of all, more samples for those that may be the fastest, and for the first: gains are counted against it.
+def knock_out(
+    samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float]] = ROUNDS
+) -> dict[Key, Timing]:
+    """Timings of all, more samples for those that may be the fastest, and for the first: gains are
+    counted against it.
 
-    Within a round one sample of each is taken in turn, so that drifting clocks meet all alike; the first pass over all
-    is not counted, as in leanbench.measure.timing.run_rounds.
+    Within a round one sample of each is taken in turn, so that drifting clocks meet all alike; the
+    first pass over all is not counted, as in leanbench.measure.timing.run_rounds.
     """
     for sampler in samplers.values():
         sampler.sample_us()
@@ -67,7 +81,9 @@ def knock_out(samplers: Mapping[Key, Sampler], rounds: Sequence[tuple[int, float
                 timings[key].rounds.append(number)
             number += 1
         fastest_us = min((timings[key].median_us for key in left), default=0.0)
-        left = [key for key in left if key == first or timings[key].median_us <= within * fastest_us]
+        left = [
+            key for key in left if key == first or timings[key].median_us <= within * fastest_us
+        ]
     return timings
 
 
@@ -80,14 +96,16 @@ _COLD_L2_MULTIPLE = 3
 #: Random numbers that K and V of all problems are cut from.
 _POOL_BYTES = 2_000_000_000
 _POOL_SHARE = 0.5
-#: ||out - the first config's out|| over its norm: both differ from the truth by a few roundings of the output.
+#: ||out - the first config's out|| over its norm: both differ from the truth by a few roundings of
+#: the output.
 _RELATIVE_LIMIT = {"fp16": 4e-3, "bf16": 2e-2}
 
 
 class GpuStopwatch:
     """On the GPU that torch counts as `index`.
 
-    K and V of all problems are views of one pool of random numbers: nothing is filled or freed between problems.
+    K and V of all problems are views of one pool of random numbers: nothing is filled or freed
+    between problems.
     """
 
     def __init__(self, kernel: Kernel, index: int, spec: GpuSpec) -> None:
@@ -102,8 +120,8 @@ class GpuStopwatch:
         self._pools: dict[str, torch.Tensor] = {}
 
     def time(self, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Result:
-        """Times configs on rotating buffers, cold L2; each output is held against that of the first config, and that
-        one against the fp64 reference.
+        """Times configs on rotating buffers, cold L2; each output is held against that of the first
+        config, and that one against the fp64 reference.
         """
         from triton.runtime.errors import OutOfResources
 
@@ -114,7 +132,9 @@ class GpuStopwatch:
         for config in configs:
             buffers[0].poison()
             try:
-                replay = Replay([self._kernel.prepare(inputs, config) for inputs in buffers], _SAMPLE_MS)
+                replay = Replay(
+                    [self._kernel.prepare(inputs, config) for inputs in buffers], _SAMPLE_MS
+                )
             except (OutOfResources, UserError) as error:
                 failures[config] = str(error).partition("\n")[0]
                 continue
@@ -123,7 +143,9 @@ class GpuStopwatch:
                 expected = self._checked(buffers[0])
             wrong = float((out - expected).norm() / expected.norm())
             if not wrong <= _RELATIVE_LIMIT[problem.dtype]:
-                failures[config] = f"differs from the other configs by {wrong:.1e} of the output's norm"
+                failures[config] = (
+                    f"differs from the other configs by {wrong:.1e} of the output's norm"
+                )
                 continue
             replays[config] = replay
         timings = knock_out(replays)
@@ -141,7 +163,9 @@ class GpuStopwatch:
         found: list[AttentionInputs] = []
         for copy in range(copies):
             k_cache, v_cache = (
-                pool[(2 * copy + number) * half : (2 * copy + number + 1) * half].view(cache_shape(problem))
+                pool[(2 * copy + number) * half : (2 * copy + number + 1) * half].view(
+                    cache_shape(problem)
+                )
                 for number in (0, 1)
             )
             q = torch.randn(query_shape(problem), dtype=pool.dtype, device=self._device)
@@ -160,12 +184,14 @@ class GpuStopwatch:
 
     def _checked(self, inputs: AttentionInputs) -> Any:
         """The output that is there, in fp64, after a look at a few heads of it."""
-        from leanbench.measure.check import Reference
+        from leanbench.check.reference import Reference
 
         dtype = "fp16" if str(inputs.q.dtype) == "torch.float16" else "bf16"
         failure = Reference(inputs, max_pairs=4).check(inputs).failure(dtype)
         if failure:
-            raise UserError(f"{self._kernel.name} cannot be tuned here, its output is wrong: {failure}")
+            raise UserError(
+                f"{self._kernel.name} cannot be tuned here, its output is wrong: {failure}"
+            )
         return inputs.out.double()
 
 

@@ -1,4 +1,6 @@
-"""What kept configs are worth on problems that were not tuned: the looked-up choice against every candidate."""
+"""What kept configs are worth on problems that were not tuned: the looked-up choice against every
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,20 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from leanbench.gpu.spec import GpuSpec
+from leanbench.configs.lookup import Choice, choose
+from leanbench.configs.space import Candidate, FamilyKey, build_key, distinct
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.measure.timing import Effort, measure_interleaved
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
-from leanbench.tune.lookup import Choice, choose
 from leanbench.tune.problems import problems
-from leanbench.tune.space import Candidate, FamilyKey, build_key, distinct
 
 if TYPE_CHECKING:
-    from leanbench.tune.kept import Family
+    from leanbench.configs.tuned import Family
     from leanbench.tune.stopwatch import GpuStopwatch
 
-#: (sequence, KV head) pairs and context of decode steps that models run: powers of two, and lengths in between.
+#: (sequence, KV head) pairs and context of decode steps that models run: powers of two, and lengths
+#: in between.
 _STEPS = (
     (8, 2048),
     (8, 32768),
@@ -80,19 +83,29 @@ class Unseen:
         }
 
 
-def unseen_problems(family: Family, spec: GpuSpec, count: int, most_bytes: float) -> list[AttentionProblem]:
-    """`count` problems of a family that it was not tuned on: decode steps of models and others, in turn."""
+def unseen_problems(
+    family: Family, spec: GpuSpec, count: int, most_bytes: float
+) -> list[AttentionProblem]:
+    """`count` problems of a family that it was not tuned on: decode steps of models and others, in
+    turn.
+    """
     key = FamilyKey(family.head_dim, family.group_size, family.dtype, family.kv_layout)
     tuned = {(problem.batch * problem.kv_heads, problem.context) for problem in family.problems}
     steps = (key.problem(*step) for step in _STEPS if step not in tuned)
     others = islice(problems(key, spec, most_bytes), _SKIPPED, None)
     found = _in_turn(steps, others)
     fitting = (problem for problem in found if problem.kv_bytes <= most_bytes)
-    fresh = (problem for problem in fitting if (problem.batch * problem.kv_heads, problem.max_context) not in tuned)
+    fresh = (
+        problem
+        for problem in fitting
+        if (problem.batch * problem.kv_heads, problem.max_context) not in tuned
+    )
     return list(islice(fresh, count))
 
 
-def _in_turn(first: Iterator[AttentionProblem], second: Iterator[AttentionProblem]) -> Iterator[AttentionProblem]:
+def _in_turn(
+    first: Iterator[AttentionProblem], second: Iterator[AttentionProblem]
+) -> Iterator[AttentionProblem]:
     for problem in second:
         step = next(first, None)
         if step is not None:
@@ -100,8 +113,12 @@ def _in_turn(first: Iterator[AttentionProblem], second: Iterator[AttentionProble
         yield problem
 
 
-def validate(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, watch: GpuStopwatch) -> Unseen:
-    """Times every launch that the candidates come down to on a problem, the fastest few and the choice again."""
+def validate(
+    kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, watch: GpuStopwatch
+) -> Unseen:
+    """Times every launch that the candidates come down to on a problem, the fastest few and the
+    choice again.
+    """
     choice = choose(kernel, problem, spec)
     heuristic = kernel.default_config(problem, spec)
     assert choice.config is not None
@@ -110,14 +127,29 @@ def validate(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, watch: Gp
     launches = [candidate.config for candidate in distinct(space, problem, kernel, spec)]
     times = watch.time(problem, list(dict.fromkeys([heuristic, *launches]))).times
     finalists = sorted(times, key=lambda config: times[config].latency_us)[:_FINALISTS]
-    latencies = _again(kernel, problem, list(dict.fromkeys([choice.config, heuristic, *finalists])), watch)
+    latencies = _again(
+        kernel, problem, list(dict.fromkeys([choice.config, heuristic, *finalists])), watch
+    )
     best = min(latencies, key=latencies.__getitem__)
-    return Unseen(problem, choice, latencies[choice.config], latencies[heuristic], best, latencies[best], len(times))
+    return Unseen(
+        problem,
+        choice,
+        latencies[choice.config],
+        latencies[heuristic],
+        best,
+        latencies[best],
+        len(times),
+    )
 
 
 def _again(
     kernel: Kernel, problem: AttentionProblem, configs: Sequence[KernelConfig], watch: GpuStopwatch
 ) -> dict[KernelConfig, float]:
     buffers = watch.buffers(problem)
-    launches = {config: [kernel.prepare(inputs, config) for inputs in buffers] for config in configs}
-    return {config: timing.median_us for config, timing in measure_interleaved(launches, _EFFORT).items()}
+    launches = {
+        config: [kernel.prepare(inputs, config) for inputs in buffers] for config in configs
+    }
+    return {
+        config: timing.median_us
+        for config, timing in measure_interleaved(launches, _EFFORT).items()
+    }

@@ -1,4 +1,6 @@
-"""Are kept configs still the ones to use? Times those that tied, and the heuristic, again on the tuned problems."""
+"""Are kept configs still the ones to use? Times those that tied, and the heuristic, again on the
+tuned problems.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.errors import UserError
-from leanbench.gpu.spec import GpuSpec
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.measure.timing import Effort, Replay, run_rounds
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig
 
 if TYPE_CHECKING:
-    from leanbench.tune.kept import Family, TunedProblem
+    from leanbench.configs.tuned import Family, TunedProblem
 
 #: A choice still holds within this of the fastest.
 HOLDS_WITHIN = 0.01
@@ -23,8 +25,11 @@ FAILS_ABOVE = 0.02
 #: Fine enough to tell 1% apart.
 EFFORT = Effort(relative_ci=0.003, max_samples=60)
 
-#: Microseconds of each config on a problem, or one sentence why there are none. Configs that do not fit are missing.
-TimeConfigs = Callable[[AttentionProblem, Sequence[KernelConfig]], Mapping[KernelConfig, float] | str]
+#: Microseconds of each config on a problem, or one sentence why there are none. Configs that do not
+#: fit are missing.
+TimeConfigs = Callable[
+    [AttentionProblem, Sequence[KernelConfig]], Mapping[KernelConfig, float] | str
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,13 @@ class Task:
         family, tuned = self.family, self.tuned
         q_heads = tuned.kv_heads * family.group_size
         return AttentionProblem(
-            tuned.batch, q_heads, tuned.kv_heads, tuned.context, family.head_dim, family.dtype, family.kv_layout
+            tuned.batch,
+            q_heads,
+            tuned.kv_heads,
+            tuned.context,
+            family.head_dim,
+            family.dtype,
+            family.kv_layout,
         )
 
     @property
@@ -73,8 +84,15 @@ class Verdict:
 
 
 def tasks_of(families: Sequence[Family], sample: int | None = None) -> list[Task]:
-    """The tuned problems of all families that were tuned for latency; `sample` of them evenly spread, where given."""
-    found = [Task(family, tuned) for family in families if family.objective == "latency" for tuned in family.problems]
+    """The tuned problems of all families that were tuned for latency; `sample` of them evenly
+    spread, where given.
+    """
+    found = [
+        Task(family, tuned)
+        for family in families
+        if family.objective == "latency"
+        for tuned in family.problems
+    ]
     if sample is None or sample >= len(found):
         return found
     return [found[number * len(found) // sample] for number in range(sample)]
@@ -96,7 +114,9 @@ def median_regret(verdicts: Sequence[Verdict]) -> float:
 
 
 class GpuTimer:
-    """A `TimeConfigs` on the GPU that torch counts as `index`: rotating buffers, cold L2, configs in turn."""
+    """A `TimeConfigs` on the GPU that torch counts as `index`: rotating buffers, cold L2, configs
+    in turn.
+    """
 
     def __init__(self, kernel: Kernel, index: int, spec: GpuSpec) -> None:
         import torch
@@ -120,7 +140,9 @@ class GpuTimer:
         replays: dict[KernelConfig, Replay] = {}
         for config in configs:
             try:
-                replays[config] = Replay([self._kernel.prepare(inputs, config) for inputs in buffers], EFFORT.sample_ms)
+                replays[config] = Replay(
+                    [self._kernel.prepare(inputs, config) for inputs in buffers], EFFORT.sample_ms
+                )
             except (OutOfResources, UserError):
                 continue
         return {config: timing.median_us for config, timing in run_rounds(replays, EFFORT).items()}

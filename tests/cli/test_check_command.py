@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from leanbench.cli.check import _refuse_broken_interpreter
 from leanbench.cli.main import app
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kernels"
 
@@ -36,7 +36,9 @@ def interpreter():
 def test_an_interpreter_that_cannot_work_is_refused(monkeypatch):
     installed = {"triton": "3.6.0", "numpy": "2.5.2"}
     monkeypatch.setattr("importlib.metadata.version", lambda name: installed[name])
-    with pytest.raises(UserError, match=r"Triton 3\.6\.0's interpreter does not work with numpy 2\.5\.2: install"):
+    with pytest.raises(
+        UserError, match=r"Triton 3\.6\.0's interpreter does not work with numpy 2\.5\.2: install"
+    ):
         _refuse_broken_interpreter()
     installed["numpy"] = "2.3.5"
     _refuse_broken_interpreter()
@@ -48,7 +50,12 @@ def invoke(*words: str) -> Result:
 
 def check_fixtures(*words: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, whose registry knows the fixture kernels."""
-    environment = {**os.environ, "LEANBENCH_KERNEL_PATH": str(FIXTURES), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "LEANBENCH_KERNEL_PATH": str(FIXTURES),
+        "COLUMNS": "200",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     return subprocess.run(
         [sys.executable, "-m", "leanbench", "check", "--jobs", "1", "--interpreter", *words],
         env=environment,
@@ -59,7 +66,9 @@ def check_fixtures(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def table_row(output: str, kernel: str, dtype: str) -> list[str]:
-    (line,) = [line for line in output.splitlines() if re.search(rf"\b{kernel}\b.*\b{dtype}\b.*\d", line)]
+    (line,) = [
+        line for line in output.splitlines() if re.search(rf"\b{kernel}\b.*\b{dtype}\b.*\d", line)
+    ]
     return re.split(r"\s{2,}", line.strip())
 
 
@@ -67,7 +76,10 @@ def table_row(output: str, kernel: str, dtype: str) -> list[str]:
 def test_this_projects_kernels_pass():
     result = invoke("--limit", "2", "--jobs", "1")
     assert result.exit_code == 0, result.output
-    assert "Checking lean, fa2, fixed_split over 2 problems on Triton's interpreter on the CPU" in result.output
+    assert (
+        "Checking lean, fa2, fixed_split over 2 problems on Triton's interpreter on the CPU"
+        in result.output
+    )
     assert result.output.splitlines()[-1] == "all 6 passed"
     assert "FAILED" not in result.output
 
@@ -83,7 +95,9 @@ def test_wrong_kernels_fail_and_the_others_results_are_there():
         ("lazy", "relative error inf against the fp64 reference is above"),
         ("broken", "raised RuntimeError: out of ideas$"),
     ]:
-        matching = [line for line in failures if re.match(rf"FAILED {kernel} on b\d.*: {reason}", line)]
+        matching = [
+            line for line in failures if re.match(rf"FAILED {kernel} on b\d.*: {reason}", line)
+        ]
         assert len(matching) == 3, done.stdout
     # Of the three problems picky supports one.
     assert done.stdout.splitlines()[-1] == "1 of 13 passed"
@@ -108,8 +122,14 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
     [
         (["--kernels", "laen"], "Error: there is no kernel 'laen', did you mean 'lean'?"),
         (["--kernels", "lean,"], "Error: --kernels 'lean,' has an empty entry"),
-        (["--limit", "-1"], "Error: --limit -1 is negative: give 0 for all problems, or a number above"),
-        (["--jobs", "-2"], "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above"),
+        (
+            ["--limit", "-1"],
+            "Error: --limit -1 is negative: give 0 for all problems, or a number above",
+        ),
+        (
+            ["--jobs", "-2"],
+            "Error: --jobs -2 is negative: give 0 for as many as fit the CPU, or a number above",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence):

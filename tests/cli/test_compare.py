@@ -26,13 +26,17 @@ def run(*arguments: str) -> Result:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`before`, and `after` with one cell 20% slower, one 10% faster, one the same and one crashed."""
+    """`before`, and `after` with one cell 20% slower, one 10% faster, one the same and one
+    crashed.
+    """
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs"
     cells = {(problem(context), "lean"): spread(10.0) for context in CONTEXTS}
     run_of(path / "before", cells)
     changed = dict(zip(CONTEXTS, (12.0, 9.0, 10.0), strict=False))
-    rows = [row(problem(context), "lean", spread(us), energy_mj=None) for context, us in changed.items()]
+    rows = [
+        row(problem(context), "lean", spread(us), energy_mj=None) for context, us in changed.items()
+    ]
     samples = {each["cell"]: spread(us) for each, us in zip(rows, changed.values(), strict=True)}
     rows.append(row(problem(8192), status="crashed", reason=HOSTILE))
     write_run(path / "after", rows, samples, environment={**ENVIRONMENT, "triton": "3.7.0"})
@@ -41,7 +45,13 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_predictions_have_no_column_of_intervals(tmp_path):
     runs = [
-        str(write_run(tmp_path / name, [row(problem(), source="predicted", latency_us=us)], source="predicted"))
+        str(
+            write_run(
+                tmp_path / name,
+                [row(problem(), source="predicted", latency_us=us)],
+                source="predicted",
+            )
+        )
         for name, us in (("base", 10.0), ("new", 12.0))
     ]
     lines = [line.split() for line in run(*runs).stdout.splitlines()]
@@ -69,10 +79,14 @@ def test_table():
     ]
     assert "4 cells: 1 no longer ok, 1 slower, 1 faster, 1 same." in lines
     # |difference|: 20%, 10% and none.
-    at = lines.index("New over base: geometric mean 1.0260x over 3 cells ok on both sides; median |difference| 10.00%.")
+    at = lines.index(
+        "New over base: geometric mean 1.0260x over 3 cells ok on both sides; median |difference|"
+        " 10.00%."
+    )
     assert lines[at + 1] == "Not the same: 2 cells, geometric mean 1.0392x."
-    assert "Worst regression: lean · b1 h8 n1024 d64 fp16 HND, 10.00 → 12.00 µs, +20.00% (95% interval +19.64%" in (
-        result.stdout
+    assert (
+        "Worst regression: lean · b1 h8 n1024 d64 fp16 HND, 10.00 → 12.00 µs, +20.00% (95% interval"
+        " +19.64%" in (result.stdout)
     )
     assert "Best gain: lean · b1 h8 n2048 d64 fp16 HND, 10.00 → 9.000 µs, -10.00%" in result.stdout
     assert "Hodges and Lehmann" in result.stdout
@@ -85,7 +99,10 @@ def test_table():
 @pytest.mark.usefixtures("runs")
 def test_output_is_the_same_twice():
     for format_ in ("table", "markdown", "json", "csv"):
-        assert run("before", "after", "--format", format_).stdout == run("before", "after", "--format", format_).stdout
+        assert (
+            run("before", "after", "--format", format_).stdout
+            == run("before", "after", "--format", format_).stdout
+        )
 
 
 @pytest.mark.usefixtures("runs")
@@ -94,7 +111,9 @@ def test_verdicts_are_coloured_in_a_terminal(monkeypatch):
 
     from leanbench.cli import output
 
-    monkeypatch.setattr(output, "console", lambda: Console(file=sys.stdout, force_terminal=True, width=100))
+    monkeypatch.setattr(
+        output, "console", lambda: Console(file=sys.stdout, force_terminal=True, width=100)
+    )
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     text = run("before", "after").stdout
@@ -105,7 +124,11 @@ def test_verdicts_are_coloured_in_a_terminal(monkeypatch):
 
 def test_the_table_is_capped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cells = {(problem(context), kernel): spread(10.0) for context in range(1, 18) for kernel in ("lean", "fa2")}
+    cells = {
+        (problem(context), kernel): spread(10.0)
+        for context in range(1, 18)
+        for kernel in ("lean", "fa2")
+    }
     run_of(tmp_path / "a", cells)
     run_of(tmp_path / "b", cells)
     capped, whole = run("a", "b").stdout, run("a", "b", "--all").stdout
@@ -121,7 +144,11 @@ def test_kernels_stand_in_a_column_where_there_are_several(tmp_path, monkeypatch
     cells = {(problem(1024), kernel): spread(10.0) for kernel in ("lean", "fa2")}
     run_of(tmp_path / "a", cells)
     run_of(tmp_path / "b", cells)
-    words = [line.split() for line in run("a", "b").stdout.splitlines() if line.startswith(("problem", "b1"))]
+    words = [
+        line.split()
+        for line in run("a", "b").stdout.splitlines()
+        if line.startswith(("problem", "b1"))
+    ]
     # One problem alone keeps its name.
     assert [line[:1] if line[0] == "problem" else line[:7] for line in words] == [
         ["problem"],
@@ -136,18 +163,24 @@ def test_kernels_stand_in_a_column_where_there_are_several(tmp_path, monkeypatch
 def test_markdown():
     text = run("before", "after", "--format", "markdown").stdout
     lines = text.splitlines()
-    assert lines[0] == (
-        "**4 cells: 1 no longer ok, 1 slower, 1 faster, 1 same** (`runs/before` → `runs/after`, measured, NVIDIA H200)"
+    assert (
+        lines[0]
+        == "**4 cells: 1 no longer ok, 1 slower, 1 faster, 1 same** (`runs/before` → `runs/after`,"
+        " measured, NVIDIA H200)"
     )
     assert "- triton: `3.6.0` → `3.7.0`" in lines
     assert "<details><summary>Every cell (4)</summary>" in lines
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 6
-    assert table[2] == (
-        "| b1 h8 n8192 d64 fp16 HND | lean | 10.00 | - | - | - | ok → crashed: "
+    assert (
+        table[2] == "| b1 h8 n8192 d64 fp16 HND | lean | 10.00 | - | - | - | ok → crashed: "
         "`new (crashed): [red]</details> a ¦ b 'c' @everyone <img src=x>` |"
     )
-    assert table[3] == ("| b1 h8 n1024 d64 fp16 HND | lean | 10.00 | 12.00 | +20.00% | +19.64% to +20.36% | slower |")
+    assert (
+        table[3]
+        == "| b1 h8 n1024 d64 fp16 HND | lean | 10.00 | 12.00 | +20.00% | +19.64% to +20.36% |"
+        " slower |"
+    )
     assert lines[-1] == "</details>"
     assert any(line.startswith("- Method: ") and "Hodges and Lehmann" in line for line in lines)
 
@@ -168,10 +201,18 @@ def test_energy_stands_in_every_format(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, energy_mj in (("a", 4.0), ("b", 5.0), ("without", None)):
         write_run(tmp_path / name, [row(problem(), "lean", spread(10.0), energy_mj=energy_mj)])
-    table = [line for line in run("a", "b", "--format", "markdown").stdout.splitlines() if line.startswith("|")]
+    table = [
+        line
+        for line in run("a", "b", "--format", "markdown").stdout.splitlines()
+        if line.startswith("|")
+    ]
     assert table[0].split(" | ")[-2:] == ["energy", "verdict |"]
     assert table[2].split(" | ")[-2:] == ["+25.0%", "same |"]
-    words = [line.split() for line in run("a", "b").stdout.splitlines() if line.startswith(("problem", "b1"))]
+    words = [
+        line.split()
+        for line in run("a", "b").stdout.splitlines()
+        if line.startswith(("problem", "b1"))
+    ]
     assert [line[-2:] for line in words] == [["energy", "verdict"], ["+25.0%", "same"]]
     assert "energy" not in run("a", "without").stdout
     (pair,) = json.loads(run("a", "b", "--format", "json").stdout)["pairs"]
@@ -181,7 +222,11 @@ def test_energy_stands_in_every_format(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("runs")
 def test_json():
     content = json.loads(run("before", "after", "--format", "json", "--margin", "2%").stdout)
-    assert (content["source"], content["margin"], content["pairs_without_samples"]) == ("measured", 0.02, 0)
+    assert (content["source"], content["margin"], content["pairs_without_samples"]) == (
+        "measured",
+        0.02,
+        0,
+    )
     assert content["counts"] == {"broken": 1, "slower": 1, "faster": 1, "same": 1}
     assert content["differences"] == [{"field": "triton", "base": ["3.6.0"], "new": ["3.7.0"]}]
     assert content["worst_regression"] == {
@@ -226,7 +271,10 @@ def test_fail_above_names_the_cells_on_stderr():
     lines = result.stderr.splitlines()
     assert lines[0] == "--fail-above 5%: 2 of 4 cells fail"
     assert lines[1].startswith("  lean · b1 h8 n8192 d64 fp16 HND: ok → crashed, new (crashed): ")
-    assert any(line.startswith("  lean · b1 h8 n1024 d64 fp16 HND: 10.00 → 12.00 µs, +20.00%") for line in lines)
+    assert any(
+        line.startswith("  lean · b1 h8 n1024 d64 fp16 HND: 10.00 → 12.00 µs, +20.00%")
+        for line in lines
+    )
     assert not any("n2048" in line or "n4096" in line for line in lines)
     # The table is whole all the same.
     assert len(list(csv.DictReader(io.StringIO(result.stdout)))) == 4
@@ -250,7 +298,9 @@ def test_a_slowdown_that_is_not_significant_does_not_fail(tmp_path):
 
 
 def test_cells_without_a_partner_are_counted_and_named(tmp_path):
-    run_of(tmp_path / "a", {(problem(context), "lean"): spread(10.0) for context in (1, 2, 3, 4, 5)})
+    run_of(
+        tmp_path / "a", {(problem(context), "lean"): spread(10.0) for context in (1, 2, 3, 4, 5)}
+    )
     run_of(tmp_path / "b", {(problem(context), "lean"): spread(10.0) for context in (5, 6)})
     result = run(str(tmp_path / "a"), str(tmp_path / "b"), "--fail-above", "5%")
     label = "lean · b1 h8 n{} d64 fp16 HND".format
@@ -258,7 +308,10 @@ def test_cells_without_a_partner_are_counted_and_named(tmp_path):
     assert f"Only in {tmp_path / 'a'}: 4 cells, {named} and 1 more." in result.stdout.splitlines()
     assert f"Only in {tmp_path / 'b'}: 1 cell, {label(6)}." in result.stdout.splitlines()
     assert result.exit_code == 0
-    assert result.stderr == "--fail-above 5% does not judge what NEW did not run: cells in BASE alone, 4\n"
+    assert (
+        result.stderr
+        == "--fail-above 5% does not judge what NEW did not run: cells in BASE alone, 4\n"
+    )
 
 
 def test_runs_without_samples_say_so(tmp_path):
@@ -266,8 +319,8 @@ def test_runs_without_samples_say_so(tmp_path):
         write_run(tmp_path / name, [row(problem(), "lean", spread(middle))])
     text = run(str(tmp_path / "a"), str(tmp_path / "b")).stdout
     assert (
-        "No raw samples for 1 of 1 cell: the rows' own 95% intervals stand in, so that the ratio's holds with 90%."
-        in (text)
+        "No raw samples for 1 of 1 cell: the rows' own 95% intervals stand in, so that the ratio's"
+        " holds with 90%." in (text)
     )
     assert "+20.00% (90% interval +19.04% to +20.96%)" in text
 
@@ -286,8 +339,14 @@ def test_a_line_that_was_cut_off_is_told_on_stderr(tmp_path):
     ("arguments", "sentence"),
     [
         (["before", "aftre"], "there is no run 'aftre', did you mean 'after'?"),
-        (["before", "after", "--margin", "0.01"], "--margin '0.01' is not a percentage, write a number from 0% to 99%"),
-        (["before", "after", "--margin", "100%"], "--margin '100%' is not a percentage, write a number from 0% to 99%"),
+        (
+            ["before", "after", "--margin", "0.01"],
+            "--margin '0.01' is not a percentage, write a number from 0% to 99%",
+        ),
+        (
+            ["before", "after", "--margin", "100%"],
+            "--margin '100%' is not a percentage, write a number from 0% to 99%",
+        ),
         (
             ["before", "after", "--fail-above", "-5%"],
             "--fail-above '-5%' is not a percentage, write a number from 0% to 1000%",
@@ -300,7 +359,10 @@ def test_a_line_that_was_cut_off_is_told_on_stderr(tmp_path):
             ["before", "after", "--kernels", "lean,"],
             "--kernels 'lean,' has an empty entry: separate names by single commas",
         ),
-        (["before", "after", "--kernels", "fa2"], "runs/before and runs/after ran no kernel 'fa2', known: lean"),
+        (
+            ["before", "after", "--kernels", "fa2"],
+            "runs/before and runs/after ran no kernel 'fa2', known: lean",
+        ),
     ],
 )
 @pytest.mark.usefixtures("runs")
@@ -315,7 +377,9 @@ def test_bad_input_is_one_sentence(arguments, sentence):
 def test_reference_runs_compare(pytestconfig):
     """Two kernels of a committed run, and two runs of the same sweep."""
     run_dir = pytestconfig.rootpath / "reports" / "h200" / "paper-fig7a"
-    content = json.loads(run(f"{run_dir}:fixed_split", f"{run_dir}:lean", "--format", "json").stdout)
+    content = json.loads(
+        run(f"{run_dir}:fixed_split", f"{run_dir}:lean", "--format", "json").stdout
+    )
     assert (content["pairs_without_samples"], len(content["pairs"])) == (0, 10)
     assert content["best_gain"]["cell"] == "fixed_split → lean · b1 h56 n1024 d64 fp16 HND"
     # 8.8 and 9.6 µs in the README.
@@ -327,4 +391,9 @@ def test_reference_runs_compare(pytestconfig):
 def test_importing_the_command_is_light():
     heavy = {"pandas", "plotly", "jinja2", "torch", "numpy", "pydantic", "rich.table"}
     code = f"import leanbench.cli.compare, sys; print(sorted({heavy!r} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

@@ -1,4 +1,6 @@
-"""`leanbench configs`: what it prints of kept configs, what it refuses, and what verify makes of times."""
+"""`leanbench configs`: what it prints of kept configs, what it refuses, and what verify makes of
+times.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from kept_examples import H200, HEURISTIC, LARGE, WIDE, build, candidate, family
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
+from leanbench.configs import store
+from leanbench.configs.store import read, save_families
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.tune import store
-from leanbench.tune.store import read, save_families
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +50,24 @@ def lines(result: Result) -> list[str]:
 
 def test_a_machine_where_nothing_is_kept(tmp_path):
     folder = tmp_path / "home" / "configs"
-    assert lines(invoke("list")) == [f"Nothing is kept: run `leanbench tune`, it writes to {folder}."]
-    assert_refused(invoke("show", "h200"), "nothing is kept for h200: run `leanbench tune --gpu h200`")
+    assert lines(invoke("list")) == [
+        f"Nothing is kept: run `leanbench tune`, it writes to {folder}."
+    ]
+    assert_refused(
+        invoke("show", "h200"), "nothing is kept for h200: run `leanbench tune --gpu h200`"
+    )
     assert_refused(invoke("export", "h200", str(tmp_path / "out.json")), "nothing is kept for h200")
     assert_refused(invoke("show", "mine"), "nothing is kept for a GPU 'mine', nor for any other")
     assert not (tmp_path / "out.json").exists()
 
 
 def test_the_list_has_a_line_for_each_file(shipped):
-    path = save_families(H200, [family(problems=[tuned(), tuned(1024)]), family(source="predicted", head_dim=64)]).path
-    (shipped / "a100-80gb.json").write_text(kept(family(time="2026-01-02"), of=gpu("a100")).model_dump_json())
+    path = save_families(
+        H200, [family(problems=[tuned(), tuned(1024)]), family(source="predicted", head_dim=64)]
+    ).path
+    (shipped / "a100-80gb.json").write_text(
+        kept(family(time="2026-01-02"), of=gpu("a100")).model_dump_json()
+    )
     (shipped / "broken.json").write_text("{")
     result = invoke("list")
     table = [line for line in lines(result) if "2026-" in line]
@@ -94,7 +104,11 @@ def test_a_slice_of_the_gpu_is_not_mixed_with_it(tmp_path):
 
 def three() -> Any:
     """A family with a candidate that was never timed, and two tuned problems."""
-    candidates = [candidate(HEURISTIC, 0), candidate(LARGE, 1), candidate(WIDE, None, shared_bytes=None)]
+    candidates = [
+        candidate(HEURISTIC, 0),
+        candidate(LARGE, 1),
+        candidate(WIDE, None, shared_bytes=None),
+    ]
     return family(candidates=candidates, problems=[tuned(), tuned(1024, chosen=0, ties=[0, 1])])
 
 
@@ -107,27 +121,46 @@ def test_show_has_the_shortlist_and_every_tuned_problem():
         "2 problems, 2 of 3 candidates timed",
         "stopped: the plan was done",
     ]
-    # tile_tokens, warps, stages, CTAs per SM, least tiles, align; registers, shared KiB, timings, median error.
+    # tile_tokens, warps, stages, CTAs per SM, least tiles, align; registers, shared KiB, timings,
+    # median error.
     assert "128 4 3 1 1 yes 128 96 10 1.0%" in shown
     # batch, KV heads, context, settings; µs, ties, gain.
-    assert shown[-2:] == ["1 8 1024 64 4 4 1 1 yes 10.00 2 same", "1 8 4096 128 4 3 1 1 yes 9.00 1 10.0%"]
+    assert shown[-2:] == [
+        "1 8 1024 64 4 4 1 1 yes 10.00 2 same",
+        "1 8 4096 128 4 3 1 1 yes 9.00 1 10.0%",
+    ]
 
 
 def test_show_has_the_settings_of_cuda_where_there_are_any():
-    cuda = dataclasses.replace(LARGE, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk")
-    save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned()])])
+    cuda = dataclasses.replace(
+        LARGE, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk"
+    )
+    save_families(
+        H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned()])]
+    )
     shown = lines(invoke("show", "h200"))
     # The settings of Triton's, then chunk_tokens, tile_rows, cluster_size, copy.
     assert "128 4 3 1 1 yes 32 8 8 bulk 128 96 10 1.0%" in shown
     assert shown[-1] == "1 8 4096 128 4 3 1 1 yes 32 8 8 bulk 9.00 1 10.0%"
-    save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned(chosen=0)])])
+    save_families(
+        H200,
+        [
+            family(
+                candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned(chosen=0)]
+            )
+        ],
+    )
     assert lines(invoke("show", "h200"))[-1] == "1 8 4096 64 4 4 1 1 yes - - - - 10.00 1 same"
 
 
 def test_show_cuts_no_figure_at_100_columns(monkeypatch):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
-    cuda = dataclasses.replace(LARGE, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk")
-    save_families(H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned()])])
+    cuda = dataclasses.replace(
+        LARGE, implementation="cuda", chunk_tokens=32, tile_rows=8, cluster_size=8, copy="bulk"
+    )
+    save_families(
+        H200, [family(candidates=[candidate(HEURISTIC, 0), candidate(cuda, 1)], problems=[tuned()])]
+    )
     shown = lines(invoke("show", "h200"))
     assert "…" not in "".join(shown)
     # Two tables for each: what a row is about is in both, everything else in one.
@@ -145,17 +178,29 @@ def test_show_does_not_call_predictions_timings():
 
 
 def test_show_chooses_families():
-    save_families(H200, [family(), family(group_size=8), family(head_dim=64, dtype="bf16", kv_layout="NHD")])
+    save_families(
+        H200, [family(), family(group_size=8), family(head_dim=64, dtype="bf16", kv_layout="NHD")]
+    )
 
     def shown(*words: str) -> list[str]:
-        return [line.partition("· ")[2] for line in lines(invoke("show", "h200", *words)) if "·" in line]
+        return [
+            line.partition("· ")[2] for line in lines(invoke("show", "h200", *words)) if "·" in line
+        ]
 
     assert len(shown()) == 3
     assert shown("--group", "8") == ["head_dim 128, group size 8, fp16, HND"]
     expected = ["head_dim 64, group size 4, bf16, NHD"]
-    assert shown("--head-dim", "64") == shown("--dtype", "bf16") == shown("--kv-layout", "NHD") == expected
+    assert (
+        shown("--head-dim", "64")
+        == shown("--dtype", "bf16")
+        == shown("--kv-layout", "NHD")
+        == expected
+    )
     refused = invoke("show", "h200", "--group", "5", "--head-dim", "64")
-    assert_refused(refused, "nothing is kept for h200 with head_dim 64, group_size 5, there is: head_dim 128, group")
+    assert_refused(
+        refused,
+        "nothing is kept for h200 with head_dim 64, group_size 5, there is: head_dim 128, group",
+    )
 
 
 def test_a_name_that_is_nearly_right_is_suggested():
@@ -166,24 +211,38 @@ def test_a_name_that_is_nearly_right_is_suggested():
 
 
 def test_what_is_exported_is_imported_again(tmp_path, shipped):
-    (shipped / "h200.json").write_text(kept(family(large_us=5.0), family(head_dim=64)).model_dump_json())
+    (shipped / "h200.json").write_text(
+        kept(family(large_us=5.0), family(head_dim=64)).model_dump_json()
+    )
     save_families(H200, [three()])
     file = tmp_path / "out" / "mine.json"
     assert lines(invoke("export", "h200", str(file))) == [f"{file}: 2 families of NVIDIA H200"]
     # One's own where there are both.
-    assert {each.head_dim: each for each in read(file).families} == {128: three(), 64: family(head_dim=64)}
-    assert_refused(invoke("export", "h200", str(file)), "mine.json is there already: remove it or choose another name")
+    assert {each.head_dim: each for each in read(file).families} == {
+        128: three(),
+        64: family(head_dim=64),
+    }
+    assert_refused(
+        invoke("export", "h200", str(file)),
+        "mine.json is there already: remove it or choose another name",
+    )
 
     mine = store.path_of("h200")
     save_families(H200, [family(time="2026-11-20")])
     assert lines(invoke("import", str(file))) == [
-        "replaced head_dim 128, group size 4, fp16, HND: measured 2026-11-20 by measured 2026-11-21",
+        (
+            "replaced head_dim 128, group size 4, fp16, HND: measured 2026-11-20 by measured"
+            " 2026-11-21"
+        ),
         "added head_dim 64, group size 4, fp16, HND: measured 2026-11-21",
         f"{mine}: 2 families of NVIDIA H200 imported",
     ]
-    assert {each.key: each for each in read(mine).families} == {each.key: each for each in read(file).families}
+    assert {each.key: each for each in read(mine).families} == {
+        each.key: each for each in read(file).families
+    }
     assert (
-        lines(invoke("import", str(file)))[0] == "unchanged head_dim 128, group size 4, fp16, HND: measured 2026-11-21"
+        lines(invoke("import", str(file)))[0]
+        == "unchanged head_dim 128, group size 4, fp16, HND: measured 2026-11-21"
     )
 
 
@@ -202,9 +261,18 @@ def test_an_import_leaves_measured_families_alone(tmp_path):
     ("text", "words"),
     [
         ("{", "is not a file of kept configs (no JSON, "),
-        (json.dumps({"configs": []}), "is not a file of kept configs, it has no schema_version and families"),
-        (json.dumps({"schema_version": 7, "families": []}), "has schema version 7, this leanbench reads 1"),
-        (kept(family(shortlist=[9])).model_dump_json(), "a candidate of the shortlist is 9, there are 2"),
+        (
+            json.dumps({"configs": []}),
+            "is not a file of kept configs, it has no schema_version and families",
+        ),
+        (
+            json.dumps({"schema_version": 7, "families": []}),
+            "has schema version 7, this leanbench reads 1",
+        ),
+        (
+            kept(family(shortlist=[9])).model_dump_json(),
+            "a candidate of the shortlist is 9, there are 2",
+        ),
     ],
 )
 def test_foreign_files_are_not_imported(tmp_path, text, words):
@@ -212,7 +280,9 @@ def test_foreign_files_are_not_imported(tmp_path, text, words):
     file.write_text(text)
     refused = invoke("import", str(file))
     assert_refused(refused, words)
-    assert refused.stderr.endswith(": give a file that `leanbench configs export` of this version wrote\n")
+    assert refused.stderr.endswith(
+        ": give a file that `leanbench configs export` of this version wrote\n"
+    )
     assert not store.path_of("h200").exists()
 
 
@@ -229,12 +299,17 @@ def test_an_import_over_a_broken_file_is_refused(tmp_path):
 def test_verify_needs_a_gpu(monkeypatch):
     monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     save_families(H200, [three()])
-    assert_refused(invoke("verify"), "there is no GPU here, and configs verify times kernels: run it where the GPU is")
+    assert_refused(
+        invoke("verify"),
+        "there is no GPU here, and configs verify times kernels: run it where the GPU is",
+    )
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """An H200 on which configs take what they are said to take; returns the problems that were timed."""
+    """An H200 on which configs take what they are said to take; returns the problems that were
+    timed.
+    """
 
     def set_latencies(**latencies_us: float) -> list[Any]:
         named = {"heuristic": HEURISTIC, "large": LARGE}
@@ -248,9 +323,15 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
                 problems.append(problem)
                 if not latencies_us:
                     return "needs 200 GB"
-                return {config: latencies_us[name] for name, config in named.items() if config in configs}
+                return {
+                    config: latencies_us[name]
+                    for name, config in named.items()
+                    if config in configs
+                }
 
-        monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require_gpu: Target(find("h200"), 3))
+        monkeypatch.setattr(
+            "leanbench.gpu.local.choose", lambda name, require_gpu: Target(find("h200"), 3)
+        )
         monkeypatch.setattr("leanbench.tune.verify.GpuTimer", Timer)
         return problems
 
@@ -267,9 +348,14 @@ def test_verify_says_what_holds(timed):
     result = invoke("verify")
     assert result.exit_code == 1
     # The second problem's choice is the heuristic.
-    settings = "tile_tokens=128 num_warps=4 num_stages=3 ctas_per_sm=1 min_tiles_per_cta=1 align_grid=True"
+    settings = (
+        "tile_tokens=128 num_warps=4 num_stages=3 ctas_per_sm=1 min_tiles_per_cta=1 align_grid=True"
+    )
     assert result.stdout.splitlines()[1:] == [
-        f"b1 h32/8 n1024 d128 fp16 HND: 10.00 µs, 5.3% over the fastest: does not hold, {settings} is faster",
+        (
+            "b1 h32/8 n1024 d128 fp16 HND: 10.00 µs, 5.3% over the fastest: does not hold,"
+            f" {settings} is faster"
+        ),
         "1 of 2 choices hold within 1%; median regret 2.63%",
     ]
     assert "The median regret is above 2%: run `leanbench tune` again." in result.stderr
@@ -279,7 +365,9 @@ def test_verify_says_what_holds(timed):
 def test_verify_takes_ones_own_before_the_shipped(timed, shipped):
     problems = timed(heuristic=10.0, large=10.0)
     (shipped / "h200.json").write_text(
-        kept(family(problems=[tuned(512)]), family(head_dim=64, problems=[tuned(256)])).model_dump_json()
+        kept(
+            family(problems=[tuned(512)]), family(head_dim=64, problems=[tuned(256)])
+        ).model_dump_json()
     )
     save_families(H200, [family(problems=[tuned(2048)])])
     assert lines(invoke("verify"))[-1] == "2 of 2 choices hold within 1%; median regret 0.00%"
@@ -288,7 +376,9 @@ def test_verify_takes_ones_own_before_the_shipped(timed, shipped):
 
 def test_verify_without_anything_to_verify(timed):
     timed()
-    assert_refused(invoke("verify"), "no tuned problems are kept for NVIDIA H200: run `leanbench tune` first")
+    assert_refused(
+        invoke("verify"), "no tuned problems are kept for NVIDIA H200: run `leanbench tune` first"
+    )
     save_families(H200, [three()])
     result = invoke("verify")
     assert result.exit_code == 2

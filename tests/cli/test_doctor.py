@@ -48,7 +48,10 @@ def test_without_a_gpu_it_says_so_and_succeeds(tmp_path):
     (line,) = [line for line in lines if line.startswith("gpu ")]
     assert line.rstrip().split(maxsplit=2)[1:] == [
         "note",
-        "the NVIDIA driver finds no GPU; sweeps predict with the performance model, nothing is measured",
+        (
+            "the NVIDIA driver finds no GPU; sweeps predict with the performance model, nothing is"
+            " measured"
+        ),
     ]
     assert any(line.startswith("runs ") and str(tmp_path / "runs") in line for line in lines)
     assert lines[-1].startswith("no problems, ")
@@ -65,7 +68,10 @@ def test_json_of_a_machine_without_a_gpu():
     by_name = {finding["check"]: finding for finding in found["findings"]}
     assert by_name["gpu"]["values"] == {"gpus": 0}
     assert by_name["python"]["values"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert all(set(finding) == {"check", "status", "text", "fix", "values"} for finding in found["findings"])
+    assert all(
+        set(finding) == {"check", "status", "text", "fix", "values"}
+        for finding in found["findings"]
+    )
 
 
 def test_a_whole_process_takes_seconds_and_leaves_stdout_to_the_result():
@@ -95,7 +101,10 @@ def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):
     at = next(number for number, line in enumerate(lines) if line.startswith("environment"))
     assert lines[at].split(maxsplit=2) == ["environment", "problem", "X=[1] makes it slow"]
     assert lines[at + 1].strip() == "-> unset X"
-    assert lines[-1] == "1 problem, 1 note: solve the problems before you trust a figure of this machine."
+    assert (
+        lines[-1]
+        == "1 problem, 1 note: solve the problems before you trust a figure of this machine."
+    )
     assert result.stderr == "looking...\n"
 
 
@@ -122,16 +131,33 @@ def test_a_folder_alone_says_nothing_about_figures(findings, found, closing):
 
 
 def test_a_machine_that_can_measure(findings):
-    findings(("torch", ok("torch 9", torch="9")), ("mig", note("half a GPU", "buy another", mig=True)))
+    findings(
+        ("torch", ok("torch 9", torch="9")), ("mig", note("half a GPU", "buy another", mig=True))
+    )
     result = invoke()
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "no problems, 1 note: this machine can measure.")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (
+        0,
+        "no problems, 1 note: this machine can measure.",
+    )
     result = invoke("--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
         "can_measure": True,
         "findings": [
-            {"check": "torch", "status": "ok", "text": "torch 9", "fix": None, "values": {"torch": "9"}},
-            {"check": "mig", "status": "note", "text": "half a GPU", "fix": "buy another", "values": {"mig": True}},
+            {
+                "check": "torch",
+                "status": "ok",
+                "text": "torch 9",
+                "fix": None,
+                "values": {"torch": "9"},
+            },
+            {
+                "check": "mig",
+                "status": "note",
+                "text": "half a GPU",
+                "fix": "buy another",
+                "values": {"mig": True},
+            },
         ],
     }
 
@@ -141,7 +167,9 @@ def test_problems_exit_with_1_as_json_too(findings):
     assert invoke("--json").exit_code == 1
 
 
-@pytest.mark.parametrize(("words", "quick", "counters"), [((), False, False), (("--counters",), False, True)])
+@pytest.mark.parametrize(
+    ("words", "quick", "counters"), [((), False, False), (("--counters",), False, True)]
+)
 def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, counters):
     asked = []
 
@@ -158,6 +186,8 @@ def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, counters)
 def test_quick_and_counters_contradict_each_other():
     result = invoke("--quick", "--counters")
     assert result.exit_code == 2
-    assert result.stderr == (
-        "Error: --counters takes half a minute and --quick leaves such things out: give one of them\n"
+    assert (
+        result.stderr
+        == "Error: --counters takes half a minute and --quick leaves such things out: give one of"
+        " them\n"
     )

@@ -5,8 +5,8 @@ from typer.testing import CliRunner
 
 import leanbench
 from leanbench.cli.main import app
+from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import CATALOGUE
-from leanbench.registry import kernels
 from leanbench.run.models import models
 from leanbench.run.sweep_file import shipped_sweeps
 
@@ -14,14 +14,23 @@ from leanbench.run.sweep_file import shipped_sweeps
 def first_words(what: str) -> list[str]:
     result = CliRunner().invoke(app, ["list", what])
     assert result.exit_code == 0
-    # The heading and its rule come first, and wrapped lines start with spaces; what is not installed comes last.
-    table = [line for line in result.stdout.partition("─\n")[2].splitlines() if "is not installed here" not in line]
+    # The heading and its rule come first, and wrapped lines start with spaces; what is not
+    # installed comes last.
+    table = [
+        line
+        for line in result.stdout.partition("─\n")[2].splitlines()
+        if "is not installed here" not in line
+    ]
     return [line.split()[0] for line in table if re.match(r"\S", line)]
 
 
 def first_words_of_rows(what: str) -> set[str]:
     """Also where the heading takes several lines."""
-    return {line.split()[0] for line in CliRunner().invoke(app, ["list", what]).stdout.splitlines() if line.strip()}
+    return {
+        line.split()[0]
+        for line in CliRunner().invoke(app, ["list", what]).stdout.splitlines()
+        if line.strip()
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,7 +56,16 @@ def test_models_are_listed_with_their_figures():
     text = CliRunner().invoke(app, ["list", "models"]).stdout
     lines = text.splitlines()
     (gemma,) = (line for line in lines if line.startswith("gemma-3-12b"))
-    assert gemma.split() == ["gemma-3-12b", "16/8", "256", "48", "40,", "1024", "tokens", "google/gemma-3-12b-it"]
+    assert gemma.split() == [
+        "gemma-3-12b",
+        "16/8",
+        "256",
+        "48",
+        "40,",
+        "1024",
+        "tokens",
+        "google/gemma-3-12b-it",
+    ]
     (at,) = (number for number, line in enumerate(lines) if line.startswith("llama-3-8b"))
     assert lines[at].split() == ["llama-3-8b", "32/8", "128", "32", "meta-llama/Meta-Llama-3-8B"]
     assert lines[at + 1].split() == ["llama-3.1-8b"]
@@ -62,20 +80,26 @@ def test_nothing_is_cut_at_100_columns(monkeypatch, what):
     words = set(text.replace(";", " ").split())
     whole = {
         "kernels": {*kernels(), "scaled_dot_product_attention", "flash_attn_with_kvcache,"},
-        "models": {name for model in models().values() for name in (model.name, model.config, *model.also)},
+        "models": {
+            name for model in models().values() for name in (model.name, model.config, *model.also)
+        },
     }
     assert words >= whole[what]
 
 
 def test_what_cannot_run_here_is_said_below_the_table(monkeypatch):
-    monkeypatch.setattr(type(kernels()["flashinfer"]), "unavailable_reason", lambda self: f"{self.name} is absent")
+    monkeypatch.setattr(
+        type(kernels()["flashinfer"]), "unavailable_reason", lambda self: f"{self.name} is absent"
+    )
     lines = CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()
     assert lines.count("flashinfer is absent") == 1
 
 
 def test_sweeps_are_listed_with_their_cells():
     line = next(
-        line for line in CliRunner().invoke(app, ["list", "sweeps"]).stdout.splitlines() if "paper-fig7a" in line
+        line
+        for line in CliRunner().invoke(app, ["list", "sweeps"]).stdout.splitlines()
+        if "paper-fig7a" in line
     )
     assert line.split()[:2] == ["paper-fig7a", "30"]
 
@@ -83,7 +107,10 @@ def test_sweeps_are_listed_with_their_cells():
 def test_anything_else_is_one_sentence():
     result = CliRunner().invoke(app, ["list", "kernel"])
     assert result.exit_code == 2
-    assert result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, models, gpus\n"
+    assert (
+        result.stderr
+        == "Error: list 'kernel' is not supported, choose from kernels, sweeps, models, gpus\n"
+    )
 
 
 def test_version():

@@ -14,12 +14,12 @@ from typer.testing import CliRunner, Result
 from leanbench.cli import sweep as module
 from leanbench.cli.main import app
 from leanbench.cli.sweep_tables import show_summary
+from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.model import known_error
-from leanbench.problem import AttentionProblem
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds, fits
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
@@ -52,7 +52,10 @@ def assert_refused(result: Result, words: str) -> None:
         (["--dtype", "fp32"], "dtype 'fp32' is not supported, choose from fp16, bf16"),
         (["--kv-layout", "DHN"], "kv_layout 'DHN' is not supported"),
         (["--q-len", "17"], "q_len 17 is above the limit of 16"),
-        (["--page-size", "48"], "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none"),
+        (
+            ["--page-size", "48"],
+            "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none",
+        ),
         (["--context", "0"], "context 0 is below 1"),
         (["--context", "-5"], "context -5 is negative"),
         (["--context", "1k:4k"], "context '1k:4k' is not a range, write numbers such as 1k,4k,16k"),
@@ -66,9 +69,21 @@ def assert_refused(result: Result, words: str) -> None:
             "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly",
         ),
         (["--model", "phi-4", "--tp", "two"], "tp 'two' is not understood, write a whole number"),
-        (["--tp", "8"], "tp shares out the heads of models and none is given: name one of `leanbench list models`"),
-        (["--model", "phi-4", "--heads", "8"], "a model says heads itself: leave heads out, or the model"),
-        (["models", "--head-dim", "64"], "a model says head_dim itself: leave head_dim out, or the model"),
+        (
+            ["--tp", "8"],
+            (
+                "tp shares out the heads of models and none is given: name one of `leanbench list"
+                " models`"
+            ),
+        ),
+        (
+            ["--model", "phi-4", "--heads", "8"],
+            "a model says heads itself: leave heads out, or the model",
+        ),
+        (
+            ["models", "--head-dim", "64"],
+            "a model says head_dim itself: leave head_dim out, or the model",
+        ),
         (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
         (["--configs", "worst"], "configs 'worst' is not supported"),
         (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
@@ -76,12 +91,18 @@ def assert_refused(result: Result, words: str) -> None:
         (["--gpu", "a1000"], "'a1000'"),
         (["--gpu", ""], "--gpu is empty: name a GPU from `leanbench list gpus`"),
         (["--require-gpu"], "--require-gpu"),
-        (["--timeout", "soon"], "--timeout 'soon' is not a duration, write for example 90s, 10m or 2h"),
+        (
+            ["--timeout", "soon"],
+            "--timeout 'soon' is not a duration, write for example 90s, 10m or 2h",
+        ),
         (["--budget", "0"], "--budget '0' must be above 0"),
         (["--cache", "hot"], "cache 'hot' is not supported, choose from cold, warm"),
         (
             ["--ci", "0.5"],
-            "--ci '0.5' is not a percentage, write a number above 0% and up to 50% with its sign, as in 5%",
+            (
+                "--ci '0.5' is not a percentage, write a number above 0% and up to 50% with its"
+                " sign, as in 5%"
+            ),
         ),
         (["--ci", "60%"], "--ci '60%' is not a percentage, write a number above 0% and up to 50%"),
         (
@@ -93,9 +114,18 @@ def assert_refused(result: Result, words: str) -> None:
             "--min-samples 10 and --max-samples 9 must be 6 (fewer give no 95% interval) to 10000",
         ),
         (["--max-samples", "10001"], "--max-samples 10001 must be 6 "),
-        (["--window", "long"], "--window 'long' is not a duration, write for example 90s, 10m or 2h"),
-        (["--energy", "--window", "1s"], "a window of 1 s measures no energy, the energy counter moves in steps: give"),
-        (["--sustained", "--window", "2h"], "a window of 7200 s measures no energy, the energy counter moves in steps"),
+        (
+            ["--window", "long"],
+            "--window 'long' is not a duration, write for example 90s, 10m or 2h",
+        ),
+        (
+            ["--energy", "--window", "1s"],
+            "a window of 1 s measures no energy, the energy counter moves in steps: give",
+        ),
+        (
+            ["--sustained", "--window", "2h"],
+            "a window of 7200 s measures no energy, the energy counter moves in steps",
+        ),
         (["--name", "../up"], "--name '../up' is not a folder name"),
         (["--resume"], "there is no run of sweep 'smoke' in "),
         (["--name", "never", "--resume"], "is not a run directory, it has no manifest.json"),
@@ -136,7 +166,8 @@ def h200_here(monkeypatch) -> None:
 @pytest.mark.usefixtures("h200_here")
 def test_flags_say_what_is_measured_and_how_hard(started):
     flags = (
-        "--cache warm --sustained --energy --window 5s --occupancy --counters --ci 2% --min-samples 6 --max-samples 20"
+        "--cache warm --sustained --energy --window 5s --occupancy --counters --ci 2% --min-samples"
+        " 6 --max-samples 20"
     )
     assert invoke("sweep", "--no-report", "--kernels", "lean", *flags.split()).exit_code == 0
     ((asked, cells, manifest, command),) = started
@@ -161,7 +192,9 @@ def test_a_file_says_what_is_measured_and_flags_add_to_it(tmp_path, started):
 
 
 def test_what_cannot_be_predicted_is_refused_or_said():
-    assert_refused(invoke("sweep", "--cache", "warm", "--dry-run"), "--cache warm cannot be predicted")
+    assert_refused(
+        invoke("sweep", "--cache", "warm", "--dry-run"), "--cache warm cannot be predicted"
+    )
     result = invoke("sweep", "--energy", "--occupancy", "--dry-run")
     assert result.exit_code == 0
     assert "Only a GPU can measure energy, occupancy: left out." in result.stderr
@@ -200,7 +233,10 @@ def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, 
 def test_a_toml_error_names_file_line_and_key(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\ncontext = "1k"\nhaeds = 8\n')
-    assert_refused(invoke("sweep", str(file)), f"{file}, line 3: there is no key 'haeds', did you mean 'heads'?")
+    assert_refused(
+        invoke("sweep", str(file)),
+        f"{file}, line 3: there is no key 'haeds', did you mean 'heads'?",
+    )
     file.write_text('name = "mine"\ncontext = 1k\n')
     assert_refused(invoke("sweep", str(file)), f"{file} is not TOML: ")
 
@@ -209,7 +245,9 @@ def test_an_output_folder_that_cannot_be_written_is_said_before_anything_runs(tm
     (tmp_path / "file").write_text("")
     result = invoke("sweep", "--out", str(tmp_path / "file"), "--name", "r")
     assert_refused(
-        result, f"cannot write {tmp_path / 'file' / 'r'} (Not a directory): choose another folder with --out"
+        result,
+        f"cannot write {tmp_path / 'file' / 'r'} (Not a directory): choose another folder with"
+        " --out",
     )
 
 
@@ -253,7 +291,16 @@ def test_a_dry_run_names_the_first_cells_and_counts_the_others():
 
 
 def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
-    result = invoke("sweep", "--dry-run", "--out", str(tmp_path / "runs"), "--context", "1k,8m", "--kernels", "lean")
+    result = invoke(
+        "sweep",
+        "--dry-run",
+        "--out",
+        str(tmp_path / "runs"),
+        "--context",
+        "1k,8m",
+        "--kernels",
+        "lean",
+    )
     assert result.exit_code == 0
     assert "No GPU here: this would be predicted for NVIDIA A100" in result.stderr
     assert known_error("a100") not in result.stderr
@@ -265,7 +312,16 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
 
 
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
-    words = ["--model", "Llama-3.3-70B,qwen2.5-72b", "--tp", "1,8", "--context", "4k", "--batch", "1"]
+    words = [
+        "--model",
+        "Llama-3.3-70B,qwen2.5-72b",
+        "--tp",
+        "1,8",
+        "--context",
+        "4k",
+        "--batch",
+        "1",
+    ]
     result = invoke("sweep", *words, "--kernels", "lean", "--dry-run")
     assert result.exit_code == 0
     assert result.stderr.splitlines()[:2] == [
@@ -274,7 +330,9 @@ def test_a_dry_run_of_models_says_whose_shapes_it_takes():
     ]
     cells = [line.split()[1:5] for line in result.stdout.splitlines() if line.startswith("lean")]
     assert cells == [["b1", "h64/8", "n4096", "d128"], ["b1", "h8/1", "n4096", "d128"]]
-    assert " d128: " not in invoke("sweep", *words, "--kernels", "lean", "--dry-run", "--quiet").stderr
+    assert (
+        " d128: " not in invoke("sweep", *words, "--kernels", "lean", "--dry-run", "--quiet").stderr
+    )
 
 
 @pytest.mark.parametrize("name", shipped_sweeps())
@@ -286,7 +344,9 @@ def test_every_shipped_sweep_can_be_run_dry(name):
 
 
 def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):
-    target = Target(find("h200"), None, note="there is an NVIDIA H200 here, but torch is built without CUDA")
+    target = Target(
+        find("h200"), None, note="there is an NVIDIA H200 here, but torch is built without CUDA"
+    )
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: target)
     assert (
         "there is an NVIDIA H200 here, but torch is built without CUDA: this would be predicted"
@@ -307,7 +367,11 @@ def test_best_configs_take_longer_than_default_ones():
     gpu = find("h200")
     best = expand(Sweep("s", kernels=("lean",), configs="best"))[0]
     default = expand(Sweep("s", kernels=("lean",)))[0]
-    assert estimated_seconds(best, gpu, predicted=False) > 2 * estimated_seconds(default, gpu, predicted=False) > 0
+    assert (
+        estimated_seconds(best, gpu, predicted=False)
+        > 2 * estimated_seconds(default, gpu, predicted=False)
+        > 0
+    )
 
 
 def test_what_is_measured_beside_latency_takes_its_time():
@@ -316,29 +380,49 @@ def test_what_is_measured_beside_latency_takes_its_time():
 
     def added_s(**asked: Any) -> float:
         plain_s = estimated_seconds(cell, gpu, predicted=False)
-        return estimated_seconds(cell, gpu, predicted=False, options=MeasureOptions(**asked)) - plain_s
+        return (
+            estimated_seconds(cell, gpu, predicted=False, options=MeasureOptions(**asked)) - plain_s
+        )
 
     # The windows, and seconds around them; that of the read floor is shared by three kernels.
     assert 10 < added_s(sustained=True, window_s=10.0) < 12
-    assert added_s(energy=True, window_s=10.0) == pytest.approx(4 / 3 * added_s(sustained=True, window_s=10.0))
-    assert added_s(occupancy=True, counters=True) == pytest.approx(added_s(occupancy=True) + added_s(counters=True))
+    assert added_s(energy=True, window_s=10.0) == pytest.approx(
+        4 / 3 * added_s(sustained=True, window_s=10.0)
+    )
+    assert added_s(occupancy=True, counters=True) == pytest.approx(
+        added_s(occupancy=True) + added_s(counters=True)
+    )
     assert added_s(counters=True) > added_s(occupancy=True) > 0
     assert added_s(window_s=10.0, cache="warm") == 0
-    assert estimated_seconds(cell, gpu, predicted=True, options=MeasureOptions(energy=True)) == estimated_seconds(
-        cell, gpu, predicted=True
-    )
+    assert estimated_seconds(
+        cell, gpu, predicted=True, options=MeasureOptions(energy=True)
+    ) == estimated_seconds(cell, gpu, predicted=True)
 
 
-def row(kernel: str, latency_us: float | None, status: str = "ok", **fields: object) -> dict[str, object]:
+def row(
+    kernel: str, latency_us: float | None, status: str = "ok", **fields: object
+) -> dict[str, object]:
     problem = AttentionProblem(1, 8, 8, 1024, 64).to_dict()
     empty = {"bandwidth_tb_s": None, "read_floor_share": None, "reason": None, "source": "measured"}
-    return {**empty, "problem": problem, "kernel": kernel, "latency_us": latency_us, "status": status, **fields}
+    return {
+        **empty,
+        "problem": problem,
+        "kernel": kernel,
+        "latency_us": latency_us,
+        "status": status,
+        **fields,
+    }
 
 
 def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
     lean = row("lean", 10.0, bandwidth_tb_s=2.346, read_floor_share=0.876)
     show_summary(
-        [lean, row("fa2", 25.0), row("fixed_split", 9.0), row("reference", None, "timeout", reason="too slow")]
+        [
+            lean,
+            row("fa2", 25.0),
+            row("fixed_split", 9.0),
+            row("reference", None, "timeout", reason="too slow"),
+        ]
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "measured latency in µs"
@@ -351,12 +435,20 @@ def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
 def test_the_summary_says_once_what_all_problems_share(capsys, monkeypatch):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 50)
     long = AttentionProblem(1, 32, 8, 262144, 64).to_dict()
-    show_summary([row("lean", 10.0), row("fixed_split", 9.0), {**row("lean", 20.0), "problem": long}])
+    show_summary(
+        [row("lean", 10.0), row("fixed_split", 9.0), {**row("lean", 20.0), "problem": long}]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "measured latency in µs, all b1 d64 fp16 HND"
-    assert [line.split()[:3] for line in lines[-2:]] == [["h8", "n1024", "10.0"], ["h32/8", "n262144", "20.0"]]
+    assert [line.split()[:3] for line in lines[-2:]] == [
+        ["h8", "n1024", "10.0"],
+        ["h32/8", "n262144", "20.0"],
+    ]
     # Headings break at their last space, and no row wraps.
-    assert [line.split() for line in lines[1:3]] == [["lean", "vs"], ["problem", "lean", "fixed_split", "fixed_split"]]
+    assert [line.split() for line in lines[1:3]] == [
+        ["lean", "vs"],
+        ["problem", "lean", "fixed_split", "fixed_split"],
+    ]
     assert max(map(len, lines)) <= 50
 
 

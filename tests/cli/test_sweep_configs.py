@@ -1,4 +1,6 @@
-"""Where the launch settings of a sweep come from, from the command line to the rows and the summary."""
+"""Where the launch settings of a sweep come from, from the command line to the rows and the
+summary.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,26 @@ from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
 from leanbench.cli.sweep_tables import show_summary
-from leanbench.problem import AttentionProblem
-from leanbench.run.directory import read_manifest, read_rows
-from leanbench.tune import store
-from leanbench.tune.store import save_families
+from leanbench.configs import store
+from leanbench.configs.store import save_families
+from leanbench.core.problem import AttentionProblem
+from leanbench.records.directory import read_manifest, read_rows
 
-PIN = "lean:tile_tokens=64,num_warps=4,num_stages=2,ctas_per_sm=1,min_tiles_per_cta=1,align_grid=false"
-SWEEP = ("--heads", "32/8", "--context", "4k,8k", "--kernels", "lean,fa2", "--gpu", "h200", "--no-report")
+PIN = (
+    "lean:tile_tokens=64,num_warps=4,num_stages=2,"
+    "ctas_per_sm=1,min_tiles_per_cta=1,align_grid=false"
+)
+SWEEP = (
+    "--heads",
+    "32/8",
+    "--context",
+    "4k,8k",
+    "--kernels",
+    "lean,fa2",
+    "--gpu",
+    "h200",
+    "--no-report",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +57,17 @@ def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--config", "lean:tile_tokens=64"], "lean needs num_warps, num_stages, ctas_per_sm, min_tiles_per_cta"),
+        (
+            ["--config", "lean:tile_tokens=64"],
+            "lean needs num_warps, num_stages, ctas_per_sm, min_tiles_per_cta",
+        ),
         (["--config", "laen:tile_tokens=64"], "there is no kernel 'laen', did you mean 'lean'?"),
         (["--config", PIN, "--config", PIN], "lean has settings already"),
         (["--config", PIN, "--kernels", "fa2"], "add lean to --kernels or leave its config out"),
-        (["--configs", "kept"], "configs 'kept' is not supported, choose from default, heuristic, best"),
+        (
+            ["--configs", "kept"],
+            "configs 'kept' is not supported, choose from default, heuristic, best",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, words, sentence):
@@ -59,7 +80,9 @@ def test_bad_input_is_one_sentence(tmp_path, words, sentence):
 
 def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
     result = sweep(tmp_path, "--dry-run", "--configs", "heuristic", "--config", PIN)
-    cells = [line.split() for line in result.stdout.splitlines() if line.startswith(("lean", "fa2"))]
+    cells = [
+        line.split() for line in result.stdout.splitlines() if line.startswith(("lean", "fa2"))
+    ]
     chosen = {kernel: {"given", "heuristic"} & {*words} for kernel, *words in cells}
     assert (len(cells), chosen) == (4, {"lean": {"given"}, "fa2": {"heuristic"}})
 
@@ -70,7 +93,10 @@ def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
     assert result.exit_code == 0, result.output
     cells = by_cell(tmp_path, "kept")
     where = "measured 2026-11-21 on NVIDIA H200, yours"
-    chosen = {key: (row["config"], row["config_choice"], row["config_reason"]) for key, row in cells.items()}
+    chosen = {
+        key: (row["config"], row["config_choice"], row["config_reason"])
+        for key, row in cells.items()
+    }
     assert chosen["lean", 4096] == (
         LARGE.to_dict(),
         "kept",
@@ -82,9 +108,14 @@ def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
         f"{where}: timed at 8 x 8192 tokens, where nothing was faster",
     )
     assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
-    assert f"lean: 1 of 2 cells with kept configs ({where}), 1 by the heuristic." in result.stdout.splitlines()
+    assert (
+        f"lean: 1 of 2 cells with kept configs ({where}), 1 by the heuristic."
+        in result.stdout.splitlines()
+    )
     # The heuristic is still to be had, under its own cells.
-    assert sweep(tmp_path, "--name", "heuristic", "--configs", "heuristic", "--quiet").exit_code == 0
+    assert (
+        sweep(tmp_path, "--name", "heuristic", "--configs", "heuristic", "--quiet").exit_code == 0
+    )
     plain = by_cell(tmp_path, "heuristic")
     assert plain["lean", 4096]["config"] == HEURISTIC.to_dict()
     assert plain["lean", 4096]["config_reason"] == "the heuristic was asked for"

@@ -8,11 +8,13 @@ import pytest
 
 from leanbench.cli.progress import SweepProgress
 from leanbench.cli.sweep_tables import NOTICES, show_summary
-from leanbench.problem import AttentionProblem
+from leanbench.core.problem import AttentionProblem
 from leanbench.run.cells import Cell
 
 
-def row(kernel: str, latency_us: float | None, context: int = 1024, **fields: Any) -> dict[str, Any]:
+def row(
+    kernel: str, latency_us: float | None, context: int = 1024, **fields: Any
+) -> dict[str, Any]:
     return {
         "problem": AttentionProblem(1, 8, 8, context, 64).to_dict(),
         "kernel": kernel,
@@ -32,27 +34,36 @@ def lines_of(capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]]) -> 
 
 
 def test_a_latency_with_warnings_is_marked_and_the_warning_told_once(capsys):
-    rows = [row("lean", 10.0 + i, 1024 << i, warnings=[f"the cross-check differs by {3 + i}.5%"]) for i in range(6)]
+    rows = [
+        row("lean", 10.0 + i, 1024 << i, warnings=[f"the cross-check differs by {3 + i}.5%"])
+        for i in range(6)
+    ]
     rows += [row("fa2", 25.0, 1024 << i) for i in range(6)]
     lines = lines_of(capsys, rows)
     table = [line.split() for line in lines if line.startswith("n")]
     assert table[0] == ["n1024", "!", "10.0", "25.0", "2.50x"]
     assert len(table) == 6
     assert [line for line in lines if line.startswith("!")] == [
-        "! lean · b1 h8 n32768 d64 fp16 HND, b1 h8 n1024 d64 fp16 HND, b1 h8 n2048 d64 fp16 HND and 3 more: "
-        "at worst, the cross-check differs by 8.5%"
+        "! lean · b1 h8 n32768 d64 fp16 HND, b1 h8 n1024 d64 fp16 HND, b1 h8 n2048 d64 fp16 HND and"
+        " 3 more: at worst, the cross-check differs by 8.5%"
     ]
 
 
 def test_at_worst_is_said_only_where_sentences_differ(capsys):
     rows = [row("lean", 10.0, 1024 << i, warnings=["spills 4 registers"]) for i in range(2)]
     lines = lines_of(capsys, rows)
-    assert lines[-1] == "! lean · b1 h8 n1024 d64 fp16 HND, b1 h8 n2048 d64 fp16 HND: spills 4 registers"
+    assert (
+        lines[-1]
+        == "! lean · b1 h8 n1024 d64 fp16 HND, b1 h8 n2048 d64 fp16 HND: spills 4 registers"
+    )
 
 
 def test_numbers_stay_above_one_another_beside_marks(capsys):
     lines = lines_of(capsys, [row("lean", 10.0, warnings=["w"]), row("lean", 100.0, 2048)])
-    ends = [line.index(number) + len(number) for line, number in zip(lines[-3:-1], (" 10.0", " 100.0"), strict=True)]
+    ends = [
+        line.index(number) + len(number)
+        for line, number in zip(lines[-3:-1], (" 10.0", " 100.0"), strict=True)
+    ]
     assert ends[0] == ends[1]
 
 
@@ -61,7 +72,9 @@ def test_without_warnings_there_is_no_mark(capsys):
 
 
 def test_1500_rows_do_not_print_1500_lines(capsys):
-    reason = "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
+    reason = (
+        "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
+    )
     rows = [
         row("lean", 10.0, 1 + i, status="noisy", reason=reason.format(i / 100), warnings=[f"w {i}"])
         for i in range(1500)
@@ -81,7 +94,12 @@ def test_many_kinds_of_sentences_are_cut(capsys):
 
 
 def test_cold_and_warm_have_tables_of_their_own(capsys):
-    rows = [row("lean", 10.0), row("fa2", 20.0), row("lean", 2.0, cache="warm"), row("fa2", 8.0, cache="warm")]
+    rows = [
+        row("lean", 10.0),
+        row("fa2", 20.0),
+        row("lean", 2.0, cache="warm"),
+        row("fa2", 8.0, cache="warm"),
+    ]
     lines = lines_of(capsys, rows)
     titles = [line for line in lines if "latency in µs" in line]
     assert titles == ["measured latency in µs", "measured latency in µs, warm L2"]
@@ -92,7 +110,12 @@ def test_cold_and_warm_have_tables_of_their_own(capsys):
 
 
 def test_energy_table(capsys):
-    lean: dict[str, Any] = {"energy_mj": 4.0, "energy_floor_mj": 3.2, "sustained_power_w": 512.4, "sustained_us": 10.46}
+    lean: dict[str, Any] = {
+        "energy_mj": 4.0,
+        "energy_floor_mj": 3.2,
+        "sustained_power_w": 512.4,
+        "sustained_us": 10.46,
+    }
     rows = [row("lean", 10.0, **lean), row("fa2", 25.0, energy_mj=1234.5), row("fixed_split", 9.0)]
     lines = lines_of(capsys, rows)
     at = lines.index("measured energy of one launch in mJ")
@@ -105,22 +128,38 @@ def test_energy_table(capsys):
 
 
 def test_energy_of_rows_that_count_for_nothing_gives_no_ratio(capsys):
-    rows = [row("lean", 10.0, energy_mj=4.0), row("fa2", 25.0, energy_mj=2.0, status="suspect", reason="too fast")]
+    rows = [
+        row("lean", 10.0, energy_mj=4.0),
+        row("fa2", 25.0, energy_mj=2.0, status="suspect", reason="too fast"),
+    ]
     lines = lines_of(capsys, rows)
     at = lines.index("measured energy of one launch in mJ")
-    assert next(line for line in lines[at:] if line.startswith("b1")).split()[6:] == ["4.000", "suspect", "2.000"]
+    assert next(line for line in lines[at:] if line.startswith("b1")).split()[6:] == [
+        "4.000",
+        "suspect",
+        "2.000",
+    ]
     latencies = next(line for line in lines if line.startswith("b1"))
     assert latencies.split()[6:] == ["10.0", "suspect", "25.0"]
     assert lines[-1] == "suspect: fa2 · b1 h8 n1024 d64 fp16 HND: too fast"
 
 
 def test_occupancy_table(capsys):
-    rows = [row("lean", 10.0, sm_busy_share=0.874, quantisation_efficiency=0.97), row("fa2", 20.0, sm_busy_share=0.5)]
+    rows = [
+        row("lean", 10.0, sm_busy_share=0.874, quantisation_efficiency=0.97),
+        row("fa2", 20.0, sm_busy_share=0.5),
+    ]
     lines = lines_of(capsys, rows)
     at = next(i for i, line in enumerate(lines) if line.startswith("measured SM busy share"))
-    assert next(line for line in lines[at:] if line.startswith("b1")).split()[6:] == ["87%", "(97%)", "50%"]
+    assert next(line for line in lines[at:] if line.startswith("b1")).split()[6:] == [
+        "87%",
+        "(97%)",
+        "50%",
+    ]
     # The title breaks where its table is narrow.
-    assert " ".join(lines[at : at + 2]).startswith("measured SM busy share (schedule: CTA slots with work)")
+    assert " ".join(lines[at : at + 2]).startswith(
+        "measured SM busy share (schedule: CTA slots with work)"
+    )
 
 
 def test_no_energy_and_no_occupancy_no_tables(capsys):
@@ -130,15 +169,23 @@ def test_no_energy_and_no_occupancy_no_tables(capsys):
 
 
 def test_how_the_stopping_rule_and_the_cross_check_fared(capsys):
-    interval: dict[str, Any] = {"latency_ci_low_us": 99.8, "latency_ci_high_us": 100.1, "crosscheck_us": 101.0}
-    rows = [row("lean", 100.0, **interval), row("fa2", 100.0, status="noisy", reason="wide", **interval)]
+    interval: dict[str, Any] = {
+        "latency_ci_low_us": 99.8,
+        "latency_ci_high_us": 100.1,
+        "crosscheck_us": 101.0,
+    }
+    rows = [
+        row("lean", 100.0, **interval),
+        row("fa2", 100.0, status="noisy", reason="wide", **interval),
+    ]
     lines = lines_of(capsys, rows)
     assert (
-        "1 of 2 timed rows met the stopping rule; half-width of the 95% interval of the median: 0.20% in the median "
-        "row, 0.20% in the worst." in lines
+        "1 of 2 timed rows met the stopping rule; half-width of the 95% interval of the median:"
+        " 0.20% in the median row, 0.20% in the worst." in lines
     )
     assert any(
-        line.startswith("The cross-check differs from the latency by 1.00% in the median of 1 row") for line in lines
+        line.startswith("The cross-check differs from the latency by 1.00% in the median of 1 row")
+        for line in lines
     )
 
 
@@ -153,7 +200,11 @@ def test_no_rows_print_nothing(capsys):
 
 
 def test_a_kernel_that_supports_nothing_has_no_column_but_a_notice(capsys):
-    rows = [row("lean", 10.0), row("cudnn", None, status="unsupported", reason="no schedule"), row("fa2", 20.0)]
+    rows = [
+        row("lean", 10.0),
+        row("cudnn", None, status="unsupported", reason="no schedule"),
+        row("fa2", 20.0),
+    ]
     lines = lines_of(capsys, rows)
     assert next(line for line in lines if line.startswith("problem")).split() == [
         *("problem", "lean", "fa2", "lean", "vs", "fa2")

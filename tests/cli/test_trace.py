@@ -11,13 +11,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel
+from leanbench.core.timeline import Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.model import known_error
 from leanbench.model.timeline import predict_timeline
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel
-from leanbench.timeline import Timeline
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,9 @@ def invoke(*words: str) -> Result:
 def test_without_a_gpu_it_predicts_and_says_so(tmp_path: Path):
     result = invoke("h56", "n64k", "d64", "--gpu", "h200", "--out", "here")
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("No h200 here: predicted by the performance model for NVIDIA H200, nothing was")
+    assert result.stderr.startswith(
+        "No h200 here: predicted by the performance model for NVIDIA H200, nothing was"
+    )
     assert result.stderr.rstrip().endswith(known_error("h200"))
     lines = result.stdout.splitlines()
     assert lines[0] == "b1 h56 n65536 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
@@ -101,7 +103,9 @@ class MeasuringBench:
 def test_with_a_gpu_it_measures(monkeypatch):
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 3))
     monkeypatch.setattr("leanbench.measure.cell.Bench", MeasuringBench)
-    monkeypatch.setattr("leanbench.run.environment.measured_environment", lambda index: {"driver": "580"})
+    monkeypatch.setattr(
+        "leanbench.records.environment.measured_environment", lambda index: {"driver": "580"}
+    )
     result = invoke("h8", "n4k", "d64", "--configs", "best", "--format", "svg")
     assert result.exit_code == 0, result.output
     assert "predicted" not in result.output
@@ -112,7 +116,11 @@ def test_with_a_gpu_it_measures(monkeypatch):
     path = Path(result.stdout.splitlines()[-1])
     assert "Measured on NVIDIA H200" in path.read_text(encoding="utf-8")
     manifest = json.loads((path.parent / "trace-manifest.json").read_text(encoding="utf-8"))
-    assert (manifest["source"], manifest["gpu"]["name"], manifest["problem"]["context"]) == ("measured", "h200", 4096)
+    assert (manifest["source"], manifest["gpu"]["name"], manifest["problem"]["context"]) == (
+        "measured",
+        "h200",
+        4096,
+    )
     assert manifest["environment"] == {"driver": "580"}
 
 
@@ -121,12 +129,18 @@ def test_with_a_gpu_it_measures(monkeypatch):
     [
         (["h8", "d64"], "the problem has no n (context): write for example h32/8 n4096 d128"),
         (["h8", "n4k", "d64", "x9"], "problem word 'x9' is not understood"),
-        (["h8", "n4k", "d64", "--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
+        (
+            ["h8", "n4k", "d64", "--kernels", "laen"],
+            "there is no kernel 'laen', did you mean 'lean'?",
+        ),
         (
             ["h8", "n4k", "d64", "--configs", "worst"],
             "configs 'worst' is not supported, choose from default, heuristic, best",
         ),
-        (["h8", "n4k", "d64", "--format", "png"], "format 'png' is not supported, choose from html, svg, json"),
+        (
+            ["h8", "n4k", "d64", "--format", "png"],
+            "format 'png' is not supported, choose from html, svg, json",
+        ),
         (["h8", "n4k", "d64", "--gpu", ""], "--gpu is empty: name a GPU"),
         (["h8", "n4k", "d64", "--gpu", "a1000"], "'a1000'"),
         (["h8", "n4k", "d64", "--require-gpu"], "--require-gpu"),

@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from leanbench.cli.main import app
 from leanbench.cli.tune import _chosen, _show_lean_tiles, _show_table
+from leanbench.configs.space import FamilyKey
+from leanbench.configs.store import load_user
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
 from leanbench.tune import run as run_module
 from leanbench.tune.result import Summary
-from leanbench.tune.space import FamilyKey
-from leanbench.tune.store import load_user
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,10 @@ def tune(*words: str):
 def test_without_a_gpu_the_model_tunes_and_says_so(home):
     result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
     assert result.exit_code == 0, result.stderr
-    assert "tuned by the performance model of NVIDIA A100-SXM4-80GB, nothing is measured" in result.stderr
+    assert (
+        "tuned by the performance model of NVIDIA A100-SXM4-80GB, nothing is measured"
+        in result.stderr
+    )
     assert "unchecked on a100-80gb" in result.stderr
     assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
     assert "d256 MHA fp16 HND" in result.stdout
@@ -54,7 +57,24 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home):
 
 
 def summary(tile_tokens: dict[int, int], cuda: int) -> Summary:
-    return Summary(FamilyKey(128, 4), 24, 300, 7, [], tile_tokens, cuda, 3.0, 1.05, 1.5, 1.0, 40, 50, 0.99, 0.95, 0.02)
+    return Summary(
+        FamilyKey(128, 4),
+        24,
+        300,
+        7,
+        [],
+        tile_tokens,
+        cuda,
+        3.0,
+        1.05,
+        1.5,
+        1.0,
+        40,
+        50,
+        0.99,
+        0.95,
+        0.02,
+    )
 
 
 def test_what_was_chosen_says_which_implementation(capsys):
@@ -66,7 +86,10 @@ def test_what_was_chosen_says_which_implementation(capsys):
     _show_lean_tiles([summary({}, 24)])
     paper = "(the LeanAttention paper names 128 for an A100)."
     assert capsys.readouterr().out.splitlines() == [
-        f"LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen {paper}",
+        (
+            "LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen"
+            f" {paper}"
+        ),
         f"LeanTile for head_dim 128: 64 tokens on 75% of the problems {paper}",
     ]
 
@@ -74,14 +97,32 @@ def test_what_was_chosen_says_which_implementation(capsys):
 def test_the_table_fits_100_columns(capsys, monkeypatch):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 100)
     tiles = {64: 2, 128: 16, 256: 6}
-    several = [replace(summary(tiles, 16), family=FamilyKey(*key)) for key in ((64, 1), (128, 4), (128, 8))]
+    several = [
+        replace(summary(tiles, 16), family=FamilyKey(*key)) for key in ((64, 1), (128, 4), (128, 8))
+    ]
     _show_table(several, "measured on NVIDIA H200")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 100
     assert lines[0] == "measured on NVIDIA H200, all fp16 HND"
     at = next(number for number, line in enumerate(lines) if line.startswith("d128 group 4"))
     assert lines[at].split() == [
-        *("d128", "group", "4", "24", "300", "7", "0", "3.0", "+5.0%", "+50.0%", "99.0%", "64", "(2),", "128", "(16),")
+        *(
+            "d128",
+            "group",
+            "4",
+            "24",
+            "300",
+            "7",
+            "0",
+            "3.0",
+            "+5.0%",
+            "+50.0%",
+            "99.0%",
+            "64",
+            "(2),",
+            "128",
+            "(16),",
+        )
     ]
     assert lines[at + 1].split() == ["256", "(6),", "CUDA", "(16)"]
 

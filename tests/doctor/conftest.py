@@ -30,7 +30,9 @@ LIMITS = GpuLimits(1980, 700.0, 4.917)
 
 @pytest.fixture
 def machine(tmp_path) -> Machine:
-    """Its GPU can be changed by replacing `gpus` and `target`, as the first look would have set them."""
+    """Its GPU can be changed by replacing `gpus` and `target`, as the first look would have set
+    them.
+    """
     made = Machine(runs=tmp_path)
     made.gpus = [H200]
     made.target = Target(find("h200"), 0)
@@ -44,8 +46,15 @@ def nvml(machine, monkeypatch) -> Callable[..., None]:
     """Call with what the driver shall answer, as `Nvml`'s methods return it."""
 
     def answer(**answers: Any) -> None:
-        defaults = {"state": QUIET, "limits": LIMITS, "power_limit_w": 700.0, "throttle_reasons": []}
-        methods = {name: lambda value=value: value for name, value in {**defaults, **answers}.items()}
+        defaults = {
+            "state": QUIET,
+            "limits": LIMITS,
+            "power_limit_w": 700.0,
+            "throttle_reasons": [],
+        }
+        methods = {
+            name: lambda value=value: value for name, value in {**defaults, **answers}.items()
+        }
         monkeypatch.setattr(machine, "nvml", lambda: nullcontext(SimpleNamespace(**methods)))
 
     return answer

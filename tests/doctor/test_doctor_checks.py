@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from leanbench.core.errors import UserError
+from leanbench.core.registry import kernels
 from leanbench.doctor import checks
 from leanbench.doctor.checks import Check, examine, run_check
 from leanbench.doctor.finding import ok
 from leanbench.doctor.machine import Machine
-from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.gpu.nvml import NvmlError
-from leanbench.registry import kernels
 
 
 @pytest.fixture
@@ -21,7 +21,10 @@ def harmless(monkeypatch):
     real = checks.checks
 
     def named(machine):
-        return [Check(check.name, lambda machine: ok("fine"), check.needs, check.slow) for check in real(machine)]
+        return [
+            Check(check.name, lambda machine: ok("fine"), check.needs, check.slow)
+            for check in real(machine)
+        ]
 
     monkeypatch.setattr(checks, "checks", named)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -48,7 +51,12 @@ def test_everything_runs_on_a_gpu(machine):
 def test_quick_leaves_out_what_takes_seconds(machine):
     said: list[str] = []
     found = [name for name, _ in examine(machine, True, said.append)]
-    assert [name for name in found if name not in ALWAYS] == [*SOFTWARE, *STATE, "events", "counters"]
+    assert [name for name in found if name not in ALWAYS] == [
+        *SOFTWARE,
+        *STATE,
+        "events",
+        "counters",
+    ]
     assert said == []
 
 
@@ -92,12 +100,18 @@ def test_a_user_error_is_a_problem_with_its_sentence(machine):
 
 def test_an_exception_is_a_finding_and_not_the_end(machine, monkeypatch):
     def broken(machine):
-        raise RuntimeError("CUDA error: out of luck\nCUDA kernel errors might be reported elsewhere")
+        raise RuntimeError(
+            "CUDA error: out of luck\nCUDA kernel errors might be reported elsewhere"
+        )
 
     def silent(machine):
         raise KeyError
 
-    listed = [Check("one", broken), Check("two", silent), Check("three", lambda machine: ok("fine"))]
+    listed = [
+        Check("one", broken),
+        Check("two", silent),
+        Check("three", lambda machine: ok("fine")),
+    ]
     monkeypatch.setattr(checks, "checks", lambda machine: listed)
     found = dict(examine(machine, False, lambda what: None))
     assert found["one"].status == "problem"
@@ -108,7 +122,9 @@ def test_an_exception_is_a_finding_and_not_the_end(machine, monkeypatch):
 
 def test_a_broken_driver_is_one_problem(monkeypatch):
     def broken():
-        raise NvmlError("the NVIDIA driver was updated while its kernel module kept running: reboot")
+        raise NvmlError(
+            "the NVIDIA driver was updated while its kernel module kept running: reboot"
+        )
 
     monkeypatch.setattr("leanbench.doctor.machine.local_gpus", broken)
     findings = dict(examine(Machine(), True, lambda what: None))
@@ -133,7 +149,10 @@ def test_a_torch_that_fails_to_start_is_one_problem(machine, monkeypatch):
     machine.gpus = gpus
     monkeypatch.setattr(machine, "nvml", gone)
     findings = dict(examine(machine, True, lambda what: None))
-    assert findings["torch"].text == "this check failed: RuntimeError: CUDA driver initialization failed"
+    assert (
+        findings["torch"].text
+        == "this check failed: RuntimeError: CUDA driver initialization failed"
+    )
     assert findings["gpu"].status == "ok"
     assert findings["memory"].status == "ok"
     assert findings["clocks"].text == "the GPU is gone"

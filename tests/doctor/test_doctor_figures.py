@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel
 from leanbench.doctor import figures
 from leanbench.doctor.kernels import TRIED, kernel_is_right
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def sizes(machine, monkeypatch) -> list[AttentionProblem]:
     return asked
 
 
-@pytest.mark.parametrize(("share", "status"), [(0.96, "ok"), (0.801, "ok"), (0.799, "problem"), (0.5, "problem")])
+@pytest.mark.parametrize(
+    ("share", "status"), [(0.96, "ok"), (0.801, "ok"), (0.799, "problem"), (0.5, "problem")]
+)
 def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
     def measure(buffers, kv_bytes):
         assert kv_bytes == sizes[0].kv_bytes == 1_073_741_824
@@ -42,13 +44,18 @@ def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
     assert finding.status == status
     assert finding.values["share"] == pytest.approx(share)
     assert finding.values["read_bandwidth_tb_s"] == pytest.approx(share * 4.8)
-    assert f"reads 1.1 GB at {share * 4.8:.2f} TB/s, {share:.0%} of the datasheet's 4.80" in finding.text
+    assert (
+        f"reads 1.1 GB at {share * 4.8:.2f} TB/s, {share:.0%} of the datasheet's 4.80"
+        in finding.text
+    )
 
 
 def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
     machine.gpu = replace(machine.gpu, memory_free_bytes=3_900_000_000)
     timing = SimpleNamespace(median_us=60.0)
-    monkeypatch.setattr("leanbench.measure.read_floor.measure_read_floor", lambda buffers, kv_bytes: timing)
+    monkeypatch.setattr(
+        "leanbench.measure.read_floor.measure_read_floor", lambda buffers, kv_bytes: timing
+    )
     figures.read_bandwidth(machine)
     assert [size.kv_bytes for size in sizes] == [268_435_456]
 
@@ -58,8 +65,16 @@ def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
     [
         ([10.0, 10.0, 10.0], "ok", "differs by 0.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB"),
         ([10.05, 9.95, 10.0], "ok", "differs by 0.50% at 4 MB, 0.50% at 67 MB, 0.00% at 1074 MB"),
-        ([10.0, 10.2, 10.0], "note", "differs by 0.00% at 4 MB, 2.00% at 67 MB, 0.00% at 1074 MB: smaller"),
-        ([8.0, 10.0, 10.0], "problem", "differs by 25.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB: nothing"),
+        (
+            [10.0, 10.2, 10.0],
+            "note",
+            "differs by 0.00% at 4 MB, 2.00% at 67 MB, 0.00% at 1074 MB: smaller",
+        ),
+        (
+            [8.0, 10.0, 10.0],
+            "problem",
+            "differs by 25.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB: nothing",
+        ),
     ],
 )
 def test_noise_floor(machine, sizes, monkeypatch, again_us, status, said):
@@ -68,7 +83,10 @@ def test_noise_floor(machine, sizes, monkeypatch, again_us, status, said):
     def measure(candidates, effort):
         once, again = candidates
         assert candidates[once] is candidates[again]
-        return {once: SimpleNamespace(median_us=10.0), again: SimpleNamespace(median_us=left.pop(0))}
+        return {
+            once: SimpleNamespace(median_us=10.0),
+            again: SimpleNamespace(median_us=left.pop(0)),
+        }
 
     monkeypatch.setattr("leanbench.measure.timing.measure_interleaved", measure)
     finding = figures.noise_floor(machine)
@@ -120,7 +138,10 @@ def test_a_wrong_kernel():
     assert finding.status == "problem"
     assert finding.values["relative_error"] == pytest.approx(0.25, rel=1e-2)
     assert finding.text.startswith("wrong on b1 h32/8 n1024 d128 fp16 HND: relative error 2.5")
-    assert finding.fix == "trust no figure of it; `leanbench check --kernels fake` shows where it is wrong"
+    assert (
+        finding.fix
+        == "trust no figure of it; `leanbench check --kernels fake` shows where it is wrong"
+    )
 
 
 def test_a_kernel_that_writes_nothing():

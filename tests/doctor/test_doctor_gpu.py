@@ -32,11 +32,15 @@ def test_a_gpu_that_nobody_knows(machine):
     machine.target = Target(replace(find("h200"), sms=7), 1)
     finding = gpu.product(machine)
     assert finding.status == "note"
-    assert finding.text.startswith("NVIDIA Z9, 7 SMs, compute capability 9.0; GPU 1 of 2, CUDA_VISIBLE_DEVICES picks")
+    assert finding.text.startswith(
+        "NVIDIA Z9, 7 SMs, compute capability 9.0; GPU 1 of 2, CUDA_VISIBLE_DEVICES picks"
+    )
     assert finding.text.endswith("; not in the catalogue, its figures are the driver's")
     # torch cannot use it: nobody counted its SMs, and the target is another GPU's model.
     machine.device_index = None
-    assert gpu.product(machine).text.startswith("NVIDIA Z9, ? SMs, compute capability 9.0; GPU 1 of 2")
+    assert gpu.product(machine).text.startswith(
+        "NVIDIA Z9, ? SMs, compute capability 9.0; GPU 1 of 2"
+    )
 
 
 def test_a_gpu_that_is_too_old(machine):
@@ -131,7 +135,11 @@ def test_other_processes(machine, nvml, processes, status, text):
     assert (finding.status, finding.text) == (status, text)
     if status == "problem":
         assert finding.fix is not None
-        assert finding.values["processes"][1] == {"pid": 4712, "name": "python3", "sm_utilisation": 87}
+        assert finding.values["processes"][1] == {
+            "pid": 4712,
+            "name": "python3",
+            "sm_utilisation": 87,
+        }
 
 
 def test_clocks_and_power(machine, nvml):

@@ -27,7 +27,9 @@ def test_the_smallest_step_of_a_clock_is_a_multiple_of_its_tick(ticks, tick_ns):
     step = smallest_step(tick * tick_ns for tick in ticks)
     assert step is not None
     assert step % tick_ns == 0
-    assert step == tick_ns * min(abs(one - other) for one, other in itertools.combinations(ticks, 2))
+    assert step == tick_ns * min(
+        abs(one - other) for one, other in itertools.combinations(ticks, 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,10 @@ def test_event_resolution(machine, monkeypatch, distances_ms, status, step_ns):
 
 @pytest.mark.parametrize(("tick_ns", "status"), [(32, "ok"), (1000, "ok"), (1_000_000, "note")])
 def test_timer_tick(machine, monkeypatch, tick_ns, status):
-    monkeypatch.setattr("leanbench.measure.timeline.timer_tick_ns", lambda device: tick_ns * (str(device) == "cuda:0"))
+    monkeypatch.setattr(
+        "leanbench.measure.timeline.timer_tick_ns",
+        lambda device: tick_ns * (str(device) == "cuda:0"),
+    )
     finding = instruments.timer_tick(machine)
     assert finding.status == status
     assert f"ticks every {tick_ns} ns" in finding.text
@@ -68,13 +73,21 @@ def test_timer_tick(machine, monkeypatch, tick_ns, status):
 @pytest.mark.parametrize(
     ("calibration", "status", "text"),
     [
-        (EnergyCalibration(100.2, 76.4, 76.1), "ok", "the energy counter ticks every 100 ms, 76 W idle"),
+        (
+            EnergyCalibration(100.2, 76.4, 76.1),
+            "ok",
+            "the energy counter ticks every 100 ms, 76 W idle",
+        ),
         (
             EnergyCalibration(100.2, 276.4, 276.1, ("the idle power moved",)),
             "note",
             "the energy counter ticks every 100 ms, 276 W idle; the idle power moved",
         ),
-        (EnergyCalibration(None, None, None, ("there is no counter",)), "note", "there is no counter"),
+        (
+            EnergyCalibration(None, None, None, ("there is no counter",)),
+            "note",
+            "there is no counter",
+        ),
     ],
 )
 def test_energy_counter(machine, nvml, monkeypatch, calibration, status, text):
@@ -101,9 +114,13 @@ NOBODY, ADMIN, PERFMON = "0000000000000000", "0000000000200000", "00000040000000
 def test_who_may_read_counters(tmp_path, option, capabilities, restricted):
     params = tmp_path / "driver" / "nvidia" / "params"
     params.parent.mkdir(parents=True)
-    params.write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {option}\nTCEBypassMode: 0\n")
+    params.write_text(
+        f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {option}\nTCEBypassMode: 0\n"
+    )
     (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "status").write_text(f"Name:\tpython\nCapPrm:\t{ADMIN}\nCapEff:\t{capabilities}\n")
+    (tmp_path / "self" / "status").write_text(
+        f"Name:\tpython\nCapPrm:\t{ADMIN}\nCapEff:\t{capabilities}\n"
+    )
     assert counters_are_restricted(tmp_path) is restricted
 
 
@@ -115,18 +132,32 @@ def test_no_driver_restricts_nothing(tmp_path):
     ("ncu", "restricted", "status", "text"),
     [
         (None, False, "note", "Nsight Compute is not here, so no hardware counters"),
-        ("/bin/ncu", True, "note", "/bin/ncu is here, but the driver lets only administrators read hardware counters"),
-        ("/bin/ncu", False, "ok", "/bin/ncu is here and seems allowed to read counters; --counters tries it"),
+        (
+            "/bin/ncu",
+            True,
+            "note",
+            "/bin/ncu is here, but the driver lets only administrators read hardware counters",
+        ),
+        (
+            "/bin/ncu",
+            False,
+            "ok",
+            "/bin/ncu is here and seems allowed to read counters; --counters tries it",
+        ),
     ],
 )
 def test_hardware_counters_by_looking(machine, monkeypatch, ncu, restricted, status, text):
     monkeypatch.setattr(instruments, "find_ncu", lambda: ncu)
     monkeypatch.setattr(instruments, "counters_are_restricted", lambda: restricted)
-    monkeypatch.setattr(instruments, "count", lambda *arguments: pytest.fail("nobody asked for a try"))
+    monkeypatch.setattr(
+        instruments, "count", lambda *arguments: pytest.fail("nobody asked for a try")
+    )
     finding = instruments.hardware_counters(machine)
     assert (finding.status, finding.text) == (status, text)
     if restricted:
-        assert (finding.fix or "").startswith("run as root, or set the driver's option NVreg_RestrictProfiling")
+        assert (finding.fix or "").startswith(
+            "run as root, or set the driver's option NVreg_RestrictProfiling"
+        )
 
 
 def test_hardware_counters_by_trying(machine, monkeypatch):
@@ -138,12 +169,18 @@ def test_hardware_counters_by_trying(machine, monkeypatch):
         asked.append((problem.kv_bytes, kernel, config.ctas_per_sm, device_index))
         return answers.pop()
 
-    answers = [ADMINISTRATORS_ONLY, CountedLaunch((CountedKernel("k", 0.125, kv_bytes, kv_bytes // 100, 10.0),))]
+    answers = [
+        ADMINISTRATORS_ONLY,
+        CountedLaunch((CountedKernel("k", 0.125, kv_bytes, kv_bytes // 100, 10.0),)),
+    ]
     monkeypatch.setattr(instruments, "find_ncu", lambda: "/bin/ncu")
     monkeypatch.setattr(instruments, "count", count)
     finding = instruments.hardware_counters(machine)
     assert finding.status == "ok"
-    assert "lean moves 1.010 times the bytes of K and V, and its warps fill 12% of an SM" in finding.text
+    assert (
+        "lean moves 1.010 times the bytes of K and V, and its warps fill 12% of an SM"
+        in finding.text
+    )
     assert asked == [(kv_bytes, "lean", 1, 0)]
     finding = instruments.hardware_counters(machine)
     assert finding.status == "note"

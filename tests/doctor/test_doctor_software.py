@@ -25,8 +25,10 @@ def clean_environment(monkeypatch):
 def test_leanbench_and_its_commit(machine, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
     found = {"leanbench": "1.2.3", "commit": f"{commit}+changes"}
-    monkeypatch.setattr("leanbench.run.environment.predicted_environment", lambda: found)
-    assert software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab+changes"
+    monkeypatch.setattr("leanbench.records.environment.predicted_environment", lambda: found)
+    assert (
+        software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab+changes"
+    )
     found["commit"] = commit
     assert software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab"
     found["commit"] = None  # type: ignore[assignment]
@@ -44,7 +46,10 @@ def test_the_version_is_the_packages(machine):
         (None, None, "ok", f"torch {torch.__version__}, built without CUDA", None),
         (
             None,
-            "there is an NVIDIA H200 here, but torch 2.11 is built without CUDA: install a CUDA build",
+            (
+                "there is an NVIDIA H200 here, but torch 2.11 is built without CUDA: install a CUDA"
+                " build"
+            ),
             "problem",
             "there is an NVIDIA H200 here, but torch 2.11 is built without CUDA",
             "install a CUDA build",
@@ -105,7 +110,8 @@ def test_a_full_disk(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("variable", "below"), [("TRITON_CACHE_DIR", "."), ("TRITON_HOME", ".triton/cache"), ("HOME", ".triton/cache")]
+    ("variable", "below"),
+    [("TRITON_CACHE_DIR", "."), ("TRITON_HOME", ".triton/cache"), ("HOME", ".triton/cache")],
 )
 def test_the_triton_cache_is_where_triton_has_it(machine, monkeypatch, tmp_path, variable, below):
     monkeypatch.setenv(variable, str(tmp_path))
@@ -114,7 +120,9 @@ def test_the_triton_cache_is_where_triton_has_it(machine, monkeypatch, tmp_path,
 
 def test_libraries(machine, monkeypatch, tmp_path):
     (tmp_path / "sound_library.py").write_text("")
-    (tmp_path / "broken_library.py").write_text("raise ImportError('undefined symbol: _ZN3c10\\nmore')")
+    (tmp_path / "broken_library.py").write_text(
+        "raise ImportError('undefined symbol: _ZN3c10\\nmore')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     absent = software.library("no_library", "no-library", machine)
     assert (absent.status, absent.text) == (
@@ -123,8 +131,14 @@ def test_libraries(machine, monkeypatch, tmp_path):
     )
     broken = software.library("broken_library", "broken-library", machine)
     assert broken.status == "note"
-    assert broken.text == "broken-library is installed and cannot be imported: undefined symbol: _ZN3c10"
+    assert (
+        broken.text
+        == "broken-library is installed and cannot be imported: undefined symbol: _ZN3c10"
+    )
     assert broken.fix == "reinstall broken-library"
     assert software.library("sound_library", "typer", machine).text.startswith("typer 0.")
     unknown = software.library("sound_library", "sound-library", machine)
-    assert (unknown.status, unknown.text) == ("ok", "sound-library of unknown version can be imported")
+    assert (unknown.status, unknown.text) == (
+        "ok",
+        "sound-library of unknown version can be imported",
+    )

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from leanbench.decomposition import TileGrid, one_cta_per_tile
+from leanbench.core.decomposition import TileGrid, one_cta_per_tile
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import find
 from leanbench.model.simulate import latency_us
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 
 KERNELS = (Path(__file__).parents[1] / "fixtures" / "kernels", Path(__file__).parent / "kernels")
 
@@ -32,14 +32,22 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    options = {"env": environment(), "capture_output": True, "text": True, "timeout": 120, **options}
+    options = {
+        "env": environment(),
+        "capture_output": True,
+        "text": True,
+        "timeout": 120,
+        **options,
+    }
     return subprocess.run(command(*words), **options)
 
 
 def start(*words: str, **more: str) -> subprocess.Popen[str]:
     """In a process group of its own."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command(*words), env=environment(**more), start_new_session=True, **pipes)
+    return subprocess.Popen(
+        command(*words), env=environment(**more), start_new_session=True, **pipes
+    )
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Inputs that nobody means well, how many of them a run tries, and the limits that hold while it does."""
+"""Inputs that nobody means well, how many of them a run tries, and the limits that hold while it
+does.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,40 @@ MOST_BYTES = 3 << 30
 MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 #: What stands where a number, a name or a list should.
 SCALARS: list[Any] = [
-    *(None, True, False, 0, 1, -1, 2, 16, 64, 65, 2**31, 2**63, 10**30, -(10**30), 0.0, -0.5, 1e-300, 1e300),
-    *(float("nan"), float("inf"), float("-inf"), "", "1", "lean", "ok", "noisy", "measured", "nan", "../../x", "\x00"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        16,
+        64,
+        65,
+        2**31,
+        2**63,
+        10**30,
+        -(10**30),
+        0.0,
+        -0.5,
+        1e-300,
+        1e300,
+    ),
+    *(
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        "",
+        "1",
+        "lean",
+        "ok",
+        "noisy",
+        "measured",
+        "nan",
+        "../../x",
+        "\x00",
+    ),
     *(
         "\ud7ff\u202e",
         "a\nb",
@@ -54,8 +88,36 @@ VALUES = st.one_of(
 
 _TOKENS = [
     *"0123456789kmKMxX+-:,/. eE%\t\n\"'[]{}#=_",
-    *("1k", "4k", "32/8", "56", "none", "fp16", "HND", "lean", "fa2", "0.5", "1", "8", "64", "128", "nan", "inf", "--"),
-    *("1:1e12:+1", "1:2147483647:+1", "1:2147483647:x2", "1k:512k:x2", "1:10000:+1", "2147483647", "9" * 60, "٣", "²"),
+    *(
+        "1k",
+        "4k",
+        "32/8",
+        "56",
+        "none",
+        "fp16",
+        "HND",
+        "lean",
+        "fa2",
+        "0.5",
+        "1",
+        "8",
+        "64",
+        "128",
+        "nan",
+        "inf",
+        "--",
+    ),
+    *(
+        "1:1e12:+1",
+        "1:2147483647:+1",
+        "1:2147483647:x2",
+        "1k:512k:x2",
+        "1:10000:+1",
+        "2147483647",
+        "9" * 60,
+        "٣",
+        "²",
+    ),
 ]
 #: What may follow a flag, as a person mistypes it or an enemy types it.
 TYPED = st.one_of(st.lists(st.sampled_from(_TOKENS), max_size=8).map("".join), st.text(max_size=20))
@@ -64,7 +126,9 @@ TYPED = st.one_of(st.lists(st.sampled_from(_TOKENS), max_size=8).map("".join), s
 def share(part: float) -> settings:
     """Settings of a test that takes this part of all inputs."""
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
-    return settings(max_examples=max(20, round(INPUTS * part)), suppress_health_check=checks, database=None)
+    return settings(
+        max_examples=max(20, round(INPUTS * part)), suppress_health_check=checks, database=None
+    )
 
 
 @contextmanager
@@ -115,7 +179,12 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 def torn(draw: st.DrawFn, content: bytes) -> bytes:
     """Bytes cut, overwritten or with others put between."""
     at = draw(st.integers(0, len(content)))
-    more = draw(st.one_of(st.binary(max_size=6), st.sampled_from([b"[" * 100_000, b"\xff\xfe", b"\n\n", b"\x00" * 9])))
+    more = draw(
+        st.one_of(
+            st.binary(max_size=6),
+            st.sampled_from([b"[" * 100_000, b"\xff\xfe", b"\n\n", b"\x00" * 9]),
+        )
+    )
     match draw(st.sampled_from(["cut", "insert", "overwrite", "append"])):
         case "cut":
             return content[:at]

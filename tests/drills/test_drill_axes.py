@@ -1,4 +1,6 @@
-"""Flags and sweep files that nobody means well: a sentence or a sweep, in little time and memory, in its folder."""
+"""Flags and sweep files that nobody means well: a sentence or a sweep, in little time and memory,
+in its folder.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,24 @@ from typer.testing import CliRunner
 
 from leanbench.cli import sweep as module
 from leanbench.cli.main import app
-from leanbench.errors import UserError
-from leanbench.paths import SWEEPS
+from leanbench.core.errors import UserError
+from leanbench.core.paths import SWEEPS
+from leanbench.core.problem_words import parse_problem
 from leanbench.run.cells import AXES, MAX_CELLS, expand
-from leanbench.run.problem_words import parse_problem
 from leanbench.run.sweep_file import PARSERS, requested_sweep
 
 FLAGS = ["--" + axis.replace("_", "-") for axis in AXES]
-OTHERS = ["--kernels", "--configs", "--config", "--cache", "--window", "--ci", "--gpu", "--timeout", "--budget"]
+OTHERS = [
+    "--kernels",
+    "--configs",
+    "--config",
+    "--cache",
+    "--window",
+    "--ci",
+    "--gpu",
+    "--timeout",
+    "--budget",
+]
 SHIPPED = [path.read_bytes() for path in sorted(SWEEPS.glob("*.toml"))]
 
 
@@ -92,17 +104,36 @@ def test_numbers_out_of_all_proportion_are_answered_at_once(words):
 
 def toml_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {toml_value(each)}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
-    return "''" if value is None else json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
-
-
-KEYS = ["name", "description", "kernels", "configs", "config", "cache", "energy", "grid", "typo", *AXES]
-WRITTEN = st.dictionaries(st.sampled_from(KEYS), VALUES | TYPED, max_size=5).map(
-    lambda keys: "\n".join(f"{key} = {toml_value(value)}" for key, value in {"name": "x", **keys}.items()).encode(
-        "utf-8", "replace"
+    return (
+        "''"
+        if value is None
+        else json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
     )
+
+
+KEYS = [
+    "name",
+    "description",
+    "kernels",
+    "configs",
+    "config",
+    "cache",
+    "energy",
+    "grid",
+    "typo",
+    *AXES,
+]
+WRITTEN = st.dictionaries(st.sampled_from(KEYS), VALUES | TYPED, max_size=5).map(
+    lambda keys: "\n".join(
+        f"{key} = {toml_value(value)}" for key, value in {"name": "x", **keys}.items()
+    ).encode("utf-8", "replace")
 )
 TORN = st.sampled_from(SHIPPED).flatmap(torn)
 
@@ -136,13 +167,20 @@ def assert_a_sentence(error: UserError) -> None:
 
 
 @share(0.01)
-@given(st.sampled_from(["../../x", "/tmp/x", "..", ".", "a/../../b", "a\x00b", "x" * 300, *map(str, SCALARS)]) | TYPED)
+@given(
+    st.sampled_from(
+        ["../../x", "/tmp/x", "..", ".", "a/../../b", "a\x00b", "x" * 300, *map(str, SCALARS)]
+    )
+    | TYPED
+)
 def test_no_name_leaves_the_folder_of_runs(tmp_path_factory, name):
     out = tmp_path_factory.getbasetemp() / "runs"
     written: list[Path] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_run", lambda path, *rest, **options: written.append(path))
-        result = CliRunner().invoke(app, ["sweep", "--no-report", "--out", str(out), f"--name={name}"])
+        result = CliRunner().invoke(
+            app, ["sweep", "--no-report", "--out", str(out), f"--name={name}"]
+        )
     assert result.exit_code == (0 if written else 2), (name, result.output)
     assert not isinstance(result.exception, Exception), result.exception
     for path in written:

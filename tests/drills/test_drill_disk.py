@@ -1,4 +1,6 @@
-"""A disk that is full, folders that cannot be written, two writers at once: a sentence, and what was written stays."""
+"""A disk that is full, folders that cannot be written, two writers at once: a sentence, and what
+was written stays.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ import pytest
 from drill_sweeps import command, environment, rows, run, start, wait_until, whole_rows
 from kept_examples import family
 
+from leanbench.configs.store import read
+from leanbench.records.reading import read_run
 from leanbench.report import write_report
-from leanbench.report.run_files import read_run
-from leanbench.tune.store import read
 
 CELLS = ("--kernels", "steady", "--context", "1k:50k:+1k")
 FEW = ("--kernels", "steady", "--context", "1k,2k")
@@ -33,7 +35,9 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> 
 
 
 def small_files(most_bytes: int):
-    """Called in the child: no file of it may become larger, which is how a full disk looks to a writer."""
+    """Called in the child: no file of it may become larger, which is how a full disk looks to a
+    writer.
+    """
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
 
@@ -45,23 +49,33 @@ def small_files(most_bytes: int):
         (400_000, "report.html", 50),
     ],
 )
-def test_a_full_disk_is_a_sentence_and_what_was_written_stays(tmp_path, most_bytes, where, least_rows):
+def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
+    tmp_path, most_bytes, where, least_rows
+):
     asked = ["sweep", "-q", *CELLS, "--name", "r", "--out", str(tmp_path)]
     done = run(*asked, preexec_fn=small_files(most_bytes))
     path = tmp_path / "r"
     assert_one_sentence(done, f"cannot write {path / where}")
     if least_rows:
         assert len(read_run(path).results) >= least_rows
-        assert [file.name for file in write_report(path, tmp_path / "report")] == ["report.html", "report.csv"]
+        assert [file.name for file in write_report(path, tmp_path / "report")] == [
+            "report.html",
+            "report.csv",
+        ]
     # What is torn is dropped, and the rest runs.
     assert run(*asked, "--resume").returncode == 0
     assert [row["problem"]["context"] for row in rows(path)] == [*range(1024, 51 * 1024, 1024)]
-    assert not [file.name for file in path.iterdir() if "part" in file.name or file.name.startswith(".")]
+    assert not [
+        file.name for file in path.iterdir() if "part" in file.name or file.name.startswith(".")
+    ]
 
 
 def test_a_disk_that_is_really_full(tmp_path):
     """A file system of 48 KB, where one can be mounted without being asked."""
-    script = 'mount -t tmpfs -o size=48k none "$1" || exit 77; shift; "$@"; code=$?; cp -r "$OUT"/r "$KEEP"; exit $code'
+    script = (
+        'mount -t tmpfs -o size=48k none "$1" || exit 77; shift; "$@"; code=$?; cp -r "$OUT"/r'
+        ' "$KEEP"; exit $code'
+    )
     out = tmp_path / "out"
     out.mkdir()
     words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(out)]
@@ -78,12 +92,16 @@ def test_a_disk_that_is_really_full(tmp_path):
         pytest.skip("needs unshare, which is not here")
     if done.returncode in (1, 77) and ("unshare" in done.stderr or "mount" in done.stderr):
         pytest.skip(f"needs a mount of one's own, which this system refuses: {done.stderr.strip()}")
-    assert_one_sentence(done, f"cannot write {out}/r/", "No space left on device", "go on with --resume")
+    assert_one_sentence(
+        done, f"cannot write {out}/r/", "No space left on device", "go on with --resume"
+    )
     assert 5 <= len(read_run(tmp_path / "r").results) < 50
 
 
 def without_roots_rights() -> None:
-    """Called in the child: root may write what is read-only, so it is root no more in that respect."""
+    """Called in the child: root may write what is read-only, so it is root no more in that
+    respect.
+    """
     set_capability, bounding_set = ctypes.CDLL(None).prctl, 24
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         set_capability(bounding_set, capability, 0, 0, 0)
@@ -92,10 +110,17 @@ def without_roots_rights() -> None:
 def test_a_read_only_folder_is_a_sentence(tmp_path):
     tmp_path.chmod(0o555)
     try:
-        done = run("sweep", "-q", *FEW, "--out", str(tmp_path / "runs"), preexec_fn=without_roots_rights)
+        done = run(
+            "sweep", "-q", *FEW, "--out", str(tmp_path / "runs"), preexec_fn=without_roots_rights
+        )
     finally:
         tmp_path.chmod(0o755)
-    assert_one_sentence(done, f"cannot write {tmp_path}/runs/", "Permission denied", "choose another folder with --out")
+    assert_one_sentence(
+        done,
+        f"cannot write {tmp_path}/runs/",
+        "Permission denied",
+        "choose another folder with --out",
+    )
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "worker.log", "lock", "."])
@@ -112,7 +137,8 @@ def test_a_run_that_became_read_only_is_a_sentence(tmp_path, name):
     finally:
         (path / name).chmod(0o755)
     if name == ".":
-        # Its files can be written; only an environment that is new, as after a commit, wants the folder.
+        # Its files can be written; only an environment that is new, as after a commit, wants the
+        # folder.
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr
     else:
@@ -123,9 +149,18 @@ def test_a_run_that_became_read_only_is_a_sentence(tmp_path, name):
 
 
 def test_reports_into_a_read_only_folder_are_a_sentence(tmp_path):
-    assert run("sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)).returncode == 0
+    assert (
+        run("sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)).returncode
+        == 0
+    )
     (tmp_path / "closed").mkdir(mode=0o555)
-    done = run("report", str(tmp_path / "r"), "--out", str(tmp_path / "closed"), preexec_fn=without_roots_rights)
+    done = run(
+        "report",
+        str(tmp_path / "r"),
+        "--out",
+        str(tmp_path / "closed"),
+        preexec_fn=without_roots_rights,
+    )
     assert_one_sentence(done, f"cannot write {tmp_path / 'closed'}", "ermission denied")
 
 
@@ -142,7 +177,17 @@ def test_output_to_a_full_disk_ends_no_sweep(tmp_path, stream):
 
 
 def test_the_second_of_two_sweeps_into_one_run_refuses(tmp_path):
-    asked = ["sweep", "-q", "--no-report", "--kernels", "unhurried", "--context", "1k:50k:+1k", "--name", "r"]
+    asked = [
+        "sweep",
+        "-q",
+        "--no-report",
+        "--kernels",
+        "unhurried",
+        "--context",
+        "1k:50k:+1k",
+        "--name",
+        "r",
+    ]
     asked += ["--out", str(tmp_path)]
     with start(*asked) as first:
         wait_until(lambda: whole_rows(tmp_path / "r") > 1, "two rows")
@@ -151,7 +196,9 @@ def test_the_second_of_two_sweeps_into_one_run_refuses(tmp_path):
         assert first.poll() is None
         first.communicate(timeout=60)
     assert first.returncode == 0
-    assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [*range(1024, 51 * 1024, 1024)]
+    assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [
+        *range(1024, 51 * 1024, 1024)
+    ]
 
 
 def test_two_sweeps_that_start_at_once_make_one_run(tmp_path):
@@ -160,14 +207,16 @@ def test_two_sweeps_that_start_at_once_make_one_run(tmp_path):
         said = one.communicate(timeout=60)[1] + other.communicate(timeout=60)[1]
     assert sorted([one.returncode, other.returncode]) == [0, 2], said
     assert "Traceback" not in said
-    assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [*range(1024, 51 * 1024, 1024)]
+    assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [
+        *range(1024, 51 * 1024, 1024)
+    ]
 
 
 SAVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from kept_examples import H200, family
-from leanbench.tune.store import save_families
+from leanbench.configs.store import save_families
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 40):
     save_families(H200, [family(group_size=number)])
     print(number, flush=True)
@@ -206,8 +255,12 @@ def test_a_full_disk_leaves_the_kept_configs_as_they_were(tmp_path):
     assert subprocess.run([*words, "1"], env=env, timeout=60, check=False).returncode == 0
     path = tmp_path / "configs" / "h200.json"
     before = path.read_bytes()
-    done = subprocess.run([*words, "2"], env=env, capture_output=True, text=True, preexec_fn=small_files(len(before)))
-    assert f"UserError: cannot write {path} (File too large): choose a writable folder" in done.stderr
+    done = subprocess.run(
+        [*words, "2"], env=env, capture_output=True, text=True, preexec_fn=small_files(len(before))
+    )
+    assert (
+        f"UserError: cannot write {path} (File too large): choose a writable folder" in done.stderr
+    )
     assert path.read_bytes() == before
     assert sorted(file.name for file in path.parent.iterdir()) == [".h200.json.lock", "h200.json"]
 

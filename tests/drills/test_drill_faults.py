@@ -1,4 +1,6 @@
-"""A fault in the middle of 50 cells: one row says it, 49 are right, and it takes no longer than it must."""
+"""A fault in the middle of 50 cells: one row says it, 49 are right, and it takes no longer than it
+must.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,24 @@ MARGIN_S = 15
 
 
 def asked(kernel: str, out: object) -> list[str]:
-    words = ["sweep", "--no-report", "--kernels", f"steady,{kernel}", "--context", "1k:25k:+1k", "--name", "r"]
+    words = [
+        "sweep",
+        "--no-report",
+        "--kernels",
+        f"steady,{kernel}",
+        "--context",
+        "1k:25k:+1k",
+        "--name",
+        "r",
+    ]
     return [*words, "--timeout", f"{TIMEOUT_S}s", "--out", str(out)]
 
 
 def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
     found = rows(path)
-    assert [(row["problem"]["context"], row["kernel"]) for row in found if row["kernel"] == "steady"] == [
-        (context, "steady") for context in CONTEXTS
-    ]
+    assert [
+        (row["problem"]["context"], row["kernel"]) for row in found if row["kernel"] == "steady"
+    ] == [(context, "steady") for context in CONTEXTS]
     assert sorted(row["problem"]["context"] for row in found if row["kernel"] == kernel) == CONTEXTS
     assert len(found) == len({row["cell"] for row in found}) == 50
     (faulty,) = [row for row in found if row["status"] != "ok"]
@@ -40,15 +51,21 @@ def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_p
     file = tmp_path / "room" / "mine" / "__init__.py"
     file.parent.mkdir(parents=True)
     file.write_text("import no_such_module\n")
-    room = environment(LEANBENCH_KERNEL_PATH=os.pathsep.join([*map(str, KERNELS), str(tmp_path / "room")]))
-    said = f"{file}, line 1, cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
+    room = environment(
+        LEANBENCH_KERNEL_PATH=os.pathsep.join([*map(str, KERNELS), str(tmp_path / "room")])
+    )
+    said = (
+        f"{file}, line 1, cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
+    )
     listed = run("list", "kernels", env=room)
     assert (listed.returncode, listed.stderr) == (0, f"! {said}; its kernels are left out.\n")
     assert {"lean", "steady"} <= {line.split(" ")[0] for line in listed.stdout.splitlines()}
     swept = run(*FEW, "--kernels", "steady", "--out", str(tmp_path), env=room)
     assert swept.returncode == 0, swept.stderr
     assert swept.stderr.splitlines().count(f"! {said}; its kernels are left out.") == 1
-    assert [(row["status"], row["latency_us"]) for row in rows(tmp_path / "r")] == [("ok", stand_in_us(1024))]
+    assert [(row["status"], row["latency_us"]) for row in rows(tmp_path / "r")] == [
+        ("ok", stand_in_us(1024))
+    ]
     refused = run(*FEW, "--kernels", "steady,mine", "--out", str(tmp_path), env=room)
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
@@ -81,7 +98,9 @@ def test_a_fault_costs_one_row_of_50(tmp_path, kernel, status, reason):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, number):
     mark = tmp_path / "mark"
-    with start(*asked("waits", tmp_path), "--timeout", "60s", LEANBENCH_DRILL_MARK=str(mark)) as process:
+    with start(
+        *asked("waits", tmp_path), "--timeout", "60s", LEANBENCH_DRILL_MARK=str(mark)
+    ) as process:
         wait_until(mark.exists, "the kernel's start")
         (worker,) = children(process.pid)
         os.kill(worker, number)
@@ -89,4 +108,6 @@ def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, numbe
         process.communicate(timeout=60)
     assert time.monotonic() - begun < MARGIN_S
     assert process.returncode == 1
-    assert_one_fault(tmp_path / "r", "waits", "crashed", f"the worker was ended by {number.name}, see worker.log")
+    assert_one_fault(
+        tmp_path / "r", "waits", "crashed", f"the worker was ended by {number.name}, see worker.log"
+    )

@@ -1,4 +1,6 @@
-"""Files that are damaged or were written by an enemy: a report or a sentence, and no text of theirs becomes markup."""
+"""Files that are damaged or were written by an enemy: a report or a sentence, and no text of theirs
+becomes markup.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ from typer.testing import CliRunner
 
 from leanbench.cli.main import app
 from leanbench.cli.sweep_tables import show_summary
-from leanbench.errors import UserError
-from leanbench.problem import AttentionProblem
+from leanbench.configs import store
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.records.directory import RunDirectory, newest_run, read_rows
+from leanbench.records.reading import read_run
+from leanbench.records.row import Row, read_row
+from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
 from leanbench.report.compare import compare
 from leanbench.report.compare_data import json_text
-from leanbench.report.run_files import read_run
-from leanbench.row import Row, read_row
-from leanbench.run.directory import RunDirectory, newest_run, read_rows
-from leanbench.run.samples import Samples, pack, read_samples, whole_length
-from leanbench.tune import store
 
 PROBLEM = AttentionProblem(2, 32, 8, (4096, 512), 128)
 
@@ -48,14 +50,38 @@ def full_row(name: str, latency_us: float) -> dict[str, Any]:
     ]
     row: dict[str, Any] = {}
     for field, info in Row.model_fields.items():
-        kinds = str(info.annotation if get_args(info.annotation) else getattr(info.annotation, "__name__", ""))
+        kinds = str(
+            info.annotation
+            if get_args(info.annotation)
+            else getattr(info.annotation, "__name__", "")
+        )
         row[field] = next((value for kind, value in by_type if kind.__name__ in kinds), None)
-    row |= {"cell": name, "kernel": name, "problem": PROBLEM.to_dict(), "latency_us": latency_us, "cache": "cold"}
-    row |= {"source": "measured", "status": "ok", "kv_bytes": PROBLEM.kv_bytes, "environment": "e", "reason": None}
-    return row | {"config_choice": "heuristic", "config": {"tile_tokens": 64}, "time": "2026-01-02T03:04:05+00:00"}
+    row |= {
+        "cell": name,
+        "kernel": name,
+        "problem": PROBLEM.to_dict(),
+        "latency_us": latency_us,
+        "cache": "cold",
+    }
+    row |= {
+        "source": "measured",
+        "status": "ok",
+        "kv_bytes": PROBLEM.kv_bytes,
+        "environment": "e",
+        "reason": None,
+    }
+    return row | {
+        "config_choice": "heuristic",
+        "config": {"tile_tokens": 64},
+        "time": "2026-01-02T03:04:05+00:00",
+    }
 
 
-ROWS = [full_row("lean", 10.0), full_row("fa2", 20.0), {**full_row("fixed_split", 30.0), "status": "noisy"}]
+ROWS = [
+    full_row("lean", 10.0),
+    full_row("fa2", 20.0),
+    {**full_row("fixed_split", 30.0), "status": "noisy"},
+]
 MANIFEST: dict[str, Any] = {
     "schema_version": 1,
     "name": "r",
@@ -69,7 +95,14 @@ MANIFEST: dict[str, Any] = {
     "cells": ["lean", "fa2", "fixed_split"],
 }
 SAMPLES = b"".join(
-    pack(Samples(cell=row["cell"], samples_us=[9.0, 10.0, 11.0] * 4, rounds=[*range(12)], sm_clock_mhz=[None] * 12))
+    pack(
+        Samples(
+            cell=row["cell"],
+            samples_us=[9.0, 10.0, 11.0] * 4,
+            rounds=[*range(12)],
+            sm_clock_mhz=[None] * 12,
+        )
+    )
     for row in ROWS
 )
 
@@ -88,8 +121,14 @@ def folder(tmp_path_factory) -> Path:
 
 def write(run: Path, manifest: Any = MANIFEST, rows: Any = ROWS, samples: bytes = SAMPLES) -> None:
     run.mkdir(exist_ok=True)
-    (run / "manifest.json").write_bytes(manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode())
-    lines = rows if isinstance(rows, bytes) else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    (run / "manifest.json").write_bytes(
+        manifest if isinstance(manifest, bytes) else json.dumps(manifest).encode()
+    )
+    lines = (
+        rows
+        if isinstance(rows, bytes)
+        else b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    )
     (run / "results.jsonl").write_bytes(lines)
     (run / "samples.jsonl.gz").write_bytes(samples)
 
@@ -119,7 +158,9 @@ def _as_resume(run: Path) -> None:
     newest_run(run.parent, "s", MANIFEST["cells"])
     content = (run / "results.jsonl").read_bytes()
     with RunDirectory.resume(run, MANIFEST) as directory:
-        assert directory.finished <= {json.loads(line)["cell"] for line in content.split(b"\n") if line.strip()}
+        assert directory.finished <= {
+            json.loads(line)["cell"] for line in content.split(b"\n") if line.strip()
+        }
 
 
 def assert_no_markup(html: str) -> None:
@@ -159,7 +200,11 @@ def test_every_field_may_be_out_of_proportion(folder, value):
     fields = [name for name in Row.model_fields if name not in ("cell", "problem", "kernel")]
     for kernel in ("lean", "fa2"):
         changed_rows = [
-            {**full_row(name, 10.0), "cell": field + name, "problem": {**PLAIN, "context": 64 + number}}
+            {
+                **full_row(name, 10.0),
+                "cell": field + name,
+                "problem": {**PLAIN, "context": 64 + number},
+            }
             | ({field: value} if name == kernel else {})
             for number, field in enumerate(fields)
             for name in ("lean", "fa2")
@@ -219,7 +264,12 @@ def test_a_samples_file_of_a_few_bytes_does_not_fill_the_memory(folder):
 @share(0.005)
 @given(changed(MANIFEST), changed(ROWS[1]), VALUES)
 def test_text_of_any_run_stays_text(folder, manifest, row, text):
-    marked = {**full_row(MARKUP, 5.0), "config": {MARKUP: MARKUP}, "reason": str(text) + MARKUP, "status": "crashed"}
+    marked = {
+        **full_row(MARKUP, 5.0),
+        "config": {MARKUP: MARKUP},
+        "reason": str(text) + MARKUP,
+        "status": "crashed",
+    }
     write(folder, manifest={**MANIFEST, "name": MARKUP, "sweep": manifest}, rows=[ROWS[0], marked])
     with within_limits():
         read_by(folder, *SHOWN)
@@ -230,7 +280,9 @@ def test_text_of_any_run_stays_text(folder, manifest, row, text):
     assert not isinstance(result.exception, Exception), result.exception
 
 
-KEPT = json.loads(kept(family(problems=[tuned()]), family(group_size=8)).model_dump_json(exclude_none=True))
+KEPT = json.loads(
+    kept(family(problems=[tuned()]), family(group_size=8)).model_dump_json(exclude_none=True)
+)
 
 
 @share(0.12)
@@ -245,7 +297,7 @@ def test_any_file_of_kept_configs_is_read_or_a_sentence(folder, content):
 @share(0.01)
 @given(damaged_json(KEPT))
 def test_kept_configs_that_can_be_read_can_be_looked_up(folder, content):
-    from leanbench.tune import lookup
+    from leanbench.configs import lookup
 
     home = folder.parent / "home"
     (home / "configs").mkdir(parents=True, exist_ok=True)

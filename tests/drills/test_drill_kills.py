@@ -1,4 +1,6 @@
-"""kill -9 at any moment: the next --resume finds everything that was done, and every cell has one row in the end."""
+"""kill -9 at any moment: the next --resume finds everything that was done, and every cell has one
+row in the end.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,32 @@ from pathlib import Path
 import pytest
 from drill_sweeps import children, is_gone, rows, run, stand_in_us, start, wait_until
 
+from leanbench.records.directory import RunDirectory, read_manifest
+from leanbench.records.reading import read_run
+from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
-from leanbench.report.run_files import read_run
-from leanbench.run.directory import RunDirectory, read_manifest
-from leanbench.run.samples import Samples, pack, read_samples, whole_length
 
 KILLS = 20
 CONTEXTS = [1024 * count for count in range(1, 51)]
-ASKED = ["sweep", "--no-report", "--quiet", "--kernels", "unhurried", "--context", "1k:50k:+1k", "--name", "r"]
+ASKED = [
+    "sweep",
+    "--no-report",
+    "--quiet",
+    "--kernels",
+    "unhurried",
+    "--context",
+    "1k:50k:+1k",
+    "--name",
+    "r",
+]
 
 
 def report_rows(path: Path) -> int:
     """Rows of the report that can be written now."""
     html, csv = write_report(path, path.with_name("report"))
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html.read_text(), re.DOTALL)
+    data = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', html.read_text(), re.DOTALL
+    )
     assert data
     count = len(csv.read_text().splitlines()) - 1
     assert len(json.loads(data[1])["rows"]) == count
@@ -47,7 +61,9 @@ def test_killed_at_20_random_moments_and_resumed_every_cell_once(tmp_path):
                 # Once cells run, so that they get done.
                 before = done + moments.randrange(3)
                 wait_until(
-                    lambda before=before, process=process: len(done_rows(path)) > before or process.poll() is not None,
+                    lambda before=before, process=process: (
+                        len(done_rows(path)) > before or process.poll() is not None
+                    ),
                     "a row",
                 )
                 time.sleep(moments.uniform(0, 0.03))
@@ -67,20 +83,39 @@ def test_killed_at_20_random_moments_and_resumed_every_cell_once(tmp_path):
     assert finished.returncode == 0, finished.stderr
     assert Counter(row["problem"]["context"] for row in rows(path)) == dict.fromkeys(CONTEXTS, 1)
     assert all(row["latency_us"] == stand_in_us(row["problem"]["context"]) for row in rows(path))
-    assert sorted(file.name for file in path.iterdir()) == ["lock", "manifest.json", "results.jsonl", "worker.log"]
+    assert sorted(file.name for file in path.iterdir()) == [
+        "lock",
+        "manifest.json",
+        "results.jsonl",
+        "worker.log",
+    ]
     assert report_rows(path) == 50
 
 
 def done_rows(path: Path) -> list[int]:
     """Contexts of the rows that are whole, as a reader finds them at any time."""
-    return [row.problem["context"] for row, _ in read_run(path).results] if (path / "manifest.json").exists() else []
+    return (
+        [row.problem["context"] for row, _ in read_run(path).results]
+        if (path / "manifest.json").exists()
+        else []
+    )
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("finished")
     assert run(
-        "sweep", "--no-report", "-q", "--kernels", "lean,fa2", "--context", "1k,2k", "--name", "r", "--out", str(out)
+        "sweep",
+        "--no-report",
+        "-q",
+        "--kernels",
+        "lean,fa2",
+        "--context",
+        "1k,2k",
+        "--name",
+        "r",
+        "--out",
+        str(out),
     )
     return out / "r"
 
@@ -102,12 +137,17 @@ def test_a_results_file_cut_at_any_byte_of_its_last_line_is_a_report(finished, t
             assert report_rows(path) == known
         with RunDirectory.resume(path, manifest) as directory:
             assert directory.finished == set(cells if length == len(whole) else cells[:3])
-        assert (path / "results.jsonl").read_bytes() == (whole if length == len(whole) else whole[:last])
+        assert (path / "results.jsonl").read_bytes() == (
+            whole if length == len(whole) else whole[:last]
+        )
 
 
 def test_samples_cut_at_any_byte_of_the_last_member_keep_the_others(finished, tmp_path):
     members = [
-        pack(Samples(cell=name, samples_us=[1.5] * 20, rounds=[*range(20)], sm_clock_mhz=[1980] * 20)) for name in "ab"
+        pack(
+            Samples(cell=name, samples_us=[1.5] * 20, rounds=[*range(20)], sm_clock_mhz=[1980] * 20)
+        )
+        for name in "ab"
     ]
     path = tmp_path / "r"
     path.mkdir()
@@ -120,7 +160,8 @@ def test_samples_cut_at_any_byte_of_the_last_member_keep_the_others(finished, tm
 
 
 @pytest.mark.parametrize(
-    "leftover", [["lock"], ["lock", "results.jsonl"], ["lock", "results.jsonl", "manifest.json.part"]]
+    "leftover",
+    [["lock"], ["lock", "results.jsonl"], ["lock", "results.jsonl", "manifest.json.part"]],
 )
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_a_sweep_killed_before_it_had_a_manifest_can_start_again(tmp_path, leftover, resume):

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM at any moment: the end within 5 seconds, no process left, and words on how to go on."""
+"""Ctrl-C and SIGTERM at any moment: the end within 5 seconds, no process left, and words on how to
+go on.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
 def asked(kernel: str, out: object) -> list[str]:
-    return ["sweep", "--kernels", kernel, "--context", "1k:50k:+1k", "--name", "r", "--out", str(out)]
+    return [
+        "sweep",
+        "--kernels",
+        kernel,
+        "--context",
+        "1k:50k:+1k",
+        "--name",
+        "r",
+        "--out",
+        str(out),
+    ]
 
 
 def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
@@ -47,7 +59,11 @@ def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kern
     done = len(rows(tmp_path / "r"))
     assert done == 12 or (kernel == "unhurried" and done < 50)
     said, again = stderr.splitlines()[-2:]
-    assert said == f"Stopped by {signal.Signals(number).name}: {done} of 50 cells are done, {50 - done} are left."
+    assert (
+        said
+        == f"Stopped by {signal.Signals(number).name}: {done} of 50 cells are done, {50 - done} are"
+        " left."
+    )
     words = shlex.split(again.removeprefix("Go on with: leanbench "))
     assert words[-3:] == ["--name", "r", "--resume"]
     finished = subprocess.run(
@@ -58,7 +74,9 @@ def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kern
         timeout=60,
     )
     assert finished.returncode == (0 if kernel == "unhurried" else 1), finished.stderr
-    assert sorted(row["problem"]["context"] for row in rows(tmp_path / "r")) == [*range(1024, 51 * 1024, 1024)]
+    assert sorted(row["problem"]["context"] for row in rows(tmp_path / "r")) == [
+        *range(1024, 51 * 1024, 1024)
+    ]
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
@@ -72,13 +90,15 @@ def test_stopped_at_random_moments_from_the_start_on(tmp_path, number, code):
             if process.poll() is not None:
                 continue
             stdout, stderr = stop(process, number)
-        # Before and after the cells the system itself ends it, which a shell tells as the same code.
+        # Before and after the cells the system itself ends it, which a shell tells as the same
+        # code.
         assert process.returncode in (code, -number, 0), stderr
         if whole_rows(out / "r"):
             assert "Traceback" not in stdout + stderr
 
 
-#: Sends Ctrl-C when the module is searched whose number is given, counted from leanbench's first one on.
+#: Sends Ctrl-C when the module is searched whose number is given, counted from leanbench's first
+#: one on.
 INTERRUPTS = """
 import os, signal, sys
 

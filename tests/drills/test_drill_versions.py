@@ -1,4 +1,6 @@
-"""Files of another schema version: refused in a sentence that says what to do, by every command that reads them."""
+"""Files of another schema version: refused in a sentence that says what to do, by every command
+that reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from kept_examples import H200, family, kept
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
-from leanbench.errors import UserError
-from leanbench.tune.store import merge, read
+from leanbench.configs.store import merge, read
+from leanbench.core.errors import UserError
 
 ASKED = ["sweep", "-q", "--no-report", "--kernels", "lean", "--context", "1k,2k", "--name", "r"]
 OLDER = "use the leanbench version that wrote it or start a new run"
@@ -33,7 +35,8 @@ def out(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("version", "fix"), [(0, OLDER), (2, NEWER), (99, NEWER), ("1", OLDER), (1.0, OLDER), (True, OLDER), (None, OLDER)]
+    ("version", "fix"),
+    [(0, OLDER), (2, NEWER), (99, NEWER), ("1", OLDER), (1.0, OLDER), (True, OLDER), (None, OLDER)],
 )
 def test_a_run_of_another_version_is_refused_by_every_command(out, version, fix):
     path = out / "r"
@@ -50,7 +53,9 @@ def test_a_run_of_another_version_is_refused_by_every_command(out, version, fix)
         for words in commands:
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 2, done.stderr
-            says = f"{path} was written with schema version {version!r}, this leanbench reads 1: {fix}"
+            says = (
+                f"{path} was written with schema version {version!r}, this leanbench reads 1: {fix}"
+            )
             assert done.stderr.splitlines()[-1] == f"Error: {says}"
         assert (path / "results.jsonl").read_bytes() == results
         assert not (path / "report.html").exists()
@@ -75,10 +80,21 @@ def test_rows_without_the_fields_of_today_are_read(out):
     """As leanbench wrote them when it measured latency alone."""
     results = out / "r" / "results.jsonl"
     before = results.read_bytes()
-    then = ("cell", "problem", "kernel", "decomposition", "source", "status", "latency_us", "kv_bytes")
+    then = (
+        "cell",
+        "problem",
+        "kernel",
+        "decomposition",
+        "source",
+        "status",
+        "latency_us",
+        "kv_bytes",
+    )
     then += ("wall_s", "time", "environment")
     rows: list[dict[str, Any]] = [json.loads(line) for line in before.splitlines()]
-    results.write_bytes(b"".join(json.dumps({name: row[name] for name in then}).encode() + b"\n" for row in rows))
+    results.write_bytes(
+        b"".join(json.dumps({name: row[name] for name in then}).encode() + b"\n" for row in rows)
+    )
     try:
         done = run("sweep", *ASKED[2:], "--out", str(out), "--resume")
         assert done.returncode == 0, done.stderr
@@ -91,7 +107,8 @@ def test_rows_without_the_fields_of_today_are_read(out):
 
 
 @pytest.mark.parametrize(
-    ("version", "fix"), [(0, "move it away and tune again"), (99, "move it away, or update leanbench")]
+    ("version", "fix"),
+    [(0, "move it away and tune again"), (99, "move it away, or update leanbench")],
 )
 def test_kept_configs_of_another_version_are_refused_and_not_overwritten(tmp_path, version, fix):
     path = tmp_path / "h200.json"
@@ -99,7 +116,9 @@ def test_kept_configs_of_another_version_are_refused_and_not_overwritten(tmp_pat
     path.write_text(json.dumps(content))
     with pytest.raises(UserError) as refused:
         read(path)
-    assert str(refused.value) == f"{path} has schema version {version}, this leanbench reads 1: {fix}"
+    assert (
+        str(refused.value) == f"{path} has schema version {version}, this leanbench reads 1: {fix}"
+    )
     with pytest.raises(UserError, match="it is not overwritten"):
         merge(kept().gpu, [family(group_size=8)], path)
     assert json.loads(path.read_text()) == content

@@ -1,4 +1,6 @@
-"""A pretended NVML: the real `pynvml` with functions replaced, so that names and error classes are the true ones."""
+"""A pretended NVML: the real `pynvml` with functions replaced, so that names and error classes are
+the true ones.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def no_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeNvml]:
-    """Call with the `FakeGpu` fields of each GPU that shall be here; returns the pretended NVML, to change it."""
+    """Call with the `FakeGpu` fields of each GPU that shall be here; returns the pretended NVML, to
+    change it.
+    """
 
     def install(*gpus: dict[str, Any]) -> FakeNvml:
         fake = FakeNvml([FakeGpu(**fields) for fields in gpus])
@@ -85,7 +89,9 @@ def _functions(fake: FakeNvml) -> dict[str, Callable[..., Any]]:
     def field_values(gpu: FakeGpu, fields: list[int]) -> list[Any]:
         assert fields == [186]
         error = gpu.errors.get("field 186", pynvml.NVML_SUCCESS)
-        return [SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=gpu.power_instant_mw))]
+        return [
+            SimpleNamespace(nvmlReturn=error, value=SimpleNamespace(uiVal=gpu.power_instant_mw))
+        ]
 
     def processes(pids: list[int]) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]

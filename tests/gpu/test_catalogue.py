@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.catalogue import CATALOGUE, find, match_product, slug
-from leanbench.gpu.spec import GpuSpec
 
 IDS = [spec.name for spec in CATALOGUE]
 
@@ -36,7 +36,16 @@ def test_figures_are_possible(spec: GpuSpec) -> None:
 
 # The figures that schedules and predictions rest on, from the vendors' tables.
 @pytest.mark.parametrize(
-    ("name", "sms", "memory_gb", "bandwidth_tb_s", "l2_mb", "shared_kb_per_sm", "boost_clock_mhz", "power_limit_w"),
+    (
+        "name",
+        "sms",
+        "memory_gb",
+        "bandwidth_tb_s",
+        "l2_mb",
+        "shared_kb_per_sm",
+        "boost_clock_mhz",
+        "power_limit_w",
+    ),
     [
         ("a100-40gb", 108, 40, 1.555, 40, 164, 1410, 400),
         ("a100-80gb", 108, 80, 2.039, 40, 164, 1410, 400),
@@ -64,7 +73,12 @@ def test_figures(
     power_limit_w: int,
 ) -> None:
     spec = find(name)
-    assert (spec.sms, spec.memory_gb, spec.bandwidth_tb_s, spec.l2_mb) == (sms, memory_gb, bandwidth_tb_s, l2_mb)
+    assert (spec.sms, spec.memory_gb, spec.bandwidth_tb_s, spec.l2_mb) == (
+        sms,
+        memory_gb,
+        bandwidth_tb_s,
+        l2_mb,
+    )
     assert (spec.shared_kb_per_sm, spec.boost_clock_mhz, spec.power_limit_w) == (
         shared_kb_per_sm,
         boost_clock_mhz,
@@ -89,7 +103,11 @@ def test_find_takes_aliases_in_any_case(asked: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "hint"),
-    [("h20", "did you mean 'h200'?"), ("a100-80g", "did you mean 'a100-80gb'?"), ("quadro", "known: a100-40gb, ")],
+    [
+        ("h20", "did you mean 'h200'?"),
+        ("a100-80g", "did you mean 'a100-80gb'?"),
+        ("quadro", "known: a100-40gb, "),
+    ],
 )
 def test_find_suggests(asked: str, hint: str) -> None:
     with pytest.raises(UserError) as error:

@@ -1,4 +1,6 @@
-"""NVML that is missing, old, silent or of another mind than torch: a run loses the columns it cannot fill, no more."""
+"""NVML that is missing, old, silent or of another mind than torch: a run loses the columns it
+cannot fill, no more.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pynvml
 import pytest
 
 from leanbench.gpu.nvml import GpuLostError, GpuState, Nvml, local_gpus
-from leanbench.run.environment import measured_environment, predicted_environment
+from leanbench.records.environment import measured_environment, predicted_environment
 from leanbench.run.worker import _attempt
 
 Install = Callable[..., Any]
@@ -41,7 +43,9 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         )
         backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91900))
         monkeypatch.setitem(
-            sys.modules, "torch", SimpleNamespace(cuda=cuda, backends=backends, __version__="2.11.0+cu130")
+            sys.modules,
+            "torch",
+            SimpleNamespace(cuda=cuda, backends=backends, __version__="2.11.0+cu130"),
         )
 
     install(("NVIDIA H200", "aaaa"), ("NVIDIA A100-SXM4-80GB", "bbbb"))
@@ -82,7 +86,9 @@ def test_unlike_gpus_are_told_apart_by_their_uuid(fake_nvml: Install) -> None:
     assert gpu_of(measured_environment(1)) == ("580.65.06", "NVIDIA A100-SXM4-80GB", "GPU-bbbb")
 
 
-def test_nvml_that_sees_fewer_gpus_than_torch(fake_nvml: Install, torch_here: Callable[..., None]) -> None:
+def test_nvml_that_sees_fewer_gpus_than_torch(
+    fake_nvml: Install, torch_here: Callable[..., None]
+) -> None:
     torch_here(("NVIDIA H200", "eeee"), ("NVIDIA L4", "ffff"))
     fake_nvml(H200)
     assert gpu_of(measured_environment(1)) == (None, "NVIDIA L4", None)
@@ -113,7 +119,11 @@ def test_functions_that_an_old_driver_lacks_leave_their_columns_null(
     def missing(*args: Any) -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
-    for name in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"):
+    for name in (
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetTotalEnergyConsumption",
+    ):
         monkeypatch.setattr(pynvml, name, missing)
     with Nvml("GPU-aaaa") as nvml:
         state = nvml.state()
@@ -136,7 +146,10 @@ def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, 
     assert rows == {
         "lean": {
             "status": "crashed",
-            "reason": "GpuLostError: the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`, or reboot",
+            "reason": (
+                "GpuLostError: the GPU no longer answers: reset it with `nvidia-smi --gpu-reset`,"
+                " or reboot"
+            ),
         }
     }
     assert not usable

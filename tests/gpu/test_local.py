@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target, choose, spec_of_device
 
@@ -40,9 +40,13 @@ def device(name: str = "NVIDIA H200", uuid: str = "aaaa", **properties: Any) -> 
 
 @pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Call with the devices that torch shall see; `available` and `built_for` say whether it can use them."""
+    """Call with the devices that torch shall see; `available` and `built_for` say whether it can
+    use them.
+    """
 
-    def install(*devices: SimpleNamespace, available: bool = True, built_for: str | None = "13.0") -> None:
+    def install(
+        *devices: SimpleNamespace, available: bool = True, built_for: str | None = "13.0"
+    ) -> None:
         cuda = SimpleNamespace(
             is_available=lambda: available,
             is_initialized=lambda: available,
@@ -67,7 +71,11 @@ def test_spec_takes_the_driver_s_figures(fake_torch: Install) -> None:
     spec = spec_of_device(0)
     assert (spec.name, spec.product) == ("h200", "NVIDIA H200")
     assert (spec.sms, spec.l2_mb, spec.memory_gb) == (130, 50, 141)
-    assert (spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (228, 227, 65_536)
+    assert (spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (
+        228,
+        227,
+        65_536,
+    )
     assert (spec.bandwidth_tb_s, spec.boost_clock_mhz, spec.power_limit_w) == (4.8, 1980, 700)
     assert spec.source.startswith("the driver; bandwidth, clock and power: NVIDIA H200 datasheet")
 
@@ -81,11 +89,18 @@ def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch: Install
     )
     fake_torch(device(**dict.fromkeys(names)))
     spec = spec_of_device(0)
-    assert (spec.l2_mb, spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (60, 228, 227, 65_536)
+    assert (spec.l2_mb, spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (
+        60,
+        228,
+        227,
+        65_536,
+    )
 
 
 def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch: Install) -> None:
-    fake_torch(device("NVIDIA H200 MIG 1g.18gb", total_memory=141 * 2**30 // 8, multi_processor_count=16))
+    fake_torch(
+        device("NVIDIA H200 MIG 1g.18gb", total_memory=141 * 2**30 // 8, multi_processor_count=16)
+    )
     spec = spec_of_device(0)
     assert (spec.name, spec.sms, spec.memory_gb) == ("h200", 16, 17.6)
     assert spec.bandwidth_tb_s == pytest.approx(0.6)
@@ -93,7 +108,16 @@ def test_mig_instance_has_its_share_of_the_bandwidth(fake_torch: Install) -> Non
 
 def test_unknown_product(fake_torch: Install, fake_nvml: Install) -> None:
     fake_nvml({**UNKNOWN, "memory_clock_mhz": 2000, "memory_bus_bits": 5120, "sm_clock_mhz": 1800})
-    fake_torch(device("NVIDIA X9000", "dddd", major=11, minor=0, multi_processor_count=64, total_memory=32 * 2**30))
+    fake_torch(
+        device(
+            "NVIDIA X9000",
+            "dddd",
+            major=11,
+            minor=0,
+            multi_processor_count=64,
+            total_memory=32 * 2**30,
+        )
+    )
     spec = spec_of_device(0)
     assert (spec.name, spec.product, spec.compute_capability) == ("x9000", "NVIDIA X9000", (11, 0))
     assert (spec.sms, spec.memory_gb, spec.l2_mb, spec.shared_kb_per_sm) == (64, 32, 60, 228)
@@ -114,7 +138,9 @@ def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml: Install) -> N
     fake_nvml().init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
     assert choose("H200", require_gpu=False) == Target(find("h200"), None)
-    with pytest.raises(UserError, match=r"there is no GPU 'h2000' in the catalogue, did you mean 'h200'\?"):
+    with pytest.raises(
+        UserError, match=r"there is no GPU 'h2000' in the catalogue, did you mean 'h200'\?"
+    ):
         choose("h2000", require_gpu=False)
 
 
@@ -122,10 +148,14 @@ def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml: Install) -> N
 def test_required_gpu_is_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_nvml(H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match="hides every GPU: unset it; leave --require-gpu out to predict"):
+    with pytest.raises(
+        UserError, match="hides every GPU: unset it; leave --require-gpu out to predict"
+    ):
         choose(None, require_gpu=True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with pytest.raises(UserError, match="no a100 here, only NVIDIA H200; leave --gpu out to measure on that"):
+    with pytest.raises(
+        UserError, match="no a100 here, only NVIDIA H200; leave --gpu out to measure on that"
+    ):
         choose("a100", require_gpu=True)
     fake.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     with pytest.raises(UserError, match="--require-gpu: there is no working NVIDIA driver here"):
@@ -134,7 +164,9 @@ def test_required_gpu_is_missing(fake_nvml: Install, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", [None, "h200", "H200-SXM", "NVIDIA H200"])
 @pytest.mark.parametrize("require_gpu", [False, True])
-def test_local_gpu_that_answers(fake_nvml: Install, fake_torch: Install, name: str | None, require_gpu: bool) -> None:
+def test_local_gpu_that_answers(
+    fake_nvml: Install, fake_torch: Install, name: str | None, require_gpu: bool
+) -> None:
     fake_nvml(H200)
     fake_torch(device())
     target = choose(name, require_gpu)
@@ -153,7 +185,9 @@ def test_local_gpu_that_answers(fake_nvml: Install, fake_torch: Install, name: s
         (UNKNOWN, "x9000", True),
     ],
 )
-def test_names(fake_nvml: Install, fake_torch: Install, here: dict[str, Any], name: str, measured: bool) -> None:
+def test_names(
+    fake_nvml: Install, fake_torch: Install, here: dict[str, Any], name: str, measured: bool
+) -> None:
     fake_nvml(here)
     fake_torch(device(here["product"], here["uuid"].removeprefix("GPU-")))
     target = choose(name, require_gpu=False)
@@ -192,7 +226,10 @@ def nvml_too_old(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def nvml_failing(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
     fake_nvml(H200).init_error = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    return "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the module"
+    return (
+        "the NVIDIA driver was updated while its kernel module kept running: reboot, or reload the"
+        " module"
+    )
 
 
 def nvml_failing_halfway(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -220,15 +257,22 @@ def cuda_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cuda_is_here")
 @pytest.mark.parametrize(("name", "index"), [(None, 0), ("h200", 0), ("a100", 1)])
 def test_torch_s_gpu_where_nvml_cannot_say(
-    fake_nvml: Install, fake_torch: Install, monkeypatch: pytest.MonkeyPatch, nvml: Any, name: str | None, index: int
+    fake_nvml: Install,
+    fake_torch: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    nvml: Any,
+    name: str | None,
+    index: int,
 ) -> None:
     why = nvml(fake_nvml, monkeypatch)
     fake_torch(device(), device("NVIDIA A100-SXM4-40GB", "bbbb"))
     for require_gpu in (False, True):
         target = choose(name, require_gpu)
         assert (target.local_index, target.spec) == (index, spec_of_device(index))
-        assert target.note == (
-            f"Clocks, temperature, power and other processes stay unknown, NVML cannot be used ({why})"
+        assert (
+            target.note
+            == "Clocks, temperature, power and other processes stay unknown, NVML cannot be used"
+            f" ({why})"
         )
     if nvml not in BROKEN:
         # Another one than torch has.
@@ -239,7 +283,11 @@ def test_torch_s_gpu_where_nvml_cannot_say(
 @pytest.mark.usefixtures("cuda_is_here")
 @pytest.mark.parametrize("with_torch", [False, True])
 def test_neither_nvml_nor_torch_has_a_gpu(
-    fake_nvml: Install, fake_torch: Install, monkeypatch: pytest.MonkeyPatch, nvml: Any, with_torch: bool
+    fake_nvml: Install,
+    fake_torch: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    nvml: Any,
+    with_torch: bool,
 ) -> None:
     why = nvml(fake_nvml, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -287,7 +335,8 @@ def test_torch_is_not_imported_without_the_driver_s_library(
 
 
 @pytest.mark.parametrize(
-    ("built_for", "fix"), [(None, "is built without CUDA: install a CUDA build"), ("13.0", "update the driver")]
+    ("built_for", "fix"),
+    [(None, "is built without CUDA: install a CUDA build"), ("13.0", "update the driver")],
 )
 def test_torch_that_cannot_use_the_gpu(
     fake_nvml: Install, fake_torch: Install, built_for: str | None, fix: str

@@ -35,8 +35,16 @@ def test_local_gpus(fake_nvml: Install) -> None:
     first, second = local_gpus()
     assert (first.index, first.product, first.uuid) == (0, "NVIDIA H200", A["uuid"])
     assert (first.memory_total_bytes, first.memory_free_bytes) == (150_754_820_096, 150_000_000_000)
-    assert (first.driver_version, first.compute_capability, first.mig) == ("580.65.06", (9, 0), False)
-    assert (second.index, second.product, second.compute_capability) == (1, "NVIDIA A100-SXM4-80GB", (8, 0))
+    assert (first.driver_version, first.compute_capability, first.mig) == (
+        "580.65.06",
+        (9, 0),
+        False,
+    )
+    assert (second.index, second.product, second.compute_capability) == (
+        1,
+        "NVIDIA A100-SXM4-80GB",
+        (8, 0),
+    )
     assert fake.open == 0
     assert why_no_gpu() is None
 
@@ -64,7 +72,9 @@ def test_cuda_visible_devices(
         assert why_no_gpu() == f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU: unset it"
 
 
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, 999])
+@pytest.mark.parametrize(
+    "error", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, 999]
+)
 def test_no_driver(fake_nvml: Install, error: int) -> None:
     fake_nvml().init_error = error
     assert local_gpus() == []
@@ -92,9 +102,15 @@ def test_updated_driver_says_reboot(fake_nvml: Install) -> None:
     assert "reboot" in str(why_no_gpu())
 
 
-@pytest.mark.parametrize("name", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlSystemGetDriverVersion"])
 @pytest.mark.parametrize(
-    "error", [pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN), pynvml.NVMLLibraryMismatchError("Function not found")]
+    "name", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlSystemGetDriverVersion"]
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN),
+        pynvml.NVMLLibraryMismatchError("Function not found"),
+    ],
 )
 def test_nvml_that_fails_on_the_way_is_a_sentence(
     fake_nvml: Install, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
@@ -149,7 +165,9 @@ def test_idle_and_set_clocks_are_no_throttling(fake_nvml: Install, bits: int) ->
         assert nvml.state().throttle_reasons == []
 
 
-@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, 999])
+@pytest.mark.parametrize(
+    "error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, 999]
+)
 @pytest.mark.parametrize(
     ("function", "field"),
     [
@@ -193,7 +211,9 @@ def test_limits(fake_nvml: Install) -> None:
     with Nvml(0) as nvml:
         limits = nvml.limits()
         assert (limits.sm_clock_mhz, limits.power_limit_w) == (1755, 700.0)
-        assert limits.bandwidth_tb_s == pytest.approx(4.917, abs=1e-3)  # 6144 bits, both edges of 3201 MHz
+        assert limits.bandwidth_tb_s == pytest.approx(
+            4.917, abs=1e-3
+        )  # 6144 bits, both edges of 3201 MHz
         gpu.errors["nvmlDeviceGetMemoryBusWidth"] = pynvml.NVML_ERROR_NOT_SUPPORTED
         assert nvml.limits().bandwidth_tb_s is None
 
@@ -256,20 +276,26 @@ def test_device_by_index_or_uuid(fake_nvml: Install, device: int | str) -> None:
         assert nvml.state().temperature_c == 77
 
 
-def test_index_follows_cuda_visible_devices(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_follows_cuda_visible_devices(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_nvml(A, WARM_B)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with Nvml(0) as nvml:
         assert nvml.state().temperature_c == 77
 
 
-def test_index_follows_torch_once_it_runs_cuda(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_follows_torch_once_it_runs_cuda(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CUDA puts the fastest GPU first, NVML the one with the lowest bus address."""
     fake_nvml(A, WARM_B)
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
         device_count=lambda: 2,
-        get_device_properties=lambda index: SimpleNamespace(uuid=[B["uuid"], A["uuid"]][index].removeprefix("GPU-")),
+        get_device_properties=lambda index: SimpleNamespace(
+            uuid=[B["uuid"], A["uuid"]][index].removeprefix("GPU-")
+        ),
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     with Nvml(0) as nvml:
@@ -290,5 +316,13 @@ def test_unknown_device(fake_nvml: Install, device: int | str, message: str) -> 
 def test_importing_the_adapter_does_not_load_torch_or_nvml() -> None:
     import subprocess
 
-    code = "import sys, leanbench.gpu.nvml, leanbench.gpu.catalogue; print(*{'torch', 'pynvml'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+    code = (
+        "import sys, leanbench.gpu.nvml, leanbench.gpu.catalogue; print(*{'torch', 'pynvml'} &"
+        " {*sys.modules})"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "\n"
+    )

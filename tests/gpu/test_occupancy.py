@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.registry import LaunchResources
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import Occupancy, theoretical_occupancy
-from leanbench.registry import LaunchResources
 
 H200, A10G = find("h200"), find("a10g")
 
@@ -78,7 +78,9 @@ def test_every_gpu_of_the_catalogue_is_known():
 
 @pytest.mark.parametrize("capability", [(7, 5), (13, 0)])
 def test_an_unknown_generation_is_not_guessed(capability):
-    with pytest.raises(UserError, match=rf"compute capability {capability[0]}\.{capability[1]} \(NVIDIA H200\)"):
+    with pytest.raises(
+        UserError, match=rf"compute capability {capability[0]}\.{capability[1]} \(NVIDIA H200\)"
+    ):
         theoretical_occupancy(kernel(4, 32), replace(H200, compute_capability=capability))
 
 

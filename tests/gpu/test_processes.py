@@ -24,7 +24,9 @@ FURTHER = ELSEWHERE + 1
 @pytest.fixture
 def runs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch holds memory of a GPU in this process."""
-    cuda = SimpleNamespace(is_initialized=lambda: True, memory_reserved=lambda: 2**21, device_count=lambda: 0)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True, memory_reserved=lambda: 2**21, device_count=lambda: 0
+    )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
 
@@ -42,20 +44,35 @@ def test_a_context_is_told_from_work(fake_nvml: Install) -> None:
     fake_nvml(
         {
             "compute_pids": [HERE, FURTHER, ELSEWHERE],
-            "utilisation": [(HERE, 10, 99), (ELSEWHERE, 10, 30), (ELSEWHERE, 20, 70), (ELSEWHERE, 30, 40)],
+            "utilisation": [
+                (HERE, 10, 99),
+                (ELSEWHERE, 10, 30),
+                (ELSEWHERE, 20, 70),
+                (ELSEWHERE, 30, 40),
+            ],
         }
     )
     assert others() == [GpuProcess(ELSEWHERE, None, 70), GpuProcess(FURTHER, None, 0)]
 
 
 def test_all_kinds_of_contexts_each_once(fake_nvml: Install) -> None:
-    fake_nvml({"compute_pids": [ELSEWHERE], "mps_pids": [ELSEWHERE + 2], "graphics_pids": [ELSEWHERE, ELSEWHERE + 1]})
+    fake_nvml(
+        {
+            "compute_pids": [ELSEWHERE],
+            "mps_pids": [ELSEWHERE + 2],
+            "graphics_pids": [ELSEWHERE, ELSEWHERE + 1],
+        }
+    )
     assert [process.pid for process in others() or []] == [ELSEWHERE, ELSEWHERE + 1, ELSEWHERE + 2]
 
 
-@pytest.mark.parametrize(("since_us", "percent"), [(0, 70), (19, 70), (20, 40), (30, 0), (10**15, 0)])
+@pytest.mark.parametrize(
+    ("since_us", "percent"), [(0, 70), (19, 70), (20, 40), (30, 0), (10**15, 0)]
+)
 def test_samples_from_before_do_not_count(fake_nvml: Install, since_us: int, percent: int) -> None:
-    fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 20, 70), (ELSEWHERE, 30, 40)]})
+    fake_nvml(
+        {"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 20, 70), (ELSEWHERE, 30, 40)]}
+    )
     assert others(since_us) == [GpuProcess(ELSEWHERE, None, percent)]
 
 
@@ -79,7 +96,9 @@ def test_no_samples_and_no_such_call(fake_nvml: Install, error: int, percent: in
     assert others() == [GpuProcess(ELSEWHERE, None, percent)]
 
 
-def test_a_driver_that_does_not_list_processes(fake_nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_does_not_list_processes(
+    fake_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu = fake_nvml({"compute_pids": [ELSEWHERE]}).gpus[0]
     gpu.errors["nvmlDeviceGetGraphicsRunningProcesses"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert others() == [GpuProcess(ELSEWHERE, None, 0)]
@@ -118,7 +137,9 @@ def test_name_from_proc(fake_nvml: Install) -> None:
 
 @pytest.mark.usefixtures("runs_cuda")
 class TestPidsOfAnotherNamespace:
-    """In a container the driver may count processes as the host does: this one is among them by another pid."""
+    """In a container the driver may count processes as the host does: this one is among them by
+    another pid.
+    """
 
     def test_the_only_stranger_is_this_process(self, fake_nvml: Install) -> None:
         fake_nvml({"compute_pids": [ELSEWHERE], "utilisation": [(ELSEWHERE, 10, 99)]})

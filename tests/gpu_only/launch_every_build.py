@@ -1,6 +1,8 @@
-"""One launch of each kind of build of `lean_cuda` on small problems, checked; a program for compute-sanitizer:
+"""One launch of each kind of build of `lean_cuda` on small problems, checked; a program for
+compute-sanitizer:
 
-    compute-sanitizer --tool TOOL --kernel-regex kns=lean python tests/gpu_only/launch_every_build.py
+    compute-sanitizer --tool TOOL --kernel-regex kns=lean python
+    tests/gpu_only/launch_every_build.py
 
 TOOL is memcheck (with --report-api-errors no), racecheck or synccheck.
 """
@@ -13,12 +15,12 @@ from dataclasses import replace
 
 import torch
 
-from leanbench.errors import UserError
+from leanbench.check.reference import Reference
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.local import spec_of_device
-from leanbench.inputs import make_inputs
-from leanbench.measure.check import Reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 
 LEAN = kernel("lean_cuda")
 PROBLEMS = [
@@ -36,7 +38,9 @@ PROBLEMS = [
 
 
 def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
-    """The heuristic's, and what it left out: cp.async, single CTAs, pairs, the largest clusters, fixed runs."""
+    """The heuristic's, and what it left out: cp.async, single CTAs, pairs, the largest clusters,
+    fixed runs.
+    """
     spec = spec_of_device(0)
     chosen = LEAN.default_config(problem, spec)
     fixed_runs = LEAN.batch_invariant_config(problem, spec)

@@ -1,4 +1,6 @@
-"""`lean_attn_with_kvcache` on a GPU: what its bits depend on, CUDA graphs, torch.compile and kept configs."""
+"""`lean_attn_with_kvcache` on a GPU: what its bits depend on, CUDA graphs, torch.compile and kept
+configs.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from kept_examples import candidate, family
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.configs import lookup, store
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.local import spec_of_device
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
-from leanbench.tune import lookup, store
 
 # The thread method ends the process: a kernel that waits for ever cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
@@ -46,7 +48,9 @@ def spec() -> GpuSpec:
 
 
 def fixed_runs_of(name: str, problem: AttentionProblem) -> KernelConfig:
-    """What `batch_invariant` stands for in an implementation; the test is skipped where that cannot run."""
+    """What `batch_invariant` stands for in an implementation; the test is skipped where that cannot
+    run.
+    """
     reason = kernel(name).unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
@@ -62,7 +66,9 @@ def assert_taken(inputs: AttentionInputs, config: KernelConfig) -> None:
         assert importlib.import_module("leanbench.kernels.lean.cuda").refusal(inputs) is None
 
 
-def caller(config: KernelConfig | None, batch_invariant: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def caller(
+    config: KernelConfig | None, batch_invariant: bool
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     def call(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
         if config is not None:
             assert_taken(inputs, config)
@@ -93,7 +99,9 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(name, 
 
 @implementations
 def test_bits_of_equal_shares_do(name):
-    """Or the test above could not fail. 40 KV heads: every CTA has several LeanTiles, fewer in a smaller batch."""
+    """Or the test above could not fail. 40 KV heads: every CTA has several LeanTiles, fewer in a
+    smaller batch.
+    """
     problem = AttentionProblem(4, 40, 40, 2000, 64)
     fixed_runs_of(name, problem)
     config = kernel(name).default_config(problem, spec())
@@ -102,7 +110,9 @@ def test_bits_of_equal_shares_do(name):
     assert "alone" in differing(make_inputs(problem, "cuda"), caller(config, batch_invariant=False))
 
 
-@pytest.mark.parametrize("problem", [PROBLEMS["uniform"], PROBLEMS["ragged"]], ids=["uniform", "ragged"])
+@pytest.mark.parametrize(
+    "problem", [PROBLEMS["uniform"], PROBLEMS["ragged"]], ids=["uniform", "ragged"]
+)
 def test_bits_do_not_depend_on_the_sms(problem):
     triton_config, inputs = fixed_runs_of("lean_triton", problem), make_inputs(problem, "cuda")
     prepared = [lean().prepare(inputs, triton_config, sms=sms) for sms in (7, 132)]
@@ -120,7 +130,9 @@ def test_bits_do_not_depend_on_the_sms(problem):
         assert all(torch.equal(*both) for both in zip(few, many, strict=True))
 
 
-@pytest.mark.parametrize("field", [{"min_tiles_per_cta": 4}, {"align_grid": True}], ids=["min_tiles", "align"])
+@pytest.mark.parametrize(
+    "field", [{"min_tiles_per_cta": 4}, {"align_grid": True}], ids=["min_tiles", "align"]
+)
 @implementations
 def test_what_equal_shares_are_told_changes_nothing_in_fixed_runs(name, field):
     problem = PROBLEMS["ragged"]
@@ -134,7 +146,10 @@ def test_what_equal_shares_are_told_changes_nothing_in_fixed_runs(name, field):
 @problems
 def test_batch_invariant_takes_the_implementation_of_this_gpu(problem):
     inputs = make_inputs(problem, "cuda")
-    on_cuda = torch.cuda.get_device_capability() == (9, 0) and kernel("lean_cuda").unavailable_reason() is None
+    on_cuda = (
+        torch.cuda.get_device_capability() == (9, 0)
+        and kernel("lean_cuda").unavailable_reason() is None
+    )
     config = fixed_runs_of("lean_cuda" if on_cuda else "lean_triton", problem)
     expected = caller(config, batch_invariant=True)(inputs)
     found = caller(None, batch_invariant=True)(inputs)
@@ -142,7 +157,9 @@ def test_batch_invariant_takes_the_implementation_of_this_gpu(problem):
 
 
 def captured(inputs: AttentionInputs, call: Callable, stream: torch.cuda.Stream):
-    """(graph of one call, its output, its LSE, poisoned); called once before, on the same stream."""
+    """(graph of one call, its output, its LSE, poisoned); called once before, on the same
+    stream.
+    """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call(inputs)
@@ -162,7 +179,12 @@ def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_inva
     assert inputs.cache_seqlens is not None
     graph, out, lse = captured(inputs, call, torch.cuda.Stream())
     batch = inputs.q.shape[0]
-    chosen = [PROBLEMS[which].contexts, (1,) * batch, (inputs.context,) * batch, (0, *range(1023, 1022 + batch))]
+    chosen = [
+        PROBLEMS[which].contexts,
+        (1,) * batch,
+        (inputs.context,) * batch,
+        (0, *range(1023, 1022 + batch)),
+    ]
     outputs = []
     for lengths in chosen:
         inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
@@ -183,7 +205,9 @@ def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_inva
 
 
 def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
-    """As in a process that has not called the kernel yet, so that the second call is the first to want a larger one."""
+    """As in a process that has not called the kernel yet, so that the second call is the first to
+    want a larger one.
+    """
     for name in ("_workspaces", "_spares"):
         monkeypatch.setattr(lean(), name, {})
     stream, call = torch.cuda.Stream(), caller(None, batch_invariant=True)
@@ -191,7 +215,9 @@ def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
     graph, out, lse = captured(small, call, stream)
     before = lean()._workspaces[small.q.device, stream.cuda_stream]
     # Room for 40 runs of each of 32 output tiles, 16 rows each: 10 MB of partials at least.
-    large = make_inputs(AttentionProblem(8, 64, 4, (1500, 3, 1024, 1, 2, 700, 2500, 64), 128, page_size=64), "cuda")
+    large = make_inputs(
+        AttentionProblem(8, 64, 4, (1500, 3, 1024, 1, 2, 700, 2500, 64), 128, page_size=64), "cuda"
+    )
     assert large.block_table is not None
     table = torch.nn.functional.pad(large.block_table, (0, 640 - large.block_table.shape[1]))
     large = replace(large, block_table=table.contiguous(), context=640 * 64)
@@ -234,7 +260,13 @@ def test_a_call_compiles_whole(batch_invariant, mode):
     call = caller(None, batch_invariant)
     for lengths in [(1026, 2, 4000), (4000, 1, 17), (0, 1025, 3), (4000, 4000, 4000)]:
         inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
-        arguments = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.cache_seqlens, inputs.block_table)
+        arguments = (
+            inputs.q,
+            inputs.k_cache,
+            inputs.v_cache,
+            inputs.cache_seqlens,
+            inputs.block_table,
+        )
         out, lse = (result.clone() for result in compiled(*arguments))
         assert_right(inputs, out / 2, lse)
         eager, eager_lse = call(inputs)
@@ -265,7 +297,9 @@ def test_kept_settings_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     launched: list[KernelConfig] = []
     launch = attention_op._launch
     monkeypatch.setattr(
-        attention_op, "_launch", lambda inputs, config: launched.append(config) or launch(inputs, config)
+        attention_op,
+        "_launch",
+        lambda inputs, config: launched.append(config) or launch(inputs, config),
     )
     inputs = make_inputs(problem, "cuda")
     assert_taken(inputs, kept)

@@ -9,15 +9,17 @@ import time
 
 import pytest
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 from leanbench.measure.counters import CountedLaunch, count, find_ncu
 from leanbench.measure.options import CacheState
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
 
 pytestmark = pytest.mark.gpu
 
-needs_ncu = pytest.mark.skipif(find_ncu() is None, reason="needs Nsight Compute, which is not installed")
+needs_ncu = pytest.mark.skipif(
+    find_ncu() is None, reason="needs Nsight Compute, which is not installed"
+)
 #: 14.7 MB: fits any L2 that a data-centre GPU has had since the A100.
 SMALL = AttentionProblem(1, 56, 56, 1024, 64)
 
@@ -44,7 +46,10 @@ def test_a_cold_call_reads_k_and_v_once(name, gpu_kernels):
 @needs_ncu
 def test_a_warm_call_reads_less():
     if spec_of_device(0).l2_mb * 1e6 < 2 * SMALL.kv_bytes:
-        pytest.skip(f"needs an L2 of {2 * SMALL.kv_bytes / 1e6:.0f} MB, this GPU has {spec_of_device(0).l2_mb:.0f}")
+        pytest.skip(
+            f"needs an L2 of {2 * SMALL.kv_bytes / 1e6:.0f} MB, this GPU has"
+            f" {spec_of_device(0).l2_mb:.0f}"
+        )
     cold, warm = counted(SMALL, "lean"), counted(SMALL, "lean", "warm")
     assert warm.dram_bytes < 0.5 * cold.dram_bytes
 
@@ -52,14 +57,29 @@ def test_a_warm_call_reads_less():
 def test_the_doctor_finds_no_problem_with_the_kernels():
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "leanbench", "doctor", "--json"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "leanbench", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode in (0, 1), done.stderr
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
-    for name in ("torch", "gpu", "events", "timer", "kernel lean", "kernel fa2", "kernel fixed_split", "bandwidth"):
+    for name in (
+        "torch",
+        "gpu",
+        "events",
+        "timer",
+        "kernel lean",
+        "kernel fa2",
+        "kernel fixed_split",
+        "bandwidth",
+    ):
         assert found[name]["status"] == "ok", found[name]
     assert [finding for finding in found.values() if "this check failed" in finding["text"]] == []
-    assert found["energy"]["values"]["idle_power_w"] is None or found["energy"]["values"]["idle_power_w"] > 0
+    assert (
+        found["energy"]["values"]["idle_power_w"] is None
+        or found["energy"]["values"]["idle_power_w"] > 0
+    )
     assert len(found["noise"]["values"]["differences"]) == 3
     # 15 s where everything is compiled, and a slow disk or a cold cache on top.
     assert time.monotonic() - started < 60

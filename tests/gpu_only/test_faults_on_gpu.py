@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from leanbench.gpu.nvml import local_gpus
-from leanbench.run.samples import read_samples
+from leanbench.records.samples import read_samples
 
 pytestmark = pytest.mark.gpu
 
@@ -129,13 +129,31 @@ def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, num
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        ("changes_inputs", "changes_inputs changed its inputs: Q, K, V or the lengths are not what they were"),
-        ("other_stream", "outputs were not written when the CUDA graph was replayed: part of the work ran on another"),
+        (
+            "changes_inputs",
+            "changes_inputs changed its inputs: Q, K, V or the lengths are not what they were",
+        ),
+        (
+            "other_stream",
+            (
+                "outputs were not written when the CUDA graph was replayed: part of the work ran on"
+                " another"
+            ),
+        ),
     ],
 )
 def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, reason):
     """At 2048 only, in the middle of two that are right, which are measured all the same."""
-    asked = ("--kernels", f"fa2,{kernel},lean", "--context", "1k,2k", "--heads", "8", "--head-dim", "64")
+    asked = (
+        "--kernels",
+        f"fa2,{kernel},lean",
+        "--context",
+        "1k,2k",
+        "--heads",
+        "8",
+        "--head-dim",
+        "64",
+    )
     # Suspect is no failure of the sweep.
     assert sweep(tmp_path, *asked).wait(timeout=120) == 0
     found = {(row["kernel"], row["problem"]["context"]): row for row in rows(tmp_path)}
@@ -152,7 +170,18 @@ def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, 
 
 
 def test_raw_samples_are_those_of_the_rows(tmp_path):
-    asked = ("--kernels", "lean,fa2", "--context", "1k,4k", "--heads", "8", "--head-dim", "64", "--cache", "warm")
+    asked = (
+        "--kernels",
+        "lean,fa2",
+        "--context",
+        "1k,4k",
+        "--heads",
+        "8",
+        "--head-dim",
+        "64",
+        "--cache",
+        "warm",
+    )
     assert sweep(tmp_path, *asked).wait(timeout=120) == 0
     samples = read_samples(tmp_path / "r")
     assert len(samples) == len(rows(tmp_path)) == 4
@@ -168,7 +197,16 @@ def test_raw_samples_are_those_of_the_rows(tmp_path):
 
 
 def test_killed_and_resumed_every_cell_once(tmp_path):
-    asked = ("--kernels", "lean,fa2,fixed_split", "--context", "1k:32k:x2", "--heads", "8", "--head-dim", "64")
+    asked = (
+        "--kernels",
+        "lean,fa2,fixed_split",
+        "--context",
+        "1k:32k:x2",
+        "--heads",
+        "8",
+        "--head-dim",
+        "64",
+    )
     for turn in range(3):
         process = sweep(tmp_path, *asked, *(["--resume"] if turn else []))
         done = len(rows(tmp_path))

@@ -1,4 +1,6 @@
-"""The libraries themselves, where they are installed: against the reference, and as a CUDA graph replays them."""
+"""The libraries themselves, where they are installed: against the reference, and as a CUDA graph
+replays them.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,21 @@ import re
 import pytest
 import torch
 
-from leanbench.errors import UserError
+from leanbench.check.reference import Reference
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel, written_by
 from leanbench.gpu.local import spec_of_device
-from leanbench.inputs import make_inputs
 from leanbench.measure.cell import Bench
-from leanbench.measure.check import Reference
 from leanbench.measure.timing import capture
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel, written_by
 
 # The first calls of FlashInfer compile for minutes, those of FlexAttention for each problem.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
 
-NAMES = tuple(adapter.name for adapter in importlib.import_module("leanbench.kernels.libraries").KERNELS)
+NAMES = tuple(
+    adapter.name for adapter in importlib.import_module("leanbench.kernels.libraries").KERNELS
+)
 PROBLEMS = [
     AttentionProblem(1, 56, 56, 4096, 64),
     AttentionProblem(4, 32, 8, 3000, 128, "bf16", "NHD"),
@@ -71,7 +75,9 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
         assert reference.check(written_by(launch, inputs), lse_base).failure(problem.dtype) is None
 
     graph = capture(launches, 5)
-    captured = [written_by(launch, inputs) for launch, inputs in zip(launches, buffers, strict=True)]
+    captured = [
+        written_by(launch, inputs) for launch, inputs in zip(launches, buffers, strict=True)
+    ]
     for written in captured:
         written.poison()
     graph.replay()
@@ -90,7 +96,9 @@ def test_a_row_holds_the_librarys_own_gpu_kernels(name):
     assert row["relative_error"] < 2e-3
     assert row["gpu_kernels"]
     # torch_math casts and repeats K and V.
-    assert name == "torch_math" or not [each for each in row["gpu_kernels"] if "copy" in each.lower()]
+    assert name == "torch_math" or not [
+        each for each in row["gpu_kernels"] if "copy" in each.lower()
+    ]
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
@@ -105,7 +113,9 @@ def test_flash_decoding_is_right_with_every_split_count(head_dim):
         launch = own.prepare(inputs, config)
         written_by(launch, inputs).poison()
         launch()
-        assert reference.check(written_by(launch, inputs), own.lse_base).failure(problem.dtype) is None, config
+        assert (
+            reference.check(written_by(launch, inputs), own.lse_base).failure(problem.dtype) is None
+        ), config
 
 
 @pytest.mark.parametrize("name", ["flash_decoding", "flash_attn"])

@@ -1,4 +1,6 @@
-"""What Triton's interpreter cannot show: graphs, streams, CTAs that run at the same time, compilation."""
+"""What Triton's interpreter cannot show: graphs, streams, CTAs that run at the same time,
+compilation.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ import pytest
 import torch
 from attention_calls import assert_right, attend
 
-from leanbench.inputs import AttentionInputs, make_inputs
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.measure.cell import Bench
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.read_floor import fingerprint
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 
 # The thread method ends the process: a kernel that waits for ever cannot be interrupted.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
@@ -40,7 +42,9 @@ def no_workspaces(monkeypatch):
 
 
 def captured(inputs: AttentionInputs, stream: torch.cuda.Stream | None = None):
-    """(graph of one call, its output, its LSE); compiled before, on another stream, as torch's guide to graphs says."""
+    """(graph of one call, its output, its LSE); compiled before, on another stream, as torch's
+    guide to graphs says.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -59,7 +63,13 @@ def test_a_captured_call_follows_lengths_that_change_on_the_device():
     assert inputs.cache_seqlens is not None
     graph, out, lse = captured(inputs)
     outputs = []
-    for lengths in [RAGGED.contexts, (1, 1, 1, 1), (5000, 5000, 5000, 5000), (0, 64, 65, 4999), RAGGED.contexts]:
+    for lengths in [
+        RAGGED.contexts,
+        (1, 1, 1, 1),
+        (5000, 5000, 5000, 5000),
+        (0, 64, 65, 4999),
+        RAGGED.contexts,
+    ]:
         inputs.cache_seqlens.copy_(torch.tensor(lengths, dtype=torch.int32))
         out.fill_(float("nan"))
         graph.replay()
@@ -129,15 +139,22 @@ def test_two_streams_have_workspaces_of_their_own():
                 together[index].append(attend(calls[index]))
     torch.cuda.synchronize()
     for index, (out, lse) in enumerate(alone):
-        assert all(torch.equal(out, other) and torch.equal(lse, other_lse) for other, other_lse in together[index])
+        assert all(
+            torch.equal(out, other) and torch.equal(lse, other_lse)
+            for other, other_lse in together[index]
+        )
 
 
 @pytest.mark.parametrize(
-    ("ctas_per_sm", "times_the_sms"), [(24, 1), (1, 24)], ids=["by the config", "with registers to spare"]
+    ("ctas_per_sm", "times_the_sms"),
+    [(24, 1), (1, 24)],
+    ids=["by the config", "with registers to spare"],
 )
 @pytest.mark.parametrize("context", [8192, (8192, 1, 5000)], ids=["uniform", "ragged"])
 def test_a_grid_that_does_not_fit_at_once_ends(ctas_per_sm, times_the_sms, context):
-    """CTAs that wait hold their SMs while those they wait for have started already, whatever has not."""
+    """CTAs that wait hold their SMs while those they wait for have started already, whatever has
+    not.
+    """
     batch = 1 if isinstance(context, int) else len(context)
     problem = AttentionProblem(batch, 40, 40, context, 64)
     inputs = make_inputs(problem, "cuda")
@@ -168,18 +185,23 @@ def test_200_repeats_agree_bit_for_bit_and_leave_the_workspace_empty(problem):
 
 
 def compiled_kernels() -> int:
-    # What triton.runtime.JITFunction keeps: per device, a dict of compiled kernels and what belongs to it.
+    # What triton.runtime.JITFunction keeps: per device, a dict of compiled kernels and what belongs
+    # to it.
     return sum(len(caches[0]) for caches in lean().lean_kernel.device_caches.values())
 
 
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_other_shapes_need_no_compilation(ragged, head_dim):
-    """Serving changes batch and context at every step: a compilation there would stop it for a second."""
+    """Serving changes batch and context at every step: a compilation there would stop it for a
+    second.
+    """
 
     def run(batch: int, kv_heads: int, context: int, kv_layout: str) -> None:
         lengths = (context,) * batch if ragged else context
-        problem = AttentionProblem(batch, 2 * kv_heads, kv_heads, lengths, head_dim, kv_layout=kv_layout)
+        problem = AttentionProblem(
+            batch, 2 * kv_heads, kv_heads, lengths, head_dim, kv_layout=kv_layout
+        )
         inputs = make_inputs(problem, "cuda")
         out, lse = attend(inputs, config=CONFIG)
         assert_right(inputs, out, lse)
@@ -199,7 +221,9 @@ def test_other_shapes_need_no_compilation(ragged, head_dim):
         (1, 40, 20_000, "HND"),
     ]:
         run(batch, kv_heads, context, kv_layout)
-        assert compiled_kernels() == first, f"batch {batch}, kv_heads {kv_heads}, context {context}, {kv_layout}"
+        assert compiled_kernels() == first, (
+            f"batch {batch}, kv_heads {kv_heads}, context {context}, {kv_layout}"
+        )
 
 
 @contextmanager
@@ -231,7 +255,9 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
     problem = AttentionProblem(1, 32, 8, 3072, 128)
     found = {}
     for cache in ("cold", "warm"):
-        rows = Bench(0, MeasureOptions(cache=cache)).run(problem, [kernel("fa2"), kernel("lean")], "default")
+        rows = Bench(0, MeasureOptions(cache=cache)).run(
+            problem, [kernel("fa2"), kernel("lean")], "default"
+        )
         assert {row["cache"] for row in rows.values()} == {cache}
         assert {row["status"] for row in rows.values()} <= {"ok", "noisy"}, rows
         found[cache] = rows
@@ -241,7 +267,9 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
 
 def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
     problem = AttentionProblem(1, 56, 56, 16384, 64)
-    rows = Bench(0).run(problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")], "default")
+    rows = Bench(0).run(
+        problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")], "default"
+    )
     for row in rows.values():
         assert row["crosscheck_us"] == pytest.approx(row["latency_us"], rel=0.03, abs=1.0)
         assert row["read_floor_us"] < 1.03 * row["latency_us"]
@@ -256,13 +284,19 @@ def test_a_fingerprint_follows_every_element_of_the_inputs(problem):
     before = fingerprint(inputs)
 
     def is_same() -> bool:
-        return all(torch.equal(one, other) for one, other in zip(before, fingerprint(inputs), strict=True))
+        return all(
+            torch.equal(one, other) for one, other in zip(before, fingerprint(inputs), strict=True)
+        )
 
     assert is_same()
     tensors = [inputs.q, inputs.k_cache, inputs.v_cache]
     tensors += [] if inputs.cache_seqlens is None else [inputs.cache_seqlens]
     for tensor in tensors:
-        places = [(0,) * tensor.dim(), tuple(size - 1 for size in tensor.shape), tuple(n // 2 for n in tensor.shape)]
+        places = [
+            (0,) * tensor.dim(),
+            tuple(size - 1 for size in tensor.shape),
+            tuple(n // 2 for n in tensor.shape),
+        ]
         for place in places:
             value = tensor[place].clone()
             tensor[place] += 1

@@ -1,4 +1,6 @@
-"""2,000 small cells in one sweep: nothing grows after the first hundred, nothing slows down, nothing is left behind."""
+"""2,000 small cells in one sweep: nothing grows after the first hundred, nothing slows down,
+nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +60,28 @@ def gpu_bytes() -> int:
 def reading(pid: int, rows: int, seconds: float) -> Reading:
     pids = family(pid)
     sweep_bytes, *others = (
-        int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") for each in pids
+        int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        for each in pids
     )
     files = sum(len(os.listdir(f"/proc/{each}/fd")) for each in pids)
     return Reading(rows, round(seconds, 1), sweep_bytes, sum(others), gpu_bytes(), files, len(pids))
 
 
 def soak(out: Path) -> tuple[list[Reading], int]:
-    """A reading every `EVERY` rows but the last, when the worker is on its way out, and the exit code."""
-    words = [sys.executable, "-m", "leanbench", "sweep", *ASKED, *QUICK, "-q", "--no-report", "--require-gpu"]
+    """A reading every `EVERY` rows but the last, when the worker is on its way out, and the exit
+    code.
+    """
+    words = [
+        sys.executable,
+        "-m",
+        "leanbench",
+        "sweep",
+        *ASKED,
+        *QUICK,
+        "-q",
+        "--no-report",
+        "--require-gpu",
+    ]
     readings: list[Reading] = []
     begun = time.monotonic()
     process = subprocess.Popen([*words, "--out", str(out), "--name", "soak"])
@@ -85,7 +100,9 @@ def test_2000_cells_leave_everything_as_it_was(tmp_path):
     readings, code = soak(tmp_path)
     (tmp_path / "soak.json").write_text(json.dumps([asdict(each) for each in readings], indent=1))
     assert code == 0
-    rows = [json.loads(line) for line in (tmp_path / "soak" / "results.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "soak" / "results.jsonl").read_text().splitlines()
+    ]
     assert len({row["cell"] for row in rows}) == len(rows) == CELLS
     assert {row["status"] for row in rows} <= {"ok", "noisy"}
     assert len(readings) >= CELLS // EVERY - 1
@@ -95,8 +112,12 @@ def test_2000_cells_leave_everything_as_it_was(tmp_path):
     assert last.gpu_bytes - first.gpu_bytes < GPU_NOISE_BYTES, readings
     assert abs(last.open_files - first.open_files) <= FILES_NOISE, readings
     assert last.processes == first.processes, readings
-    # The first hundred compile; contexts grow, and with them a cell's bytes, but not its milliseconds of sampling.
-    paces = [(after.seconds - each.seconds) / (after.rows - each.rows) for each, after in itertools.pairwise(readings)]
+    # The first hundred compile; contexts grow, and with them a cell's bytes, but not its
+    # milliseconds of sampling.
+    paces = [
+        (after.seconds - each.seconds) / (after.rows - each.rows)
+        for each, after in itertools.pairwise(readings)
+    ]
     assert statistics.median(paces[-5:]) < 1.25 * statistics.median(paces[:5]), paces
     assert gpu_bytes() - before < GPU_NOISE_BYTES
     files = {path.name for path in (tmp_path / "soak").iterdir()}

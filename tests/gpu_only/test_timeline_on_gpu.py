@@ -1,17 +1,19 @@
-"""Timelines measured on the GPU: real times, SMs and waits, and builds that differ in nothing but the stamps."""
+"""Timelines measured on the GPU: real times, SMs and waits, and builds that differ in nothing but
+the stamps.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+from leanbench.core.timeline import Timeline
 from leanbench.gpu.local import spec_of_device
 from leanbench.gpu.occupancy import theoretical_occupancy
-from leanbench.inputs import make_inputs
 from leanbench.measure.timeline import record_timeline, timer_tick_ns
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
-from leanbench.timeline import Timeline
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 
@@ -43,7 +45,9 @@ def test_times_sms_and_coverage(name, problem):
     assert 0 < timeline.duration_us < timeline.traced_latency_us + 5
     assert 0 < timeline.sm_busy_share <= 1
     assert {cta.sm for cta in timeline.ctas} <= set(range(timeline.sms))
-    walked = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
+    walked = {
+        span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"
+    }
     assert walked == set(range(timeline.output_tiles))
     for cta in timeline.ctas:
         at = cta.start_us

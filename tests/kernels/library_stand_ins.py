@@ -1,4 +1,6 @@
-"""Problems, and what stands in the place of libraries: modules in sys.modules that compute with plain torch."""
+"""Problems, and what stands in the place of libraries: modules in sys.modules that compute with
+plain torch.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.measure.check import Reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel, written_by
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel, written_by
 
 UNIFORM = [
     AttentionProblem(1, 2, 2, 150, 64),
@@ -43,8 +45,12 @@ def label(problem: AttentionProblem) -> str:
     return problem.label
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(heads, q_len, head_dim) over (kv_heads, tokens, head_dim), causal at the end: output in fp32, natural LSE."""
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads, q_len, head_dim) over (kv_heads, tokens, head_dim), causal at the end: output in
+    fp32, natural LSE.
+    """
     group_size = q.shape[0] // k.shape[0]
     k, v = (cache.float().repeat_interleave(group_size, 0) for cache in (k, v))
     scores = q.float() @ k.transpose(1, 2) * scale
@@ -54,7 +60,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
-def checked(name: str, problem: AttentionProblem, config: KernelConfig | None = None) -> tuple[AttentionInputs, Any]:
+def checked(
+    name: str, problem: AttentionProblem, config: KernelConfig | None = None
+) -> tuple[AttentionInputs, Any]:
     """One call on fresh inputs, held against the reference."""
     inputs = make_inputs(problem, "cpu")
     launch = kernel(name).prepare(inputs, config)

@@ -1,4 +1,6 @@
-"""Every kernel against the fp64 reference, in the interpreter without a GPU and on the GPU with one."""
+"""Every kernel against the fp64 reference, in the interpreter without a GPU and on the GPU with
+one.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.measure.check import check_against_reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
+from leanbench.check.reference import check_against_reference
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 
 CONFIGS = {
     "lean": KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1),
@@ -26,7 +28,8 @@ PROBLEMS = [
     AttentionProblem(1, 71, 1, 70, 64),
     AttentionProblem(1, 4, 2, 65, 256),
     AttentionProblem(4, 4, 2, (1, 190, 33, 64), 64, "fp16", "NHD"),
-    # Pages smaller than a LeanTile, as large, larger; contexts before, on and after a page's border.
+    # Pages smaller than a LeanTile, as large, larger; contexts before, on and after a page's
+    # border.
     AttentionProblem(2, 4, 2, 97, 64, page_size=16),
     AttentionProblem(1, 6, 2, 96, 128, "bf16", "NHD", page_size=32),
     AttentionProblem(2, 3, 3, 127, 80, page_size=64),
@@ -118,8 +121,8 @@ def test_tokens_past_the_length_are_not_read(name, device):
 )
 @pytest.mark.parametrize("name", CONFIGS)
 def test_garbage_past_the_context_is_not_read(name, problem, device):
-    """NaN in the tail of each last page, in pages of nobody and behind wild entries of the block table, or in the
-    tail of a contiguous cache.
+    """NaN in the tail of each last page, in pages of nobody and behind wild entries of the block
+    table, or in the tail of a contiguous cache.
     """
     inputs = make_inputs(problem, device)
     used = torch.zeros(inputs.k_cache.shape[:2], dtype=torch.bool, device=device)
@@ -146,7 +149,9 @@ def test_garbage_past_the_context_is_not_read(name, problem, device):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("page_size", [None, 16])
 def test_a_query_sees_nothing_after_itself(name, page_size, device):
-    """Each query position alone, over the context that ends with it, gives the same as all of them together."""
+    """Each query position alone, over the context that ends with it, gives the same as all of them
+    together.
+    """
     problem = AttentionProblem(2, 4, 2, 70, 64, q_len=5, page_size=page_size)
     inputs = make_inputs(problem, device)
     kernel(name).prepare(inputs, CONFIGS[name])()
@@ -181,9 +186,14 @@ def test_pages_in_any_order_give_the_same_bits(name, device):
     problem = AttentionProblem(2, 4, 2, 96, 64, q_len=2, page_size=32)
     paged = make_inputs(problem, device)
     assert paged.block_table is not None
-    k_cache, v_cache = (cache[paged.block_table.long()].flatten(1, 2) for cache in (paged.k_cache, paged.v_cache))
+    k_cache, v_cache = (
+        cache[paged.block_table.long()].flatten(1, 2) for cache in (paged.k_cache, paged.v_cache)
+    )
     contiguous = replace(
-        make_inputs(replace(problem, page_size=None), device), q=paged.q, k_cache=k_cache, v_cache=v_cache
+        make_inputs(replace(problem, page_size=None), device),
+        q=paged.q,
+        k_cache=k_cache,
+        v_cache=v_cache,
     )
     for inputs in (paged, contiguous):
         kernel(name).prepare(inputs, CONFIGS[name])()
@@ -260,7 +270,9 @@ def test_workspace_is_bounded():
 
 def test_softmax_scale_and_negative_scale(device):
     for scale in (0.3, -0.2):
-        inputs = replace(make_inputs(AttentionProblem(1, 2, 1, 80, 64), device), softmax_scale=scale)
+        inputs = replace(
+            make_inputs(AttentionProblem(1, 2, 1, 80, 64), device), softmax_scale=scale
+        )
         for name, config in CONFIGS.items():
             inputs.poison()
             kernel(name).prepare(inputs, config)()

@@ -1,4 +1,6 @@
-"""LeanAttention in CUDA C++, as far as it goes without a GPU: what it compiles to, and what it is passed."""
+"""LeanAttention in CUDA C++, as far as it goes without a GPU: what it compiles to, and what it is
+passed.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from leanbench.kernels.lean.cuda import CudaLaunch, build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
 
-from leanbench.build import process_pool, shape_only
-from leanbench.errors import UserError
+from leanbench.compile.build import process_pool
+from leanbench.compile.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs, shape_only
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
-from leanbench.inputs import make_inputs
-from leanbench.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 
 #: One for every way that the kernel is built: rows, pages, query positions, lengths on the device.
 PROBLEMS = (
@@ -53,14 +55,20 @@ def _compiled(source: CudaSource) -> CudaBinary:
 def builds() -> dict[tuple[str, AttentionProblem], tuple[CudaBuild, CudaBinary]]:
     """The heuristic's builds of all problems for all GPUs."""
     wanted = {
-        (name, problem): CudaBuild.of(problem, kernel("lean_cuda").default_config(problem, find(name)))
+        (name, problem): CudaBuild.of(
+            problem, kernel("lean_cuda").default_config(problem, find(name))
+        )
         for name in GPUS
         for problem in PROBLEMS
     }
     with process_pool() as pool:
-        sources = [build.source(find(name).compute_capability) for (name, _), build in wanted.items()]
+        sources = [
+            build.source(find(name).compute_capability) for (name, _), build in wanted.items()
+        ]
         binaries = list(pool.map(_compiled, sources))
-    return {key: (build, binary) for (key, build), binary in zip(wanted.items(), binaries, strict=True)}
+    return {
+        key: (build, binary) for (key, build), binary in zip(wanted.items(), binaries, strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -71,7 +79,9 @@ def test_heuristic_builds_spill_nothing_and_fit(name, builds):
         resources = build.resources(binary, 1)
         assert resources.spilled_registers == 0, problem.label
         assert resources.registers_per_thread <= 255
-        assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm, problem.label
+        assert theoretical_occupancy(resources, spec).ctas_per_sm >= build.ctas_per_sm, (
+            problem.label
+        )
 
 
 @given(
@@ -128,7 +138,9 @@ def test_tensors_are_launched_with_the_build_of_their_problem(problem):
 
 
 def test_params_stand_where_the_kernel_reads_them():
-    """Offsets by the C rules: two tensor maps of 128 bytes, 8 pointers, 6 strides of 8 bytes, then 4 bytes each."""
+    """Offsets by the C rules: two tensor maps of 128 bytes, 8 pointers, 6 strides of 8 bytes, then
+    4 bytes each.
+    """
     assert Params.q.offset == 256
     assert Params.stride_q_batch.offset == 256 + 8 * 8
     assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 6 * 8
@@ -157,10 +169,14 @@ def stepping(tensor: torch.Tensor, axis: int, stride: int) -> torch.Tensor:
 )
 def test_strides_that_a_launch_would_cut_off_are_refused(name, axis, what):
     inputs = shape_only(AttentionProblem(2, 8, 8, 100, 64, q_len=3))
-    far, most = (replace(inputs, **{name: stepping(getattr(inputs, name), axis, 2**31 - off)}) for off in (0, 1))
-    assert refusal(far) == (
-        f"{name} steps by 2147483648 numbers from {what} to {what}, lean_cuda takes at most 2147483647: "
-        "pass a smaller or a contiguous tensor"
+    far, most = (
+        replace(inputs, **{name: stepping(getattr(inputs, name), axis, 2**31 - off)})
+        for off in (0, 1)
+    )
+    assert (
+        refusal(far)
+        == f"{name} steps by 2147483648 numbers from {what} to {what}, lean_cuda takes at most"
+        " 2147483647: pass a smaller or a contiguous tensor"
     )
     assert refusal(most) == refusal(inputs) == "lean_cuda runs on a GPU, the tensors are on meta"
 
@@ -184,11 +200,16 @@ def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
 def test_counts_that_a_launch_would_cut_off_are_refused():
     check_counts(2**31 - 1, 2**31 - 1)
     for counts in ((2**31, 1), (1, 2**31)):
-        with pytest.raises(UserError, match=r"^this call has 2147483648 .* and lean_cuda counts to 2147483647: pass "):
+        with pytest.raises(
+            UserError,
+            match=r"^this call has 2147483648 .* and lean_cuda counts to 2147483647: pass ",
+        ):
             check_counts(*counts)
     inputs = shape_only(AttentionProblem(2, 8, 8, 100, 64, page_size=16))
     table = torch.empty_strided((2, 2**31), (0, 0), dtype=torch.int32, device="meta")
-    assert str(refusal(replace(inputs, block_table=table))).startswith("block_table has 2147483648 pages a sequence, ")
+    assert str(refusal(replace(inputs, block_table=table))).startswith(
+        "block_table has 2147483648 pages a sequence, "
+    )
 
 
 def test_divisors_divide_exactly():
@@ -197,7 +218,15 @@ def test_divisors_divide_exactly():
         divisor = draw.choice((draw.randint(1, 50), draw.randint(1, 1 << 20)))
         by = Divisor.of(divisor)
         near = divisor * draw.randint(0, (1 << 31) // divisor - 1)
-        for n in (0, divisor - 1, divisor, near, near + divisor - 1, draw.randrange(1 << 31), (1 << 31) - 1):
+        for n in (
+            0,
+            divisor - 1,
+            divisor,
+            near,
+            near + divisor - 1,
+            draw.randrange(1 << 31),
+            (1 << 31) - 1,
+        ):
             assert n * by.multiplier >> by.shift == n // divisor, (n, divisor)
 
 
@@ -211,20 +240,36 @@ def test_all_tuned_settings_fit_their_gpu():
                 build = CudaBuild.of(problem, config)
                 assert build.fits(spec)
                 assert config.tile_tokens % build.chunk == 0
-                assert spec.compute_capability >= (9, 0) or (config.copy, config.cluster_size) == ("async", 1)
+                assert spec.compute_capability >= (9, 0) or (config.copy, config.cluster_size) == (
+                    "async",
+                    1,
+                )
 
 
 def test_shared_memory_is_what_the_kernel_lays_out():
     """By hand, from the constants of lean.cu."""
     config = KernelConfig(
-        128, 4, 3, 1, 1, True, implementation="cuda", chunk_tokens=32, tile_rows=32, cluster_size=8, copy="bulk"
+        128,
+        4,
+        3,
+        1,
+        1,
+        True,
+        implementation="cuda",
+        chunk_tokens=32,
+        tile_rows=32,
+        cluster_size=8,
+        copy="bulk",
     )
     ring = 4 * 3 * 2 * 2 * 32 * 128
     states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8
     own = 16 * 128 + 16
     assert CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + own + 8 * 4 * 3
     # 32 rows: states lie over the ring, and the query rows come beside.
-    assert CudaBuild.of(PROBLEMS[3], config).shared_bytes == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 8 + 2 * 32 * 136 + 96
+    assert (
+        CudaBuild.of(PROBLEMS[3], config).shared_bytes
+        == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 8 + 2 * 32 * 136 + 96
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,10 +295,13 @@ def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, ti
 
 
 @pytest.mark.parametrize(
-    ("batch", "context", "rows"), [(1, 8192, 8), (1, 1 << 16, 32), (4, 32_768, 16), (4, 1 << 17, 32), (16, 8192, 16)]
+    ("batch", "context", "rows"),
+    [(1, 8192, 8), (1, 1 << 16, 32), (4, 32_768, 16), (4, 1 << 17, 32), (16, 8192, 16)],
 )
 def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, rows):
-    """4 to 268 MB: many rows of a small cache are better spread over the SMs, and of a large one read once."""
+    """4 to 268 MB: many rows of a small cache are better spread over the SMs, and of a large one
+    read once.
+    """
     problem = AttentionProblem(batch, 32, 1, context, 128)
     config = kernel("lean_cuda").default_config(problem, find("h200"))
     assert CudaBuild.of(problem, config).rows == rows

@@ -1,4 +1,6 @@
-"""Runs of fixed length: what is cut depends on a sequence's own length alone, and so do the bits of its output."""
+"""Runs of fixed length: what is cut depends on a sequence's own length alone, and so do the bits of
+its output.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from test_stamps import assert_covers, stamped, told
 from test_stamps import expected as expected_spans
 
 from leanbench import attention_op
-from leanbench.decomposition import TileGrid, fixed_runs, stream_k
-from leanbench.errors import UserError
+from leanbench.core.decomposition import TileGrid, fixed_runs, stream_k
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 
 #: Three LeanTiles to a CTA: no power of two.
 CONFIG = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, fixed_run_tiles=3)
@@ -39,8 +41,16 @@ tile_grids = st.builds(
 @given(tile_grids, st.integers(1, 45))
 def test_everything_is_walked_once_by_ctas_of_one_part_each(tiles, run_tiles):
     schedule = fixed_runs(tiles, run_tiles)
-    walked = [(s.output_tile, lean_tile) for s in schedule.segments for lean_tile in range(s.first, s.last)]
-    whole = [(tile, number) for tile in range(tiles.output_tiles) for number in range(tiles.of_output_tile(tile))]
+    walked = [
+        (s.output_tile, lean_tile)
+        for s in schedule.segments
+        for lean_tile in range(s.first, s.last)
+    ]
+    whole = [
+        (tile, number)
+        for tile in range(tiles.output_tiles)
+        for number in range(tiles.of_output_tile(tile))
+    ]
     assert sorted(walked) == whole
     assert [segment.cta for segment in schedule.segments] == list(range(schedule.grid))
 
@@ -79,7 +89,9 @@ def test_the_kernel_walks_the_schedule(monkeypatch, problem, run_tiles, sms):
     config = replace(CONFIG, fixed_run_tiles=run_tiles)
     schedule = fixed_runs(TileGrid.of(problem, TILE_TOKENS), run_tiles)
     assert kernel("lean").schedule(problem, config, find("h200")) == schedule
-    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(schedule, problem)
+    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
+        schedule, problem
+    )
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
@@ -102,11 +114,20 @@ SHAPES = {
     "GQA": {"q_heads": 6, "kv_heads": 2, "head_dim": 80, "dtype": "bf16"},
     "row tiles": {"q_heads": 70, "kv_heads": 1, "head_dim": 64},
     "paged": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "page_size": 16},
-    "paged drafts": {"q_heads": 4, "kv_heads": 1, "head_dim": 64, "q_len": 3, "page_size": 32, "dtype": "bf16"},
+    "paged drafts": {
+        "q_heads": 4,
+        "kv_heads": 1,
+        "head_dim": 64,
+        "q_len": 3,
+        "page_size": 32,
+        "dtype": "bf16",
+    },
 }
 
 
-def launched(inputs: AttentionInputs, config: KernelConfig, sms: int) -> tuple[torch.Tensor, torch.Tensor]:
+def launched(
+    inputs: AttentionInputs, config: KernelConfig, sms: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What a call wrote; it left the workspace empty."""
     inputs.poison()
     workspace = lean.Workspace.on(inputs.q.device)
@@ -130,8 +151,12 @@ def test_bits_do_not_depend_on_the_surroundings(shape, device):
 
 @pytest.mark.parametrize("shape", [SHAPES["MHA"], SHAPES["paged"]], ids=["contiguous", "paged"])
 def test_bits_of_equal_shares_do(shape, device):
-    """Or the test above could not fail. 28 heads: some numbers come out alike by chance, not all."""
-    assert {"alone", "another GPU"} <= set(differences({**shape, "q_heads": 28}, EQUAL_SHARES, device))
+    """Or the test above could not fail. 28 heads: some numbers come out alike by chance,
+    not all.
+    """
+    assert {"alone", "another GPU"} <= set(
+        differences({**shape, "q_heads": 28}, EQUAL_SHARES, device)
+    )
 
 
 #: The call's own runs are 1024 tokens.
@@ -144,14 +169,18 @@ CALLS = {
 
 
 @pytest.mark.parametrize("problem", CALLS.values(), ids=CALLS)
-def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(problem, device, monkeypatch):
+def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(
+    problem, device, monkeypatch
+):
     inputs = make_inputs(problem, device)
 
     def call(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens
         return attend(inputs, cache_seqlens=lengths, **options)
 
-    def is_same(one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    def is_same(
+        one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+    ) -> bool:
         return all(torch.equal(*both) for both in zip(one, other, strict=True))
 
     assert differing(inputs, lambda inputs: call(inputs, batch_invariant=True)) == []
@@ -172,7 +201,9 @@ def test_a_batch_invariant_call_takes_settings_of_fixed_runs_only(device):
     out, lse = attend(inputs, batch_invariant=True, config=CONFIG)
     assert_right(inputs, out, lse)
     assert torch.equal(lse, launched(inputs, CONFIG, 5)[1])
-    with pytest.raises(ValueError, match=r"^batch_invariant needs a config with fixed_run_tiles: set it, or leave"):
+    with pytest.raises(
+        ValueError, match=r"^batch_invariant needs a config with fixed_run_tiles: set it, or leave"
+    ):
         attend(inputs, batch_invariant=True, config=EQUAL_SHARES)
 
 
@@ -184,15 +215,29 @@ def test_many_partials_are_merged(device):
 
 @pytest.mark.parametrize("name", ["lean", "lean_triton"])
 @pytest.mark.parametrize(
-    ("group_size", "head_dim", "q_len"), [(1, 64, 1), (4, 128, 1), (4, 128, 4), (71, 128, 1), (8, 256, 2)]
+    ("group_size", "head_dim", "q_len"),
+    [(1, 64, 1), (4, 128, 1), (4, 128, 4), (71, 128, 1), (8, 256, 2)],
 )
 def test_settings_follow_from_the_family(name, group_size, head_dim, q_len):
-    """No size, layout or page decides about the bits, nor a GPU's SMs: the H100 PCIe has 18 fewer than the H200."""
+    """No size, layout or page decides about the bits, nor a GPU's SMs: the H100 PCIe has 18 fewer
+    than the H200.
+    """
     found = set()
     for gpu in ("h200", "h100-pcie"):
-        for batch, kv_heads, context, layout, page in [(1, 1, 1, "HND", None), (64, 8, 100_000, "NHD", 64)]:
+        for batch, kv_heads, context, layout, page in [
+            (1, 1, 1, "HND", None),
+            (64, 8, 100_000, "NHD", 64),
+        ]:
             problem = AttentionProblem(
-                batch, group_size * kv_heads, kv_heads, context, head_dim, "fp16", layout, q_len, page
+                batch,
+                group_size * kv_heads,
+                kv_heads,
+                context,
+                head_dim,
+                "fp16",
+                layout,
+                q_len,
+                page,
             )
             config = kernel(name).batch_invariant_config(problem, find(gpu))
             assert config is not None
@@ -207,7 +252,9 @@ def test_more_partials_than_a_kernel_can_address_are_refused():
     assert fixed_run_bytes(1000, partial_bytes(4, 128)) == 1000 * 4 * 132 * 4
     inputs = make_inputs(AttentionProblem(1, 64, 1, 16, 128), "cpu")
     endless = replace(inputs, context=1 << 31)
-    with pytest.raises(UserError, match=r"take 17\.7 GB, the limit is 4\.3 GB: pass fewer sequences") as caught:
+    with pytest.raises(
+        UserError, match=r"take 17\.7 GB, the limit is 4\.3 GB: pass fewer sequences"
+    ) as caught:
         lean.launches(endless, replace(CONFIG, tile_tokens=64, fixed_run_tiles=64))
     assert "\n" not in str(caught.value)
 
@@ -259,7 +306,8 @@ def test_a_workspace_does_not_grow_while_a_graph_is_captured(pretended):
     for stream in (1, 2):
         pretended.stream = stream
         with pytest.raises(
-            RuntimeError, match=r"^LeanAttention has no workspace of 58 MB on cuda:0 yet, .* once before"
+            RuntimeError,
+            match=r"^LeanAttention has no workspace of 58 MB on cuda:0 yet, .* once before",
         ):
             lean.workspace_of(GPU, LARGE)
     assert pretended.made == [SMALL, SMALL]

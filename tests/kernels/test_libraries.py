@@ -1,5 +1,5 @@
-"""What the adapters of libraries share: what they say where a library is missing, too old or asked for too much, and
-how outputs that a library makes itself are checked.
+"""What the adapters of libraries share: what they say where a library is missing, too old or asked
+for too much, and how outputs that a library makes itself are checked.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from leanbench.kernels.libraries import KERNELS, library
 from library_stand_ins import UNIFORM, lacking, stand_in
 from typer.testing import CliRunner
 
+from leanbench.check.reference import CheckResult, Reference
 from leanbench.cli import output
 from leanbench.cli.main import app
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, OwnOutputs, kernel
 from leanbench.doctor.checks import Check, run_check
 from leanbench.doctor.kernels import kernel_is_right
-from leanbench.errors import UserError
 from leanbench.gpu.catalogue import find
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.measure.check import CheckResult, Reference
 from leanbench.model.cell import predict_cell
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, OwnOutputs, kernel
-from leanbench.run import environment
+from leanbench.records import environment
 from leanbench.run.cells import DEFAULT_KERNELS
 
 ADAPTERS = {adapter.name: adapter for adapter in KERNELS}
@@ -55,15 +55,29 @@ def all_installed(monkeypatch):
         (IN_TORCH, None),
         (
             FLASHINFER,
-            "{} is not installed here (no module flashinfer, tvm_ffi): pip install flashinfer-python apache-tvm-ffi",
+            (
+                "{} is not installed here (no module flashinfer, tvm_ffi): pip install"
+                " flashinfer-python apache-tvm-ffi"
+            ),
         ),
-        (FLASH_ATTN_2, "{} is not installed here (no module flash_attn): pip install flash-attn --no-build-isolation"),
+        (
+            FLASH_ATTN_2,
+            (
+                "{} is not installed here (no module flash_attn): pip install flash-attn"
+                " --no-build-isolation"
+            ),
+        ),
         (
             ("flash_attn_3",),
-            "{} is not installed here (no module flash_attn_interface): "
-            'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"',
+            (
+                "{} is not installed here (no module flash_attn_interface): pip install"
+                ' "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
+            ),
         ),
-        (("xformers_split_k",), "{} is not installed here (no module xformers): pip install xformers"),
+        (
+            ("xformers_split_k",),
+            "{} is not installed here (no module xformers): pip install xformers",
+        ),
     ],
 )
 def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence, monkeypatch):
@@ -75,7 +89,9 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
         said = None if sentence is None else sentence.format(name)
         assert kernel(name).unavailable_reason() == said
         assert kernel(name).unsupported_reason(UNIFORM[0]) == said
-    lines = [line.strip() for line in CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()]
+    lines = [
+        line.strip() for line in CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()
+    ]
     for name in names:
         said = [] if sentence is None else [sentence.format(name)]
         assert [line for line in lines if line.startswith(f"{name} is not installed")] == said
@@ -85,7 +101,9 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
 def test_what_is_installed_is_available():
     assert set(NAMES) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, "flash_attn_3"}
     assert {name: kernel(name).unavailable_reason() for name in NAMES} == dict.fromkeys(NAMES)
-    assert {name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NAMES} == dict.fromkeys(NAMES)
+    assert {name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NAMES} == dict.fromkeys(
+        NAMES
+    )
 
 
 @pytest.mark.usefixtures("all_installed")
@@ -100,8 +118,14 @@ def test_what_is_installed_is_available():
             AttentionProblem(1, 4, 4, 50, 64, page_size=16),
             dict.fromkeys((*PLAIN, *SINGLE, *FLASH_ATTN_2), "page_size 16"),
         ),
-        (AttentionProblem(1, 4, 4, 50, 64, page_size=256), dict.fromkeys((*PLAIN, *SINGLE), "page_size 256")),
-        (AttentionProblem(1, 4, 4, 50, 64, q_len=4), dict.fromkeys((*PLAIN, *FLASHINFER), "q_len 4")),
+        (
+            AttentionProblem(1, 4, 4, 50, 64, page_size=256),
+            dict.fromkeys((*PLAIN, *SINGLE), "page_size 256"),
+        ),
+        (
+            AttentionProblem(1, 4, 4, 50, 64, q_len=4),
+            dict.fromkeys((*PLAIN, *FLASHINFER), "q_len 4"),
+        ),
         (
             AttentionProblem(2, 4, 4, (50, 3), 64, q_len=4),
             {
@@ -110,23 +134,38 @@ def test_what_is_installed_is_available():
             },
         ),
         (AttentionProblem(1, 4, 4, 50, 256), {"cudnn": "head_dim 256"}),
-        (AttentionProblem(1, 4, 4, 50, 80), dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 80")),
-        (AttentionProblem(1, 4, 4, 50, 96), dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 96")),
+        (
+            AttentionProblem(1, 4, 4, 50, 80),
+            dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 80"),
+        ),
+        (
+            AttentionProblem(1, 4, 4, 50, 96),
+            dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 96"),
+        ),
         (
             AttentionProblem(1, 10, 2, 50, 64),
             {
-                **dict.fromkeys(("flashinfer_cuda_cores", "flashinfer_single_cuda_cores"), "groups of 5 query heads"),
+                **dict.fromkeys(
+                    ("flashinfer_cuda_cores", "flashinfer_single_cuda_cores"),
+                    "groups of 5 query heads",
+                ),
                 "torch_efficient": "not one for 5 of them",
                 "torch_flex": "a power of two of query heads, this problem has 5",
             },
         ),
         (AttentionProblem(1, 4, 4, 1, 64), {"cudnn": "context of one token"}),
-        (AttentionProblem(2, 4, 4, 50, 64), dict.fromkeys(SINGLE, "a single sequence, this problem has batch 2")),
+        (
+            AttentionProblem(2, 4, 4, 50, 64),
+            dict.fromkeys(SINGLE, "a single sequence, this problem has batch 2"),
+        ),
         (
             AttentionProblem(2, 4, 4, 50, 64, "fp16", "NHD"),
             {"standard": "choose HND", **dict.fromkeys(SINGLE, "batch 2")},
         ),
-        (AttentionProblem(1, 4, 4, 65_537, 64), {"standard": "choose bf16, or at most 65536 tokens"}),
+        (
+            AttentionProblem(1, 4, 4, 65_537, 64),
+            {"standard": "choose bf16, or at most 65536 tokens"},
+        ),
         (AttentionProblem(1, 4, 4, 65_537, 64, "bf16"), {}),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionProblem) else "",
@@ -144,7 +183,10 @@ def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
     assert not set(NAMES) & set(DEFAULT_KERNELS)
     for name in NAMES:
         row = predict_cell(AttentionProblem(1, 8, 8, 4096, 128), kernel(name), "best", find("h200"))
-        assert (row["status"], row["reason"]) == ("unsupported", f"{name} has no schedule to predict from")
+        assert (row["status"], row["reason"]) == (
+            "unsupported",
+            f"{name} has no schedule to predict from",
+        )
 
 
 @pytest.mark.parametrize(
@@ -152,14 +194,20 @@ def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
     [
         (FLASH_ATTN_2, "flash_attn", "flash_attn_with_kvcache"),
         (("flash_attn_3",), "flash_attn_interface", "flash_attn_with_kvcache"),
-        (("flashinfer", "flashinfer_cuda_cores"), "flashinfer", "BatchDecodeWithPagedKVCacheWrapper"),
+        (
+            ("flashinfer", "flashinfer_cuda_cores"),
+            "flashinfer",
+            "BatchDecodeWithPagedKVCacheWrapper",
+        ),
         (("flashinfer_persistent",), "flashinfer", "BatchAttention"),
         (SINGLE, "flashinfer", "single_decode_with_kv_cache"),
         (("xformers_split_k",), "xformers.ops", "fmha"),
     ],
 )
 @pytest.mark.parametrize("lacks", ["the function", "an argument", "everything"])
-def test_another_version_of_a_library_is_said_in_a_sentence(names, module, function, lacks, monkeypatch):
+def test_another_version_of_a_library_is_said_in_a_sentence(
+    names, module, function, lacks, monkeypatch
+):
     """Without the function, with one that takes nothing, and as a package that does not load."""
     monkeypatch.setattr(library, "version", lambda distribution: "0.1")
     stand_in(monkeypatch, module.partition(".")[0])
@@ -172,7 +220,9 @@ def test_another_version_of_a_library_is_said_in_a_sentence(names, module, funct
             ADAPTERS[name].prepare(make_inputs(UNIFORM[0], "cpu"), None)
         said, adapter = str(raised.value), ADAPTERS[name]
         assert said.startswith(f"{name} cannot call {adapter.distribution} 0.1 (")
-        assert said.endswith(f"it was written for {adapter.written_for}, install that or leave {name} out")
+        assert said.endswith(
+            f"it was written for {adapter.written_for}, install that or leave {name} out"
+        )
         assert "\n" not in said
 
 
@@ -184,12 +234,16 @@ def test_the_doctor_says_it_too_and_goes_on(monkeypatch):
     stand_in(monkeypatch, "flash_attn")
     misfit = run_check(check, machine)
     assert misfit.status == "problem"
-    assert misfit.text.startswith("flash_attn cannot call flash-attn of unknown version (ImportError: ")
+    assert misfit.text.startswith(
+        "flash_attn cannot call flash-attn of unknown version (ImportError: "
+    )
 
 
 def test_a_library_of_unknown_version(monkeypatch):
     stand_in(monkeypatch, "flash_attn")
-    with pytest.raises(UserError, match=r"^flash_attn cannot call flash-attn of unknown version \(ImportError: "):
+    with pytest.raises(
+        UserError, match=r"^flash_attn cannot call flash-attn of unknown version \(ImportError: "
+    ):
         kernel("flash_attn").prepare(make_inputs(UNIFORM[0], "cpu"), None)
 
 
@@ -226,7 +280,9 @@ def own_outputs_kernel(pretended: Any, replay_writes: bool) -> Kernel:
 
         def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
             own = make_inputs(pretended.PROBLEM, "cpu")
-            kernel("reference").prepare(type(own)(**{**vars(self.inputs), "out": own.out, "lse": own.lse}), None)()
+            kernel("reference").prepare(
+                type(own)(**{**vars(self.inputs), "out": own.out, "lse": own.lse}), None
+            )()
             return own.out, self.inputs.lse
 
     class Own(pretended.Right):
@@ -261,7 +317,12 @@ def test_an_own_output_that_the_graph_does_not_write_is_an_alarm(pretended, monk
 
 
 def test_rows_are_taken_with_the_versions_of_the_libraries(monkeypatch):
-    versions = {"flashinfer-python": "0.6.13", "flash-attn": "2.8.3", "nvidia-cuda-nvrtc": "13.0.88", "torch": "2.13.0"}
+    versions = {
+        "flashinfer-python": "0.6.13",
+        "flash-attn": "2.8.3",
+        "nvidia-cuda-nvrtc": "13.0.88",
+        "torch": "2.13.0",
+    }
     monkeypatch.setattr(environment, "_version", versions.get)
     found = environment.predicted_environment()
     assert {name: found[name] for name in versions} == versions

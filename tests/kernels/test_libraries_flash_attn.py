@@ -7,13 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from library_stand_ins import PAGED, RAGGED, SEVERAL_QUERIES, UNIFORM, attend, checked, label, stand_in
+from library_stand_ins import (
+    PAGED,
+    RAGGED,
+    SEVERAL_QUERIES,
+    UNIFORM,
+    attend,
+    checked,
+    label,
+    stand_in,
+)
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.inputs import make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 
 
 def attended(
@@ -27,7 +36,9 @@ def attended(
     results = []
     for row, tokens in enumerate(cache_seqlens.tolist()):
         k, v = (
-            (cache[row] if table is None else cache[table[row].long()].flatten(0, 1))[:tokens].transpose(0, 1)
+            (cache[row] if table is None else cache[table[row].long()].flatten(0, 1))[
+                :tokens
+            ].transpose(0, 1)
             for cache in (k_cache, v_cache)
         )
         results.append(attend(q[row].transpose(0, 1), k, v, scale))
@@ -52,7 +63,11 @@ def flash_attn_3_with_kvcache(
     assert cache_seqlens.dtype == torch.int32
     assert causal == (q.shape[1] > 1)
     assert pack_gqa == (q.shape[2] > k_cache.shape[2])
-    return *attended(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale), torch.empty(0), torch.empty(0)
+    return (
+        *attended(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale),
+        torch.empty(0),
+        torch.empty(0),
+    )
 
 
 @pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES], ids=label)
@@ -90,7 +105,10 @@ def test_flash_attn_3_is_handed_the_tensors_and_its_schedule(problem, monkeypatc
     }
     call = launch._attend
     assert call.keywords["scheduler_metadata"] == "metadata"
-    assert [tensor is own for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)]
+    assert [
+        tensor is own
+        for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)
+    ]
     assert call.keywords["page_table"] is inputs.block_table
 
 
@@ -134,24 +152,37 @@ LARGE_PAGES = [
 ]
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES], ids=label)
+@pytest.mark.parametrize(
+    "problem", [*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES], ids=label
+)
 @pytest.mark.parametrize(("name", "num_splits"), [("flash_attn", 1), ("flash_decoding", 0)])
 def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_splits):
     assert kernel(name).unsupported_reason(problem) is None
     inputs, launch = checked(name, problem)
     assert set(asked_splits) == {num_splits}
     call = launch._attend
-    assert [tensor is own for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)]
+    assert [
+        tensor is own
+        for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)
+    ]
     assert call.keywords["block_table"] is inputs.block_table
     assert call.keywords["cache_seqlens"].tolist() == list(problem.contexts)
     assert call.keywords["softmax_scale"] == problem.head_dim**-0.5
 
 
-@pytest.mark.parametrize(("head_dim", "tile_tokens"), [(64, 256), (80, 128), (96, 128), (128, 128), (256, 64)])
-def test_best_of_flash_decoding_is_its_heuristic_and_every_split_count(head_dim, tile_tokens, asked_splits):
+@pytest.mark.parametrize(
+    ("head_dim", "tile_tokens"), [(64, 256), (80, 128), (96, 128), (128, 128), (256, 64)]
+)
+def test_best_of_flash_decoding_is_its_heuristic_and_every_split_count(
+    head_dim, tile_tokens, asked_splits
+):
     problem, h200 = AttentionProblem(1, 8, 8, 65_536, head_dim), find("h200")
     default, *others = kernel("flash_decoding").candidate_configs(problem, h200)
-    assert default == kernel("flash_decoding").default_config(problem, h200) == KernelConfig(tile_tokens, 4, 1)
+    assert (
+        default
+        == kernel("flash_decoding").default_config(problem, h200)
+        == KernelConfig(tile_tokens, 4, 1)
+    )
     counts = [config.splits for config in others]
     assert counts[0] == 1
     # From half a wave of CTAs to eight: 132 SMs, 8 output tiles.
@@ -166,5 +197,8 @@ def test_best_of_flash_decoding_is_its_heuristic_and_every_split_count(head_dim,
 @pytest.mark.usefixtures("asked_splits")
 def test_settings_that_flash_decoding_cannot_have_are_refused():
     inputs = make_inputs(UNIFORM[0], "cpu")
-    with pytest.raises(UserError, match=r"compiled with .*'tile_tokens': 256.* has .*'tile_tokens': 64.*only splits"):
+    with pytest.raises(
+        UserError,
+        match=r"compiled with .*'tile_tokens': 256.* has .*'tile_tokens': 64.*only splits",
+    ):
         kernel("flash_decoding").prepare(inputs, KernelConfig(64, 4, 1, splits=3))

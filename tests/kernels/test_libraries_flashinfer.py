@@ -1,4 +1,6 @@
-"""The adapters of FlashInfer against stand-ins that read the cache as the library does: by page numbers and strides."""
+"""The adapters of FlashInfer against stand-ins that read the cache as the library does: by page
+numbers and strides.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,30 @@ import torch
 from leanbench.kernels.libraries import flash_infer
 from library_stand_ins import PAGED, RAGGED, UNIFORM, attend, checked, label, stand_in
 
-from leanbench.errors import UserError
-from leanbench.inputs import make_inputs
-from leanbench.measure.check import Reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
+from leanbench.check.reference import Reference
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 
 
 class FlashInferWrapper:
-    """Reads the cache by page numbers, as the library does: through the strides of what it is handed."""
+    """Reads the cache by page numbers, as the library does: through the strides of what it is
+    handed.
+    """
 
     made: list[FlashInferWrapper]
 
-    def __init__(self, workspace: torch.Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False) -> None:
+    def __init__(
+        self, workspace: torch.Tensor, kv_layout: str = "NHD", use_tensor_cores: bool = False
+    ) -> None:
         assert workspace.dtype == torch.uint8
         assert not workspace.any()
-        self.workspace, self.kv_layout, self.use_tensor_cores = workspace, kv_layout, use_tensor_cores
+        self.workspace, self.kv_layout, self.use_tensor_cores = (
+            workspace,
+            kv_layout,
+            use_tensor_cores,
+        )
         self.made.append(self)
 
     def plan(
@@ -46,7 +56,11 @@ class FlashInferWrapper:
         assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
         assert len(indices) == indptr[-1]
         self.indptr, self._paged_kv_indices_buf, self.last_page_len = indptr, indices, last_page_len
-        self.heads, self.head_dim, self.page_size = (num_qo_heads, num_kv_heads), head_dim, page_size
+        self.heads, self.head_dim, self.page_size = (
+            (num_qo_heads, num_kv_heads),
+            head_dim,
+            page_size,
+        )
         self.dtypes, self.scale = {q_data_type, kv_data_type}, sm_scale
 
     def run(
@@ -108,7 +122,8 @@ def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
     (q, caches), options = launch.args, launch.keywords
     tensors = [q, *caches, options["out"], options["lse"]]
     assert [tensor.data_ptr() for tensor in tensors] == [
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
+        tensor.data_ptr()
+        for tensor in (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     ]
     assert caches[0].stride() == caches[1].stride()
 
@@ -135,7 +150,9 @@ def test_planning_again_leaves_the_launches_plan_alone(flashinfer):
     assert again is not None
     assert len(flashinfer) == 2
     again()
-    assert [wrapper.indptr.tolist() for wrapper in flashinfer] == 2 * [flashinfer[0].indptr.tolist()]
+    assert [wrapper.indptr.tolist() for wrapper in flashinfer] == 2 * [
+        flashinfer[0].indptr.tolist()
+    ]
     inputs.poison()
     launch()
     assert Reference(inputs).check(inputs, lse_base=2.0).failure("fp16") is None
@@ -144,12 +161,16 @@ def test_planning_again_leaves_the_launches_plan_alone(flashinfer):
 @pytest.mark.usefixtures("flashinfer")
 def test_flashinfer_keeps_few_plans():
     for batch in range(1, 9):
-        kernel("flashinfer").prepare(make_inputs(AttentionProblem(batch, 2, 2, 64, 64), "cpu"), None)
+        kernel("flashinfer").prepare(
+            make_inputs(AttentionProblem(batch, 2, 2, 64, 64), "cpu"), None
+        )
     assert flash_infer._planned.cache_info().currsize == 4
 
 
 class PersistentWrapper:
-    """A BatchAttention: it is told lengths, not last pages, and keeps the page numbers under another name."""
+    """A BatchAttention: it is told lengths, not last pages, and keeps the page numbers under
+    another name.
+    """
 
     made: list[PersistentWrapper]
 
@@ -175,7 +196,9 @@ class PersistentWrapper:
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
     ) -> None:
-        assert qo_indptr.tolist() == list(range(len(kv_len_arr) + 1)), "a query token for each sequence"
+        assert qo_indptr.tolist() == list(range(len(kv_len_arr) + 1)), (
+            "a query token for each sequence"
+        )
         assert {qo_indptr.dtype, kv_len_arr.dtype} == {torch.int32}
         assert not causal
         assert head_dim_qk == head_dim_vo
@@ -232,7 +255,8 @@ def test_the_persistent_kernel_plans_once_and_reads_the_cache_in_place(problem, 
     tensors = [q, *caches, options["out"], options["lse"]]
     first = buffers[0]
     assert [tensor.data_ptr() for tensor in tensors] == [
-        tensor.data_ptr() for tensor in (first.q, first.k_cache, first.v_cache, first.out, first.lse)
+        tensor.data_ptr()
+        for tensor in (first.q, first.k_cache, first.v_cache, first.out, first.lse)
     ]
 
 
@@ -289,7 +313,9 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
         ("CUDA error: misaligned address", RuntimeError, "misaligned"),
     ],
 )
-def test_a_plan_that_does_not_fit_the_persistent_kernels_buffer_is_told(said, raised, told, persistent, monkeypatch):
+def test_a_plan_that_does_not_fit_the_persistent_kernels_buffer_is_told(
+    said, raised, told, persistent, monkeypatch
+):
     def plan(self: PersistentWrapper, *args: object, **options: object) -> None:
         raise RuntimeError(said)
 

@@ -10,10 +10,10 @@ import torch
 from leanbench.kernels.libraries import flex
 from library_stand_ins import UNIFORM, attend, checked, label, stand_in
 
-from leanbench.errors import UserError
-from leanbench.inputs import make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 
 
 @pytest.mark.parametrize("problem", UNIFORM, ids=label)
@@ -31,18 +31,30 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
 
     calls = []
 
-    def scaled_dot_product_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    def scaled_dot_product_attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
         calls.append((q, k, v, options, _cur_sdpa_kernel_backends()))
         outs = [attend(*tensors, options["scale"])[0] for tensors in zip(q, k, v, strict=True)]
         return torch.stack(outs).to(q.dtype)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention
+    )
     inputs, launch = checked(name, problem)
     q, k, v, options, backends = calls[-1]
     assert backends == [getattr(SDPBackend, backend)]
-    assert options == {"is_causal": False, "scale": problem.head_dim**-0.5, "enable_gqa": problem.group_size > 1}
+    assert options == {
+        "is_causal": False,
+        "scale": problem.head_dim**-0.5,
+        "enable_gqa": problem.group_size > 1,
+    }
     assert q.shape == (problem.batch, problem.q_heads, 1, problem.head_dim)
-    assert k.shape == v.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+    assert (
+        k.shape
+        == v.shape
+        == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+    )
     assert [tensor.data_ptr() for tensor in (q, k, v)] == [
         tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
     ]
@@ -53,7 +65,8 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
     assert launch.results.out.data_ptr() != first.data_ptr()
 
 
-#: The real backend MATH, FlexAttention and matrix products; every group size, dtype and layout that these take.
+#: The real backend MATH, FlexAttention and matrix products; every group size, dtype and layout that
+#: these take.
 REAL = [
     AttentionProblem(2, 8, 2, 100, 64, "fp16", "HND"),
     AttentionProblem(3, 4, 4, 130, 96, "bf16", "HND"),
@@ -86,7 +99,9 @@ def test_standard_attention_is_two_products_and_a_softmax():
 
 @pytest.fixture
 def eager(monkeypatch) -> list[dict[str, Any]]:
-    """FlexAttention's own definition, not compiled; the options of `torch.compile` for each time it was asked."""
+    """FlexAttention's own definition, not compiled; the options of `torch.compile` for each time it
+    was asked.
+    """
     from torch.nn.attention import flex_attention
 
     asked: list[dict[str, Any]] = []
@@ -122,7 +137,9 @@ def test_flex_attention_is_compiled_anew_for_every_problem(eager):
     assert len(eager) == len(REAL) + 1
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM[:3], AttentionProblem(2, 4, 4, 97, 128, "bf16", "NHD")], ids=label)
+@pytest.mark.parametrize(
+    "problem", [*UNIFORM[:3], AttentionProblem(2, 4, 4, 97, 128, "bf16", "NHD")], ids=label
+)
 def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     calls: list[tuple[torch.Tensor, ...]] = []
     split_k = type("FwOp", (), {})
@@ -150,7 +167,9 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     query, key, value = calls[-1]
     heads = (problem.kv_heads, problem.group_size) if problem.group_size > 1 else (problem.q_heads,)
     assert query.shape == (problem.batch, 1, *heads, problem.head_dim)
-    assert key.shape == value.shape == (problem.batch, problem.max_context, *heads, problem.head_dim)
+    assert (
+        key.shape == value.shape == (problem.batch, problem.max_context, *heads, problem.head_dim)
+    )
     if problem.group_size > 1:
         assert key.stride(3) == value.stride(3) == 0
     assert [tensor.data_ptr() for tensor in (query, key, value)] == [
@@ -162,7 +181,10 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     ("said", "raised", "told"),
     [
         (
-            "Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built without CUDA\n",
+            (
+                "Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built"
+                " without CUDA\n"
+            ),
             UserError,
             r"refused by xFormers \(it was built without CUDA\)",
         ),
@@ -175,7 +197,9 @@ def test_what_xformers_refuses_is_told(said, raised, told, monkeypatch):
         raise ValueError(said)
 
     fmha = ModuleType("xformers.ops.fmha")
-    vars(fmha).update(memory_efficient_attention_forward=refuse, triton_splitk=SimpleNamespace(FwOp=object))
+    vars(fmha).update(
+        memory_efficient_attention_forward=refuse, triton_splitk=SimpleNamespace(FwOp=object)
+    )
     stand_in(monkeypatch, "xformers")
     stand_in(monkeypatch, "xformers.ops", fmha=fmha)
     with pytest.raises(raised, match=told):

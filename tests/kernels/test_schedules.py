@@ -1,5 +1,5 @@
-"""The kernels' index arithmetic is leanbench.decomposition's: who walks which LeanTiles, seen from inside the
-kernels.
+"""The kernels' index arithmetic is leanbench.core.decomposition's: who walks which LeanTiles, seen
+from inside the kernels.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 
 import pytest
 
-from leanbench.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
-from leanbench.inputs import make_inputs
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
+from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="looks inside kernels, which only the interpreter allows"
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="looks inside kernels, which only the interpreter allows",
 )
 
 TILE_TOKENS = 16
@@ -32,8 +33,12 @@ PROBLEMS = [
 ]
 
 
-def walks(monkeypatch: pytest.MonkeyPatch, family: str, problem: AttentionProblem, **prepare_arguments) -> list:
-    """(CTA, sequence, KV head, first LeanTile, end) of every call of the LeanTile loop, in the order of the calls."""
+def walks(
+    monkeypatch: pytest.MonkeyPatch, family: str, problem: AttentionProblem, **prepare_arguments
+) -> list:
+    """(CTA, sequence, KV head, first LeanTile, end) of every call of the LeanTile loop, in the
+    order of the calls.
+    """
     import triton.language as tl
 
     module = importlib.import_module(f"leanbench.kernels.{family}.triton")
@@ -63,7 +68,13 @@ def expected(schedule: Schedule, problem: AttentionProblem) -> list:
     tiles = TileGrid.of(problem, TILE_TOKENS)
     row_tiles = tiles.per_sequence // problem.kv_heads
     return [
-        (s.cta, s.output_tile // tiles.per_sequence, s.output_tile % tiles.per_sequence // row_tiles, s.first, s.last)
+        (
+            s.cta,
+            s.output_tile // tiles.per_sequence,
+            s.output_tile % tiles.per_sequence // row_tiles,
+            s.first,
+            s.last,
+        )
         for s in schedule.segments
     ]
 
@@ -74,7 +85,9 @@ def expected(schedule: Schedule, problem: AttentionProblem) -> list:
 def test_lean(monkeypatch, problem, sms, min_tiles):
     config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=min_tiles)
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, min_tiles)
-    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(schedule, problem)
+    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
+        schedule, problem
+    )
 
 
 @pytest.mark.parametrize("sms", [5, 9, 40])
@@ -82,7 +95,9 @@ def test_lean_aligned(monkeypatch, sms):
     problem = PROBLEMS[1]
     config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, aligned=True)
-    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(schedule, problem)
+    assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
+        schedule, problem
+    )
 
 
 def test_lean_over_more_sequences_than_one_step_adds_up(monkeypatch):
@@ -104,5 +119,7 @@ def test_fa2(monkeypatch, problem):
 @pytest.mark.parametrize("splits", [1, 2, 3, 8])
 def test_fixed_split(monkeypatch, problem, splits):
     schedule = fixed_split(TileGrid.of(problem, TILE_TOKENS), splits)
-    seen = walks(monkeypatch, "fixed_split", problem, config=KernelConfig(TILE_TOKENS, 4, 2, splits=splits))
+    seen = walks(
+        monkeypatch, "fixed_split", problem, config=KernelConfig(TILE_TOKENS, 4, 2, splits=splits)
+    )
     assert seen == expected(schedule, problem)

@@ -1,4 +1,6 @@
-"""Instrumented builds: outputs stay right, and the stamps tell the schedule of leanbench.decomposition."""
+"""Instrumented builds: outputs stay right, and the stamps tell the schedule of
+leanbench.core.decomposition.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from leanbench.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k, tile_rows
-from leanbench.inputs import AttentionInputs, make_inputs
-from leanbench.measure.check import check_against_reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, LaunchResources, TracedCall, kernel
-from leanbench.timeline import CtaTimeline
+from leanbench.check.reference import check_against_reference
+from leanbench.core.decomposition import (
+    Schedule,
+    TileGrid,
+    fixed_split,
+    one_cta_per_tile,
+    stream_k,
+    tile_rows,
+)
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, LaunchResources, TracedCall, kernel
+from leanbench.core.timeline import CtaTimeline
 
 TILE_TOKENS = 16
 PROBLEMS = [
@@ -32,9 +41,13 @@ def most_marks(family: str, inputs: AttentionInputs, config: KernelConfig, launc
     return traceable.most_marks(inputs, config, launches)
 
 
-def stamped(family: str, inputs: AttentionInputs, config: KernelConfig, marks: int | None = None, **grid) -> TracedCall:
+def stamped(
+    family: str, inputs: AttentionInputs, config: KernelConfig, marks: int | None = None, **grid
+) -> TracedCall:
     """A traced call; `marks` are as many as the kernel says by default."""
-    launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(inputs, config, **grid)
+    launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(
+        inputs, config, **grid
+    )
     if marks is None:
         marks = most_marks(family, inputs, config, launches)
     trace = importlib.import_module("leanbench.kernels.trace")
@@ -70,11 +83,17 @@ def assert_times_are_sound(ctas: tuple[CtaTimeline, ...]) -> None:
 
 def told(ctas: tuple[CtaTimeline, ...], launch: str) -> dict[int, list[tuple[str, int]]]:
     """(kind, output tile) of every span of a launch, by CTA."""
-    return {cta.cta: [(span.kind, span.output_tile) for span in cta.spans] for cta in ctas if cta.launch == launch}
+    return {
+        cta.cta: [(span.kind, span.output_tile) for span in cta.spans]
+        for cta in ctas
+        if cta.launch == launch
+    }
 
 
 def expected(schedule: Schedule, grid: int | None = None) -> dict[int, list[tuple[str, int]]]:
-    """What the schedule asks of every CTA of the grid; a host block waits and reduces in the same launch."""
+    """What the schedule asks of every CTA of the grid; a host block waits and reduces in the same
+    launch.
+    """
     found: dict[int, list[tuple[str, int]]] = {cta: [] for cta in range(grid or schedule.grid)}
     for segment in schedule.segments:
         kinds = ["tiles"]
@@ -94,8 +113,11 @@ def assert_covers(ctas: tuple[CtaTimeline, ...], tiles: TileGrid) -> None:
 def test_lean(problem, sms, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("lean", problem, LEAN, device, sms=sms)
-    # With lengths on the device the grid is launched for the longest context; CTAs past the schedule's are idle.
-    assert told(ctas, "lean_kernel") == expected(stream_k(tiles, sms), len(ctas) if problem.is_ragged else None)
+    # With lengths on the device the grid is launched for the longest context; CTAs past the
+    # schedule's are idle.
+    assert told(ctas, "lean_kernel") == expected(
+        stream_k(tiles, sms), len(ctas) if problem.is_ragged else None
+    )
     assert {cta.launch for cta in ctas} == {"lean_kernel"}
     assert_covers(ctas, tiles)
 
@@ -104,7 +126,9 @@ def test_lean_aligned(device):
     problem = AttentionProblem(1, 4, 4, 150, 64)
     config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
     ctas = traced("lean", problem, config, device, sms=14)
-    assert told(ctas, "lean_kernel") == expected(stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True))
+    assert told(ctas, "lean_kernel") == expected(
+        stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True)
+    )
     assert len(ctas) == 12
 
 
@@ -139,7 +163,9 @@ def test_fixed_split(problem, device):
     row_tiles = -(-problem.group_size // rows)
     heads = [divmod(head, problem.group_size) for head in range(problem.batch * problem.q_heads)]
     merges = [kv_head * row_tiles + row // rows for kv_head, row in heads]
-    assert told(ctas, "merge_kernel") == {cta: [("reduction", tile)] for cta, tile in enumerate(merges)}
+    assert told(ctas, "merge_kernel") == {
+        cta: [("reduction", tile)] for cta, tile in enumerate(merges)
+    }
     assert_covers(ctas, tiles)
 
 
@@ -152,7 +178,9 @@ def test_one_split_is_one_launch(device):
 def test_the_registered_kernels_can_be_traced(name, device):
     problem = PROBLEMS[3]
     inputs = make_inputs(problem, device)
-    config = {"lean": LEAN, "fa2": KernelConfig(TILE_TOKENS, 4, 2), "fixed_split": FIXED_SPLIT}[name]
+    config = {"lean": LEAN, "fa2": KernelConfig(TILE_TOKENS, 4, 2), "fixed_split": FIXED_SPLIT}[
+        name
+    ]
     call = kernel(name).prepare_traced(inputs, config)
     assert call is not None
     call.launch()
@@ -193,7 +221,10 @@ def test_resources_of_a_compiled_kernel():
         def warmup(self, *arguments, grid, **options):
             passed.append((arguments, grid, options))
             return SimpleNamespace(
-                metadata=SimpleNamespace(num_warps=8, shared=2048), n_regs=96, n_spills=3, _init_handles=lambda: None
+                metadata=SimpleNamespace(num_warps=8, shared=2048),
+                n_regs=96,
+                n_spills=3,
+                _init_handles=lambda: None,
             )
 
     resources = launch.TritonLaunch(Function(), 7, (1, 2), {"BLOCK": 16}).resources()
@@ -228,13 +259,14 @@ def test_launches_run_in_order():
 @pytest.mark.parametrize(
     ("context", "sms", "marks"),
     [
-        # 12 output tiles of 3 LeanTiles each: a CTA has 12, 6, 4, 3 of them, and a part of a 13th costs nothing more.
+        # 12 output tiles of 3 LeanTiles each: a CTA has 12, 6, 4, 3 of them, and a part of a 13th
+        # costs nothing more.
         (48, 1, 16),
         (48, 2, 16),
         (48, 3, 8),
         (48, 12, 8),
-        # 15 + 11 LeanTiles, the second CTA has 11 of 13 output tiles: a beginning and as many ends as parts, a wait
-        # and a reduction.
+        # 15 + 11 LeanTiles, the second CTA has 11 of 13 output tiles: a beginning and as many ends
+        # as parts, a wait and a reduction.
         ((240, *[1] * 11), 2, 16),
         # Of 36 sequences the busiest of three CTAs has 17.
         ((240, *[1] * 35), 3, 32),
@@ -244,5 +276,7 @@ def test_room_for_the_marks_of_the_busiest_cta(context, sms, marks, device):
     batch = 1 if isinstance(context, int) else len(context)
     heads = 12 if isinstance(context, int) else 1
     inputs = make_inputs(AttentionProblem(batch, heads, heads, context, 64), device)
-    launches = importlib.import_module("leanbench.kernels.lean.triton").launches(inputs, LEAN, sms=sms)
+    launches = importlib.import_module("leanbench.kernels.lean.triton").launches(
+        inputs, LEAN, sms=sms
+    )
     assert most_marks("lean", inputs, LEAN, launches) == marks

@@ -1,4 +1,6 @@
-"""A GPU for `leanbench.measure.cell.Bench` where there is none: inputs and kernels are real, times are made up."""
+"""A GPU for `leanbench.measure.cell.Bench` where there is none: inputs and kernels are real, times
+are made up.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile
+from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs, make_inputs
 from leanbench.measure import buffers, cell
 from leanbench.measure.cell import Bench
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.options import MeasureOptions
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernel
 
 H200 = find("h200")
 #: K and V are 102,400 bytes: three buffers exceed the pretended GPU's cold bytes.
@@ -52,7 +54,9 @@ class Right(Kernel):
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         return [CONFIG, FASTER]
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule:
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 
@@ -92,7 +96,8 @@ class PretendedGpu:
     """What the GPU answers; tests change it. And what was asked of it."""
 
     free_bytes: float = 140e9
-    #: Samples of the read floor: of the variant that is there, and of the one that a new ranking finds.
+    #: Samples of the read floor: of the variant that is there, and of the one that a new ranking
+    #: finds.
     floor_us: float = 8.0
     best_floor_us: float = 8.0
     #: By kernel; others agree with their latency of 10 µs.
@@ -146,11 +151,15 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
         return make_inputs(problem, "cpu", seed)
 
     class ReadFloor:
-        def launches(self, inputs: Sequence[AttentionInputs], kv_bytes: int, again: bool = False) -> list[Launch]:
+        def launches(
+            self, inputs: Sequence[AttentionInputs], kv_bytes: int, again: bool = False
+        ) -> list[Launch]:
             assert kv_bytes == gpu.made[-1].kv_bytes
             gpu.floors.append(again)
             samples_us = itertools.repeat(gpu.best_floor_us if again else gpu.floor_us)
-            reader = SimpleNamespace(name=cell.FLOOR, samples_us=samples_us, replay=lambda launches: None)
+            reader = SimpleNamespace(
+                name=cell.FLOOR, samples_us=samples_us, replay=lambda launches: None
+            )
             return [Launch(reader, lambda: None) for _ in inputs]
 
     def cross_check(launches: Sequence[Launch], latency_us: float) -> CrossCheck | str:
@@ -168,7 +177,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda: gpu.reserved_bytes)
     monkeypatch.setattr("torch.cuda.empty_cache", gpu.empty_cache)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(gpu.free_bytes), int(141e9)))
-    monkeypatch.setattr("leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mb=0.09))
+    monkeypatch.setattr(
+        "leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mb=0.09)
+    )
     monkeypatch.setattr(buffers, "make_inputs", made)
     monkeypatch.setattr(buffers, "_COLD_BYTES", COLD_BYTES)
     monkeypatch.setattr(buffers, "_COLD_L2_MULTIPLE", 0)
@@ -180,6 +191,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     return gpu
 
 
-def measure(gpu: PretendedGpu, *kernels: Right, configs: str = "default", **options: Any) -> dict[str, dict[str, Any]]:
+def measure(
+    gpu: PretendedGpu, *kernels: Right, configs: str = "default", **options: Any
+) -> dict[str, dict[str, Any]]:
     """Rows of `PROBLEM` from a new bench."""
     return Bench(0, MeasureOptions(**options), gpu.announce).run(PROBLEM, kernels, configs)

@@ -1,4 +1,6 @@
-"""A GPU with an energy counter that moves in ticks, a power that follows the load with a lag, and a queue of work."""
+"""A GPU with an energy counter that moves in ticks, a power that follows the load with a lag, and a
+queue of work.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SimulatedGpu:
-    """The clock stands still but for `sleep` and for what calls cost. Plays the host, torch's events and `Nvml`."""
+    """The clock stands still but for `sleep` and for what calls cost. Plays the host, torch's
+    events and `Nvml`.
+    """
 
     replay_s: float = 0.004
     #: Replays differ by up to this share of `replay_s`.
@@ -29,7 +33,8 @@ class SimulatedGpu:
     #: What the instantaneous power reads over what it is; None: the driver has none.
     power_gain: float | None = 1.0
     has_counter: bool = True
-    #: Read instead of the true energy: (time, mJ to add) from that time on; None for a counter that has stopped.
+    #: Read instead of the true energy: (time, mJ to add) from that time on; None for a counter that
+    #: has stopped.
     counter_faults: list[tuple[float, float | None]] = field(default_factory=list)
     reasons: list[tuple[float, list[str] | None]] = field(default_factory=lambda: [(0.0, [])])
     clocks: list[tuple[float, int | None]] = field(default_factory=lambda: [(0.0, 1980)])
@@ -115,7 +120,9 @@ class SimulatedGpu:
 
     def _burn(self, seconds: float, target_w: float) -> None:
         gone = -math.expm1(-seconds / self.lag_s)
-        self._energy_mj += (target_w * seconds + (self._power_w - target_w) * self.lag_s * gone) * 1000
+        self._energy_mj += (
+            target_w * seconds + (self._power_w - target_w) * self.lag_s * gone
+        ) * 1000
         self._power_w += (target_w - self._power_w) * gone
 
 

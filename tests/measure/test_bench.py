@@ -1,4 +1,6 @@
-"""How the kernels of a problem are measured, on a pretended GPU: times are made up, inputs and the check are real."""
+"""How the kernels of a problem are measured, on a pretended GPU: times are made up, inputs and the
+check are real.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,20 @@ from typing import Any
 import pytest
 from pretended_gpu import CONFIG, FASTER, PROBLEM, PretendedGpu, Right, measure, pretend
 
-from leanbench.errors import UserError
+from leanbench.configs.lookup import Choice
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs
 from leanbench.measure import cell as module
 from leanbench.measure.cell import Bench
 from leanbench.measure.fields import timing_fields
 from leanbench.measure.timing import Effort, Timing
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
-from leanbench.row import Row
-from leanbench.run.samples import Samples
-from leanbench.tune.lookup import Choice
+from leanbench.records.row import Row
+from leanbench.records.samples import Samples
 
 
 @pytest.fixture
@@ -36,7 +38,14 @@ def gpu(monkeypatch) -> PretendedGpu:
 
 
 def row(fields: dict[str, Any]) -> Row:
-    beside = {"cell": "c", "problem": PROBLEM.to_dict(), "kernel": "k", "wall_s": 0.1, "time": "t", "environment": "e"}
+    beside = {
+        "cell": "c",
+        "problem": PROBLEM.to_dict(),
+        "kernel": "k",
+        "wall_s": 0.1,
+        "time": "t",
+        "environment": "e",
+    }
     return Row.model_validate({**json.loads(json.dumps(fields)), **beside})
 
 
@@ -85,12 +94,16 @@ def test_kernels_of_a_problem_are_measured_side_by_side(gpu):
     assert gpu.floors == [False]
     assert len(gpu.made) == 3
     assert [fields["read_floor_us"] for fields in rows.values()] == [8.0, 8.0]
-    assert rows["a"]["raw_samples"]["rounds"] == rows["b"]["raw_samples"]["rounds"] == list(range(6))
+    assert (
+        rows["a"]["raw_samples"]["rounds"] == rows["b"]["raw_samples"]["rounds"] == list(range(6))
+    )
 
 
 def test_whose_code_runs_is_announced_before_it_runs(gpu):
     class Watched(Right):
-        def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        def prepare(
+            self, inputs: AttentionInputs, config: KernelConfig | None
+        ) -> Callable[[], Any]:
             assert gpu.announced[-1] == self.name
             return super().prepare(inputs, config)
 
@@ -126,7 +139,9 @@ def test_a_floor_that_a_kernel_beats_is_looked_for_again(gpu):
     rows = measure(gpu, Right("a"), Right("b", [13.0]))
     assert gpu.floors == [False, True]
     assert rows["a"]["status"] == "suspect"
-    assert rows["a"]["reason"].startswith("10.00 µs beats a kernel that only reads the same bytes (12.00 µs)")
+    assert rows["a"]["reason"].startswith(
+        "10.00 µs beats a kernel that only reads the same bytes (12.00 µs)"
+    )
     assert rows["b"]["status"] == "ok"
 
 
@@ -161,16 +176,24 @@ def test_a_warm_cache_is_one_buffer_and_says_so(gpu):
 
 def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
     rows = Bench(0).run(replace(PROBLEM, head_dim=256), [Right(), kernel("reference")], "default")
-    assert (rows["right"]["status"], rows["right"]["reason"]) == ("unsupported", "right knows no head_dim 256")
+    assert (rows["right"]["status"], rows["right"]["reason"]) == (
+        "unsupported",
+        "right knows no head_dim 256",
+    )
     assert rows["reference"]["status"] == "unsupported"
-    assert rows["reference"]["reason"].startswith("reference is there to check others, it cannot be captured in a CUDA")
+    assert rows["reference"]["reason"].startswith(
+        "reference is there to check others, it cannot be captured in a CUDA"
+    )
     assert gpu.made == []
     assert "latency_us" not in rows["right"]
 
 
 def test_what_is_unsupported_leaves_the_others_alone(gpu):
     rows = Bench(0).run(PROBLEM, [kernel("reference"), Right()], "default")
-    assert {name: fields["status"] for name, fields in rows.items()} == {"reference": "unsupported", "right": "ok"}
+    assert {name: fields["status"] for name, fields in rows.items()} == {
+        "reference": "unsupported",
+        "right": "ok",
+    }
     assert list(rows) == ["reference", "right"]
 
 
@@ -181,7 +204,9 @@ def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
     rows = bench.run(large, [Right("a"), kernel("reference"), Right("b")], "default")
     for name in ("a", "b"):
         assert rows[name]["status"] == "out_of_memory"
-        assert rows[name]["reason"].startswith("needs 34.3 GB (K and V 32.8 GB, the rest for the check) and the GPU")
+        assert rows[name]["reason"].startswith(
+            "needs 34.3 GB (K and V 32.8 GB, the rest for the check) and the GPU"
+        )
         assert row(rows[name]).kv_bytes == large.kv_bytes
     assert rows["reference"]["status"] == "unsupported"
     assert gpu.made == []
@@ -208,7 +233,10 @@ def test_the_state_of_the_gpu_is_in_the_row(gpu):
     gpu.nvml = PretendedNvml(["sync_boost"])
     effort = Effort(max_repeats=2, throttled_pause_s=0.0)
     fields = measure(gpu, Right(), effort=effort)["right"]
-    assert {name: fields[name] for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")} == {
+    assert {
+        name: fields[name]
+        for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
+    } == {
         "sm_clock_mhz": 1755,
         "temperature_c": 44,
         "power_w": 412.5,
@@ -217,31 +245,46 @@ def test_the_state_of_the_gpu_is_in_the_row(gpu):
     assert fields["throttled_samples"] == 2
     assert fields["raw_samples"]["sm_clock_mhz"] == [1755] * 10
     assert fields["raw_samples"]["rounds"] == list(range(2, 12))
-    assert fields["warnings"] == ["clocks were lowered (sync_boost) in samples that count, after 2 were thrown away"]
+    assert fields["warnings"] == [
+        "clocks were lowered (sync_boost) in samples that count, after 2 were thrown away"
+    ]
     assert fields["status"] == "ok"
 
 
 @pytest.mark.parametrize(("pid", "status"), [(1, "noisy"), (os.getppid(), "ok")])
-def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does_not(gpu, pid, status):
+def test_other_programs_on_the_gpu_make_all_rows_noisy_but_the_sweep_itself_does_not(
+    gpu, pid, status
+):
     gpu.nvml = PretendedNvml([], [GpuProcess(pid, "train", 30)])
     rows = measure(gpu, Right("a"), Right("b"))
     assert {fields["status"] for fields in rows.values()} == {status}
     if status == "noisy":
-        assert rows["a"]["reason"].startswith("other programs used the GPU meanwhile: train (pid 1)")
+        assert rows["a"]["reason"].startswith(
+            "other programs used the GPU meanwhile: train (pid 1)"
+        )
 
 
 @pytest.fixture
 def sustained(monkeypatch) -> list[tuple[int, object, float]]:
-    """`measure_sustained` answers at once; its calls are noted: launches of a replay, NVML, window."""
+    """`measure_sustained` answers at once; its calls are noted: launches of a replay, NVML,
+    window.
+    """
     calls: list[tuple[int, object, float]] = []
 
-    def fake(replay: object, launches: int, nvml: object, calibration: object, window_s: float) -> SimpleNamespace:
+    def fake(
+        replay: object, launches: int, nvml: object, calibration: object, window_s: float
+    ) -> SimpleNamespace:
         calls.append((launches, nvml, window_s))
         warnings = [f"reading {len(calls)}"]
-        return SimpleNamespace(warnings=warnings, number=len(calls), throttle_reasons=["sw_power_cap"])
+        return SimpleNamespace(
+            warnings=warnings, number=len(calls), throttle_reasons=["sw_power_cap"]
+        )
 
     def energy_fields(reading: Any, calibration: object, floor: Any) -> dict[str, Any]:
-        return {"energy_mj": float(reading.number), "energy_floor_mj": None if floor is None else float(floor.number)}
+        return {
+            "energy_mj": float(reading.number),
+            "energy_floor_mj": None if floor is None else float(floor.number),
+        }
 
     monkeypatch.setattr("leanbench.measure.energy.measure_sustained", fake)
     monkeypatch.setattr(module, "row_fields", energy_fields)
@@ -253,7 +296,9 @@ def test_energy_of_each_kernel_and_of_the_floor_once(gpu, sustained):
     gpu.nvml = PretendedNvml([])
     rows = measure(gpu, Right("a"), Right("b"), energy=True, window_s=5.0)
     assert sustained == [(64, gpu.nvml, 5.0)] * 3
-    assert {name: (fields["energy_mj"], fields["energy_floor_mj"]) for name, fields in rows.items()} == {
+    assert {
+        name: (fields["energy_mj"], fields["energy_floor_mj"]) for name, fields in rows.items()
+    } == {
         "a": (1.0, 2.0),
         "b": (3.0, 2.0),
     }
@@ -275,7 +320,10 @@ def test_a_window_of_few_ticks_is_refused_before_anything_runs(gpu, monkeypatch)
 def test_energy_without_nvml_is_said(gpu, monkeypatch):
     monkeypatch.setattr(module.extras, "calibrate", lambda nvml: None)
     fields = measure(gpu, Right(), energy=True)["right"]
-    assert "NVML cannot be used here, so there is no energy: run `leanbench doctor`" in fields["warnings"]
+    assert (
+        "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
+        in fields["warnings"]
+    )
 
 
 def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
@@ -305,17 +353,23 @@ def test_a_plan_is_timed_apart(gpu):
 
 
 def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
-    def busy_fields(candidate: Any, problem: object, buffers: Sequence[object], spec: object) -> dict[str, Any]:
+    def busy_fields(
+        candidate: Any, problem: object, buffers: Sequence[object], spec: object
+    ) -> dict[str, Any]:
         assert gpu.announced[-1] == candidate.kernel.name
         assert (problem, len(buffers)) == (PROBLEM, 3)
         return {"sm_busy_share": candidate.row["latency_us"] / 100}
 
-    def counter_fields(candidate: Any, problem: object, device_index: int, cache: str) -> dict[str, Any]:
+    def counter_fields(
+        candidate: Any, problem: object, device_index: int, cache: str
+    ) -> dict[str, Any]:
         assert (problem, device_index, cache) == (PROBLEM, 0, "cold")
         candidate.warnings.append("counters want rights")
         return {"counted_dram_bytes": 7}
 
-    monkeypatch.setattr(module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168})
+    monkeypatch.setattr(
+        module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168}
+    )
     monkeypatch.setattr(module.extras, "busy_fields", busy_fields)
     monkeypatch.setattr(module.extras, "counter_fields", counter_fields)
     plain = measure(gpu, Right())["right"]
@@ -330,19 +384,29 @@ def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
 def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
     def record_timeline(*asked: Any) -> Any:
         problem, kernel, config, buffers, _, latency_us = asked
-        return None if kernel.name == "untraced" else (problem, kernel.name, config, len(buffers), latency_us)
+        return (
+            None
+            if kernel.name == "untraced"
+            else (problem, kernel.name, config, len(buffers), latency_us)
+        )
 
     monkeypatch.setattr("leanbench.measure.timeline.record_timeline", record_timeline)
     bench = Bench(0)
     samples_us = [10.0, 11.0, 12.0] * 20
     found: Any = bench.timeline(PROBLEM, Right("a", samples_us), "default")
     assert found == (PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))
-    assert bench.timeline(PROBLEM, Right("untraced"), "default") == "untraced has no instrumented build"
-    assert bench.timeline(replace(PROBLEM, head_dim=256), Right("a"), "default") == "a knows no head_dim 256"
+    assert (
+        bench.timeline(PROBLEM, Right("untraced"), "default")
+        == "untraced has no instrumented build"
+    )
+    assert (
+        bench.timeline(replace(PROBLEM, head_dim=256), Right("a"), "default")
+        == "a knows no head_dim 256"
+    )
 
 
 def test_settings_that_are_kept_or_given(gpu, monkeypatch):
-    """Where the settings come from, leanbench.tune.lookup says."""
+    """Where the settings come from, leanbench.configs.lookup says."""
 
     def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
         assert (problem, spec) == (PROBLEM, Bench(0).spec)
@@ -356,15 +420,22 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
     tuned.tuned_as = "tuned"
     rows = Bench(0).run(PROBLEM, [tuned, other], "heuristic", {"other": CONFIG})
     assert asked == ["heuristic", CONFIG]
-    chosen = [[rows[name][field] for field in ("config", "config_choice", "config_reason")] for name in rows]
+    chosen = [
+        [rows[name][field] for field in ("config", "config_choice", "config_reason")]
+        for name in rows
+    ]
     assert chosen == [[FASTER.to_dict(), "kept", "from a file"], [CONFIG.to_dict(), "given", None]]
     assert (tuned.prepared, other.prepared) == ([FASTER] * 3, [CONFIG] * 3)
 
 
 def test_best_tries_what_is_kept_too(gpu, monkeypatch):
     kept = KernelConfig(256, 4, 2)
-    monkeypatch.setattr(module.lookup, "resolve", lambda *asked: Choice(kept, "kept", "from a file"))
+    monkeypatch.setattr(
+        module.lookup, "resolve", lambda *asked: Choice(kept, "kept", "from a file")
+    )
     tried: list[object] = []
-    monkeypatch.setattr(module, "fastest", lambda candidates: (tried.extend(candidates), (kept, 3))[1])
+    monkeypatch.setattr(
+        module, "fastest", lambda candidates: (tried.extend(candidates), (kept, 3))[1]
+    )
     assert measure(gpu, Right(), configs="best")["right"]["config"] == kept.to_dict()
     assert tried == [kept, CONFIG, FASTER]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pretended_gpu import PROBLEM, Launch, PretendedGpu, Right, measure, pretend
 
-from leanbench.inputs import AttentionInputs
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.registry import KernelConfig
 from leanbench.measure import cell as module
 from leanbench.measure.cell import Alarm, Bench
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.timing import Effort
-from leanbench.registry import KernelConfig
 
 
 @pytest.fixture
@@ -57,7 +57,9 @@ def test_only_wrong_kernels_need_no_floor(gpu):
 
 def test_a_kernel_that_writes_nothing_does_not_pass_on_the_last_one_s_output(gpu):
     class Idle(Right):
-        def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        def prepare(
+            self, inputs: AttentionInputs, config: KernelConfig | None
+        ) -> Callable[[], Any]:
             return Launch(self, lambda: None)
 
     rows = measure(gpu, Right("a"), Idle("idle"))
@@ -86,9 +88,10 @@ def test_work_that_a_graph_does_not_hold_is_an_alarm(gpu):
 
     with pytest.raises(Alarm) as alarm:
         measure(gpu, Right("a"), Elsewhere("elsewhere"), Right("b"))
-    assert str(alarm.value) == (
-        "2 of 3 outputs were not written when the CUDA graph was replayed: part of the work ran on another stream and "
-        "was not timed"
+    assert (
+        str(alarm.value)
+        == "2 of 3 outputs were not written when the CUDA graph was replayed: part of the work ran"
+        " on another stream and was not timed"
     )
     assert gpu.announced[-1] == "elsewhere"
 
@@ -101,7 +104,9 @@ def test_a_kernel_that_changes_its_inputs_is_an_alarm(gpu, tensor):
 
     bench = Bench(0, announce=gpu.announce)
     ragged = replace(PROBLEM, context=(100, 90), kv_layout="NHD")
-    with pytest.raises(Alarm, match=r"^changing changed its inputs: Q, K, V or the lengths are not what they were$"):
+    with pytest.raises(
+        Alarm, match=r"^changing changed its inputs: Q, K, V or the lengths are not what they were$"
+    ):
         bench.run(ragged, [Right("a"), Changing("changing"), Right("b")], "default")
     assert gpu.announced[-1] == "changing"
     # The others are given inputs that nobody changed.
@@ -139,11 +144,19 @@ def test_a_part_that_cannot_be_had_costs_a_warning_not_the_row(gpu, monkeypatch)
     def fail(*asked: object) -> dict[str, Any]:
         raise RuntimeError("the instrumented build differs\nby much")
 
-    monkeypatch.setattr(module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168})
+    monkeypatch.setattr(
+        module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168}
+    )
     monkeypatch.setattr(module.extras, "busy_fields", fail)
     fields = measure(gpu, Right(), occupancy=True)["right"]
-    assert (fields["status"], fields["latency_us"], fields["registers_per_thread"]) == ("ok", 10.0, 168)
-    assert fields["warnings"] == ["part of what was asked is missing (RuntimeError: the instrumented build differs)"]
+    assert (fields["status"], fields["latency_us"], fields["registers_per_thread"]) == (
+        "ok",
+        10.0,
+        168,
+    )
+    assert fields["warnings"] == [
+        "part of what was asked is missing (RuntimeError: the instrumented build differs)"
+    ]
 
 
 def test_an_error_of_the_gpu_is_no_warning(gpu, monkeypatch):
@@ -182,9 +195,15 @@ def test_a_kernel_found_wrong_after_timing_is_asked_nothing_more(gpu, monkeypatc
 def test_a_wide_interval_is_noisy(gpu):
     rows = measure(gpu, Right("steady"), Right("wild", [10.0, 12.0]), effort=Effort(max_samples=20))
     assert rows["steady"]["status"] == "ok"
-    assert (rows["wild"]["status"], rows["wild"]["latency_us"], rows["wild"]["samples"]) == ("noisy", 11.0, 20)
-    assert rows["wild"]["reason"] == (
-        "the confidence interval of the median reaches 9.1% to one side after 20 samples, above 0.5%"
+    assert (rows["wild"]["status"], rows["wild"]["latency_us"], rows["wild"]["samples"]) == (
+        "noisy",
+        11.0,
+        20,
+    )
+    assert (
+        rows["wild"]["reason"]
+        == "the confidence interval of the median reaches 9.1% to one side after 20 samples, above"
+        " 0.5%"
     )
 
 
@@ -196,12 +215,17 @@ def test_suspect_is_said_before_noisy(gpu):
 
 
 def test_figures_that_contradict_each_other_are_warned_of(gpu):
-    gpu.crosschecks = {"b": CrossCheck((13.0,), ("b",)), "c": "the profiler saw no kernel, so there is no cross-check"}
+    gpu.crosschecks = {
+        "b": CrossCheck((13.0,), ("b",)),
+        "c": "the profiler saw no kernel, so there is no cross-check",
+    }
     rows = measure(gpu, Right("a"), Right("b"), Right("c"))
     assert {fields["status"] for fields in rows.values()} == {"ok"}
     assert rows["a"]["warnings"] == []
     assert (rows["b"]["crosscheck_us"], len(rows["b"]["warnings"])) == (13.0, 1)
-    assert rows["b"]["warnings"][0].startswith("the profiler's kernel times give 13.00 µs a launch, +30.0% from the")
+    assert rows["b"]["warnings"][0].startswith(
+        "the profiler's kernel times give 13.00 µs a launch, +30.0% from the"
+    )
     assert "crosscheck_us" not in rows["c"]
     assert rows["c"]["warnings"] == [gpu.crosschecks["c"]]
     assert rows["c"]["raw_samples"]["crosscheck_us"] == []

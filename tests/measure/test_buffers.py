@@ -8,12 +8,13 @@ import pytest
 import torch
 from pretended_gpu import COLD_BYTES, H200, PROBLEM, PretendedGpu, pretend
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.measure import buffers as module
 from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
-from leanbench.problem import AttentionProblem
 
 DEVICE = torch.device("cuda", 0)
-#: K and V: 2 x 4 x 10^6 x 32 x 64 x 2 bytes. The check: a head in fp64, 10^6 x (2 x 64 + 3) x 8, and 512 MB.
+#: K and V: 2 x 4 x 10^6 x 32 x 64 x 2 bytes. The check: a head in fp64, 10^6 x (2 x 64 + 3) x 8,
+#: and 512 MB.
 LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
 NEEDED_BYTES = 32_768_000_000 + 1_048_000_000 + 512_000_000
 

@@ -15,24 +15,27 @@ from pathlib import Path
 
 import pytest
 
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.measure import counters, counters_target
 from leanbench.measure.counters import CountedKernel, CountedLaunch, count, find_ncu
 from leanbench.measure.counters_target import _refuse_shortage
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
-from leanbench.row import Row
+from leanbench.records.row import Row
 
 PROBLEM = AttentionProblem(1, 56, 56, 4096, 64)
 CONFIG = KernelConfig(128, 4, 3, splits=4)
 HEADER = (
-    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
-    '"CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block'
+    ' Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
 )
 
 
 def lines(number: int, name: str, read: str, written: str, duration: str, occupancy: str) -> str:
     """What ncu writes of one GPU kernel, numbers as it groups them."""
-    start = f'"{number}","4711","python3.12","127.0.0.1","{name}","1","7","(128, 1, 1)","(224, 1, 1)","0","9.0"'
+    start = (
+        f'"{number}","4711","python3.12","127.0.0.1","{name}","1","7","(128, 1, 1)","(224, 1,'
+        ' 1)","0","9.0"'
+    )
     metrics = [
         ("dram__bytes_read.sum", "byte", read),
         ("dram__bytes_write.sum", "byte", written),
@@ -40,7 +43,8 @@ def lines(number: int, name: str, read: str, written: str, duration: str, occupa
         ("sm__warps_active.avg.pct_of_peak_sustained_active", "%", occupancy),
     ]
     return "".join(
-        f'{start},"Command line profiler metrics","{metric}","{unit}","{value}"\n' for metric, unit, value in metrics
+        f'{start},"Command line profiler metrics","{metric}","{unit}","{value}"\n'
+        for metric, unit, value in metrics
     )
 
 
@@ -86,7 +90,9 @@ def fake_ncu(tmp_path, monkeypatch):
 
 @pytest.fixture
 def printing(fake_ncu, tmp_path):
-    """Call with a text; a `ncu` that writes its arguments to `arguments`, prints the text and exits with `code`."""
+    """Call with a text; a `ncu` that writes its arguments to `arguments`, prints the text and exits
+    with `code`.
+    """
 
     def install(text: str, code: int = 0) -> None:
         (tmp_path / "said").write_text(text)
@@ -150,7 +156,11 @@ def test_what_ncu_is_asked(printing, tmp_path):
     request = json.loads(arguments[-1])
     assert AttentionProblem.from_dict(request["problem"]) == PROBLEM
     assert KernelConfig(**request["config"]) == CONFIG
-    assert (request["kernel"], request["device_index"], request["cache"]) == ("fixed_split", 3, "warm")
+    assert (request["kernel"], request["device_index"], request["cache"]) == (
+        "fixed_split",
+        3,
+        "warm",
+    )
     assert request["caller_pid"] == os.getpid()
     # Otherwise a German user gets 58.812.416.
     assert record["LC_ALL"] == "C"
@@ -170,21 +180,36 @@ def test_older_versions_write_the_unit_in_full(printing):
     ("said", "code", "sentence"),
     [
         (PERMISSION, 0, counters.ADMINISTRATORS_ONLY),
-        (BUSY_COUNTERS, 1, "another tool is reading this GPU's counters: stop it, or pause DCGM with"),
-        ("==WARNING== No kernels were profiled.\n", 0, "Nsight Compute saw no GPU kernel in the call"),
+        (
+            BUSY_COUNTERS,
+            1,
+            "another tool is reading this GPU's counters: stop it, or pause DCGM with",
+        ),
+        (
+            "==WARNING== No kernels were profiled.\n",
+            0,
+            "Nsight Compute saw no GPU kernel in the call",
+        ),
         (
             "==ERROR== Failed to access the following 1 metrics: dram__bytes_read.sum.\n",
             1,
             "Nsight Compute failed: Failed to access the following 1 metrics: dram__bytes_read.sum",
         ),
         (
-            f"{counters.TARGET_FAILED}K and V take 30.1 GB and the GPU has 2.0 GB free\n"
-            "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n",
+            (
+                f"{counters.TARGET_FAILED}K and V take 30.1 GB and the GPU has 2.0 GB"
+                " free\n==ERROR== The application returned an error code (1).\n==WARNING== No"
+                " kernels were profiled.\n"
+            ),
             1,
             "the counted process failed: K and V take 30.1 GB and the GPU has 2.0 GB free",
         ),
         ("", 3, "Nsight Compute gave no counters; its last words: none"),
-        ("cannot open libncu\n", 127, "Nsight Compute gave no counters; its last words: cannot open libncu"),
+        (
+            "cannot open libncu\n",
+            127,
+            "Nsight Compute gave no counters; its last words: cannot open libncu",
+        ),
         (
             TWO_KERNELS.replace('"byte","1,024"', '"","n/a"'),
             0,
@@ -198,10 +223,24 @@ def test_older_versions_write_the_unit_in_full(printing):
         (
             TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1),
             0,
-            "Nsight Compute needs 3 passes for these counters on this GPU, and the L2 is cold in the first only",
+            (
+                "Nsight Compute needs 3 passes for these counters on this GPU, and the L2 is cold"
+                " in the first only"
+            ),
         ),
     ],
-    ids=["permission", "dcgm", "no kernels", "metrics", "target", "silent", "broken", "n/a", "unit", "passes"],
+    ids=[
+        "permission",
+        "dcgm",
+        "no kernels",
+        "metrics",
+        "target",
+        "silent",
+        "broken",
+        "n/a",
+        "unit",
+        "passes",
+    ],
 )
 def test_failures_are_plain_sentences(printing, said, code, sentence):
     printing(said, code)
@@ -218,7 +257,10 @@ def test_several_passes_do_not_matter_where_the_cache_is_warm(printing):
 def test_a_timeout_ends_ncu_and_what_it_started(fake_ncu, tmp_path):
     fake_ncu(f"sleep 60 & echo $! > {tmp_path / 'pid'}\nwait")
     started = time.monotonic()
-    assert count(PROBLEM, "lean", CONFIG, 0, timeout_s=0.5) == "Nsight Compute did not finish within 0.5 s"
+    assert (
+        count(PROBLEM, "lean", CONFIG, 0, timeout_s=0.5)
+        == "Nsight Compute did not finish within 0.5 s"
+    )
     assert time.monotonic() - started < 10
     child = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
     deadline = time.monotonic() + 5
@@ -239,7 +281,10 @@ def test_without_ncu(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(counters, "_USUAL_PLACES", ())
     assert find_ncu() is None
-    assert count(PROBLEM, "lean", None, 0) == ("Nsight Compute is not installed: install it, or put `ncu` on the PATH")
+    assert (
+        count(PROBLEM, "lean", None, 0)
+        == "Nsight Compute is not installed: install it, or put `ncu` on the PATH"
+    )
 
 
 def test_the_newest_of_the_usual_places_is_found(monkeypatch, tmp_path):
@@ -250,7 +295,9 @@ def test_the_newest_of_the_usual_places_is_found(monkeypatch, tmp_path):
     (tmp_path / "2026.1.0").mkdir()
     (tmp_path / "2026.1.0" / "ncu").touch(mode=0o644)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(counters, "_USUAL_PLACES", (str(tmp_path / "none*" / "ncu"), str(tmp_path / "*" / "ncu")))
+    monkeypatch.setattr(
+        counters, "_USUAL_PLACES", (str(tmp_path / "none*" / "ncu"), str(tmp_path / "*" / "ncu"))
+    )
     assert find_ncu() == str(tmp_path / "2025.10.0" / "ncu")
 
 
@@ -258,7 +305,10 @@ def test_the_counted_process_says_why_it_failed(fake_ncu, monkeypatch):
     # A `ncu` that only starts the program, which finds no GPU.
     fake_ncu('while [ "$1" != "-P" ]; do program=$1; shift; done\nexec "$program" "$@"')
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert count(PROBLEM, "lean", CONFIG, 0) == "the counted process failed: torch finds no GPU that it can use"
+    assert (
+        count(PROBLEM, "lean", CONFIG, 0)
+        == "the counted process failed: torch finds no GPU that it can use"
+    )
 
 
 def test_inputs_that_do_not_fit_are_refused_with_both_figures():
@@ -292,14 +342,22 @@ def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
-    request = {"problem": PROBLEM.to_dict(), "kernel": "fake", "config": CONFIG.to_dict(), "device_index": 1}
+    request = {
+        "problem": PROBLEM.to_dict(),
+        "kernel": "fake",
+        "config": CONFIG.to_dict(),
+        "device_index": 1,
+    }
     counters_target._run({**request, "cache": "cold"})
     assert events == [0, 1, 2, "wait", "start", 0, "wait", "stop"]
 
 
 def test_the_counted_process_ends_with_the_one_that_waits():
     caller = subprocess.Popen(["sleep", "60"])
-    code = f"from leanbench.measure import counters_target as t; import time; t._end_with({caller.pid}); time.sleep(60)"
+    code = (
+        "from leanbench.measure import counters_target as t; import time;"
+        f" t._end_with({caller.pid}); time.sleep(60)"
+    )
     target = subprocess.Popen([sys.executable, "-c", code])
     try:
         with pytest.raises(subprocess.TimeoutExpired):

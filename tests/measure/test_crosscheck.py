@@ -1,4 +1,6 @@
-"""The second opinion: kernel spans to a figure a launch, and when two figures contradict each other."""
+"""The second opinion: kernel spans to a figure a launch, and when two figures contradict each
+other.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanbench.measure import crosscheck as module
-from leanbench.measure.crosscheck import CrossCheck, KernelStart, cross_check, disagreement, from_spans
+from leanbench.measure.crosscheck import (
+    CrossCheck,
+    KernelStart,
+    cross_check,
+    disagreement,
+    from_spans,
+)
 
 
-def replay(launches: int, *kernels: tuple[str, float, float], every_us: float, at_us: float = 0.0) -> list[KernelStart]:
+def replay(
+    launches: int, *kernels: tuple[str, float, float], every_us: float, at_us: float = 0.0
+) -> list[KernelStart]:
     """`launches` launches, one each `every_us`, of (name, start in the launch, duration)."""
     return [
-        KernelStart(name, at_us + launch * every_us + start) for launch in range(launches) for name, start, _ in kernels
+        KernelStart(name, at_us + launch * every_us + start)
+        for launch in range(launches)
+        for name, start, _ in kernels
     ]
 
 
@@ -37,7 +49,9 @@ def test_spans_may_come_in_any_order():
 
 
 def test_each_replay_gives_a_figure_and_the_median_counts():
-    replays = [replay(3, ("attend", 0.0, 9.0), every_us=every_us) for every_us in (10.0, 40.0, 11.0)]
+    replays = [
+        replay(3, ("attend", 0.0, 9.0), every_us=every_us) for every_us in (10.0, 40.0, 11.0)
+    ]
     checked = from_spans(replays, launches=3)
     assert isinstance(checked, CrossCheck)
     assert checked.samples_us == (10.0, 40.0, 11.0)
@@ -53,8 +67,14 @@ def test_uneven_gaps_are_averaged():
     ("spans", "sentence"),
     [
         (
-            [*replay(3, ("split", 0.0, 5.0), ("merge", 5.0, 1.0), every_us=8.0), KernelStart("Memset", 30.0)],
-            "the profiler saw 7 kernels in 3 launches (3 x split, 3 x merge, 1 x Memset), no whole number each",
+            [
+                *replay(3, ("split", 0.0, 5.0), ("merge", 5.0, 1.0), every_us=8.0),
+                KernelStart("Memset", 30.0),
+            ],
+            (
+                "the profiler saw 7 kernels in 3 launches (3 x split, 3 x merge, 1 x Memset), no"
+                " whole number each"
+            ),
         ),
         (
             replay(2, ("attend", 0.0, 5.0), every_us=8.0),
@@ -69,7 +89,10 @@ def test_kernels_that_do_not_divide_evenly_give_no_figure(spans, sentence):
 
 def test_a_replay_without_kernels_gives_no_figure():
     even = replay(3, ("attend", 0.0, 5.0), every_us=8.0)
-    assert from_spans([even, []], launches=3) == "the profiler saw no kernel, so there is no cross-check"
+    assert (
+        from_spans([even, []], launches=3)
+        == "the profiler saw no kernel, so there is no cross-check"
+    )
 
 
 @given(
@@ -80,7 +103,10 @@ def test_a_replay_without_kernels_gives_no_figure():
     order=st.randoms(),
 )
 def test_regular_launches_give_their_period(launches, kernels, every_us, at_us, order):
-    within = [(f"k{index}", every_us * index / kernels, every_us / kernels / 2) for index in range(kernels)]
+    within = [
+        (f"k{index}", every_us * index / kernels, every_us / kernels / 2)
+        for index in range(kernels)
+    ]
     spans = replay(launches, *within, every_us=every_us, at_us=at_us)
     order.shuffle(spans)
     checked = from_spans([spans], launches)
@@ -114,9 +140,10 @@ def test_disagreement_at_its_borders(crosscheck_us, samples_us, differs):
 
 @pytest.mark.parametrize(("crosscheck_us", "share"), [(12.5, "+25.0%"), (7.5, "-25.0%")])
 def test_disagreement_says_both_figures_and_how_far_they_are_apart(crosscheck_us, share):
-    assert disagreement(crosscheck_us, [9.9, 10.0, 10.1]) == (
-        f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {share} from the graph replay's 10.00 µs: "
-        "neither figure is safe"
+    assert (
+        disagreement(crosscheck_us, [9.9, 10.0, 10.1])
+        == f"the profiler's kernel times give {crosscheck_us:.2f} µs a launch, {share} from the"
+        " graph replay's 10.00 µs: neither figure is safe"
     )
 
 
@@ -138,9 +165,13 @@ def captured(monkeypatch) -> list[int]:
     ("latency_us", "launches", "figures"),
     [(1.0, 32, 3), (100.0, 20, 3), (600.0, 4, 3), (2000.0, 2, 3), (5000.0, 2, 1), (3e4, 2, 1)],
 )
-def test_a_replay_takes_two_milliseconds_and_all_ten(monkeypatch, captured, latency_us, launches, figures):
+def test_a_replay_takes_two_milliseconds_and_all_ten(
+    monkeypatch, captured, latency_us, launches, figures
+):
     monkeypatch.setattr(
-        module, "_profiled", lambda before, graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0)
+        module,
+        "_profiled",
+        lambda before, graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0),
     )
     assert cross_check([lambda: None] * 7, latency_us) == CrossCheck((2.0,) * figures, ("attend",))
     # One before it, on other buffers.
@@ -153,19 +184,26 @@ def test_a_profiler_that_fails_is_a_sentence(monkeypatch):
         raise RuntimeError("CUPTI_ERROR_NOT_INITIALIZED\nand a stack")
 
     monkeypatch.setattr(module, "_profiled", fail)
-    assert cross_check([lambda: None], 10.0) == (
-        "the profiler gave no kernel times to cross-check with (CUPTI_ERROR_NOT_INITIALIZED)"
+    assert (
+        cross_check([lambda: None], 10.0)
+        == "the profiler gave no kernel times to cross-check with (CUPTI_ERROR_NOT_INITIALIZED)"
     )
 
 
 def test_the_replay_before_the_one_that_counts_is_left_out(monkeypatch):
     def event(name: str, start_us: float, device: object) -> SimpleNamespace:
         return SimpleNamespace(
-            name=name, device_type=device, time_range=SimpleNamespace(start=start_us, end=start_us + 1)
+            name=name,
+            device_type=device,
+            time_range=SimpleNamespace(start=start_us, end=start_us + 1),
         )
 
     gpu, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU  # pyright: ignore
-    events = [event("b", 31.0, gpu), event("launch", 2.0, cpu), *(event("a", at, gpu) for at in (1.0, 11.0, 21.0))]
+    events = [
+        event("b", 31.0, gpu),
+        event("launch", 2.0, cpu),
+        *(event("a", at, gpu) for at in (1.0, 11.0, 21.0)),
+    ]
 
     class Profile:
         def __init__(self, **options: object) -> None:
@@ -183,7 +221,10 @@ def test_the_replay_before_the_one_that_counts_is_left_out(monkeypatch):
     replays: list[str] = []
     monkeypatch.setattr("torch.profiler.profile", Profile)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    graphs = [SimpleNamespace(replay=lambda name=name: replays.append(name)) for name in ("before", "counts")]
+    graphs = [
+        SimpleNamespace(replay=lambda name=name: replays.append(name))
+        for name in ("before", "counts")
+    ]
     spans = module._profiled(*graphs)  # pyright: ignore[reportArgumentType]
     assert replays == ["before", "counts"]
     assert spans == [KernelStart("a", 21.0), KernelStart("b", 31.0)]
@@ -204,7 +245,9 @@ def test_the_buffers_that_count_have_left_the_l2(monkeypatch, captured):
 
     monkeypatch.setattr("leanbench.measure.timing.capture", capture)
     monkeypatch.setattr(
-        module, "_profiled", lambda before, graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0)
+        module,
+        "_profiled",
+        lambda before, graph: replay(graph.count, ("attend", 0.0, 1.0), every_us=2.0),
     )
     launches = [lambda index=index: used.append(index) for index in range(100)]
     cross_check(launches, 10.0)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_gpu import SimulatedGpu
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 from leanbench.measure.energy import (
     EnergyCalibration,
     SustainedReading,
@@ -22,7 +22,7 @@ from leanbench.measure.energy import (
     measure_sustained,
     row_fields,
 )
-from leanbench.row import Row
+from leanbench.records.row import Row
 
 LAUNCHES = 40
 
@@ -92,14 +92,19 @@ def test_energy_of_a_random_load_within_one_percent(window_s: float, **figures: 
     assert reading.warnings == []
     assert window_s <= reading.window_s + 1e-3
     assert reading.window_s < window_s + 2 * gpu.tick_s + 0.02
-    # Before the queue is filled a replay is timed alone; the end comes when the queue has been emptied.
+    # Before the queue is filled a replay is timed alone; the end comes when the queue has been
+    # emptied.
     probed_s = started_s + 3 * gpu.replay_s
-    assert not [idle_s for idle_s in gpu.went_idle if probed_s < idle_s < gpu.time_s], "the GPU was without work"
+    assert not [idle_s for idle_s in gpu.went_idle if probed_s < idle_s < gpu.time_s], (
+        "the GPU was without work"
+    )
     assert gpu.longest_queue <= 256
 
 
 def test_readings_of_the_h200_s_figures():
-    gpu = SimulatedGpu(clocks=[(0, 1980), (3.6, 1755)], reasons=[(0, []), (4.0, ["sw_power_cap"]), (4.2, [])])
+    gpu = SimulatedGpu(
+        clocks=[(0, 1980), (3.6, 1755)], reasons=[(0, []), (4.0, ["sw_power_cap"]), (4.2, [])]
+    )
     calibration = calibrated(gpu)
     assert calibration.tick_ms == pytest.approx(100, abs=1)
     assert calibration.idle_power_w == pytest.approx(80, abs=0.2)
@@ -111,12 +116,15 @@ def test_readings_of_the_h200_s_figures():
     assert reading.energy_by_power_mj == pytest.approx(60, rel=0.002)
     assert reading.power_w == pytest.approx(600, rel=0.002)
     assert (reading.clock_mhz, reading.throttle_reasons) == (1755, ["sw_power_cap"])
-    # Two seconds are 20 ticks: whether the last is still ahead when they are over is a matter of a millisecond.
+    # Two seconds are 20 ticks: whether the last is still ahead when they are over is a matter of a
+    # millisecond.
     assert min(abs(reading.window_s - ticks_s) for ticks_s in (2.0, 2.1)) < 0.004
 
 
 def test_the_window_lies_between_ticks():
-    """Ticks of half a second: a window that did not end on one would be wrong by up to a quarter."""
+    """Ticks of half a second: a window that did not end on one would be wrong by up to a
+    quarter.
+    """
     gpu = SimulatedGpu(tick_s=0.5)
     reading = measured(gpu, calibrated(gpu, seconds=3), window_s=2.2)
     assert reading.window_s == pytest.approx(2.5, abs=0.004)
@@ -225,7 +233,10 @@ def test_calibration_notices_a_counter_that_hardly_moves(tick_s: float, moved: i
     calibration = calibrated(gpu)
     assert (calibration.tick_ms, calibration.idle_power_w) == (None, pytest.approx(80))
     assert calibration.warnings == (
-        f"NVML's energy counter moved {moved} times in 1.8 s: energy comes from the instantaneous power alone",
+        (
+            f"NVML's energy counter moved {moved} times in 1.8 s: energy comes from the"
+            " instantaneous power alone"
+        ),
     )
 
 
@@ -247,8 +258,14 @@ def test_calibration_notices_a_gpu_that_is_not_idle():
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (lambda gpu: (after(gpu, 1.0), -gpu._energy_mj), "went back from "),  # the driver was loaded again
-        (lambda gpu: (after(gpu, 1.0), -5e5), "went back from "),  # less than the window uses: ends above the start
+        (
+            lambda gpu: (after(gpu, 1.0), -gpu._energy_mj),
+            "went back from ",
+        ),  # the driver was loaded again
+        (
+            lambda gpu: (after(gpu, 1.0), -5e5),
+            "went back from ",
+        ),  # less than the window uses: ends above the start
         (lambda gpu: (after(gpu, -0.5), None), "stood still for 1.0 s under load"),
     ],
 )
@@ -275,11 +292,15 @@ def test_idle_power_is_taken_off_as_it_was_read():
 
 
 def test_power_is_integrated_by_trapezoids():
-    assert _integrated_power_w([(1.0, 100.0), (2.0, 300.0), (2.5, 300.0)]) == pytest.approx(350 / 1.5)
+    assert _integrated_power_w([(1.0, 100.0), (2.0, 300.0), (2.5, 300.0)]) == pytest.approx(
+        350 / 1.5
+    )
     assert _integrated_power_w([(1.0, 100.0)]) is None
 
 
-@pytest.mark.parametrize(("gain", "flagged"), [(0.96, False), (1.04, False), (0.93, True), (1.07, True)])
+@pytest.mark.parametrize(
+    ("gain", "flagged"), [(0.96, False), (1.04, False), (0.93, True), (1.07, True)]
+)
 def test_divergence_of_the_two_readings(gain: float, flagged: bool):
     gpu = SimulatedGpu(power_gain=gain)
     reading = measured(gpu, calibrated(gpu))
@@ -287,9 +308,10 @@ def test_divergence_of_the_two_readings(gain: float, flagged: bool):
     assert reading.energy_by_power_mj == pytest.approx(60 * gain, rel=0.002)
     assert len(reading.warnings) == flagged
     if flagged:
-        assert reading.warnings[0] == (
-            f"two readings of energy differ by {abs(measured_gain(reading) - 1):.1%}: mean power 600 W by the energy "
-            f"counter, {600 * gain:.0f} W by the instantaneous power"
+        assert (
+            reading.warnings[0]
+            == f"two readings of energy differ by {abs(measured_gain(reading) - 1):.1%}: mean power"
+            f" 600 W by the energy counter, {600 * gain:.0f} W by the instantaneous power"
         )
 
 
@@ -298,7 +320,9 @@ def test_idle_power_above_the_load_is_no_energy_above_idle():
     reading = measured(gpu, EnergyCalibration(100.0, 350.0, 350.0))
     assert reading.energy_mj == pytest.approx(20, rel=0.002)
     assert reading.energy_above_idle_mj is None
-    assert reading.warnings == ["200 W under load is below the 350 W of the GPU that was called idle"]
+    assert reading.warnings == [
+        "200 W under load is below the 350 W of the GPU that was called idle"
+    ]
 
 
 def test_a_window_of_one_replay_is_refused():
@@ -308,7 +332,8 @@ def test_a_window_of_one_replay_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("window_s", "tick_ms"), [(2.0, None), (2, 100.0), (2.0, 101.9), (4.0, 200.0), (10.0, 500.0), (3600, 100.0)]
+    ("window_s", "tick_ms"),
+    [(2.0, None), (2, 100.0), (2.0, 101.9), (4.0, 200.0), (10.0, 500.0), (3600, 100.0)],
 )
 def test_windows_that_will_do(window_s: float, tick_ms: float | None):
     check_window(window_s, tick_ms)
@@ -317,12 +342,29 @@ def test_windows_that_will_do(window_s: float, tick_ms: float | None):
 @pytest.mark.parametrize(
     ("window_s", "tick_ms", "said"),
     [
-        (1.0, None, "a window of 1 s measures no energy, the energy counter moves in steps: give it 2 to 3600 s"),
-        (1.9, 20.0, "a window of 1.9 s measures no energy, the energy counter moves every 20 ms: give it 2 to 3600 s"),
+        (
+            1.0,
+            None,
+            (
+                "a window of 1 s measures no energy, the energy counter moves in steps: give it 2"
+                " to 3600 s"
+            ),
+        ),
+        (
+            1.9,
+            20.0,
+            (
+                "a window of 1.9 s measures no energy, the energy counter moves every 20 ms: give"
+                " it 2 to 3600 s"
+            ),
+        ),
         (
             3.8,
             200.0,
-            "a window of 3.8 s measures no energy, the energy counter moves every 200 ms: give it 4 to 3600 s",
+            (
+                "a window of 3.8 s measures no energy, the energy counter moves every 200 ms: give"
+                " it 4 to 3600 s"
+            ),
         ),
         (0.0, 100.0, "give it 2 to "),
         (-5.0, 100.0, "give it 2 to "),
@@ -358,9 +400,20 @@ def test_row_fields():
 def test_row_fields_of_a_latency_alone():
     reading = SustainedReading(100.0, 2.0, None, None, None, None, None, None, [])
     fields = row_fields(reading, None, None)
-    assert {name for name, value in fields.items() if value is not None} == {"sustained_us", "sustained_s"}
+    assert {name for name, value in fields.items() if value is not None} == {
+        "sustained_us",
+        "sustained_s",
+    }
 
 
 def test_importing_energy_does_not_load_torch_or_nvml():
-    code = "import sys, leanbench.measure.energy; print(*{'torch', 'pynvml', 'numpy'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+    code = (
+        "import sys, leanbench.measure.energy; print(*{'torch', 'pynvml', 'numpy'} &"
+        " {*sys.modules})"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "\n"
+    )

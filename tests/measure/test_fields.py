@@ -37,9 +37,13 @@ def state(
     return GpuState(clock_mhz, 2619, temperature_c, power_w, reasons)
 
 
-def timing(*samples_us: float, states: Sequence[GpuState | None] | None = None, throttled: int = 0) -> Timing:
+def timing(
+    *samples_us: float, states: Sequence[GpuState | None] | None = None, throttled: int = 0
+) -> Timing:
     count = len(samples_us)
-    return Timing(32, list(samples_us), list(range(count)), list(states or [None] * count), throttled)
+    return Timing(
+        32, list(samples_us), list(range(count)), list(states or [None] * count), throttled
+    )
 
 
 def test_timing_fields():
@@ -66,7 +70,10 @@ def test_states_become_medians_the_highest_temperature_and_all_reasons():
         state(1980, 43, 350.0, []),
     ]
     fields = timing_fields(timing(*[10.0] * 4, states=states), 1, 1.0)
-    assert {name: fields[name] for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")} == {
+    assert {
+        name: fields[name]
+        for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
+    } == {
         "sm_clock_mhz": 1980,
         "temperature_c": 44,
         "power_w": 310.0,
@@ -76,13 +83,23 @@ def test_states_become_medians_the_highest_temperature_and_all_reasons():
 
 def test_what_nvml_does_not_say_is_null_and_not_empty():
     fields = timing_fields(timing(10.0, states=[state(None, None, None, None)]), 1, 1.0)
-    assert fields["sm_clock_mhz"] is fields["temperature_c"] is fields["power_w"] is fields["throttle_reasons"] is None
-    fields = timing_fields(timing(10.0, 10.0, states=[state(reasons=None), state(reasons=[])]), 1, 1.0)
+    assert (
+        fields["sm_clock_mhz"]
+        is fields["temperature_c"]
+        is fields["power_w"]
+        is fields["throttle_reasons"]
+        is None
+    )
+    fields = timing_fields(
+        timing(10.0, 10.0, states=[state(reasons=None), state(reasons=[])]), 1, 1.0
+    )
     assert fields["throttle_reasons"] == []
 
 
 def test_raw_samples_line_up():
-    raw = sample_fields(timing(10.12345678, 10.5, 11.0, states=[state(1900), None, state(None)]), (10.98765432,))
+    raw = sample_fields(
+        timing(10.12345678, 10.5, 11.0, states=[state(1900), None, state(None)]), (10.98765432,)
+    )
     assert raw == {
         "samples_us": [10.1235, 10.5, 11.0],
         "rounds": [0, 1, 2],
@@ -94,19 +111,23 @@ def test_raw_samples_line_up():
 def test_noise_by_the_stopping_rule():
     # Of 6 samples the extremes are the interval.
     assert noise(timing(*[100.0] * 5, 101.0), EFFORT) is None
-    assert noise(timing(*[100.0] * 5, 101.1), EFFORT) == (
-        "the confidence interval of the median reaches 1.1% to one side after 6 samples, above 1.0%"
+    assert (
+        noise(timing(*[100.0] * 5, 101.1), EFFORT)
+        == "the confidence interval of the median reaches 1.1% to one side after 6 samples, above"
+        " 1.0%"
     )
 
 
 @pytest.mark.parametrize(
-    "reason", ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"]
+    "reason",
+    ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"],
 )
 def test_a_gpu_in_trouble_is_noisy_however_narrow_the_interval(reason):
     states = [*[state(reasons=[])] * 5, state(reasons=["sw_power_cap", reason])]
-    assert noise(timing(*[100.0] * 6, states=states, throttled=10), EFFORT) == (
-        f"the GPU lowered its clocks ({reason}) and 10 repeats did not outlast it: cool it or take load off it, then "
-        "measure again"
+    assert (
+        noise(timing(*[100.0] * 6, states=states, throttled=10), EFFORT)
+        == f"the GPU lowered its clocks ({reason}) and 10 repeats did not outlast it: cool it or"
+        " take load off it, then measure again"
     )
 
 
@@ -127,8 +148,10 @@ def test_the_power_limit_is_no_trouble(reasons):
         ),
         (
             [GpuProcess(pid, None if pid == 2 else f"p{pid}", 50) for pid in (1, 2, 3, 4)],
-            "other programs used the GPU meanwhile: p1 (pid 1), a program (pid 2), p3 (pid 3); stop them and measure "
-            "again",
+            (
+                "other programs used the GPU meanwhile: p1 (pid 1), a program (pid 2), p3 (pid 3);"
+                " stop them and measure again"
+            ),
         ),
     ],
 )
@@ -140,17 +163,19 @@ def test_only_programs_that_used_the_sms_disturb(processes, sentence):
 def test_nothing_reads_faster_than_the_floor(cache):
     small = 1_000_000
     assert impossible(97.0, 100.0, small, H200, cache) is None
-    assert impossible(96.99, 100.0, small, H200, cache) == (
-        "96.99 µs beats a kernel that only reads the same bytes (100.00 µs): K and V came from a cache, or were not "
-        "all read"
+    assert (
+        impossible(96.99, 100.0, small, H200, cache)
+        == "96.99 µs beats a kernel that only reads the same bytes (100.00 µs): K and V came from a"
+        " cache, or were not all read"
     )
 
 
 def test_nothing_large_reads_faster_than_the_memory():
     large = 480_000_000  # 100 µs at 4.8 TB/s
     assert impossible(100.0, 90.0, large, H200, "cold") is None
-    assert impossible(99.0, 90.0, large, H200, "cold") == (
-        "4.85 TB/s is above the 4.8 TB/s that the memory of this GPU can deliver"
+    assert (
+        impossible(99.0, 90.0, large, H200, "cold")
+        == "4.85 TB/s is above the 4.8 TB/s that the memory of this GPU can deliver"
     )
     # The L2 is no memory, and holds some of what is not much larger.
     assert impossible(99.0, 90.0, large, H200, "warm") is None
@@ -162,17 +187,20 @@ def test_lowered_clocks_in_samples_that_count_are_said():
     assert throttle_warning(timing(10.0)) is None
     assert throttle_warning(timing(10.0, states=[state(reasons=[])], throttled=4)) is None
     states = [state(reasons=["sw_power_cap"]), None, state(reasons=["hw_slowdown"])]
-    assert throttle_warning(timing(10.0, 10.0, 10.0, states=states, throttled=10)) == (
-        "clocks were lowered (hw_slowdown, sw_power_cap) in samples that count, after 10 were thrown away"
+    assert (
+        throttle_warning(timing(10.0, 10.0, 10.0, states=states, throttled=10))
+        == "clocks were lowered (hw_slowdown, sw_power_cap) in samples that count, after 10 were"
+        " thrown away"
     )
 
 
 def test_a_floor_far_below_the_memory_is_said():
     # 3.6 TB/s are three quarters of 4.8.
     assert floor_warning(200.0, 720_000_000, H200, "cold") is None
-    assert floor_warning(201.0, 720_000_000, H200, "cold") == (
-        "a kernel that only reads gets 3.58 of 4.8 TB/s: another program uses the GPU, or its memory is slowed down; "
-        "run `leanbench doctor`"
+    assert (
+        floor_warning(201.0, 720_000_000, H200, "cold")
+        == "a kernel that only reads gets 3.58 of 4.8 TB/s: another program uses the GPU, or its"
+        " memory is slowed down; run `leanbench doctor`"
     )
     assert floor_warning(201.0, 720_000_000, H200, "warm") is None
     # Small reads are far below on any GPU.
@@ -183,7 +211,8 @@ def test_a_floor_far_below_the_memory_is_said():
 def test_a_warm_cache_that_cannot_be_warm_is_said():
     assert warm_warning(L2_BYTES // 2, H200, "warm") is None
     assert warm_warning(L2_BYTES, H200, "cold") is None
-    assert warm_warning(2 * L2_BYTES, H200, "warm") == (
-        "K and V (105 MB) are more than half of the 50 MB of L2: they do not all stay in it"
+    assert (
+        warm_warning(2 * L2_BYTES, H200, "warm")
+        == "K and V (105 MB) are more than half of the 50 MB of L2: they do not all stay in it"
     )
     assert warm_warning(L2_BYTES // 2 + 1, H200, "warm") is not None

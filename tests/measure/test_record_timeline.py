@@ -1,4 +1,6 @@
-"""How a timeline is recorded: which launch is kept, what is checked, on a pretended GPU and in the interpreter."""
+"""How a timeline is recorded: which launch is kept, what is checked, on a pretended GPU and in the
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +12,36 @@ from typing import Any
 import pytest
 import torch
 
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, TracedCall, kernel
+from leanbench.core.timeline import CtaTimeline, Span
 from leanbench.gpu.catalogue import find
-from leanbench.inputs import AttentionInputs, make_inputs
 from leanbench.measure import timeline as module
 from leanbench.measure.timeline import record_timeline, timer_tick_ns
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, TracedCall, kernel
-from leanbench.timeline import CtaTimeline, Span
 
 H200 = find("h200")
 PROBLEM = AttentionProblem(2, 4, 2, 90, 64)
 CONFIG = KernelConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
 
 interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="runs a kernel on the CPU, which only the interpreter does"
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="runs a kernel on the CPU, which only the interpreter does",
 )
 
 
 class ScriptedCall(TracedCall):
-    """Computes attention; its n-th reading lasts as long as the n-th of `durations_us`, shared by all calls."""
+    """Computes attention; its n-th reading lasts as long as the n-th of `durations_us`, shared by
+    all calls.
+    """
 
-    def __init__(self, name: int, launch: Callable[[], Any], log: list[tuple[str, int]], durations_us: list[float]):
+    def __init__(
+        self,
+        name: int,
+        launch: Callable[[], Any],
+        log: list[tuple[str, int]],
+        durations_us: list[float],
+    ):
         self.name = name
         self.run = launch
         self.log = log
@@ -44,7 +55,9 @@ class ScriptedCall(TracedCall):
         self.log.append(("read", self.name))
         end_us = self.durations_us.pop(0)
         spans = (Span("tiles", 0, 0.5, end_us),)
-        return CtaTimeline("traced", 0, 3, 0.0, end_us, spans), CtaTimeline("traced", 1, 4, 0.0, 1.0, ())
+        return CtaTimeline("traced", 0, 3, 0.0, end_us, spans), CtaTimeline(
+            "traced", 1, 4, 0.0, 1.0, ()
+        )
 
 
 class Traceable(Kernel):
@@ -55,7 +68,11 @@ class Traceable(Kernel):
     decomposition = "other"
     source = "test"
 
-    def __init__(self, durations_us: list[float], spoil: Callable[[AttentionInputs], Any] = lambda inputs: None):
+    def __init__(
+        self,
+        durations_us: list[float],
+        spoil: Callable[[AttentionInputs], Any] = lambda inputs: None,
+    ):
         self.durations_us = durations_us
         self.spoil = spoil
         self.log: list[tuple[str, int]] = []
@@ -129,7 +146,9 @@ def test_the_launch_of_median_duration_is_kept(gpu):
     assert timeline.output_tiles == 4
 
 
-@pytest.mark.parametrize(("count", "launches", "replays"), [(1, 8, 9), (2, 8, 5), (3, 9, 3), (5, 10, 3), (12, 12, 3)])
+@pytest.mark.parametrize(
+    ("count", "launches", "replays"), [(1, 8, 9), (2, 8, 5), (3, 9, 3), (5, 10, 3), (12, 12, 3)]
+)
 def test_recorded_launches_come_last_in_a_sequence_over_all_buffers(gpu, count, launches, replays):
     durations_us = [float(i) for i in range(20)]
     traceable = Traceable(durations_us)
@@ -170,7 +189,10 @@ def test_an_instrumented_build_may_round_elsewhere(gpu):
         inputs.out[0, 0, 0, 0] *= 1 + 2**-10
         inputs.lse.mul_(1 + 2**-22)
 
-    assert record_timeline(PROBLEM, Traceable([1.0] * 9, round_elsewhere), CONFIG, buffers(1), H200) is not None
+    assert (
+        record_timeline(PROBLEM, Traceable([1.0] * 9, round_elsewhere), CONFIG, buffers(1), H200)
+        is not None
+    )
 
 
 @interpreted

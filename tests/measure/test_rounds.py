@@ -1,4 +1,6 @@
-"""Candidates sampled in turn, the stopping rule, and samples thrown away, with pretended samples, clocks and states."""
+"""Candidates sampled in turn, the stopping rule, and samples thrown away, with pretended samples,
+clocks and states.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,17 @@ WARM_UP_US = 1e6
 class Scripted:
     """A sampler: one to warm up, its samples, then the last one again and again."""
 
-    def __init__(self, *samples_us: float, launches: int = 1, clock: Clock | None = None, takes_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *samples_us: float,
+        launches: int = 1,
+        clock: Clock | None = None,
+        takes_s: float = 0.0,
+    ) -> None:
         self.launches = launches
-        self._samples_us = itertools.chain([WARM_UP_US], samples_us, itertools.repeat(samples_us[-1]))
+        self._samples_us = itertools.chain(
+            [WARM_UP_US], samples_us, itertools.repeat(samples_us[-1])
+        )
         self._clock, self._takes_s = clock, takes_s
 
     def sample_us(self) -> float:
@@ -86,7 +96,9 @@ def test_the_announced_candidate_is_the_sampled_one():
             return super().sample_us()
 
     samplers = {name: Noted(name) for name in "abc"}
-    run_rounds(samplers, Effort(min_samples=6), announce=lambda name: log.append(("announced", name)))
+    run_rounds(
+        samplers, Effort(min_samples=6), announce=lambda name: log.append(("announced", name))
+    )
     assert len(log) == 2 * 7 * 3
     for (first, announced), (second, sampled) in zip(log[::2], log[1::2], strict=True):
         assert (first, second, announced) == ("announced", "sampled", sampled)
@@ -178,7 +190,9 @@ def test_no_more_than_so_many_are_thrown_away():
 def test_thrown_away_samples_leave_no_candidate_empty_handed(clock):
     # Each takes longer than all the seconds there are, and the first ones are thrown away.
     sampler = Scripted(100.0, clock=clock, takes_s=2.0)
-    timing = run_rounds({"a": sampler}, EFFORT, lambda: state("sw_power_cap"), sleep=lambda seconds: None)["a"]
+    timing = run_rounds(
+        {"a": sampler}, EFFORT, lambda: state("sw_power_cap"), sleep=lambda seconds: None
+    )["a"]
     assert (timing.throttled_samples, len(timing.samples_us)) == (4, 10)
     assert timing.median_us == 100.0
 
@@ -195,7 +209,9 @@ def test_a_gpu_that_says_nothing_of_throttling_is_believed(reading):
 
 
 @given(
-    samples=st.lists(st.lists(st.floats(50.0, 150.0), min_size=1, max_size=30), min_size=1, max_size=4),
+    samples=st.lists(
+        st.lists(st.floats(50.0, 150.0), min_size=1, max_size=30), min_size=1, max_size=4
+    ),
     throttled=st.lists(st.booleans(), min_size=1, max_size=60),
     fewest=st.integers(1, 8),
     most=st.integers(8, 20),
@@ -210,7 +226,9 @@ def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, re
     everyone = timings.values()
     for timing in timings.values():
         assert fewest <= len(timing.samples_us) <= most
-        assert len(timing.samples_us) == most or all(each.meets(effort) or each.is_spent(effort) for each in everyone)
+        assert len(timing.samples_us) == most or all(
+            each.meets(effort) or each.is_spent(effort) for each in everyone
+        )
         assert len(timing.rounds) == len(timing.states) == len(timing.samples_us)
         assert timing.rounds == sorted(set(timing.rounds))
         assert 0 <= timing.throttled_samples <= repeats
@@ -218,7 +236,9 @@ def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, re
         assert timing.rounds[-1] + 1 <= len(timing.samples_us) + timing.throttled_samples
         assert WARM_UP_US not in timing.samples_us
         if timing.throttled_samples < repeats:
-            assert all(reading is not None and not reading.throttle_reasons for reading in timing.states)
+            assert all(
+                reading is not None and not reading.throttle_reasons for reading in timing.states
+            )
 
 
 def test_after_a_long_sample_the_gpu_rests_for_half_of_it():

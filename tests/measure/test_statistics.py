@@ -1,4 +1,6 @@
-"""Intervals of the median and of a ratio: exact coverage, coverage by simulation, properties for any samples."""
+"""Intervals of the median and of a ratio: exact coverage, coverage by simulation, properties for
+any samples.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ from hypothesis import strategies as st
 
 from leanbench.measure.statistics import FEWEST_FOR_RATIO, median_interval, ratio_interval
 
-#: Samples whose extremes enclose the median this often: the first n with 2 / 2^n at most 1 - confidence.
+#: Samples whose extremes enclose the median this often: the first n with 2 / 2^n at most 1 -
+#: confidence.
 FEWEST = {0.5: 2, 0.9: 5, 0.95: 6, 0.975: 7, 0.99: 8}
 SAMPLES = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=80)
 CONFIDENCES = st.floats(min_value=0.01, max_value=0.999)
 
 
 def exact_coverage(count: int, confidence: float) -> float:
-    """How probable it is that the true median lies in the interval: from 1 + low to high samples are below it."""
+    """How probable it is that the true median lies in the interval: from 1 + low to high samples
+    are below it.
+    """
     low, high = median_interval(range(count), confidence)
     return sum(math.comb(count, below) for below in range(int(low) + 1, int(high) + 1)) / 2**count
 
@@ -51,17 +56,24 @@ def test_coverage_is_at_least_nominal_and_no_wider_than_needed(confidence):
         assert exact_coverage(count, confidence) >= confidence
         low, high = median_interval(range(count), confidence)
         if high - low >= 2:
-            narrower = sum(math.comb(count, below) for below in range(int(low) + 2, int(high))) / 2**count
+            narrower = (
+                sum(math.comb(count, below) for below in range(int(low) + 2, int(high))) / 2**count
+            )
             assert narrower < confidence
 
 
 @pytest.mark.parametrize("count", [7, 10, 31, 60])
 @pytest.mark.parametrize(
     ("draw", "true_median"),
-    [(lambda generator: generator.expovariate(1.0), math.log(2)), (lambda generator: generator.gauss(5.0, 1.0), 5.0)],
+    [
+        (lambda generator: generator.expovariate(1.0), math.log(2)),
+        (lambda generator: generator.gauss(5.0, 1.0), 5.0),
+    ],
     ids=["long tail", "normal"],
 )
-def test_coverage_by_simulation(count: int, draw: Callable[[random.Random], float], true_median: float):
+def test_coverage_by_simulation(
+    count: int, draw: Callable[[random.Random], float], true_median: float
+):
     generator = random.Random(count)
     trials = 2000
     inside = 0
@@ -115,10 +127,11 @@ def test_a_confidence_that_is_none(confidence):
 
 
 def exact_rank_sum_coverage(base: int, new: int, outside: int) -> float:
-    """How probable it is that at least `outside` and at most all but `outside` of base x new comparisons are won.
+    """How probable it is that at least `outside` and at most all but `outside` of base x new
+    comparisons are won.
 
-    Counts, for each number of pairs won, the orders of base and new samples that win so many: a new sample behind k
-    base samples wins k.
+    Counts, for each number of pairs won, the orders of base and new samples that win so many: a new
+    sample behind k base samples wins k.
     """
     ways = [[0] * (base * new + 1) for _ in range(base + 1)]
     for row in ways:

@@ -1,4 +1,6 @@
-"""Figures of a timing, when it is enough, graphs and the choice among candidates, with pretended launches."""
+"""Figures of a timing, when it is enough, graphs and the choice among candidates, with pretended
+launches.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def test_median_and_quartiles():
 
 def test_one_sample_has_no_spread_to_show():
     timing = timing_of(4.0)
-    assert (timing.median_us, timing.quartiles_us, timing.interval_us) == (4.0, (4.0, 4.0), (4.0, 4.0))
+    assert (timing.median_us, timing.quartiles_us, timing.interval_us) == (
+        4.0,
+        (4.0, 4.0),
+        (4.0, 4.0),
+    )
     assert timing.relative_ci == 0.0
 
 
@@ -65,7 +71,14 @@ def test_enough_is_the_fewest_samples_and_a_narrow_interval():
 
 @pytest.mark.parametrize(
     ("samples", "spent_s", "spent"),
-    [(39, 0.0, False), (40, 0.0, True), (10, 1.0, False), (10, 1.01, True), (9, 1.01, False), (0, 99.0, False)],
+    [
+        (39, 0.0, False),
+        (40, 0.0, True),
+        (10, 1.0, False),
+        (10, 1.01, True),
+        (9, 1.01, False),
+        (0, 99.0, False),
+    ],
 )
 def test_effort_is_spent_by_samples_or_by_seconds_but_not_below_the_fewest(samples, spent_s, spent):
     timing = Timing(1, [100.0] * samples, spent_s=spent_s)
@@ -146,7 +159,9 @@ def test_fastest_passes_over_what_does_not_fit():
 
 @pytest.mark.usefixtures("made")
 def test_fastest_says_when_nothing_fits():
-    with pytest.raises(RuntimeError, match="no candidate fits this GPU's shared memory and registers"):
+    with pytest.raises(
+        RuntimeError, match="no candidate fits this GPU's shared memory and registers"
+    ):
         fastest({"a": too_large, "b": too_large_when_launched})
 
 
@@ -176,7 +191,10 @@ def pretended_graphs(monkeypatch) -> SimpleNamespace:
 
     monkeypatch.setattr(module, "capture", Graph)
     monkeypatch.setattr(
-        module.Replay, "_replay_ms", lambda replay: replay.graph.count * pretended.launch_us / 1e3, raising=True
+        module.Replay,
+        "_replay_ms",
+        lambda replay: replay.graph.count * pretended.launch_us / 1e3,
+        raising=True,
     )
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     return pretended
@@ -219,4 +237,7 @@ def test_a_graph_is_replayed_before_it_is_timed(pretended_graphs):
 @pytest.mark.usefixtures("pretended_graphs")
 def test_candidates_are_timed_under_their_own_names():
     timings = measure_interleaved({"a": counted(5)[1], "b": counted(7)[1]}, Effort(sample_ms=1.0))
-    assert {name: timing.launches_per_sample for name, timing in timings.items()} == {"a": 50, "b": 56}
+    assert {name: timing.launches_per_sample for name, timing in timings.items()} == {
+        "a": 50,
+        "b": 56,
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.model import known_error
 from leanbench.model.calibration import (
@@ -94,8 +94,16 @@ def broken(change: dict[str, object], drop: str = "") -> str:
         ("[]", "is no calibration ('list' object has no attribute 'get')"),
         (broken({"schema_version": 2}), "schema version 2, this leanbench reads 1"),
         (broken({}, drop="tile_us"), "constants without a value: tile_us"),
-        (broken({"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": "x"}}}), "tile_us"),
-        (broken({"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": -1}}}), "tile_us is -1"),
+        (
+            broken(
+                {"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": "x"}}}
+            ),
+            "tile_us",
+        ),
+        (
+            broken({"constants": {**to_json(made("h200"))["constants"], "tile_us": {"value": -1}}}),
+            "tile_us is -1",
+        ),
         (broken({"runs": [{"run": "r"}]}), "runs.0.role: Field required"),
         (broken({"gpu": "h300"}), "there is no GPU 'h300'"),
     ],
@@ -124,15 +132,23 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_the_sentence_beside_a_prediction(own: Path) -> None:
     write_calibration(made("h200"), user_file("h200"))
-    words = "Model error on h200, 10 rows that it was not fitted to: 2.0% median and 5.0% at the 90th percentile (grid)"
+    words = (
+        "Model error on h200, 10 rows that it was not fitted to: 2.0% median and 5.0% at the 90th"
+        " percentile (grid)"
+    )
     assert known_error("h200") == known_error("NVIDIA H200") == f"{words}, 10% worst."
     assert known_error("a100") == f"{words}, 10% worst; scaled from h200, unchecked on a100-80gb."
-    assert known_error("Imagined X1") == f"{words}, 10% worst; scaled from h200, unchecked on Imagined X1."
+    assert (
+        known_error("Imagined X1")
+        == f"{words}, 10% worst; scaled from h200, unchecked on Imagined X1."
+    )
 
 
 def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own: Path) -> None:
     fitted = made("h200")
-    write_calibration(replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200"))
+    write_calibration(
+        replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200")
+    )
     assert "10 rows that it was fitted to" in known_error("h200")
     write_calibration(replace(fitted, runs=()), user_file("h200"))
     assert known_error("h200") == "Model error on h200: unknown."

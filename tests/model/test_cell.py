@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from leanbench.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
-from leanbench.errors import UserError
+from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, kernels
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
-from leanbench.inputs import AttentionInputs
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell, predict_latency_us
 from leanbench.model.energy import energy_mj
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernels
-from leanbench.row import Row
+from leanbench.records.row import Row
 
 H200 = find("h200")
 PROBLEM = AttentionProblem(batch=1, q_heads=56, kv_heads=56, context=65_536, head_dim=64)
@@ -45,7 +45,9 @@ class Plain(Kernel):
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         return list(self.configs)
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 
@@ -56,7 +58,9 @@ class Plain(Kernel):
 class Secret(Plain):
     name = "secret"
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
         return None
 
 
@@ -64,14 +68,25 @@ class Balanced(Plain):
     name = "balanced"
     decomposition = "stream_k"
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule | None:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
         assert config is not None
-        return stream_k(TileGrid.of(problem, config.tile_tokens), gpu.sms * (config.ctas_per_sm or 1))
+        return stream_k(
+            TileGrid.of(problem, config.tile_tokens), gpu.sms * (config.ctas_per_sm or 1)
+        )
 
 
 def row(fields: dict[str, Any]) -> Row:
     """The row that a run would make of these fields."""
-    beside = {"cell": "c", "problem": PROBLEM.to_dict(), "kernel": "k", "wall_s": 0.1, "time": "t", "environment": "e"}
+    beside = {
+        "cell": "c",
+        "problem": PROBLEM.to_dict(),
+        "kernel": "k",
+        "wall_s": 0.1,
+        "time": "t",
+        "environment": "e",
+    }
     return Row.model_validate({**json.loads(json.dumps(fields)), **beside})
 
 
@@ -141,7 +156,9 @@ def test_out_of_memory_says_both_numbers() -> None:
     fields = predict_cell(ragged, Plain(FAST), "default", find("l4"))
     assert fields["status"] == "out_of_memory"
     # What is allocated counts: four sequences as long as the longest.
-    assert fields["reason"].startswith("K and V take 65.5 GB, l4 has 24 GB: lower context, batch or kv_heads")
+    assert fields["reason"].startswith(
+        "K and V take 65.5 GB, l4 has 24 GB: lower context, batch or kv_heads"
+    )
     assert row(fields).kv_bytes == 2 * 2_000_003 * 32 * 64 * 2
     assert predict_cell(ragged, Plain(FAST), "default", find("a100-80gb"))["status"] == "ok"
 
@@ -160,17 +177,28 @@ def test_out_of_memory_says_both_numbers() -> None:
 def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
     spec = find(gpu)
     for name in ("lean", "fa2", "fixed_split"):
-        default, best = (predict_cell(problem, kernels()[name], configs, spec) for configs in ("default", "best"))
-        assert (default["status"], best["status"]) == ("ok", "ok"), (name, default.get("reason"), best.get("reason"))
+        default, best = (
+            predict_cell(problem, kernels()[name], configs, spec) for configs in ("default", "best")
+        )
+        assert (default["status"], best["status"]) == ("ok", "ok"), (
+            name,
+            default.get("reason"),
+            best.get("reason"),
+        )
         costs = calibration_for(spec).constants
         assert floor_us(problem.kv_bytes, spec, costs) < best["latency_us"] <= default["latency_us"]
         row(best)
 
 
 def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
-    """The LeanAttention paper's case: 16 heads leave most SMs of one CTA per tile idle, and fixed splits fit badly."""
+    """The LeanAttention paper's case: 16 heads leave most SMs of one CTA per tile idle, and fixed
+    splits fit badly.
+    """
     problem = AttentionProblem(1, 16, 16, 524_288, 64)
-    us = {name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"] for name in ("lean", "fa2")}
+    us = {
+        name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"]
+        for name in ("lean", "fa2")
+    }
     assert us["fa2"] > 4 * us["lean"]
 
 
@@ -182,8 +210,11 @@ def test_one_config_for_the_tuner() -> None:
         predict_latency_us(PROBLEM, kernel, config, H200)
         == predict_cell(PROBLEM, kernel, "default", H200)["latency_us"]
     )
-    # What the compiler found counts: one CTA on an SM cannot keep as many bytes on their way as two.
-    alone_us, together_us = (predict_latency_us(PROBLEM, kernel, config, H200, resident=ctas) for ctas in (1, 2))
+    # What the compiler found counts: one CTA on an SM cannot keep as many bytes on their way as
+    # two.
+    alone_us, together_us = (
+        predict_latency_us(PROBLEM, kernel, config, H200, resident=ctas) for ctas in (1, 2)
+    )
     assert alone_us > together_us
     with pytest.raises(UserError, match="secret has no schedule to predict from"):
         predict_latency_us(PROBLEM, Secret(FAST), FAST, H200)
@@ -194,9 +225,12 @@ def test_one_config_for_the_tuner() -> None:
 
 
 def test_energy_is_capped_by_the_power_limit() -> None:
-    lean, fa2 = (predict_cell(PROBLEM, kernels()[name], "default", H200) for name in ("lean", "fa2"))
+    lean, fa2 = (
+        predict_cell(PROBLEM, kernels()[name], "default", H200) for name in ("lean", "fa2")
+    )
     power_w = {
-        name: fields["energy_mj"] / fields["latency_us"] * 1e3 for name, fields in (("lean", lean), ("fa2", fa2))
+        name: fields["energy_mj"] / fields["latency_us"] * 1e3
+        for name, fields in (("lean", lean), ("fa2", fa2))
     }
     assert 690 < power_w["lean"] < 700
     assert 450 < power_w["fa2"] < 560

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from leanbench.claims import SAMPLES, SINGLE_STAGE, TOLERANCE, claims, evaluate
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_latency_us
-from leanbench.registry import kernel
+from leanbench.model.claims import SAMPLES, SINGLE_STAGE, TOLERANCE, claims, evaluate
 
 A100 = find("a100-80gb")
 
@@ -16,20 +17,36 @@ A100 = find("a100-80gb")
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The claims but for the two means of 500 samples, which take seconds."""
     chosen = tuple(claim for claim in claims() if len(claim.problems) < SAMPLES)
-    monkeypatch.setattr("leanbench.claims.claims", lambda: chosen)
+    monkeypatch.setattr("leanbench.model.claims.claims", lambda: chosen)
 
 
 def test_every_figure_is_there() -> None:
-    assert {claim.figure for claim in claims()} == {"abstract", "4", "7a", "7b", "7c", "text", "9", "11", "13"}
+    assert {claim.figure for claim in claims()} == {
+        "abstract",
+        "4",
+        "7a",
+        "7b",
+        "7c",
+        "text",
+        "9",
+        "11",
+        "13",
+    }
     assert claims() == claims()
-    samples = next(claim.problems for claim in claims() if claim.statistic == "mean" and len(claim.problems) == SAMPLES)
+    samples = next(
+        claim.problems
+        for claim in claims()
+        if claim.statistic == "mean" and len(claim.problems) == SAMPLES
+    )
     assert max(problem.kv_bytes for problem in samples) < 60e9
     assert len({problem.q_heads for problem in samples}) == 7
 
 
 def test_ragged_batches_get_more_uneven() -> None:
     [claim] = [claim for claim in claims() if claim.figure == "11"]
-    shares = [problem.total_context / problem.batch / problem.max_context for problem in claim.problems]
+    shares = [
+        problem.total_context / problem.batch / problem.max_context for problem in claim.problems
+    ]
     assert shares == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2], abs=1e-4)
 
 
@@ -43,11 +60,18 @@ def test_outcomes_are_ratios_of_predictions() -> None:
     assert lean_config is not None
     assert fa2_config is not None
     lean_us = predict_latency_us(problem, lean, lean_config, A100)
-    assert one.predicted == pytest.approx(predict_latency_us(problem, fa2, fa2_config, A100) / lean_us)
-    assert one.single_stage == pytest.approx(predict_latency_us(problem, fa2, SINGLE_STAGE, A100) / lean_us)
+    assert one.predicted == pytest.approx(
+        predict_latency_us(problem, fa2, fa2_config, A100) / lean_us
+    )
+    assert one.single_stage == pytest.approx(
+        predict_latency_us(problem, fa2, SINGLE_STAGE, A100) / lean_us
+    )
     assert one.holds == (abs(one.predicted / 2.46 - 1) <= TOLERANCE)
     assert one.claim.paper_words == "2.46x"
-    assert outcomes["7a", "LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"].claim.paper_words == "≥ 2.00x"
+    assert (
+        outcomes["7a", "LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"].claim.paper_words
+        == "≥ 2.00x"
+    )
     fd = outcomes["text", "LA over FD, lowest: 24 heads, 1k"]
     assert (fd.single_stage, fd.single_stage_words) == (None, "")
     assert 0 < outcomes["4", "occupancy of FA2 is low"].predicted < 0.6
@@ -55,8 +79,10 @@ def test_outcomes_are_ratios_of_predictions() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_another_gpu_another_figure() -> None:
-    def at_512k(spec: object) -> float:
-        return next(one.predicted for one in evaluate(spec) if one.claim.words == "LA over FA2 at 512k")  # type: ignore[arg-type]
+    def at_512k(spec: GpuSpec) -> float:
+        return next(
+            one.predicted for one in evaluate(spec) if one.claim.words == "LA over FA2 at 512k"
+        )
 
     # With the H200's bandwidth 56 SMs are further from enough.
     assert at_512k(replace(A100, bandwidth_tb_s=4.8)) > 1.3 * at_512k(A100)

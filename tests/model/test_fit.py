@@ -1,4 +1,6 @@
-"""Fitting, splitting and refusing, on runs that the model itself made as if they had been measured."""
+"""Fitting, splitting and refusing, on runs that the model itself made as if they had been
+measured.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibrate import calibrate, check_runs, read_runs
 from leanbench.model.calibration import Errors
@@ -20,8 +24,6 @@ from leanbench.model.fit import MOST_ROWS, check, fit, predictor, sample, split
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders, read_measured
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
 
 H200 = find("h200")
 #: What "the GPU" of these tests is made of.
@@ -40,11 +42,15 @@ def cell(name: str, problem: AttentionProblem, constants: Constants = TRUE) -> M
     assert config is not None
     assert schedule is not None
     us = latency_us(schedule, problem, config, H200, constants=constants)
-    return MeasuredCell(name, problem, config, us, floor_us(problem.kv_bytes, H200, constants), None, None, None)
+    return MeasuredCell(
+        name, problem, config, us, floor_us(problem.kv_bytes, H200, constants), None, None, None
+    )
 
 
 def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made") -> MeasuredRun:
-    cells = [cell(one, problem) for problem in problems for one in ("lean_triton", "fa2", "fixed_split")]
+    cells = [
+        cell(one, problem) for problem in problems for one in ("lean_triton", "fa2", "fixed_split")
+    ]
     return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
 
 
@@ -77,14 +83,19 @@ def test_halves_share_no_shape() -> None:
     assert not shapes[0] & shapes[1]
     assert len(shapes[0] | shapes[1]) == 25
     assert min(len(shape) for shape in shapes) > 5
-    # All kernels of a shape are on one side; of three batches that make one shape, one is fitted to.
+    # All kernels of a shape are on one side; of three batches that make one shape, one is fitted
+    # to.
     assert len(fitted) == 3 * len(shapes[0])
     assert split(measured([*same, *others])) == (fitted, checked)
 
 
 def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
     cells = [
-        replace(cell("fa2", PROBLEMS[0]), kernel=name, problem=AttentionProblem(1, 8, 8, 64 * context, 64))
+        replace(
+            cell("fa2", PROBLEMS[0]),
+            kernel=name,
+            problem=AttentionProblem(1, 8, 8, 64 * context, 64),
+        )
         for name in ("fa2", "lean_triton")
         for context in range(1, 300)
     ]
@@ -114,17 +125,31 @@ def test_errors_by_hand() -> None:
 
 
 def test_order_counts_pairs_that_differ() -> None:
-    cells = [replace(cell("fa2", PROBLEMS[0]), kernel=name, latency_us=us) for name, us in (("a", 100), ("b", 104))]
-    cells += [replace(cells[0], kernel="c", latency_us=200), replace(cells[0], problem=PROBLEMS[1], latency_us=1)]
+    cells = [
+        replace(cell("fa2", PROBLEMS[0]), kernel=name, latency_us=us)
+        for name, us in (("a", 100), ("b", 104))
+    ]
+    cells += [
+        replace(cells[0], kernel="c", latency_us=200),
+        replace(cells[0], problem=PROBLEMS[1], latency_us=1),
+    ]
     # a and b are too near to have an order; c is slower than both, predicted slower than one.
     assert orders(cells, [100, 300, 250, 1]) == (2, 1)
 
 
-def written(tmp_path: Path, change: Callable[[dict[str, Any]], object] = lambda row: None, **manifest: Any) -> str:
+def written(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object] = lambda row: None, **manifest: Any
+) -> str:
     """A run directory as `leanbench sweep` writes it."""
     folder = tmp_path / "run"
     folder.mkdir()
-    content = {"schema_version": 1, "name": "r", "source": "measured", "gpu": asdict(H200), "environments": {}}
+    content = {
+        "schema_version": 1,
+        "name": "r",
+        "source": "measured",
+        "gpu": asdict(H200),
+        "environments": {},
+    }
     (folder / "manifest.json").write_text(json.dumps({**content, **manifest}))
     lines = []
     for index, one in enumerate(measured(PROBLEMS[:2]).cells):
@@ -163,14 +188,20 @@ def test_only_usable_rows_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "manifest", "said"),
     [
-        ({}, {"source": "predicted"}, "was predicted by the model itself: name a run that was measured"),
+        (
+            {},
+            {"source": "predicted"},
+            "was predicted by the model itself: name a run that was measured",
+        ),
         ({"source": "predicted"}, {}, "was predicted by the model itself"),
         ({"status": "noisy"}, {}, r"has no row to compare with: .*\(6 rows\)"),
         ({}, {"gpu": asdict(find("a100"))}, "was measured on a100-80gb, not on h200"),
         ({}, {"gpu": None}, "does not say which GPU"),
     ],
 )
-def test_unusable_runs_are_refused(tmp_path: Path, change: dict[str, Any], manifest: dict[str, Any], said: str) -> None:
+def test_unusable_runs_are_refused(
+    tmp_path: Path, change: dict[str, Any], manifest: dict[str, Any], said: str
+) -> None:
     run = written(tmp_path, lambda row: row.update(change), **manifest)
     with pytest.raises(UserError, match=said):
         read_runs([run], "h200")

@@ -1,6 +1,8 @@
-"""The shipped calibration against the H200 runs under reports/: what it says of its errors, and what was asked of it.
+"""The shipped calibration against the H200 runs under reports/: what it says of its errors, and
+what was asked of it.
 
-Held out are the shapes of mha-grid that it was not fitted to, and all runs but mha-grid, gqa and paper-fig13.
+Held out are the shapes of mha-grid that it was not fitted to, and all runs but mha-grid, gqa and
+paper-fig13.
 """
 
 from __future__ import annotations
@@ -22,14 +24,23 @@ def shipped() -> Calibration:
     return read_calibration(SHIPPED / "h200.json")
 
 
-@pytest.mark.parametrize("run", ["paper-fig7a", "smoke", "ragged", "occupancy", "paper-fig13-again"])
+@pytest.mark.parametrize(
+    "run", ["paper-fig7a", "smoke", "ragged", "occupancy", "paper-fig13-again"]
+)
 def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> None:
     measured = read_measured(str(RUNS / run))
-    found = [figures for figures, _ in check(measured, measured.cells, shipped.constants, "checked", workers=1)]
+    found = [
+        figures
+        for figures, _ in check(measured, measured.cells, shipped.constants, "checked", workers=1)
+    ]
     stated = [figures for figures in shipped.runs if figures.run == run]
     assert [figures.quantity for figures in stated] == [figures.quantity for figures in found]
     for one, other in zip(stated, found, strict=True):
-        assert (one.all.rows, one.pairs, one.pairs_right) == (other.all.rows, other.pairs, other.pairs_right)
+        assert (one.all.rows, one.pairs, one.pairs_right) == (
+            other.all.rows,
+            other.pairs,
+            other.pairs_right,
+        )
         for name in ("median", "p90", "worst"):
             assert getattr(one.all, name) == pytest.approx(getattr(other.all, name), abs=1e-6)
 
@@ -38,7 +49,11 @@ def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
     """Every 12th of them, so that it takes seconds."""
     run = read_measured(str(RUNS / "mha-grid"))
     _, held_out = split(run)
-    [stated] = [figures for figures in shipped.runs if (figures.run, figures.role) == ("mha-grid", "checked")]
+    [stated] = [
+        figures
+        for figures in shipped.runs
+        if (figures.run, figures.role) == ("mha-grid", "checked")
+    ]
     assert stated.all.rows == len(held_out) > 500
     some = held_out[::12]
     assert {cell.kernel for cell in some} == {"lean", "fa2", "fixed_split"}
@@ -48,19 +63,41 @@ def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
 
 
 def test_errors_are_within_what_was_asked(shipped: Calibration) -> None:
-    """Median 10%, 90th percentile 25%; the order of kernels that differ by 5% right in 95% of the cells."""
-    held_out = [figures for figures in shipped.runs if figures.role == "checked" and figures.quantity == "latency"]
-    assert {figures.run for figures in held_out} >= {"mha-grid", "paper-fig7a", "smoke", "ragged", "occupancy"}
+    """Median 10%, 90th percentile 25%; the order of kernels that differ by 5% right in 95% of the
+    cells.
+    """
+    held_out = [
+        figures
+        for figures in shipped.runs
+        if figures.role == "checked" and figures.quantity == "latency"
+    ]
+    assert {figures.run for figures in held_out} >= {
+        "mha-grid",
+        "paper-fig7a",
+        "smoke",
+        "ragged",
+        "occupancy",
+    }
     for figures in held_out:
         assert figures.all.median < 0.10
         assert figures.all.p90 < 0.25
-    assert sum(figures.pairs_right for figures in held_out) > 0.95 * sum(figures.pairs for figures in held_out)
-    [energy] = [figures for figures in shipped.runs if figures.role == "checked" and figures.quantity == "energy"]
+    assert sum(figures.pairs_right for figures in held_out) > 0.95 * sum(
+        figures.pairs for figures in held_out
+    )
+    [energy] = [
+        figures
+        for figures in shipped.runs
+        if figures.role == "checked" and figures.quantity == "energy"
+    ]
     assert (energy.run, energy.all.rows) == ("paper-fig13-again", 12)
     assert energy.all.worst < 0.06
 
 
 def test_the_sentence_names_the_held_out_rows(shipped: Calibration) -> None:
-    held_out = [figures for figures in shipped.runs if figures.role == "checked" and figures.quantity == "latency"]
+    held_out = [
+        figures
+        for figures in shipped.runs
+        if figures.role == "checked" and figures.quantity == "latency"
+    ]
     rows = sum(figures.all.rows for figures in held_out)
     assert f"{rows} rows that it was not fitted to" in known_error("h200")

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import CATALOGUE, find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.constants import Constants
 from leanbench.model.rates import (
     cta_bytes_per_us,
@@ -17,8 +19,6 @@ from leanbench.model.rates import (
     sm_bytes_per_us,
     tile_compute_us,
 )
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 
 H200 = find("h200")
 PROBLEM = AttentionProblem(batch=1, q_heads=32, kv_heads=8, context=4096, head_dim=128)
@@ -49,7 +49,9 @@ def test_bandwidth_stays_below_the_datasheet_and_is_within_reach_of_the_sms(spec
 def test_read_floor_solves_the_warm_up() -> None:
     """Bytes of a bandwidth that rises as 1 - exp(-t / 1 us), by hand for t = 2 us."""
     streamed_us = 2 - (1 - math.exp(-2))
-    assert floor_us(round(streamed_us * 0.98 * 4.8e6), H200, COSTS) == pytest.approx(0.6 + 0.4 + 2, rel=1e-6)
+    assert floor_us(round(streamed_us * 0.98 * 4.8e6), H200, COSTS) == pytest.approx(
+        0.6 + 0.4 + 2, rel=1e-6
+    )
     # Of a large read all that is left of the warm-up is its time constant.
     assert floor_us(10**9, H200, COSTS) == pytest.approx(1.0 + 1.0 + 10**9 / (0.98 * 4.8e6))
 
@@ -113,7 +115,9 @@ def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast()
 def test_merge_costs_by_numbers_and_warps() -> None:
     assert merge_partial_us(COSTS, numbers=512, warps=4) == pytest.approx(0.138)
     # A stream-K merge reads the rows of the group (4 x 128 here) and empties their slots.
-    assert rates_for(PROBLEM, KernelConfig(64, 8, 3), H200, COSTS).merge_partial_us == pytest.approx(0.138)
+    assert rates_for(
+        PROBLEM, KernelConfig(64, 8, 3), H200, COSTS
+    ).merge_partial_us == pytest.approx(0.138)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +134,19 @@ def test_merge_costs_by_numbers_and_warps() -> None:
 )
 def test_resident_ctas(config: KernelConfig, head_dim: int, resident: int) -> None:
     assert resident_ctas(replace(PROBLEM, head_dim=head_dim), config, H200) == resident
-    assert rates_for(replace(PROBLEM, head_dim=head_dim), config, H200, COSTS, resident=5).resident == 5
+    assert (
+        rates_for(replace(PROBLEM, head_dim=head_dim), config, H200, COSTS, resident=5).resident
+        == 5
+    )
 
 
 def test_smaller_shared_memory_holds_fewer() -> None:
     config = KernelConfig(64, 4, 3)
-    assert [resident_ctas(PROBLEM, config, find(name)) for name in ("h200", "a100", "l4")] == [3, 2, 1]
+    assert [resident_ctas(PROBLEM, config, find(name)) for name in ("h200", "a100", "l4")] == [
+        3,
+        2,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

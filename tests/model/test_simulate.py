@@ -8,17 +8,24 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from leanbench.decomposition import Schedule, Segment, TileGrid, fixed_split, one_cta_per_tile, stream_k
-from leanbench.errors import UserError
+from leanbench.core.decomposition import (
+    Schedule,
+    Segment,
+    TileGrid,
+    fixed_split,
+    one_cta_per_tile,
+    stream_k,
+)
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.timeline import Span
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.rates import Rates, floor_us, rates_for, resident_ctas
 from leanbench.model.simulate import Simulation, latency_us, simulate
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
-from leanbench.timeline import Span
 
 H200 = find("h200")
 A100 = find("a100")
@@ -28,11 +35,15 @@ CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
 EVEN = Constants(sm_spread=0.0, warm_up_us=1e-6)
 
 
-def heads(context: int | tuple[int, ...], q_heads: int = 56, batch: int = 1, head_dim: int = 64) -> AttentionProblem:
+def heads(
+    context: int | tuple[int, ...], q_heads: int = 56, batch: int = 1, head_dim: int = 64
+) -> AttentionProblem:
     return AttentionProblem(batch, q_heads, q_heads, context, head_dim)
 
 
-def schedule_of(kind: str, problem: AttentionProblem, config: KernelConfig = CONFIG, spec: GpuSpec = H200) -> Schedule:
+def schedule_of(
+    kind: str, problem: AttentionProblem, config: KernelConfig = CONFIG, spec: GpuSpec = H200
+) -> Schedule:
     tiles = TileGrid.of(problem, config.tile_tokens)
     if kind == "stream_k":
         return stream_k(tiles, spec.sms * resident_ctas(problem, config, spec))
@@ -46,7 +57,9 @@ def play(
     spec: GpuSpec = H200,
     constants: Constants | None = EVEN,
 ) -> Simulation:
-    return simulate(schedule_of(kind, problem, config, spec), problem, config, spec, constants=constants)
+    return simulate(
+        schedule_of(kind, problem, config, spec), problem, config, spec, constants=constants
+    )
 
 
 def rates_of(problem: AttentionProblem, spec: GpuSpec = H200) -> Rates:
@@ -56,12 +69,15 @@ def rates_of(problem: AttentionProblem, spec: GpuSpec = H200) -> Rates:
 def alone_us(problem: AttentionProblem, read_bytes: float) -> float:
     """From the launch to the end of a CTA that has `read_bytes` to read and memory to itself."""
     rates = rates_of(problem)
-    return rates.first_byte_us + read_bytes / rates.demand(1) + rates.drain_us(rates.sm_bytes_per_us)
+    return (
+        rates.first_byte_us + read_bytes / rates.demand(1) + rates.drain_us(rates.sm_bytes_per_us)
+    )
 
 
 def splitting_us(kind: str, problem: AttentionProblem, spec: GpuSpec = H200) -> float:
-    """The most that splitting costs any CTA: each further segment, each partial with its merge, and the LeanTile more
-    than its even share, which it reads at its slowest."""
+    """The most that splitting costs any CTA: each further segment, each partial with its merge, and
+    the LeanTile more than its even share, which it reads at its slowest.
+    """
     schedule, rates = schedule_of(kind, problem, spec=spec), rates_of(problem, spec)
     segment_us = EVEN.segment_us + rates.compute_us
     parts = Counter(segment.output_tile for segment in schedule.segments)
@@ -75,7 +91,11 @@ def splitting_us(kind: str, problem: AttentionProblem, spec: GpuSpec = H200) -> 
 
 contexts = st.integers(1, 20_000)
 problems = st.builds(
-    heads, contexts, q_heads=st.integers(1, 80), batch=st.integers(1, 4), head_dim=st.sampled_from([64, 128])
+    heads,
+    contexts,
+    q_heads=st.integers(1, 80),
+    batch=st.integers(1, 4),
+    head_dim=st.sampled_from([64, 128]),
 )
 kinds = st.sampled_from(["one_cta_per_tile", "fixed_split", "stream_k"])
 specs = st.sampled_from([H200, A100, find("l4"), find("b200")])
@@ -98,13 +118,19 @@ def test_ctas_of_an_sm_share_its_port() -> None:
     problem = heads(128 * 40, q_heads=2)
     assert 2 * rates_of(problem).cta_bytes_per_us > 20 * 1980
     result = play("one_cta_per_tile", problem, spec=one_sm, constants=narrow)
-    # Nothing else waits, so what is left at the end is a LeanTile's loading at half the port's rate or its arithmetic.
+    # Nothing else waits, so what is left at the end is a LeanTile's loading at half the port's rate
+    # or its arithmetic.
     drain_us = min(rates_of(problem).compute_us, 32_768 / (20 * 1980 / 2))
     expected = rates_of(problem).first_byte_us + problem.kv_bytes / (20 * 1980) + drain_us
     assert result.latency_us == pytest.approx(expected)
     # With room for one at a time they follow each other, the second without the launch.
     after_another = simulate(
-        schedule_of("one_cta_per_tile", problem), problem, CONFIG, one_sm, resident=1, constants=EVEN
+        schedule_of("one_cta_per_tile", problem),
+        problem,
+        CONFIG,
+        one_sm,
+        resident=1,
+        constants=EVEN,
     )
     first_us = alone_us(problem, problem.kv_bytes / 2)
     second_us = first_us - rates_of(problem).first_byte_us + EVEN.segment_us
@@ -112,14 +138,18 @@ def test_ctas_of_an_sm_share_its_port() -> None:
 
 
 def test_ctas_share_the_bandwidth_equally() -> None:
-    """264 equal CTAs ask for more than the DRAM has: all end together, a segment's start and a tile after the floor."""
+    """264 equal CTAs ask for more than the DRAM has: all end together, a segment's start and a tile
+    after the floor.
+    """
     problem = heads(65_536, q_heads=264)
     result = play("one_cta_per_tile", problem)
     ends = [span.end_us for span in result.ctas]
     # Where rounding lets one CTA of an SM end first, the other has the SM for itself.
     assert max(ends) - min(ends) < 0.1
     beside_us = EVEN.segment_us + rates_of(problem).compute_us
-    assert result.latency_us == pytest.approx(floor_us(problem.kv_bytes, H200, EVEN) + beside_us, rel=1e-4)
+    assert result.latency_us == pytest.approx(
+        floor_us(problem.kv_bytes, H200, EVEN) + beside_us, rel=1e-4
+    )
 
 
 def test_unequal_sms_end_apart_and_leave_memory_to_the_slower() -> None:
@@ -129,7 +159,8 @@ def test_unequal_sms_end_apart_and_leave_memory_to_the_slower() -> None:
     ends = [span.end_us for span in result.ctas]
     assert min(ends) == result.ctas[5].end_us
     assert max(ends) == result.ctas[0].end_us
-    # The luckiest of six classes gets 5% more for all its time; the unluckiest catches up when others have ended.
+    # The luckiest of six classes gets 5% more for all its time; the unluckiest catches up when
+    # others have ended.
     even_us = play("one_cta_per_tile", problem).latency_us
     assert min(ends) == pytest.approx(even_us / 1.05, rel=0.01)
     assert even_us < max(ends) < even_us / 0.95
@@ -139,7 +170,8 @@ def test_memory_warms_up() -> None:
     problem = heads(65_536, q_heads=264)
     cold = replace(EVEN, warm_up_us=2.0)
     more_us = (
-        play("one_cta_per_tile", problem, constants=cold).latency_us - play("one_cta_per_tile", problem).latency_us
+        play("one_cta_per_tile", problem, constants=cold).latency_us
+        - play("one_cta_per_tile", problem).latency_us
     )
     assert more_us == pytest.approx(2.0, rel=0.02)
 
@@ -157,12 +189,16 @@ def test_a_second_wave_waits_for_slots() -> None:
 
 
 def test_a_host_block_keeps_its_slot_while_it_waits() -> None:
-    """One SM, one slot each way: the third CTA starts when the host block has merged, not when it has read."""
+    """One SM, one slot each way: the third CTA starts when the host block has merged, not when it
+    has read.
+    """
     problem = AttentionProblem(1, 2, 2, 1280, 64)
     segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10), Segment(2, 1, 0, 10, 10))
     spans: list[tuple[int, Span]] = []
     schedule = Schedule("stream_k", 3, segments)
-    result = simulate(schedule, problem, CONFIG, replace(H200, sms=2), spans, resident=1, constants=EVEN)
+    result = simulate(
+        schedule, problem, CONFIG, replace(H200, sms=2), spans, resident=1, constants=EVEN
+    )
     other, host, third = result.ctas
     assert [span.kind for cta, span in spans if cta == 1] == ["tiles", "wait", "reduction"]
     assert host.end_us > other.end_us
@@ -186,12 +222,16 @@ def test_merge_costs_by_partials() -> None:
 
 
 def test_a_merge_costs_by_the_numbers_that_one_cta_merges() -> None:
-    """One CTA merges all four rows of a stream-K output tile; fixed_split's second launch has a CTA for each."""
+    """One CTA merges all four rows of a stream-K output tile; fixed_split's second launch has a CTA
+    for each.
+    """
     one, four = AttentionProblem(1, 1, 1, 2560, 128), AttentionProblem(1, 4, 1, 2560, 128)
     difference = play("stream_k", four).latency_us - play("stream_k", one).latency_us
     # 20 partials of 3 rows more, each number read and emptied by 4 warps.
     assert difference == pytest.approx(20 * 3 * 128 * 2 * EVEN.merge_number_warp_us / 4)
-    assert play("fixed_split", four).latency_us == pytest.approx(play("fixed_split", one).latency_us, rel=0.01)
+    assert play("fixed_split", four).latency_us == pytest.approx(
+        play("fixed_split", one).latency_us, rel=0.01
+    )
 
 
 def test_second_launch_costs_and_is_not_there_for_one_split() -> None:
@@ -204,8 +244,15 @@ def test_second_launch_costs_and_is_not_there_for_one_split() -> None:
 
 
 def test_config_that_does_not_fit_says_so() -> None:
-    with pytest.raises(UserError, match="do not fit the 99 KB of shared memory of a CTA on l4: lower num_stages"):
-        simulate(schedule_of("one_cta_per_tile", heads(1024)), heads(1024), KernelConfig(256, 4, 4), find("l4"))
+    with pytest.raises(
+        UserError, match="do not fit the 99 KB of shared memory of a CTA on l4: lower num_stages"
+    ):
+        simulate(
+            schedule_of("one_cta_per_tile", heads(1024)),
+            heads(1024),
+            KernelConfig(256, 4, 4),
+            find("l4"),
+        )
 
 
 def test_without_constants_the_calibration_in_use_counts() -> None:
@@ -244,7 +291,9 @@ def test_one_cta_per_tile_is_monotone_in_context(problem: AttentionProblem, more
 
 
 @given(problems, st.integers(1, 4000))
-def test_stream_k_is_monotone_in_context_but_for_the_merge(problem: AttentionProblem, more: int) -> None:
+def test_stream_k_is_monotone_in_context_but_for_the_merge(
+    problem: AttentionProblem, more: int
+) -> None:
     """A longer context may fall into fewer partials, or into shares that need no second segment."""
     longer = heads(problem.max_context + more, problem.q_heads, problem.batch, problem.head_dim)
     saved_us = splitting_us("stream_k", problem) + 1e-6
@@ -252,14 +301,20 @@ def test_stream_k_is_monotone_in_context_but_for_the_merge(problem: AttentionPro
 
 
 @given(st.integers(1, 30), st.integers(1, 10), st.integers(1, 80), st.sampled_from([64, 128]))
-def test_equal_splits_are_monotone_in_context(tiles: int, more: int, q_heads: int, head_dim: int) -> None:
+def test_equal_splits_are_monotone_in_context(
+    tiles: int, more: int, q_heads: int, head_dim: int
+) -> None:
     """Unequal ones need not be: with a short last split, the second wave starts earlier."""
-    shorter, longer = (heads(4 * 128 * count, q_heads, head_dim=head_dim) for count in (tiles, tiles + more))
+    shorter, longer = (
+        heads(4 * 128 * count, q_heads, head_dim=head_dim) for count in (tiles, tiles + more)
+    )
     assert play("fixed_split", longer).latency_us > play("fixed_split", shorter).latency_us
 
 
 @given(problems, st.sampled_from([H200, A100]))
-def test_stream_k_loses_to_one_cta_per_tile_by_the_merge_at_most(problem: AttentionProblem, spec: GpuSpec) -> None:
+def test_stream_k_loses_to_one_cta_per_tile_by_the_merge_at_most(
+    problem: AttentionProblem, spec: GpuSpec
+) -> None:
     unsplit_us = play("one_cta_per_tile", problem, spec=spec).latency_us
     allowed_us = splitting_us("stream_k", problem, spec)
     assert play("stream_k", problem, spec=spec).latency_us <= unsplit_us + allowed_us + 1e-6

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanbench.decomposition import Schedule, Segment
+from leanbench.core.decomposition import Schedule, Segment
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, kernel
+from leanbench.core.timeline import Span, Timeline
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell
 from leanbench.model.constants import Constants
 from leanbench.model.rates import rates_for
 from leanbench.model.simulate import simulate
 from leanbench.model.timeline import MAX_CTAS, predict_timeline, schedule_efficiency
-from leanbench.problem import AttentionProblem
-from leanbench.registry import Kernel, KernelConfig, kernel
-from leanbench.timeline import Span, Timeline
 
 H200 = find("h200")
 CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
@@ -37,22 +37,33 @@ def test_one_cta_has_one_span_with_all_its_time() -> None:
     problem = AttentionProblem(1, 1, 1, 4096, 64)
     timeline = predicted(problem, "fa2")
     [cta] = timeline.ctas
-    assert timeline.latency_us == pytest.approx(predict_cell(problem, kernel("fa2"), "default", H200)["latency_us"])
+    assert timeline.latency_us == pytest.approx(
+        predict_cell(problem, kernel("fa2"), "default", H200)["latency_us"]
+    )
     assert timeline.latency_us is not None
     assert (cta.launch, cta.cta, cta.sm, cta.start_us) == ("fa2_kernel", 0, 0, 0)
     # The latency counts from the launch, the timeline from the first CTA's start.
     assert cta.end_us == pytest.approx(timeline.latency_us - COSTS.launch_us)
     assert cta.spans == (Span("tiles", 0, 0, cta.end_us),)
-    assert (timeline.source, timeline.gpu, timeline.sms, timeline.output_tiles) == ("predicted", "NVIDIA H200", 132, 1)
+    assert (timeline.source, timeline.gpu, timeline.sms, timeline.output_tiles) == (
+        "predicted",
+        "NVIDIA H200",
+        132,
+        1,
+    )
 
 
 def test_a_host_block_waits_and_merges() -> None:
-    """A hand-made schedule whose host block has one LeanTile of ten, so that it waits for the other part."""
+    """A hand-made schedule whose host block has one LeanTile of ten, so that it waits for the other
+    part.
+    """
     problem = AttentionProblem(1, 1, 1, 1280, 64)
     segments = (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10))
     played: list[tuple[int, Span]] = []
     even = Constants(sm_spread=0.0, warm_up_us=1e-6)
-    result = simulate(Schedule("stream_k", 2, segments), problem, CONFIG, H200, played, constants=even)
+    result = simulate(
+        Schedule("stream_k", 2, segments), problem, CONFIG, H200, played, constants=even
+    )
     rates = rates_for(problem, CONFIG, H200, even)
     tile_us = rates.tile_bytes / rates.cta_bytes_per_us
     beside_us = rates.first_byte_us + rates.drain_us(rates.sm_bytes_per_us)
@@ -63,7 +74,12 @@ def test_a_host_block_waits_and_merges() -> None:
     assert [span.kind for span in by_cta[1]] == ["tiles", "wait", "reduction"]
     times = [(span.start_us, span.end_us) for number in (0, 1) for span in by_cta[number]]
     start_us = even.launch_us
-    expected = [(start_us, other_us), (start_us, host_us), (host_us, other_us), (other_us, merged_us)]
+    expected = [
+        (start_us, other_us),
+        (start_us, host_us),
+        (host_us, other_us),
+        (other_us, merged_us),
+    ]
     assert times == [pytest.approx(pair) for pair in expected]
     assert result.latency_us == pytest.approx(merged_us)
 
@@ -75,7 +91,9 @@ def test_asking_for_spans_changes_no_figure() -> None:
         assert config is not None
         schedule = kernel(name).schedule(problem, config, H200)
         assert schedule is not None
-        assert simulate(schedule, problem, config, H200, []) == simulate(schedule, problem, config, H200)
+        assert simulate(schedule, problem, config, H200, []) == simulate(
+            schedule, problem, config, H200
+        )
 
 
 def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call() -> None:
@@ -86,11 +104,14 @@ def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call() -> 
     assert len(merge) == 64
     assert timeline.latency_us is not None
     assert max(cta.end_us for cta in merge) == pytest.approx(timeline.latency_us - COSTS.launch_us)
-    assert min(cta.start_us for cta in merge) == pytest.approx(max(cta.end_us for cta in split) + COSTS.merge_launch_us)
+    assert min(cta.start_us for cta in merge) == pytest.approx(
+        max(cta.end_us for cta in split) + COSTS.merge_launch_us
+    )
     assert [cta.spans[0].output_tile for cta in merge] == [head // 4 for head in range(64)]
     assert [cta.sm for cta in merge] == list(range(64))
     assert {span.kind for cta in merge for span in cta.spans} == {"reduction"}
-    # Sixteen times the context in the same number of splits: no split of it is empty, some of the short one may be.
+    # Sixteen times the context in the same number of splits: no split of it is empty, some of the
+    # short one may be.
     assert merge[0].end_us <= merge[-1].end_us
 
 
@@ -103,7 +124,9 @@ def test_heads_of_one_group_can_be_in_two_output_tiles() -> None:
 
 
 class HostFirst(Kernel):
-    """Its host block has one LeanTile of ten, ends long before the other part, and still has to merge."""
+    """Its host block has one LeanTile of ten, ends long before the other part, and still has to
+    merge.
+    """
 
     name = "host_first"
     decomposition = "stream_k"
@@ -111,7 +134,9 @@ class HostFirst(Kernel):
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         return CONFIG
 
-    def schedule(self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec) -> Schedule:
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule:
         return Schedule("stream_k", 2, (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10)))
 
     def prepare(self, inputs: object, config: KernelConfig | None) -> Callable[[], None]:
@@ -143,23 +168,40 @@ def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not() -> None:
     assert lean.sm_busy_share > 0.95
     assert fa2.sm_busy_share == pytest.approx(56 / 132, rel=1e-3)
     assert len({cta.sm for cta in fa2.ctas}) == 56
-    assert {span.output_tile for cta in lean.ctas for span in cta.spans if span.kind == "reduction"} == {*range(56)}
+    assert {
+        span.output_tile for cta in lean.ctas for span in cta.spans if span.kind == "reduction"
+    } == {*range(56)}
 
 
 def test_the_best_candidate_is_the_one_of_the_row() -> None:
     problem = AttentionProblem(1, 32, 8, 4096, 128)
     row = predict_cell(problem, kernel("lean"), "best", H200)
     timeline = predicted(problem, "lean", "best")
-    assert (timeline.config, timeline.latency_us) == (row["config"], pytest.approx(row["latency_us"], rel=0.015))
+    assert (timeline.config, timeline.latency_us) == (
+        row["config"],
+        pytest.approx(row["latency_us"], rel=0.015),
+    )
     assert schedule_efficiency(timeline, H200) == row["quantisation_efficiency"]
 
 
 @pytest.mark.parametrize(
     ("problem", "name", "sentence"),
     [
-        (AttentionProblem(1, 8, 8, 4096, 64), "reference", "reference has no schedule to predict from"),
-        (AttentionProblem(1, 512, 512, 1 << 21, 128), "lean", "K and V take 549.8 GB, h200 has 141 GB"),
-        (AttentionProblem(1 << 16, 8, 8, 64, 64), "fa2", f"524288 output tiles, more than the {MAX_CTAS} CTAs"),
+        (
+            AttentionProblem(1, 8, 8, 4096, 64),
+            "reference",
+            "reference has no schedule to predict from",
+        ),
+        (
+            AttentionProblem(1, 512, 512, 1 << 21, 128),
+            "lean",
+            "K and V take 549.8 GB, h200 has 141 GB",
+        ),
+        (
+            AttentionProblem(1 << 16, 8, 8, 64, 64),
+            "fa2",
+            f"524288 output tiles, more than the {MAX_CTAS} CTAs",
+        ),
     ],
 )
 def test_why_there_is_none(problem: AttentionProblem, name: str, sentence: str) -> None:
@@ -188,7 +230,9 @@ problems = st.builds(
 @given(problems, st.sampled_from(["lean", "fa2", "fixed_split"]))
 @settings(max_examples=60, deadline=None)
 def test_every_timeline_is_whole(problem: AttentionProblem, name: str) -> None:
-    """Spans lie in their CTA in order, every output tile is read, and nothing outlives the latency."""
+    """Spans lie in their CTA in order, every output tile is read, and nothing outlives the
+    latency.
+    """
     timeline = predicted(problem, name)
     assert timeline.latency_us is not None
     assert min(cta.start_us for cta in timeline.ctas) == 0
@@ -197,7 +241,9 @@ def test_every_timeline_is_whole(problem: AttentionProblem, name: str) -> None:
     for cta in timeline.ctas:
         times = [time for span in cta.spans for time in (span.start_us, span.end_us)]
         assert times
-        assert all(before <= after for before, after in pairwise([cta.start_us, *times, cta.end_us]))
+        assert all(
+            before <= after for before, after in pairwise([cta.start_us, *times, cta.end_us])
+        )
         assert 0 <= cta.sm < H200.sms
     read = {span.output_tile for cta in timeline.ctas for span in cta.spans if span.kind == "tiles"}
     assert read == set(range(timeline.output_tiles))

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from leanbench.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
+from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import find
-from leanbench.gpu.spec import GpuSpec
 from leanbench.model.constants import Constants
 from leanbench.model.engine import work_of
 from leanbench.model.simulate import latency_us, simulate
 from leanbench.model.waves import are_alike
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 
 H200 = find("h200")
 CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
@@ -32,8 +32,12 @@ def both(
     resident: int | None = None,
     constants: Constants = COSTS,
 ) -> tuple[float, float]:
-    whole = simulate(schedule, problem, CONFIG, spec, resident=resident, constants=constants).latency_us
-    return latency_us(schedule, problem, CONFIG, spec, resident=resident, constants=constants), whole
+    whole = simulate(
+        schedule, problem, CONFIG, spec, resident=resident, constants=constants
+    ).latency_us
+    return latency_us(
+        schedule, problem, CONFIG, spec, resident=resident, constants=constants
+    ), whole
 
 
 @given(
@@ -73,13 +77,19 @@ def test_unequal_ones_are_played_one_by_one() -> None:
     schedule = fixed_split(TileGrid.of(short_last, 128), 7)
     assert not are_alike(work_of(schedule, short_last, 128), merge_launch=True)
     ragged = AttentionProblem(2, 8, 8, (1000, 2000), 64)
-    assert not are_alike(work_of(one_cta_per_tile(TileGrid.of(ragged, 128)), ragged, 128), merge_launch=False)
+    assert not are_alike(
+        work_of(one_cta_per_tile(TileGrid.of(ragged, 128)), ragged, 128), merge_launch=False
+    )
     # A CTA of stream-K may wait for another's partial.
     split = stream_k(TileGrid.of(AttentionProblem(1, 1, 1, 1024, 64), 128), 8)
-    assert not are_alike(work_of(split, AttentionProblem(1, 1, 1, 1024, 64), 128), merge_launch=False)
+    assert not are_alike(
+        work_of(split, AttentionProblem(1, 1, 1, 1024, 64), 128), merge_launch=False
+    )
 
 
-@pytest.mark.parametrize(("heads", "context", "grid"), [(2048, 1024, 264), (2600, 5000, 396), (1024, 2048, 132)])
+@pytest.mark.parametrize(
+    ("heads", "context", "grid"), [(2048, 1024, 264), (2600, 5000, 396), (1024, 2048, 132)]
+)
 def test_many_whole_tiles_in_one(heads: int, context: int, grid: int) -> None:
     problem = AttentionProblem(1, heads, heads, context, 64)
     schedule = stream_k(TileGrid.of(problem, 128), grid)

@@ -11,11 +11,15 @@ from example_runs import WriteRun, manifest
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> WriteRun:
-    def write(rows: Iterable[dict[str, Any]], tail: str = "", folder: str = "run", **fields: Any) -> Path:
+    def write(
+        rows: Iterable[dict[str, Any]], tail: str = "", folder: str = "run", **fields: Any
+    ) -> Path:
         directory = tmp_path / folder
         directory.mkdir()
         (directory / "manifest.json").write_text(json.dumps(manifest(**fields)))
-        (directory / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+        (directory / "results.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows) + tail
+        )
         return directory
 
     return write

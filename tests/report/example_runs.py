@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leanbench.problem import AttentionProblem
+from leanbench.core.problem import AttentionProblem
 
 GPU = "NVIDIA H200"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def row(problem: AttentionProblem, kernel: str, latency_us: float | None = None, **fields: Any) -> dict[str, Any]:
+def row(
+    problem: AttentionProblem, kernel: str, latency_us: float | None = None, **fields: Any
+) -> dict[str, Any]:
     """One line of results.jsonl; a row without a latency needs a `status`."""
     taken: dict[str, Any] = {}
     if latency_us is not None:
@@ -69,14 +71,24 @@ def manifest(**fields: Any) -> dict[str, Any]:
     }
 
 
-def problem(context: int | tuple[int, ...] = 1024, heads: int = 56, **fields: Any) -> AttentionProblem:
+def problem(
+    context: int | tuple[int, ...] = 1024, heads: int = 56, **fields: Any
+) -> AttentionProblem:
     batch = len(context) if isinstance(context, tuple) else 1
-    shapes = {"batch": batch, "q_heads": heads, "kv_heads": heads, "context": context, "head_dim": 64}
+    shapes = {
+        "batch": batch,
+        "q_heads": heads,
+        "kv_heads": heads,
+        "context": context,
+        "head_dim": 64,
+    }
     return AttentionProblem(**{**shapes, **fields})
 
 
 def measured_rows() -> list[dict[str, Any]]:
-    """lean is 2x and 8x as fast as fa2 (geometric mean 4x), 1x and 0.5x as fast as fixed_split (0.7071x)."""
+    """lean is 2x and 8x as fast as fa2 (geometric mean 4x), 1x and 0.5x as fast as fixed_split
+    (0.7071x).
+    """
     short, long, ragged = problem(1024), problem(65536), problem((512, 4096))
     return [
         row(short, "lean", 10.0),
@@ -85,14 +97,24 @@ def measured_rows() -> list[dict[str, Any]]:
         row(long, "lean", 200.0),
         row(long, "fa2", 1600.0),
         row(long, "fixed_split", 100.0),
-        row(ragged, "lean", 12.5, status="noisy", reason="the confidence interval stayed at 4% of the median"),
+        row(
+            ragged,
+            "lean",
+            12.5,
+            status="noisy",
+            reason="the confidence interval stayed at 4% of the median",
+        ),
         row(ragged, "fa2", status="crashed", reason=HOSTILE),
         row(ragged, "fixed_split", status="unsupported", reason="ragged batches are not supported"),
     ]
 
 
-def row_with_all_fields(problem: AttentionProblem, kernel: str, latency_us: float, **fields: Any) -> dict[str, Any]:
-    """A measured row with every optional measurement, each in a fixed proportion to the latency or the bytes."""
+def row_with_all_fields(
+    problem: AttentionProblem, kernel: str, latency_us: float, **fields: Any
+) -> dict[str, Any]:
+    """A measured row with every optional measurement, each in a fixed proportion to the latency or
+    the bytes.
+    """
     sustained_us, power_w, floor_mj = latency_us * 1.25, 500.0, problem.kv_bytes * 1e-7
     energy_mj = power_w * sustained_us * 1e-3
     taken = {
@@ -127,18 +149,32 @@ def row_with_all_fields(problem: AttentionProblem, kernel: str, latency_us: floa
 
 
 def rows_with_all_fields() -> list[dict[str, Any]]:
-    """Latencies as in `measured_rows`; warnings, a noisy and a suspect row. Energy goes with the latency."""
+    """Latencies as in `measured_rows`; warnings, a noisy and a suspect row. Energy goes with the
+    latency.
+    """
     short, long = problem(1024), problem(65536)
-    wide = "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
+    wide = (
+        "the confidence interval of the median reaches {}% to one side after 60 samples, above 0.5%"
+    )
     apart = "the cross-check ({} µs) differs by {}% from the latency"
     return [
         row_with_all_fields(short, "lean", 10.0, crosscheck_us=10.5, throttled_samples=3),
-        row_with_all_fields(short, "fa2", 20.0, warnings=[apart.format("22.0", "10.0")], crosscheck_us=22.0),
-        row_with_all_fields(short, "fixed_split", 10.0, status="noisy", reason=wide.format("1.4")),
-        row_with_all_fields(long, "lean", 200.0, throttle_reasons=["sw_power_cap"], instrumentation_cost=1.1),
-        row_with_all_fields(long, "fa2", 1600.0, warnings=[apart.format("1552.0", "3.0")], crosscheck_us=1552.0),
         row_with_all_fields(
-            long, "fixed_split", 2.0, status="suspect", reason="2.00 µs beats a kernel that only reads the same bytes"
+            short, "fa2", 20.0, warnings=[apart.format("22.0", "10.0")], crosscheck_us=22.0
+        ),
+        row_with_all_fields(short, "fixed_split", 10.0, status="noisy", reason=wide.format("1.4")),
+        row_with_all_fields(
+            long, "lean", 200.0, throttle_reasons=["sw_power_cap"], instrumentation_cost=1.1
+        ),
+        row_with_all_fields(
+            long, "fa2", 1600.0, warnings=[apart.format("1552.0", "3.0")], crosscheck_us=1552.0
+        ),
+        row_with_all_fields(
+            long,
+            "fixed_split",
+            2.0,
+            status="suspect",
+            reason="2.00 µs beats a kernel that only reads the same bytes",
         ),
     ]
 
@@ -148,7 +184,9 @@ WriteRun = Callable[..., Path]
 
 
 def two_runs(write_run: WriteRun) -> tuple[Path, Path]:
-    """Measured on one GPU and predicted for another: lean takes a half and a quarter, fa2 a half where both are ok."""
+    """Measured on one GPU and predicted for another: lean takes a half and a quarter, fa2 a half
+    where both are ok.
+    """
     short, long = problem(1024), problem(4096)
     here = [
         row(short, "lean", 10.0, energy_mj=2.0),

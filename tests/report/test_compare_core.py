@@ -1,4 +1,6 @@
-"""Pairing, verdicts and statistics of two runs whose samples are chosen so that every figure is known by hand."""
+"""Pairing, verdicts and statistics of two runs whose samples are chosen so that every figure is
+known by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from compare_examples import ENVIRONMENT, problem, row, run_of, spread, write_ru
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.records.row import Row
+from leanbench.records.samples import SAMPLES
 from leanbench.report.compare import Comparison, compare, counts, group
 from leanbench.report.compare_pair import Pair, judge, make_pair
 from leanbench.report.compare_summary import (
@@ -25,24 +29,28 @@ from leanbench.report.compare_summary import (
     summarise,
     worst_regression,
 )
-from leanbench.row import Row
-from leanbench.run.samples import SAMPLES
 
 SHORT, LONG = problem(1024), problem(4096)
 MARGIN = 0.01
 
 
-def pair_of(base: dict[str, Any], new: dict[str, Any], *samples: list[float], margin: float = MARGIN) -> Pair:
+def pair_of(
+    base: dict[str, Any], new: dict[str, Any], *samples: list[float], margin: float = MARGIN
+) -> Pair:
     rows = Row.model_validate(base), Row.model_validate(new)
     given_samples = (samples[0], samples[1]) if samples else ([], [])
     return make_pair(SHORT, rows, given_samples, margin)
 
 
 def sampled(base_us: list[float], new_us: list[float], **fields: Any) -> Pair:
-    return pair_of(row(SHORT, "lean", base_us), row(SHORT, "lean", new_us, **fields), base_us, new_us)
+    return pair_of(
+        row(SHORT, "lean", base_us), row(SHORT, "lean", new_us, **fields), base_us, new_us
+    )
 
 
-def compared(tmp_path: Path, base: dict[Any, Any], new: dict[Any, Any], **options: Any) -> Comparison:
+def compared(
+    tmp_path: Path, base: dict[Any, Any], new: dict[Any, Any], **options: Any
+) -> Comparison:
     run_of(tmp_path / "base", base)
     run_of(tmp_path / "new", new)
     return compare(str(tmp_path / "base"), str(tmp_path / "new"), margin=MARGIN, **options)
@@ -79,7 +87,10 @@ def test_a_wider_margin_never_finds_a_difference(low, width, margin):
 
 
 def test_the_interval_is_that_of_the_ratios_of_samples():
-    base_us, new_us = [float(value) for value in range(101, 111)], [float(value) for value in range(201, 211)]
+    base_us, new_us = (
+        [float(value) for value in range(101, 111)],
+        [float(value) for value in range(201, 211)],
+    )
     pair = sampled(base_us, new_us)
     assert pair.ratio == pytest.approx(205.5 / 105.5)
     # Of the 100 ratios of a new to a base sample, the 24th from either end.
@@ -89,7 +100,8 @@ def test_the_interval_is_that_of_the_ratios_of_samples():
 
 
 @pytest.mark.parametrize(
-    ("middle_us", "expected"), [(100.0, "same"), (103.0, "slower"), (97.0, "faster"), (101.0, "ambiguous")]
+    ("middle_us", "expected"),
+    [(100.0, "same"), (103.0, "slower"), (97.0, "faster"), (101.0, "ambiguous")],
 )
 def test_verdicts_from_samples(middle_us, expected):
     assert sampled(spread(100.0, step=0.0005), spread(middle_us, step=0.0005)).verdict == expected
@@ -119,7 +131,9 @@ def test_one_side_without_samples_uses_that_rows_interval():
 
 def test_rows_without_any_interval():
     fields = {"latency_ci_low_us": None, "latency_ci_high_us": None}
-    pair = pair_of(row(SHORT, "lean", spread(100.0), **fields), row(SHORT, "lean", spread(200.0), **fields))
+    pair = pair_of(
+        row(SHORT, "lean", spread(100.0), **fields), row(SHORT, "lean", spread(200.0), **fields)
+    )
     assert (pair.verdict, pair.ratio, pair.ratio_low) == ("ambiguous", pytest.approx(2.0), None)
     assert pair.reason == "a row has no interval, neither from samples nor of its own"
 
@@ -140,28 +154,46 @@ def test_noisy_and_suspect_rows_are_ambiguous_at_best(status):
     assert pair.broken == (status == "suspect")
 
 
-@pytest.mark.parametrize("status", ["crashed", "timeout", "incorrect", "out_of_memory", "unsupported"])
+@pytest.mark.parametrize(
+    "status", ["crashed", "timeout", "incorrect", "out_of_memory", "unsupported"]
+)
 def test_a_row_that_failed_has_no_verdict(status):
     # The latency of a wrong result is none.
     pair = sampled(spread(100.0), spread(100.0), status=status, reason="it failed")
-    assert (pair.verdict, pair.ratio, pair.latencies_us) == (None, None, (pytest.approx(100.0), None))
+    assert (pair.verdict, pair.ratio, pair.latencies_us) == (
+        None,
+        None,
+        (pytest.approx(100.0), None),
+    )
     assert (pair.broken, pair.mended, outcome(pair)) == (True, False, f"ok → {status}")
     assert (group(pair), pair.reason) == ("broken", f"new ({status}): it failed")
 
 
 def test_a_cell_that_works_again_or_never_did():
     crashed, fine = row(SHORT, status="crashed", reason="it died"), row(SHORT, "lean", spread(10.0))
-    assert (group(pair_of(crashed, fine)), outcome(pair_of(crashed, fine))) == ("mended", "crashed → ok")
+    assert (group(pair_of(crashed, fine)), outcome(pair_of(crashed, fine))) == (
+        "mended",
+        "crashed → ok",
+    )
     both = pair_of(crashed, crashed)
-    assert (group(both), outcome(both), both.reason) == ("no verdict", "crashed", "both (crashed): it died")
+    assert (group(both), outcome(both), both.reason) == (
+        "no verdict",
+        "crashed",
+        "both (crashed): it died",
+    )
     differently = pair_of(crashed, row(SHORT, status="timeout"))
-    assert (outcome(differently), differently.reason) == ("crashed → timeout", "base (crashed): it died; new (timeout)")
+    assert (outcome(differently), differently.reason) == (
+        "crashed → timeout",
+        "base (crashed): it died; new (timeout)",
+    )
     assert not differently.broken
     noisy = row(SHORT, "lean", spread(10.0), status="noisy", reason="wide")
     assert group(pair_of(noisy, crashed)) == "broken"
 
 
-@pytest.mark.parametrize(("latency_us", "expected"), [(10.05, "same"), (10.2, "slower"), (9.8, "faster")])
+@pytest.mark.parametrize(
+    ("latency_us", "expected"), [(10.05, "same"), (10.2, "slower"), (9.8, "faster")]
+)
 def test_predictions_are_compared_by_their_medians(latency_us, expected):
     base = row(SHORT, source="predicted", latency_us=10.0)
     pair = pair_of(base, row(SHORT, source="predicted", latency_us=latency_us))
@@ -175,7 +207,10 @@ def test_what_rounds_to_zero_has_no_minus():
 
 
 def test_energy_ratio():
-    base, new = row(SHORT, "lean", spread(10.0), energy_mj=4.0), row(SHORT, "lean", spread(10.0), energy_mj=5.0)
+    base, new = (
+        row(SHORT, "lean", spread(10.0), energy_mj=4.0),
+        row(SHORT, "lean", spread(10.0), energy_mj=5.0),
+    )
     assert pair_of(base, new).energy_ratio == 1.25
     assert pair_of({**base, "energy_mj": None}, new).energy_ratio is None
     assert pair_of(base, {**new, "status": "incorrect"}).energy_ratio is None
@@ -189,7 +224,9 @@ def test_exchanging_the_runs_mirrors_the_interval(seed, ratio):
     there, back = sampled(base_us, new_us), sampled(new_us, base_us)
     assert there.ratio_low is not None
     assert there.ratio_high is not None
-    assert (back.ratio_low, back.ratio_high) == pytest.approx((1 / there.ratio_high, 1 / there.ratio_low))
+    assert (back.ratio_low, back.ratio_high) == pytest.approx(
+        (1 / there.ratio_high, 1 / there.ratio_low)
+    )
     assert there.ratio_low <= median(new_us) / median(base_us) <= there.ratio_high
     assert {there.verdict, back.verdict} not in ({"slower"}, {"faster"})
 
@@ -214,7 +251,11 @@ def test_same_kernel_and_problem_are_paired(tmp_path):
     comparison = compared(
         tmp_path,
         {(SHORT, "lean"): lean_us, (SHORT, "fa2"): fa2_us, (LONG, "lean"): spread(40.0)},
-        {(SHORT, "fa2"): spread(22.0), (SHORT, "lean"): lean_us, (LONG, "fixed_split"): spread(50.0)},
+        {
+            (SHORT, "fa2"): spread(22.0),
+            (SHORT, "lean"): lean_us,
+            (LONG, "fixed_split"): spread(50.0),
+        },
     )
     assert [(pair.label, pair.verdict) for pair in comparison.pairs] == [
         ("fa2 · b1 h8 n1024 d64 fp16 HND", "slower"),
@@ -267,7 +308,10 @@ def test_warm_and_cold_never_pair_and_never_share_a_statistic(tmp_path):
         warm = row(SHORT, "lean", spread(warm_us), cache="warm", cell="warm cell")
         return [row(SHORT, "lean", spread(cold_us)), warm]
 
-    base, new = write_run(tmp_path / "base", rows(10.0, 4.0)), write_run(tmp_path / "new", rows(20.0, 4.0))
+    base, new = (
+        write_run(tmp_path / "base", rows(10.0, 4.0)),
+        write_run(tmp_path / "new", rows(20.0, 4.0)),
+    )
     comparison = compare(str(base), str(new), margin=MARGIN)
     assert {pair.problem_label: pair.ratio for pair in comparison.pairs} == {
         "b1 h8 n1024 d64 fp16 HND": pytest.approx(2.0),
@@ -280,7 +324,10 @@ def test_warm_and_cold_never_pair_and_never_share_a_statistic(tmp_path):
     ]
     only_warm = write_run(tmp_path / "warm", rows(10.0, 4.0)[1:])
     only_cold = write_run(tmp_path / "cold", rows(10.0, 4.0)[:1])
-    with pytest.raises(UserError, match=r"nothing to pair, .*cold ran .* configs default, cold cache and .*warm with"):
+    with pytest.raises(
+        UserError,
+        match=r"nothing to pair, .*cold ran .* configs default, cold cache and .*warm with",
+    ):
         compare(str(only_cold), str(only_warm), margin=MARGIN)
 
 
@@ -288,7 +335,10 @@ def test_other_requests_never_pair(tmp_path):
     cells = {(SHORT, "lean"): spread(10.0)}
     run_of(tmp_path / "default", cells)
     run_of(tmp_path / "best", cells, configs="best")
-    with pytest.raises(UserError, match=r"configs default, cold cache and .*best with configs best, cold cache: sweep"):
+    with pytest.raises(
+        UserError,
+        match=r"configs default, cold cache and .*best with configs best, cold cache: sweep",
+    ):
         compare(str(tmp_path / "default"), str(tmp_path / "best"), margin=MARGIN)
 
 
@@ -304,8 +354,12 @@ def test_a_row_that_failed_before_it_chose_settings_is_paired(tmp_path):
 def test_order_is_what_needs_a_look_first(tmp_path):
     contexts = {1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0, 5: 10.0, 6: 10.0, 7: 10.0}
     new_us = {1: 10.0, 2: 11.0, 3: 12.0, 4: 9.0, 5: 8.0, 6: 10.1}
-    base = run_of(tmp_path / "base", {(problem(n), "lean"): spread(us) for n, us in contexts.items()})
-    rows = [row(problem(n), "lean", spread(us)) for n, us in new_us.items()] + [row(problem(7), status="crashed")]
+    base = run_of(
+        tmp_path / "base", {(problem(n), "lean"): spread(us) for n, us in contexts.items()}
+    )
+    rows = [row(problem(n), "lean", spread(us)) for n, us in new_us.items()] + [
+        row(problem(7), status="crashed")
+    ]
     new = write_run(tmp_path / "new", rows)
     comparison = compare(str(base), str(new), margin=MARGIN)
     assert [(pair.problem.context, group(pair)) for pair in comparison.pairs] == [
@@ -339,13 +393,18 @@ def test_statistics_by_hand(tmp_path):
     assert found.changed_geomean == pytest.approx(2 ** (1 / 3))
     assert found.median_difference == pytest.approx(0.75)
     assert sentences(comparison)[:2] == [
-        "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median |difference| 75.00%.",
+        (
+            "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median"
+            " |difference| 75.00%."
+        ),
         "Not the same: 3 cells, geometric mean 1.2599x.",
     ]
 
 
 def test_what_all_changed_has_one_mean(tmp_path):
-    comparison = compared(tmp_path, {(SHORT, "lean"): spread(10.0)}, {(SHORT, "lean"): spread(20.0)})
+    comparison = compared(
+        tmp_path, {(SHORT, "lean"): spread(10.0)}, {(SHORT, "lean"): spread(20.0)}
+    )
     assert not any(sentence.startswith("Not the same") for sentence in sentences(comparison))
 
 
@@ -361,7 +420,12 @@ def test_what_is_the_same_keeps_the_order_of_the_sweep(tmp_path):
 
 
 def test_two_kernels_are_slower_and_faster_not_worse_and_better(tmp_path):
-    latencies = {(SHORT, "lean"): 10.0, (LONG, "lean"): 10.0, (SHORT, "fa2"): 20.0, (LONG, "fa2"): 5.0}
+    latencies = {
+        (SHORT, "lean"): 10.0,
+        (LONG, "lean"): 10.0,
+        (SHORT, "fa2"): 20.0,
+        (LONG, "fa2"): 5.0,
+    }
     run = run_of(tmp_path / "run", {key: spread(us) for key, us in latencies.items()})
     said = sentences(compare(f"{run}:lean", f"{run}:fa2", margin=MARGIN))
     assert [line.split(",")[0] for line in said if "against base" in line] == [
@@ -388,7 +452,13 @@ def test_nothing_changed_has_no_worst_cell(tmp_path):
 def test_environment_differences_name_the_fields(tmp_path):
     cells = {(SHORT, "lean"): spread(10.0)}
     base = run_of(tmp_path / "base", cells)
-    other = {**ENVIRONMENT, "triton": "3.7.0", "gpu_product": "NVIDIA A100", "commit": None, "cuda": "13.0"}
+    other = {
+        **ENVIRONMENT,
+        "triton": "3.7.0",
+        "gpu_product": "NVIDIA A100",
+        "commit": None,
+        "cuda": "13.0",
+    }
     new = run_of(tmp_path / "new", cells, environment=other)
     found = compare(str(base), str(new), margin=MARGIN).differences
     assert [(each.field, each.base, each.new) for each in found] == [
@@ -400,14 +470,20 @@ def test_environment_differences_name_the_fields(tmp_path):
     assert [each.field for each in compare(str(new), str(base), margin=MARGIN).differences] == [
         *("triton", "gpu_product", "commit")
     ]
-    assert compare(str(base), str(run_of(tmp_path / "alike", cells)), margin=MARGIN).differences == ()
+    assert (
+        compare(str(base), str(run_of(tmp_path / "alike", cells)), margin=MARGIN).differences == ()
+    )
 
 
 def test_other_ways_of_measuring_are_differences(tmp_path):
     cells = {(SHORT, "lean"): spread(10.0)}
     runs = []
     for name, samples in (("base", 10), ("new", 20)):
-        measure = {"effort": {"relative_ci": 0.005, "min_samples": samples}, "cache": "cold", "energy": samples > 10}
+        measure = {
+            "effort": {"relative_ci": 0.005, "min_samples": samples},
+            "cache": "cold",
+            "energy": samples > 10,
+        }
         runs.append(str(run_of(tmp_path / name, cells, measure=measure)))
     found = compare(*runs, margin=MARGIN).differences
     assert [(each.field, each.base, each.new) for each in found] == [
@@ -419,7 +495,14 @@ def test_other_ways_of_measuring_are_differences(tmp_path):
 def test_what_predictions_were_asked_to_measure_is_no_difference(tmp_path):
     rows = [row(SHORT, source="predicted", latency_us=10.0)]
     runs = [
-        str(write_run(tmp_path / name, rows, source="predicted", measure={"cache": "cold", "energy": energy}))
+        str(
+            write_run(
+                tmp_path / name,
+                rows,
+                source="predicted",
+                measure={"cache": "cold", "energy": energy},
+            )
+        )
         for name, energy in (("base", False), ("new", True))
     ]
     assert compare(*runs, margin=MARGIN).differences == ()
@@ -429,7 +512,9 @@ def test_predictions_for_two_gpus_say_so(tmp_path):
     rows = [row(SHORT, source="predicted", latency_us=10.0)]
     software = {**ENVIRONMENT, "gpu_product": None}
     runs = [
-        write_run(tmp_path / gpu, rows, source="predicted", gpu=f"NVIDIA {gpu}", environment=software)
+        write_run(
+            tmp_path / gpu, rows, source="predicted", gpu=f"NVIDIA {gpu}", environment=software
+        )
         for gpu in ("H200", "A100")
     ]
     comparison = compare(str(runs[0]), str(runs[1]), margin=MARGIN)
@@ -437,13 +522,18 @@ def test_predictions_for_two_gpus_say_so(tmp_path):
     assert [(each.field, each.base, each.new) for each in comparison.differences] == [
         ("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",))
     ]
-    assert sentences(comparison)[-1].startswith("Predicted: medians alone are compared, within 1% is the same")
+    assert sentences(comparison)[-1].startswith(
+        "Predicted: medians alone are compared, within 1% is the same"
+    )
 
 
 def test_predicted_against_measured_is_refused(tmp_path):
     measured = run_of(tmp_path / "measured", {(SHORT, "lean"): spread(10.0)})
     predicted = write_run(tmp_path / "predicted", [row(SHORT, source="predicted", latency_us=10.0)])
-    with pytest.raises(UserError, match=r"measured is measured and .*predicted is predicted: a prediction and a meas"):
+    with pytest.raises(
+        UserError,
+        match=r"measured is measured and .*predicted is predicted: a prediction and a meas",
+    ):
         compare(str(measured), str(predicted), margin=MARGIN)
 
 
@@ -458,8 +548,12 @@ def test_other_settings_are_counted(tmp_path):
 
 def test_of_two_rows_of_a_cell_the_later_counts(tmp_path):
     base = run_of(tmp_path / "base", {(SHORT, "lean"): spread(10.0)})
-    new = write_run(tmp_path / "new", [row(SHORT, "lean", spread(99.0)), row(SHORT, "lean", spread(20.0))])
-    assert [pair.ratio for pair in compare(str(base), str(new), margin=MARGIN).pairs] == [pytest.approx(2.0)]
+    new = write_run(
+        tmp_path / "new", [row(SHORT, "lean", spread(99.0)), row(SHORT, "lean", spread(20.0))]
+    )
+    assert [pair.ratio for pair in compare(str(base), str(new), margin=MARGIN).pairs] == [
+        pytest.approx(2.0)
+    ]
 
 
 def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
@@ -475,10 +569,25 @@ def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("base", "new", "kernels", "sentence"),
     [
-        ("a:lean", "b", [], r"a:lean names a kernel and b does not: name one on both sides, or on neither"),
+        (
+            "a:lean",
+            "b",
+            [],
+            r"a:lean names a kernel and b does not: name one on both sides, or on neither",
+        ),
         ("a", "b:lean", [], r"b:lean names a kernel and a does not"),
-        ("a:lean", "b:lean", ["lean"], r"--kernels lean and a:lean both choose a kernel: leave one of them out"),
-        ("a", "a", [], r"BASE and NEW are both a: name another run, or two kernels as in RUN:lean RUN:fa2"),
+        (
+            "a:lean",
+            "b:lean",
+            ["lean"],
+            r"--kernels lean and a:lean both choose a kernel: leave one of them out",
+        ),
+        (
+            "a",
+            "a",
+            [],
+            r"BASE and NEW are both a: name another run, or two kernels as in RUN:lean RUN:fa2",
+        ),
         ("a:lean", "./a:lean", [], r"BASE and NEW are both a:lean"),
         ("a:", "b", [], r"'a:' is not RUN or RUN:KERNEL, write for example before or before:lean"),
         (":lean", "b:lean", [], r"':lean' is not RUN or RUN:KERNEL"),
@@ -486,16 +595,26 @@ def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
         ("a", "b", ["nothing"], r"a and b ran no kernel 'nothing', known: fa2, lean"),
         ("a", "b", ["fa2"], r"a ran no fa2: choose kernels that both ran, it has lean"),
         ("a", "none", [], r"there is no run 'none'"),
-        ("a", "empty", [], r"empty has no rows to compare: finish it with `leanbench sweep --resume`"),
+        (
+            "a",
+            "empty",
+            [],
+            r"empty has no rows to compare: finish it with `leanbench sweep --resume`",
+        ),
         (
             "a",
             "far",
             [],
-            r"nothing to pair, for example a ran lean · b1 h8 n1024 d64 fp16 HND and far ran lean · b1 h8 n4",
+            (
+                r"nothing to pair, for example a ran lean · b1 h8 n1024 d64 fp16 HND and far ran"
+                r" lean · b1 h8 n4"
+            ),
         ),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence(tmp_path, monkeypatch, base, new, kernels, sentence):
+def test_what_cannot_be_compared_is_one_sentence(
+    tmp_path, monkeypatch, base, new, kernels, sentence
+):
     monkeypatch.chdir(tmp_path)
     run_of(tmp_path / "a", {(SHORT, "lean"): spread(10.0)})
     run_of(tmp_path / "b", {(SHORT, "lean"): spread(10.0), (SHORT, "fa2"): spread(10.0)})
@@ -517,14 +636,23 @@ def test_damaged_samples_are_named(tmp_path, line):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(5.2482, "5.248"), (11.8887, "11.89"), (108.12, "108.1"), (1610.4, "1610"), (12345.6, "12346"), (None, "-")],
+    [
+        (5.2482, "5.248"),
+        (11.8887, "11.89"),
+        (108.12, "108.1"),
+        (1610.4, "1610"),
+        (12345.6, "12346"),
+        (None, "-"),
+    ],
 )
 def test_microseconds(value, expected):
     assert microseconds(value) == expected
 
 
 def test_kept_heuristic_and_given_settings_pair(tmp_path):
-    """Whether one is faster than the other is what the comparison is for; all settings were known before."""
+    """Whether one is faster than the other is what the comparison is for; all settings were known
+    before.
+    """
     cells = {(SHORT, "lean"): spread(10.0)}
     base = run_of(tmp_path / "heuristic", cells, configs="heuristic")
     new = write_run(

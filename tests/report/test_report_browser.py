@@ -1,4 +1,6 @@
-"""The page in a real browser: charts are drawn, the table sorts and filters, nothing fails and nothing is loaded."""
+"""The page in a real browser: charts are drawn, the table sorts and filters, nothing fails and
+nothing is loaded.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ from example_runs import (
 
 from leanbench.report import write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"
+    ),
 ]
 
 TIED = {"lean": 10.0, "fa2": 9.9, "fixed_split": 10.1}
@@ -46,7 +52,9 @@ PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
 
 def look(directory: Path, probe: str = "return null;", *beside: Path) -> Any:
-    """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in the page fails."""
+    """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in
+    the page fails.
+    """
     [report] = write_report(directory, directory, ["html"], beside)
     page = report.read_text(encoding="utf-8").replace("<head>", f"<head>{WATCH}", 1)
     head, body_end, tail = page.rpartition("</body>")
@@ -54,9 +62,19 @@ def look(directory: Path, probe: str = "return null;", *beside: Path) -> Any:
     script = PROBE.replace("{ PROBE }", f"{{ {probe} }}")
     watched.write_text(f"{head}<script>{script}</script>{body_end}{tail}", encoding="utf-8")
     flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *(
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+        ),
         *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-        *(f"--user-data-dir={directory / 'profile'}", "--window-size=1400,1000", "--virtual-time-budget=5000"),
+        *(
+            f"--user-data-dir={directory / 'profile'}",
+            "--window-size=1400,1000",
+            "--virtual-time-budget=5000",
+        ),
     ]
     command = [str(CHROMIUM), *flags, "--dump-dom", watched.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -89,7 +107,9 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
     assert seen["lean"] == [[1024, 10.0], [65536, 200.0]]
     assert seen["fa2"] == [[1024, 2.0], [65536, 8.0]]
     assert seen["fixed"] == [[1024, 1.0], [65536, 0.5]]
-    assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes / 4e6 + 2)] for n in (1024, 65536)]
+    assert seen["floor"] == [
+        [n, seven_digits(problem(n).kv_bytes / 4e6 + 2)] for n in (1024, 65536)
+    ]
     assert seen["errors"] == pytest.approx([1.0, 80.0])
     assert (seen["type"], seen["ticks"]) == ("log", ["1k", "64k"])
     assert (seen["x"], seen["y"]) == ("context (tokens)", "latency (µs)")
@@ -99,22 +119,37 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
 
 
 def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
-    rows = [row(problem(context), kernel, time) for context in (1024, 4096) for kernel, time in TIED.items()]
+    rows = [
+        row(problem(context), kernel, time)
+        for context in (1024, 4096)
+        for kernel, time in TIED.items()
+    ]
     seen, _ = look(write_run(rows), "return chart('speedup').layout.yaxis.range;")
     assert seen[0] < 0.9
     assert seen[1] > 1.1
 
 
 def map_rows() -> list[dict[str, Any]]:
-    """Two contexts, two shapes and two dtypes; one cell is lean's, one fa2's, one a tie, one lean ran alone."""
+    """Two contexts, two shapes and two dtypes; one cell is lean's, one fa2's, one a tie, one lean
+    ran alone.
+    """
     rows = []
-    latencies = {(1024, 8): (10, 12), (4096, 8): (10, 5), (1024, 16): (10, 10.04), (4096, 16): (10, None)}
+    latencies = {
+        (1024, 8): (10, 12),
+        (4096, 8): (10, 5),
+        (1024, 16): (10, 10.04),
+        (4096, 16): (10, None),
+    }
     for (context, heads), (lean, fa2) in latencies.items():
         rows.append(row(problem(context, heads), "lean", lean, read_floor_share=lean / 20))
         if fa2:
             rows.append(row(problem(context, heads), "fa2", fa2, read_floor_share=fa2 / 20))
     rows.append(row(problem(1024, 16, batch=2), "fixed_split", 11.0, status="noisy", reason="x"))
-    return [*rows, row(problem(1024, 8, dtype="bf16"), "lean", 7.0), row(problem(1024, 8, dtype="bf16"), "fa2", 14.0)]
+    return [
+        *rows,
+        row(problem(1024, 8, dtype="bf16"), "lean", 7.0),
+        row(problem(1024, 8, dtype="bf16"), "fa2", 14.0),
+    ]
 
 
 def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> None:
@@ -180,7 +215,11 @@ def test_table_sorts_by_number_and_filters(write_run: WriteRun) -> None:
 
 
 def test_the_filter_asks_a_column_by_name(write_run: WriteRun) -> None:
-    rows = [row(problem(1024, 8, batch=batch), name, 10.0) for batch in (1, 4) for name in ("lean", "lean_triton")]
+    rows = [
+        row(problem(1024, 8, batch=batch), name, 10.0)
+        for batch in (1, 4)
+        for name in ("lean", "lean_triton")
+    ]
     probe = """return [filter("batch=4"), filter("kernel=lean"), filter("LEAN batch=4 status=ok"),
       filter("kernel="), filter("num_warps=4")[0]];"""
     seen, _ = look(write_run(rows), probe)
@@ -205,7 +244,9 @@ def test_of_many_rows_the_first_200_are_drawn_until_asked(write_run: WriteRun) -
 
 
 def test_an_empty_picture_says_what_to_choose(write_run: WriteRun) -> None:
-    first = write_run([row(problem(n), "lean", 10.0) for n in (1024, 2048, 4096)], folder="a", name="plain")
+    first = write_run(
+        [row(problem(n), "lean", 10.0) for n in (1024, 2048, 4096)], folder="a", name="plain"
+    )
     others = [row_with_all_fields(problem(n), "lean", 10.0) for n in (1024, 2048)]
     second = write_run(others, folder="b", name="full")
     probe = """const energy = () => [chart("energy").layout.annotations?.map((each) => each.text) ?? [],
@@ -233,7 +274,10 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
         [names[0], ["1k", "4k"], [10, 40], "solid"],
         [names[1], ["1k", "4k"], [5, 10], "dot"],
     ]
-    assert seen["fa2"] == [[names[0], ["4k"], [60], "solid"], [names[1], ["1k", "4k"], [8, 30], "dot"]]
+    assert seen["fa2"] == [
+        [names[0], ["4k"], [60], "solid"],
+        [names[1], ["1k", "4k"], [8, 30], "dot"],
+    ]
     assert seen["unit"] == "bandwidth (TB/s)"
     assert seen["first"] == [[1024, 10], [4096, 40]]
     assert seen["runs"] == {"GPU": "NVIDIA H200", "source": "measured", "run": "here"}
@@ -255,20 +299,26 @@ def test_a_row_hands_out_its_command(write_run: WriteRun) -> None:
       const buttons = all("#results td.command button").length;
       return { hidden, written, copied, refused: box.textContent.trim(), buttons, found: filter("leanbench")[0] };"""
     seen, _ = look(write_run(measured_rows()), probe)
-    shape = "leanbench sweep --heads 56 --context 1024 --batch 1 --head-dim 64 --dtype fp16 --kv-layout HND"
+    shape = (
+        "leanbench sweep --heads 56 --context 1024 --batch 1 --head-dim 64 --dtype fp16"
+        " --kv-layout HND"
+    )
     config = "tile_tokens=128,num_warps=4,num_stages=3"
     command = f"{shape} --kernels fa2 --config fa2:{config}"
     assert seen["hidden"] is True
     assert seen["written"] == [command]
     assert seen["copied"] == [f"Copied: {command}", command]
     assert seen["refused"] == f"To copy: {shape} --kernels lean --config lean:{config}"
-    # No flag names the lengths of the ragged batch, three of nine rows; and nobody filters by what is not seen.
+    # No flag names the lengths of the ragged batch, three of nine rows; and nobody filters by what
+    # is not seen.
     assert (seen["buttons"], seen["found"]) == (6, "0 of 9 rows")
 
 
 def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
     cells = [(1024, 8), (2048, 8), (4096, 8), (1024, 32), (2048, 32)]
-    rows = [row(problem(context, heads), "lean", context / 1024 + heads) for context, heads in cells]
+    rows = [
+        row(problem(context, heads), "lean", context / 1024 + heads) for context, heads in cells
+    ]
     rows += [row(problem(512, 16, dtype="bf16"), "lean", 7.0)]
     probe = """const state = () => [selected(), points("latency", "lean")];
       const first = state();
@@ -287,7 +337,11 @@ def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
         [[1024, 33], [2048, 34]],
     ]
     # There is no bf16 with 32 heads: the heads follow. One problem alone is a bar.
-    assert seen["dtype"] == [{"x axis": context, "query heads": "16", "dtype": "bf16"}, [["lean", 7.0]], "bar"]
+    assert seen["dtype"] == [
+        {"x axis": context, "query heads": "16", "dtype": "bf16"},
+        [["lean", 7.0]],
+        "bar",
+    ]
     assert seen["axis"] == [
         {"x axis": "query heads", "context (tokens)": "1k", "dtype": "fp16"},
         [[8, 9], [32, 33]],
@@ -296,7 +350,9 @@ def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
 
 
 def test_measured_and_predicted_never_share_a_chart(write_run: WriteRun) -> None:
-    predicted = [row(problem(), name, us, source="predicted") for name, us in (("lean", 3.0), ("fa2", 9.0))]
+    predicted = [
+        row(problem(), name, us, source="predicted") for name, us in (("lean", 3.0), ("fa2", 9.0))
+    ]
     rows = [*measured_rows(), *predicted]
     probe = """const tags = () => [...new Set(all("figcaption .tag").map((tag) => tag.textContent))];
       const before = [tags(), points("speedup_all", "fa2")];
@@ -322,12 +378,28 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
       ticks: [...chart("sustained").querySelectorAll(".ytick text")].map((each) => each.textContent),
     };"""
     seen, charts = look(write_run(rows_with_all_fields()), probe)
-    assert charts == ["latency", "bandwidth", "speedup", "share", "energy", "power", "sustained", "sm_busy"]
+    assert charts == [
+        "latency",
+        "bandwidth",
+        "speedup",
+        "share",
+        "energy",
+        "power",
+        "sustained",
+        "sm_busy",
+    ]
     assert seen["energy"] == [[1024, 12.5], [65536, 1000.0]]
     assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes * 1e-7)] for n in (1024, 65536)]
-    assert (seen["power"], seen["idle"]) == ([[1024, 500.0], [65536, 500.0]], [[1024, 100.0], [65536, 100.0]])
+    assert (seen["power"], seen["idle"]) == (
+        [[1024, 500.0], [65536, 500.0]],
+        [[1024, 100.0], [65536, 100.0]],
+    )
     assert seen["sustained"] == [[1024, 0.25], [65536, 0.25]]
-    assert (seen["busy"], seen["slots"], seen["dash"]) == ([[1024, 0.85], [65536, 0.85]], [0.97, 0.97], "dot")
+    assert (seen["busy"], seen["slots"], seen["dash"]) == (
+        [[1024, 0.85], [65536, 0.85]],
+        [0.97, 0.97],
+        "dot",
+    )
     # The noisy row is drawn, the suspect one is not.
     assert seen["suspect"] == [[1024, 10.0]]
     assert (seen["rings"], seen.get("none")) == ([2, 2], None)
@@ -373,8 +445,14 @@ def test_hostile_names_are_only_text(write_run: WriteRun) -> None:
 
 
 def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> None:
-    rows = [row(p, name, 5.0) for p in (problem(), problem(4096), problem(4096, 8)) for name in ("lean", HOSTILE)]
-    first, second = (write_run(rows, folder=folder, name=f"{HOSTILE} {folder}") for folder in ("a", "b"))
+    rows = [
+        row(p, name, 5.0)
+        for p in (problem(), problem(4096), problem(4096, 8))
+        for name in ("lean", HOSTILE)
+    ]
+    first, second = (
+        write_run(rows, folder=folder, name=f"{HOSTILE} {folder}") for folder in ("a", "b")
+    )
     probe = """all("#map-selectors select, #beside-selectors select").forEach((control) => {
         control.selectedIndex = control.options.length - 1;
         control.dispatchEvent(new Event("change"));
@@ -440,11 +518,19 @@ def test_the_overview_of_many_runs_leads_to_each(write_run: WriteRun) -> None:
         ([], []),
         ([row(problem(), "lean", status="timeout", reason="slow")], []),
         ([row(problem(), "lean", 10.0)], ["latency", "bandwidth", "share"]),
-        ([row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=None)], ["latency", "bandwidth"]),
-        ([row(problem(), "lean", 10.0), row(problem(dtype="bf16"), "lean", 9.0)], ["latency", "bandwidth", "share"]),
+        (
+            [row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=None)],
+            ["latency", "bandwidth"],
+        ),
+        (
+            [row(problem(), "lean", 10.0), row(problem(dtype="bf16"), "lean", 9.0)],
+            ["latency", "bandwidth", "share"],
+        ),
     ],
     ids=["empty", "failed", "one cell", "no floor", "only dtype varies"],
 )
-def test_small_runs_open(write_run: WriteRun, rows: list[dict[str, Any]], charts: list[str]) -> None:
+def test_small_runs_open(
+    write_run: WriteRun, rows: list[dict[str, Any]], charts: list[str]
+) -> None:
     _, drawn = look(write_run(rows))
     assert drawn == charts

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from example_runs import WriteRun, problem, row, row_with_all_fields
 
-from leanbench.claims import SAMPLES, claims
-from leanbench.problem import AttentionProblem
+from leanbench.core.problem import AttentionProblem
+from leanbench.model.claims import SAMPLES, claims
+from leanbench.records.reading import read_runs
 from leanbench.report import write_report
 from leanbench.report.claims_table import Measured, claims_of_runs, measured_claims, sweep_name
-from leanbench.report.run_files import read_runs
 from leanbench.run.sweep_file import shipped_sweeps
 
 OVER_FA2 = "7a: LA over FA2 at 512k"
@@ -25,7 +25,10 @@ def named(found: list[Measured]) -> dict[str, Measured]:
 def claims_of(*directories: Path) -> dict[str, Measured]:
     runs = read_runs(directories)
     return named(
-        measured_claims({run.name: run.results for run in runs}, {run.name: sweep_name(run.manifest) for run in runs})
+        measured_claims(
+            {run.name: run.results for run in runs},
+            {run.name: sweep_name(run.manifest) for run in runs},
+        )
     )
 
 
@@ -37,7 +40,10 @@ def gap_rows() -> list[dict[str, Any]]:
     """Energy of lean over fixed_split is 1 at 128k and 256k, and 1.001 at 512k."""
     energies = {(k, name): 1.0 for k in (128, 256, 512) for name in ("lean", "fixed_split")}
     energies[512, "lean"] = 1.001
-    return [row(problem(k * 1024), name, 10.0, energy_mj=energy) for (k, name), energy in energies.items()]
+    return [
+        row(problem(k * 1024), name, 10.0, energy_mj=energy)
+        for (k, name), energy in energies.items()
+    ]
 
 
 def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
@@ -52,7 +58,11 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
     found = claims_of(write_run(rows))
     assert len(found) == len(claims())
     over_fa2 = found[OVER_FA2]
-    assert (over_fa2.words, over_fa2.verdict, over_fa2.cell) == ("2.46x", "holds", "b1 h56 n524288 d64 fp16 HND")
+    assert (over_fa2.words, over_fa2.verdict, over_fa2.cell) == (
+        "2.46x",
+        "holds",
+        "b1 h56 n524288 d64 fp16 HND",
+    )
     assert over_fa2.run == "example"
     fd = found["7a: FD over FA2 at 512k"]
     assert (fd.value, fd.verdict) == (pytest.approx(2.46 / 1.01), "more than the paper")
@@ -77,16 +87,24 @@ def test_claims_of_several_cells_name_the_one_that_decides(write_run: WriteRun) 
     assert lowest.cell == "b1 h56 n65536 d64 fp16 HND, of 6 problems"
 
 
-def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_prediction(write_run: WriteRun) -> None:
+def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_prediction(
+    write_run: WriteRun,
+) -> None:
     name = "4: occupancy of FA2 is low"
     asked = next(claim for claim in claims() if claim.words == "occupancy of FA2 is low").problems
-    rows = [row(each, "fa2", 10.0, sm_busy_share=0.4, quantisation_efficiency=0.9) for each in asked]
+    rows = [
+        row(each, "fa2", 10.0, sm_busy_share=0.4, quantisation_efficiency=0.9) for each in asked
+    ]
     measured = claims_of(write_run(rows))[name]
     assert (measured.words, measured.verdict) == ("40%", "holds")
-    told = claims_of(write_run([{**each, "source": "predicted"} for each in rows], folder="predicted"))[name]
+    told = claims_of(
+        write_run([{**each, "source": "predicted"} for each in rows], folder="predicted")
+    )[name]
     assert (told.words, told.verdict) == ("90%", "more than the paper")
     # A run without --occupancy says nothing of the SMs.
-    without = claims_of(write_run([{**each, "sm_busy_share": None} for each in rows], folder="without"))[name]
+    without = claims_of(
+        write_run([{**each, "sm_busy_share": None} for each in rows], folder="without")
+    )[name]
     assert without.value is None
 
 
@@ -104,7 +122,9 @@ def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) 
 @pytest.mark.parametrize("count", [SAMPLES - 1, SAMPLES])
 def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int) -> None:
     problems = [problem(1024 * (1 + i), 8 + i % 2) for i in range(count)]
-    rows = [row(each, name, us) for each in problems for name, us in (("lean", 10.0), ("fa2", 25.0))]
+    rows = [
+        row(each, name, us) for each in problems for name, us in (("lean", 10.0), ("fa2", 25.0))
+    ]
     # Grouped-query problems are none of the paper's.
     rows += [row(problem(1024, 56, kv_heads=8), name, 1.0) for name in ("lean", "fa2")]
     found = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
@@ -112,7 +132,9 @@ def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int
         assert (found.value, found.cell) == (None, "needs 500 multi-head problems, has 499")
     else:
         assert (found.value, found.verdict) == (pytest.approx(2.5), "holds")
-        words = "500 multi-head problems: batch 1, heads 8 to 9, context 1k to 500k, head_dim 64, fp16"
+        words = (
+            "500 multi-head problems: batch 1, heads 8 to 9, context 1k to 500k, head_dim 64, fp16"
+        )
         assert found.cell == words
 
 
@@ -121,11 +143,18 @@ def at(second: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pair(context_k: int, lean_us: float, other: str, other_us: float) -> list[dict[str, Any]]:
-    return [row(problem(context_k * 1024), "lean", lean_us), row(problem(context_k * 1024), other, other_us)]
+    return [
+        row(problem(context_k * 1024), "lean", lean_us),
+        row(problem(context_k * 1024), other, other_us),
+    ]
 
 
 def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> None:
-    old = write_run(at(1, [*pair(512, 100, "fa2", 300), *pair(256, 100, "fixed_split", 110)]), folder="old", name="old")
+    old = write_run(
+        at(1, [*pair(512, 100, "fa2", 300), *pair(256, 100, "fixed_split", 110)]),
+        folder="old",
+        name="old",
+    )
     new = write_run(at(9, pair(512, 100, "fa2", 200)), folder="new", name="new")
     for order in ((old, new), (new, old)):
         found = claims_of(*order)
@@ -137,7 +166,10 @@ def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> 
 def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run: WriteRun) -> None:
     def run(second: int, fa2_us: float, name: str, sweep: str) -> Path:
         return write_run(
-            at(second, pair(512, 100, "fa2", fa2_us)), folder=f"at{second}", name=name, sweep={"name": sweep}
+            at(second, pair(512, 100, "fa2", fa2_us)),
+            folder=f"at{second}",
+            name=name,
+            sweep={"name": sweep},
         )
 
     own, again = (run(second, us, "mine", "paper-fig7a") for second, us in ((1, 300), (2, 280)))
@@ -154,7 +186,8 @@ def test_every_claim_has_a_shipped_sweep() -> None:
 
 def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
     energies = gap_rows()
-    # The newer run has lean alone at 512k, and is faster there: with the older run's fa2 it would be 6x.
+    # The newer run has lean alone at 512k, and is faster there: with the older run's fa2 it would
+    # be 6x.
     old = write_run(at(1, [*pair(512, 100, "fa2", 300), *energies[:4]]), folder="old", name="old")
     new = write_run(at(9, [row(at_512k(), "lean", 50.0), *energies[4:]]), folder="new", name="new")
     found = claims_of(old, new)
@@ -171,8 +204,18 @@ def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run
         write_run(rows, folder="here", name="here"),
         write_run(at(9, pair(512, 100, "fa2", 400)), folder="again", name="again"),
         write_run([{**each, "cache": "warm"} for each in rows], folder="warm", name="warm"),
-        write_run([{**each, "source": "predicted"} for each in rows], folder="model", name="model", source="predicted"),
-        write_run(rows, folder="there", name="there", environments={"env0": {"gpu_product": "NVIDIA B200"}}),
+        write_run(
+            [{**each, "source": "predicted"} for each in rows],
+            folder="model",
+            name="model",
+            source="predicted",
+        ),
+        write_run(
+            rows,
+            folder="there",
+            name="there",
+            environments={"env0": {"gpu_product": "NVIDIA B200"}},
+        ),
     ]
     tables = claims_of_runs(read_runs(runs))
     seen = [(name, is_predicted, named(found)[OVER_FA2]) for name, is_predicted, found in tables]
@@ -189,9 +232,18 @@ def test_the_page_of_several_runs_names_the_run_of_each_claim(write_run: WriteRu
     second = write_run(pair(256, 100, "fixed_split", 218), folder="second", name="second")
     [path] = write_report(first, first.parent / "out", ["html"], [second])
     lines = claim_lines(path.read_text(encoding="utf-8"))
-    assert "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper first b1 h56 n524288 d64 fp16 HND" in lines
-    assert "> abstract LA over FD at 256k, 56 heads 2.18x 2.18x holds second b1 h56 n262144 d64 fp16 HND" in lines
-    assert any("claims: 1 hold, 1 do not" in line and "not measured in these runs" in line for line in lines)
+    assert (
+        "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper first b1 h56 n524288 d64 fp16 HND"
+        in lines
+    )
+    assert (
+        "> abstract LA over FD at 256k, 56 heads 2.18x 2.18x holds second b1 h56 n262144 d64"
+        " fp16 HND" in lines
+    )
+    assert any(
+        "claims: 1 hold, 1 do not" in line and "not measured in these runs" in line
+        for line in lines
+    )
 
 
 def claim_lines(html: str) -> list[str]:
@@ -205,8 +257,17 @@ def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
     [path] = write_report(directory, directory, ["html"])
     html = path.read_text(encoding="utf-8")
     lines = claim_lines(html)
-    assert "The paper does not say which problems its samples were: 500 or more multi-head problems" in lines[0]
-    assert "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper b1 h56 n524288 d64 fp16 HND" in lines
+    assert (
+        "The paper does not say which problems its samples were: 500 or more multi-head problems"
+        in lines[0]
+    )
+    assert (
+        "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper b1 h56 n524288 d64 fp16 HND"
+        in lines
+    )
     lacking = "7b LA over FA2 at 64 heads 2.15x not measured in this run b1 h64 n65536 d64 fp16 HND"
     assert f'class="lacking"> {lacking}' in lines
-    assert f"{len(claims())} claims: 0 hold, 1 do not, {len(claims()) - 1} not measured in this run" in lines[0]
+    assert (
+        f"{len(claims())} claims: 0 hold, 1 do not, {len(claims()) - 1} not measured in this run"
+        in lines[0]
+    )

@@ -12,7 +12,7 @@ from example_runs import WriteRun, measured_rows, problem, row, rows_with_all_fi
 from typer.testing import CliRunner
 
 from leanbench.cli.report import report
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 from leanbench.report import write_report
 
 app = typer.Typer()
@@ -24,7 +24,9 @@ def test_prints_the_paths_and_nothing_else(write_run: WriteRun) -> None:
     result = CliRunner().invoke(app, [str(directory)])
     assert result.exit_code == 0
     assert result.output == f"{directory / 'report.html'}\n{directory / 'report.csv'}\n"
-    assert (directory / "report.csv").read_text().startswith("problem,batch,q_heads,kv_heads,context,")
+    assert (
+        (directory / "report.csv").read_text().startswith("problem,batch,q_heads,kv_heads,context,")
+    )
     assert (directory / "report.html").read_text().startswith("<!doctype html>")
     assert {path.name for path in directory.iterdir()} == {
         "manifest.json",
@@ -36,7 +38,9 @@ def test_prints_the_paths_and_nothing_else(write_run: WriteRun) -> None:
 
 def test_out_and_format(write_run: WriteRun, tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
-    result = CliRunner().invoke(app, [str(write_run(measured_rows())), "--out", str(out), "--format", "csv"])
+    result = CliRunner().invoke(
+        app, [str(write_run(measured_rows())), "--out", str(out), "--format", "csv"]
+    )
     assert result.output == f"{out / 'report.csv'}\n"
     assert [path.name for path in out.iterdir()] == ["report.csv"]
 
@@ -76,13 +80,27 @@ def test_markdown_says_what_the_page_says(write_run: WriteRun) -> None:
     assert path == directory / "report.md"
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert lines[:3] == ["# a\\_run", "", "a\\_run: measured, NVIDIA H200, `leanbench sweep example`"]
-    assert "- **Beware:** 3 of 10 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported." in lines
-    assert "| fa2 | 2 | 4.00× | 2.00× | context 1k, batch 1 | 8.00× | context 64k, batch 1 |  |" in lines
+    assert lines[:3] == [
+        "# a\\_run",
+        "",
+        "a\\_run: measured, NVIDIA H200, `leanbench sweep example`",
+    ]
+    assert (
+        "- **Beware:** 3 of 10 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported." in lines
+    )
+    assert (
+        "| fa2 | 2 | 4.00× | 2.00× | context 1k, batch 1 | 8.00× | context 64k, batch 1 |  |"
+        in lines
+    )
     assert "<details><summary>Every row (10)</summary>" in lines
     config = "tile\\_tokens=128 num\\_warps=4 num\\_stages=3"
-    assert f"| b1 h56 n1024 d64 fp16 HND | lean | ok | 10 | 1.47 | 56.7% |  |  | {config} |" in lines
-    claim = "| 7b | LA over FA2 at 64 heads | 2.15x |  | not measured in this run | b1 h64 n65536 d64 fp16 HND |"
+    assert (
+        f"| b1 h56 n1024 d64 fp16 HND | lean | ok | 10 | 1.47 | 56.7% |  |  | {config} |" in lines
+    )
+    claim = (
+        "| 7b | LA over FA2 at 64 heads | 2.15x |  | not measured in this run | b1 h64 n65536 d64"
+        " fp16 HND |"
+    )
     assert claim in lines
     # A kernel's name ends no cell and no block.
     assert text.count("</details>") == 1
@@ -99,8 +117,8 @@ def test_markdown_of_two_runs_and_of_none(write_run: WriteRun) -> None:
     assert "## there: predicted, NVIDIA B200, cold L2" in text
     assert "## The paper's claims (NVIDIA B200, cold L2, predicted)" in text
     assert (
-        "| 7b | LA over FA2 at 64 heads | 2.15x |  | not predicted in these runs |  | b1 h64 n65536 d64 fp16 HND |"
-        in text
+        "| 7b | LA over FA2 at 64 heads | 2.15x |  | not predicted in these runs |  | b1 h64 n65536"
+        " d64 fp16 HND |" in text
     )
     [path] = write_report(write_run([], folder="none"), first.parent / "out", ["markdown"])
     assert path.read_text(encoding="utf-8").endswith("This run has no rows yet.\n")
@@ -108,7 +126,9 @@ def test_markdown_of_two_runs_and_of_none(write_run: WriteRun) -> None:
 
 def test_output_that_cannot_be_written_is_said_before_the_run_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*file/out \(not a directory\): choose another folder"):
+    with pytest.raises(
+        UserError, match=r"cannot write .*file/out \(not a directory\): choose another folder"
+    ):
         write_report(tmp_path / "no run here", tmp_path / "file" / "out")
 
 
@@ -129,5 +149,13 @@ def test_second_report_replaces_the_first(write_run: WriteRun) -> None:
 
 def test_command_imports_no_heavy_module() -> None:
     heavy = {"pandas", "plotly", "jinja2", "torch", "numpy", "pydantic"}
-    code = f"import leanbench.cli.report, leanbench.report, sys; print(sorted({heavy!r} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        f"import leanbench.cli.report, leanbench.report, sys; print(sorted({heavy!r} &"
+        " set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

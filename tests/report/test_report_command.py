@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from example_runs import HOSTILE, manifest, problem, row, row_with_all_fields
 
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernels
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.ragged import ragged_contexts
+from leanbench.core.registry import kernels
+from leanbench.records.reading import read_run
+from leanbench.records.row import Row
 from leanbench.report.command import sweep_command
-from leanbench.report.run_files import read_run
-from leanbench.row import Row
 from leanbench.run.cells import AXES, expand
-from leanbench.run.ragged import ragged_contexts
 from leanbench.run.sweep_file import requested_sweep
 
 REFERENCE_RUNS = sorted(path.parent for path in Path("reports/h200").glob("*/results.jsonl"))
@@ -46,7 +46,11 @@ def test_every_reference_row_can_be_repeated(directory: Path) -> None:
     for taken, shape in known[:: 1 + len(known) // 50]:
         flags = flags_of(sweep_command(taken, shape, run.manifest) or "")
         assert flags.pop("cache", "cold") == taken.cache
-        measured = {name: flags.pop(name) for name in ("energy", "sustained", "occupancy", "counters") if name in flags}
+        measured = {
+            name: flags.pop(name)
+            for name in ("energy", "sustained", "occupancy", "counters")
+            if name in flags
+        }
         assert ("energy" in measured) == (taken.energy_mj is not None)
         assert ("occupancy" in measured) == (taken.sm_busy_share is not None)
         names, config = flags.pop("kernels"), flags.pop("config", None)
@@ -56,23 +60,39 @@ def test_every_reference_row_can_be_repeated(directory: Path) -> None:
         assert (config is None) == (taken.config is None)
         if config:
             [pin] = requested_sweep(None, flags, names, None, None, [config]).pins.values()
-            assert {name: value for name, value in asdict(pin).items() if value is not None} == taken.config
+            assert {
+                name: value for name, value in asdict(pin).items() if value is not None
+            } == taken.config
 
 
 def test_a_row_in_full() -> None:
-    shape = problem(4096, 32, kv_heads=8, batch=4, head_dim=128, dtype="bf16", kv_layout="NHD", q_len=2, page_size=64)
+    shape = problem(
+        4096,
+        32,
+        kv_heads=8,
+        batch=4,
+        head_dim=128,
+        dtype="bf16",
+        kv_layout="NHD",
+        q_len=2,
+        page_size=64,
+    )
     taken = row_with_all_fields(shape, "lean", 10.0, cache="warm")
-    assert command_of(taken, shape) == (
-        "leanbench sweep --heads 32/8 --context 4096 --batch 4 --head-dim 128 --dtype bf16 --kv-layout NHD --q-len 2 "
-        "--page-size 64 --kernels lean --config lean:tile_tokens=128,num_warps=4,num_stages=3 --cache warm --energy "
-        "--occupancy --counters"
+    assert (
+        command_of(taken, shape)
+        == "leanbench sweep --heads 32/8 --context 4096 --batch 4 --head-dim 128 --dtype bf16"
+        " --kv-layout NHD --q-len 2 --page-size 64 --kernels lean --config"
+        " lean:tile_tokens=128,num_warps=4,num_stages=3 --cache warm --energy --occupancy"
+        " --counters"
     )
 
 
 @pytest.mark.parametrize("fields", [{"sustained_us": 5.0}, {"sustained_us": 5.0, "energy_mj": 1.0}])
 def test_sustained_is_part_of_energy(fields: dict[str, float]) -> None:
     flag = "--energy" if "energy_mj" in fields else "--sustained"
-    assert (command_of(row(problem(), "lean", 10.0, config=None, **fields), problem()) or "").endswith(f" lean {flag}")
+    assert (
+        command_of(row(problem(), "lean", 10.0, config=None, **fields), problem()) or ""
+    ).endswith(f" lean {flag}")
 
 
 def test_a_prediction_names_its_gpu() -> None:
@@ -86,12 +106,17 @@ def test_a_prediction_names_its_gpu() -> None:
 def test_ragged_batches_by_the_share_that_was_asked_for() -> None:
     drawn = problem(ragged_contexts(8, 65536, 0.333))
     grids = {"grids": [{"ragged": [1.0, 0.333]}]}
-    assert flags_of(command_of(row(drawn, "lean", 1.0), drawn, sweep=grids) or "")["ragged"] == "0.333"
+    assert (
+        flags_of(command_of(row(drawn, "lean", 1.0), drawn, sweep=grids) or "")["ragged"] == "0.333"
+    )
     # Without a sweep in the manifest, shares of two and three digits are tried.
     assert flags_of(command_of(row(drawn, "lean", 1.0), drawn) or "")["ragged"] == "0.333"
     # Lengths that no share draws have no command, and neither has what is no share.
     given = problem((512, 4096))
-    assert command_of(row(given, "lean", 1.0), given, sweep={"grids": [{"ragged": [7.5, "x"]}, 3]}) is None
+    assert (
+        command_of(row(given, "lean", 1.0), given, sweep={"grids": [{"ragged": [7.5, "x"]}, 3]})
+        is None
+    )
 
 
 def test_hostile_text_stays_one_word() -> None:

@@ -5,13 +5,28 @@ import math
 from typing import Any
 
 import pytest
-from example_runs import GPU, HOSTILE, WriteRun, measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
+from example_runs import (
+    GPU,
+    HOSTILE,
+    WriteRun,
+    measured_rows,
+    problem,
+    row,
+    row_with_all_fields,
+    rows_with_all_fields,
+)
 from pandas import DataFrame
 
+from leanbench.records.reading import read_run
 from leanbench.report import write_report
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
-from leanbench.report.run_files import read_run
-from leanbench.report.series import add_series_columns, fixed_words, narrower_words, short_labels, varying_axes
+from leanbench.report.series import (
+    add_series_columns,
+    fixed_words,
+    narrower_words,
+    short_labels,
+    varying_axes,
+)
 from leanbench.report.summary import geomean, status_counts, summaries
 
 
@@ -26,7 +41,10 @@ def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) == 9
     fa2 = rows[4]
-    assert {name: fa2[name] for name in ("problem", "batch", "q_heads", "kv_heads", "group_size", "context")} == {
+    assert {
+        name: fa2[name]
+        for name in ("problem", "batch", "q_heads", "kv_heads", "group_size", "context")
+    } == {
         "problem": "b1 h56 n65536 d64 fp16 HND",
         "batch": "1",
         "q_heads": "56",
@@ -34,19 +52,36 @@ def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
         "group_size": "1",
         "context": "65536",
     }
-    assert (fa2["kernel"], fa2["latency_us"], fa2["lean_speedup"], fa2["samples"]) == ("fa2", "1600.0", "8.0", "25")
+    assert (fa2["kernel"], fa2["latency_us"], fa2["lean_speedup"], fa2["samples"]) == (
+        "fa2",
+        "1600.0",
+        "8.0",
+        "25",
+    )
     assert fa2["config"] == "tile_tokens=128 num_warps=4 num_stages=3"
     assert float(fa2["bandwidth_tb_s"]) == 2 * 65536 * 56 * 64 * 2 / 1600.0 * 1e-6
     assert (fa2["gpu"], fa2["source"], fa2["is_ragged"]) == (GPU, "measured", "False")
     crashed = rows[7]
-    assert (crashed["context"], crashed["max_context"], crashed["mean_context"]) == ("512 4096", "4096", "2304.0")
-    assert (crashed["is_ragged"], crashed["status"], crashed["reason"]) == ("True", "crashed", HOSTILE)
+    assert (crashed["context"], crashed["max_context"], crashed["mean_context"]) == (
+        "512 4096",
+        "4096",
+        "2304.0",
+    )
+    assert (crashed["is_ragged"], crashed["status"], crashed["reason"]) == (
+        "True",
+        "crashed",
+        HOSTILE,
+    )
     # Not measured is empty, never 0.
-    assert [crashed[name] for name in ("latency_us", "samples", "config", "lean_speedup", "power_w")] == [""] * 5
+    assert [
+        crashed[name] for name in ("latency_us", "samples", "config", "lean_speedup", "power_w")
+    ] == [""] * 5
 
 
 def test_lists_are_text_in_the_csv(write_run: WriteRun) -> None:
-    frame = frame_of(write_run([row(problem(), "lean", 1.0, throttle_reasons=["sw_power_cap", "hw_slowdown"])]))
+    frame = frame_of(
+        write_run([row(problem(), "lean", 1.0, throttle_reasons=["sw_power_cap", "hw_slowdown"])])
+    )
     assert frame["throttle_reasons"].tolist() == ["sw_power_cap hw_slowdown"]
 
 
@@ -56,7 +91,10 @@ def test_speedups_by_problem(write_run: WriteRun) -> None:
     assert list(table.columns) == ["fa2", "fixed_split"]
     labels = table.index.get_level_values("problem")
     by_label = dict(zip(labels, table.to_numpy().tolist(), strict=True))
-    assert by_label == {"b1 h56 n1024 d64 fp16 HND": [2.0, 1.0], "b1 h56 n65536 d64 fp16 HND": [8.0, 0.5]}
+    assert by_label == {
+        "b1 h56 n1024 d64 fp16 HND": [2.0, 1.0],
+        "b1 h56 n65536 d64 fp16 HND": [8.0, 0.5],
+    }
     assert frame["lean_speedup"].dropna().tolist() == [2.0, 1.0, 8.0, 0.5]
 
 
@@ -69,7 +107,12 @@ def test_summary_values(write_run: WriteRun) -> None:
     assert (fa2.highest, fa2.highest_at) == (8.0, "b1 h56 n65536 d64 fp16 HND")
     assert (fa2.less, fa2.same, fa2.more, fa2.problems) == (2, 0, 0, 2)
     assert fixed_split.geomean == pytest.approx(math.sqrt(0.5))
-    assert (fixed_split.less, fixed_split.same, fixed_split.more, fixed_split.problems) == (0, 1, 1, 2)
+    assert (fixed_split.less, fixed_split.same, fixed_split.more, fixed_split.problems) == (
+        0,
+        1,
+        1,
+        2,
+    )
     assert summary.best is not None
     assert (summary.best.kernel, summary.best.at) == ("fixed_split", "b1 h56 n65536 d64 fp16 HND")
     assert summary.best.bandwidth_tb_s == 2 * 65536 * 56 * 64 * 2 / 100.0 * 1e-6
@@ -92,7 +135,9 @@ def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
         (((5.0, ["not warm"]), (4.0, ["not warm"])), ("at 4.0", True)),
     ],
 )
-def test_the_best_bandwidth_is_one_without_a_warning(write_run: WriteRun, cells: Any, best: tuple[str, bool]) -> None:
+def test_the_best_bandwidth_is_one_without_a_warning(
+    write_run: WriteRun, cells: Any, best: tuple[str, bool]
+) -> None:
     rows = [row(problem(), f"at {us}", us, warnings=said) for us, said in cells]
     [summary] = summaries(frame_of(write_run(rows)))
     assert summary.best is not None
@@ -108,7 +153,10 @@ def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteR
 
 
 def test_only_ok_rows_enter_a_statistic(write_run: WriteRun) -> None:
-    rows = [row(problem(), "lean", 10.0), row(problem(), "fa2", 500.0, status="noisy", reason="unsteady")]
+    rows = [
+        row(problem(), "lean", 10.0),
+        row(problem(), "fa2", 500.0, status="noisy", reason="unsteady"),
+    ]
     frame = frame_of(write_run(rows))
     [summary] = summaries(frame)
     assert summary.speedups == ()
@@ -141,7 +189,8 @@ def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
     ]
     frame = frame_of(write_run(rows))
     found = [
-        (s.cache, [(r.geomean, r.problems) for r in s.speedups], s.energies["fa2"].geomean) for s in summaries(frame)
+        (s.cache, [(r.geomean, r.problems) for r in s.speedups], s.energies["fa2"].geomean)
+        for s in summaries(frame)
     ]
     assert found == [
         ("cold", [(pytest.approx(2.0), 1)], pytest.approx(2.0)),
@@ -154,18 +203,27 @@ def test_derived_columns(write_run: WriteRun) -> None:
     frame = frame_of(write_run([*rows_with_all_fields(), row(problem(4096), "lean", 3.0)]))
     assert frame["crosscheck_difference"].tolist()[:2] == pytest.approx([0.05, 0.1])
     assert frame["sustained_slowdown"].tolist()[:6] == pytest.approx([0.25] * 6)
-    assert frame["energy_over_floor"].tolist()[0] == pytest.approx(6.25 / (problem(1024).kv_bytes * 1e-7))
+    assert frame["energy_over_floor"].tolist()[0] == pytest.approx(
+        6.25 / (problem(1024).kv_bytes * 1e-7)
+    )
     # fa2 alone: the rows of fixed_split are noisy and suspect.
     assert frame["lean_energy_ratio"].dropna().to_dict() == {1: 2.0, 4: 8.0}
     # A row without the new fields has none of the figures.
-    derived = ["crosscheck_difference", "sustained_slowdown", "energy_over_floor", "lean_energy_ratio", "warnings"]
+    derived = [
+        "crosscheck_difference",
+        "sustained_slowdown",
+        "energy_over_floor",
+        "lean_energy_ratio",
+        "warnings",
+    ]
     assert frame[derived].iloc[6].isna().all()
     assert frame["cache"].tolist()[6] == "cold"
 
 
 def test_a_parts_heads_are_told_with_their_kv_heads() -> None:
     whole = DataFrame(
-        [(56, 56, 1024), (32, 8, 1024), (32, 8, 4096), (64, 8, 4096)], columns=["q_heads", "kv_heads", "max_context"]
+        [(56, 56, 1024), (32, 8, 1024), (32, 8, 4096), (64, 8, 4096)],
+        columns=["q_heads", "kv_heads", "max_context"],
     ).assign(batch=1, head_dim=128, q_len=1)
     assert narrower_words(whole, whole) == ""
     assert narrower_words(whole.iloc[1:3], whole) == "heads 32/8"
@@ -176,14 +234,24 @@ def test_a_parts_heads_are_told_with_their_kv_heads() -> None:
 
 def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
     problems = [problem(), problem(page_size=16), problem(page_size=16, q_len=4)]
-    rows = [row(one, kernel, us) for one, us in zip(problems, (1, 2, 4), strict=True) for kernel in ("lean", "fa2")]
-    rows = [{**one, "latency_us": 3 * one["latency_us"]} if one["kernel"] == "fa2" else one for one in rows]
+    rows = [
+        row(one, kernel, us)
+        for one, us in zip(problems, (1, 2, 4), strict=True)
+        for kernel in ("lean", "fa2")
+    ]
+    rows = [
+        {**one, "latency_us": 3 * one["latency_us"]} if one["kernel"] == "fa2" else one
+        for one in rows
+    ]
     frame = add_series_columns(frame_of(write_run(rows)))
     assert frame["page_size"].tolist() == ["none", "none", "16", "16", "16", "16"]
     assert frame["lean_speedup"].dropna().tolist() == [3.0, 3.0, 3.0]
     assert len(speedups(frame)) == 3
     axes = varying_axes(frame)
-    assert [(axis.name, axis.values) for axis in axes] == [("q_len", (1, 4)), ("page_size", ("none", "16"))]
+    assert [(axis.name, axis.values) for axis in axes] == [
+        ("q_len", (1, 4)),
+        ("page_size", ("none", "16")),
+    ]
     assert list(short_labels(frame, axes).values()) == [
         "q_len 1, no pages",
         "q_len 1, pages of 16",
@@ -205,21 +273,29 @@ def test_noisy_and_suspect_rows_stay_out_and_warned_ones_in(write_run: WriteRun)
 
 def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
     # A window shorter than a tick of the counter.
-    rows = [row_with_all_fields(problem(), "lean", 1.0, energy_mj=0.0), row_with_all_fields(problem(), "fa2", 2.0)]
+    rows = [
+        row_with_all_fields(problem(), "lean", 1.0, energy_mj=0.0),
+        row_with_all_fields(problem(), "fa2", 2.0),
+    ]
     [summary] = summaries(frame_of(write_run(rows)))
     assert (summary.energies, summary.lean_energy) == ({}, None)
 
 
 def test_energy_alone_is_no_card(write_run: WriteRun) -> None:
     # As predictions have it: no floor, no power, nothing sustained.
-    rows = [row(problem(), name, 10.0, source="predicted", energy_mj=2.0) for name in ("lean", "fa2")]
+    rows = [
+        row(problem(), name, 10.0, source="predicted", energy_mj=2.0) for name in ("lean", "fa2")
+    ]
     [summary] = summaries(frame_of(write_run(rows, source="predicted")))
     assert summary.lean_energy is None
     assert summary.energies["fa2"].geomean == 1.0
 
 
 def test_sentences_and_empty_lists_in_the_csv(write_run: WriteRun) -> None:
-    rows = [row(problem(), "lean", 1.0, warnings=["one thing", "another"]), row(problem(), "fa2", 1.0, warnings=[])]
+    rows = [
+        row(problem(), "lean", 1.0, warnings=["one thing", "another"]),
+        row(problem(), "fa2", 1.0, warnings=[]),
+    ]
     frame = frame_of(write_run(rows))
     assert frame.to_csv().count("one thing; another") == 1
     assert frame["warnings"].isna().tolist() == [False, True]
@@ -227,7 +303,10 @@ def test_sentences_and_empty_lists_in_the_csv(write_run: WriteRun) -> None:
 
 def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:
     environments = {"a": {"gpu_product": "A"}, "b": {"gpu_product": "B"}}
-    rows = [row(problem(), "lean", 10.0, environment="a"), row(problem(), "fa2", 20.0, environment="b")]
+    rows = [
+        row(problem(), "lean", 10.0, environment="a"),
+        row(problem(), "fa2", 20.0, environment="b"),
+    ]
     frame = frame_of(write_run(rows, environments=environments))
     assert frame["gpu"].tolist() == ["A", "B"]
     assert all(not summary.speedups for summary in summaries(frame))

@@ -6,10 +6,10 @@ import pytest
 from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
 
 from leanbench.model import known_error
+from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
 from leanbench.report.frame import results_frame
 from leanbench.report.headline import FEW_RUNS, headline, overview, parts_of, title
-from leanbench.report.run_files import read_run, read_runs
 from leanbench.report.series import add_series_columns
 from leanbench.report.winners import Winner, Winners, winners
 
@@ -42,9 +42,13 @@ def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
 def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: WriteRun) -> None:
     [said] = said_of(write_run(measured_rows()))
     assert said == {
-        "Fastest": "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, alone so on 1.",
-        "By how much": "lean is 0.71× as fast as the fastest other kernel (geometric mean); at worst 0.50× "
-        "(context 64k, batch 1), at best 1.00× (context 1k, batch 1).",
+        "Fastest": (
+            "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, alone so on 1."
+        ),
+        "By how much": (
+            "lean is 0.71× as fast as the fastest other kernel (geometric mean); at worst 0.50× "
+            "(context 64k, batch 1), at best 1.00× (context 1k, batch 1)."
+        ),
         "Beware": "3 of 9 rows enter no statistic: 1 crashed, 1 noisy, 1 unsupported.",
     }
 
@@ -65,14 +69,21 @@ def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
 
 
 def test_headline_of_a_prediction_says_so(write_run: WriteRun) -> None:
-    rows = [row(problem(), name, us, source="predicted") for name, us in (("lean", 10.0), ("fa2", 10.0))]
+    rows = [
+        row(problem(), name, us, source="predicted") for name, us in (("lean", 10.0), ("fa2", 10.0))
+    ]
     [said] = said_of(write_run(rows, source="predicted"))
     assert said["Fastest"] == "lean and fa2, within 1% of each other."
-    assert said["Beware"] == f"Predicted by the performance model, nothing was measured. {known_error('NVIDIA H200')}"
+    assert (
+        said["Beware"]
+        == f"Predicted by the performance model, nothing was measured. {known_error('NVIDIA H200')}"
+    )
 
 
 @pytest.mark.parametrize("names", [["lean"], ["fa2", "cudnn"]])
-def test_without_lean_or_without_others_nothing_is_compared_with_it(write_run: WriteRun, names: list[str]) -> None:
+def test_without_lean_or_without_others_nothing_is_compared_with_it(
+    write_run: WriteRun, names: list[str]
+) -> None:
     [said] = said_of(write_run(row(problem(), name, 10.0 + len(name)) for name in names))
     assert said == ({} if names == ["lean"] else {"Fastest": "fa2."})
 
@@ -81,7 +92,11 @@ def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> li
     """A run for each of these times of `other`, of 10 us of lean on two problems."""
     return [
         write_run(
-            [row(problem(1024, h), name, us) for h in (8, 16) for name, us in (("lean", 10.0), (other, us_other))],
+            [
+                row(problem(1024, h), name, us)
+                for h in (8, 16)
+                for name, us in (("lean", 10.0), (other, us_other))
+            ],
             folder=f"run{number}",
         )
         for number, us_other in enumerate(seconds)
@@ -95,9 +110,10 @@ def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     assert found is not None
     [(about, said)] = found.sentences
     assert about == parts[0].summary.gpu
-    assert said == (
-        "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts in each); at worst "
-        "0.90× as fast as the fastest other kernel, at best 2.00×."
+    assert (
+        said
+        == "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts"
+        " in each); at worst 0.90× as fast as the fastest other kernel, at best 2.00×."
     )
     assert [part.near for _, part in found.parts] == [2, 2, 0, 2]
     assert overview(parts[:FEW_RUNS]) is None
@@ -109,7 +125,11 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     runs.append(write_run([{**each, "source": "predicted"} for each in rows], folder="told"))
     runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
     # Lean met no other kernel here: nothing to count.
-    runs.append(write_run([row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"))
+    runs.append(
+        write_run(
+            [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"
+        )
+    )
     found = overview(parts_of(add_series_columns(results_frame(*read_runs(runs)))))
     assert found is not None
     about, said = zip(*found.sentences, strict=True)
@@ -127,7 +147,9 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
 
 
 def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:
-    parts = parts_of(add_series_columns(results_frame(*read_runs(runs_of(write_run, [20.0, 15.0, 9.0, 10.0])))))
+    parts = parts_of(
+        add_series_columns(results_frame(*read_runs(runs_of(write_run, [20.0, 15.0, 9.0, 10.0]))))
+    )
     assert title(list("abcd"), overview(parts)) == f"{parts[0].summary.gpu}: 4 runs"
     assert title(["a", "b", "c"], overview(parts[:FEW_RUNS])) == "a, b and c"
 

@@ -17,17 +17,17 @@ from example_runs import (
     rows_with_all_fields,
 )
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
 from leanbench.model import known_error
-from leanbench.problem import AttentionProblem
+from leanbench.records.reading import read_run
+from leanbench.records.row import Row
 from leanbench.report import write_report
 from leanbench.report.charts import CHARTS
 from leanbench.report.columns import DATA, LEFT_OUT, SHOWN
 from leanbench.report.figures import PALETTE, figure, kernel_styles
 from leanbench.report.frame import results_frame
 from leanbench.report.html import page_context
-from leanbench.report.run_files import read_run
-from leanbench.row import Row
 
 PREDICTED_GPU = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
 
@@ -48,7 +48,10 @@ def without_plotly(html: str) -> str:
 
 
 def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
-    rows = [*measured_rows(), row(problem(), HOSTILE, 5.0, config={HOSTILE: HOSTILE}, config_choice=HOSTILE)]
+    rows = [
+        *measured_rows(),
+        row(problem(), HOSTILE, 5.0, config={HOSTILE: HOSTILE}, config_choice=HOSTILE),
+    ]
     directory = write_run(
         rows,
         name=HOSTILE,
@@ -60,7 +63,8 @@ def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
     html = without_plotly(html_of(directory))
     assert "<script>alert" not in html
     assert "<img" not in html
-    # The page's own script elements are the only ones: data, plotly's (emptied above), and the page's code.
+    # The page's own script elements are the only ones: data, plotly's (emptied above), and the
+    # page's code.
     assert len(re.findall("<script", html)) == 3
     assert html.count("</script>") == 3
     # Escaped for markup, and the very text in the data.
@@ -74,7 +78,9 @@ def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
 
 def test_page_loads_nothing(write_run: WriteRun) -> None:
     html = without_plotly(html_of(write_run(measured_rows())))
-    assert not re.findall(r"https?://|@import|url\(|<(?:link|iframe|img)|<[a-z][^>]*\s(?:src|href)=", html)
+    assert not re.findall(
+        r"https?://|@import|url\(|<(?:link|iframe|img)|<[a-z][^>]*\s(?:src|href)=", html
+    )
     assert "default-src 'none'" in html
 
 
@@ -122,26 +128,42 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
 
 def test_measured_run_does_not_say_predicted(write_run: WriteRun) -> None:
     html = without_plotly(html_of(write_run(measured_rows())))
-    assert "Measured on <strong>NVIDIA H200</strong> · driver 580.1 · torch 2.11.0 · triton 3.6.0" in html
+    assert (
+        "Measured on <strong>NVIDIA H200</strong> · driver 580.1 · torch 2.11.0 · triton 3.6.0"
+        in html
+    )
     body = html[html.index("<body>") : html.index('<script type="application/json"')]
     assert "redicted" not in body
 
 
 def test_summary_shows_the_figures(write_run: WriteRun) -> None:
     html = html_of(write_run(measured_rows()))
-    text = " ".join(re.sub("<[^>]+>", " ", html[html.index('id="summary"') : html.index('id="charts"')]).split())
+    text = " ".join(
+        re.sub("<[^>]+>", " ", html[html.index('id="summary"') : html.index('id="charts"')]).split()
+    )
     assert (
         "lean over fa2 4.00× geometric mean faster on 2 of 2, within 1% on 0, slower on 0 "
         "highest 8.00× context 64k, batch 1 lowest 2.00× context 1k, batch 1" in text
     )
-    assert "fixed_split 0.71× geometric mean faster on 0 of 2, within 1% on 1, slower on 1 highest" in text
+    assert (
+        "fixed_split 0.71× geometric mean faster on 0 of 2, within 1% on 1, slower on 1 highest"
+        in text
+    )
     assert "rows 9 6 ok 1 crashed 1 noisy 1 unsupported" in text
 
 
 def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
-    rows = [row(problem(1024 << i), "fa2", status="timeout", reason="no answer within 60 s") for i in range(30)]
+    rows = [
+        row(problem(1024 << i), "fa2", status="timeout", reason="no answer within 60 s")
+        for i in range(30)
+    ]
     [group] = page_of(write_run(rows))["runs"][0]["flagged"]
-    assert (group.kernel, group.kind, group.sentence, group.count) == ("fa2", "timeout", "no answer within 60 s", 30)
+    assert (group.kernel, group.kind, group.sentence, group.count) == (
+        "fa2",
+        "timeout",
+        "no answer within 60 s",
+        30,
+    )
     assert len(group.problems) == 20
 
 
@@ -153,7 +175,10 @@ def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
             [row(problem(), "lean", status="timeout", reason="slow")],
             "No row has a latency, so there is nothing to draw.",
         ),
-        ([row(problem(), "lean", 10.0)], "No speedups: no problem has an ok row of lean and of another kernel."),
+        (
+            [row(problem(), "lean", 10.0)],
+            "No speedups: no problem has an ok row of lean and of another kernel.",
+        ),
         (
             [row(problem(), "fa2", 10.0), row(problem(), "cudnn", 9.0)],
             "No speedups: no problem has an ok row of lean and of another kernel.",
@@ -182,15 +207,24 @@ def test_not_finite_numbers_are_refused_and_missing_ones_are_null(write_run: Wri
     # The CSV has every digit.
     assert [values[names.index("latency_us")] for values in page["rows"]] == [10.0, 3.333333]
     results = directory / "results.jsonl"
-    results.write_text(results.read_text().replace('"relative_error": null', '"relative_error": NaN'))
-    with pytest.raises(UserError, match=r"results\.jsonl line 1 is not a row: NaN is no finite number"):
+    results.write_text(
+        results.read_text().replace('"relative_error": null', '"relative_error": NaN')
+    )
+    with pytest.raises(
+        UserError, match=r"results\.jsonl line 1 is not a row: NaN is no finite number"
+    ):
         html_of(directory)
 
 
 def test_texts_that_repeat_are_in_the_page_once(write_run: WriteRun) -> None:
-    rows = [row(problem(n), "lean", 10.0, gpu_kernels=["k"] if n < 4096 else None) for n in (1024, 2048, 4096, 8192)]
+    rows = [
+        row(problem(n), "lean", 10.0, gpu_kernels=["k"] if n < 4096 else None)
+        for n in (1024, 2048, 4096, 8192)
+    ]
     page = page_of(write_run(rows))["page"]
-    columns = {column["name"]: (index, column["texts"]) for index, column in enumerate(page["columns"])}
+    columns = {
+        column["name"]: (index, column["texts"]) for index, column in enumerate(page["columns"])
+    }
     index, texts = columns["gpu_kernels"]
     assert (texts, [values[index] for values in page["rows"]]) == (["k"], [0, 0, None, None])
     index, texts = columns["problem"]
@@ -201,18 +235,31 @@ def test_texts_that_repeat_are_in_the_page_once(write_run: WriteRun) -> None:
 
 
 def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: Path) -> None:
-    rows = [[row(problem(1024 << i), name, us + i) for i in (0, 1) for name, us in (("lean", 10.0), ("fa2", 20.0))]]
-    rows.append([row(problem(1024, heads=h), name, 10.0) for h in (8, 16) for name in ("lean", "fa2")])
+    rows = [
+        [
+            row(problem(1024 << i), name, us + i)
+            for i in (0, 1)
+            for name, us in (("lean", 10.0), ("fa2", 20.0))
+        ]
+    ]
+    rows.append(
+        [row(problem(1024, heads=h), name, 10.0) for h in (8, 16) for name in ("lean", "fa2")]
+    )
     rows.append([row(problem(), "lean", 10.0)])
     first, *others = [write_run(each, folder=f"r{i}", name=f"r{i}") for i, each in enumerate(rows)]
     [path] = write_report(first, tmp_path / "out", ["html"], others)
     html = path.read_text(encoding="utf-8")
     header = text_of(html, "<header>", "</header>")
-    assert header.startswith("r0, r1 and r2 r0 : Measured on NVIDIA H200 · 2026-01-02 03:04 UTC · leanbench sweep")
+    assert header.startswith(
+        "r0, r1 and r2 r0 : Measured on NVIDIA H200 · 2026-01-02 03:04 UTC · leanbench sweep"
+    )
     assert header.count("driver 580.1 · torch 2.11.0 · triton 3.6.0") == 1
     summary = text_of(html, '<section id="summary"', '<section id="beside"')
     # In the words that tell a run's own problems apart.
-    assert "at worst 1.91× (context 2k), at best 2.00× (context 1k). Figures of r0 lean over fa2" in summary
+    assert (
+        "at worst 1.91× (context 2k), at best 2.00× (context 1k). Figures of r0 lean over fa2"
+        in summary
+    )
     assert "at worst 1.00× (heads 8), at best 1.00× (heads 8). Figures of r1" in summary
     # A run of one kernel has no sentences: its figures are open.
     folded = re.findall(r"<details( open)?><summary>Figures of (r\d)", html)
@@ -220,14 +267,27 @@ def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: 
 
 
 def test_table_shows_what_varies_and_what_was_measured(write_run: WriteRun) -> None:
-    page = page_of(write_run([row(problem(), "lean", 10.0), row(problem(heads=8), "lean", 5.0)]))["page"]
+    page = page_of(write_run([row(problem(), "lean", 10.0), row(problem(heads=8), "lean", 5.0)]))[
+        "page"
+    ]
     shown = {column["name"] for column in page["columns"] if column["shown"]}
-    assert {"max_context", "q_heads", "kernel", "status", "latency_us", "sm_clock_mhz", "config"} <= shown
+    assert {
+        "max_context",
+        "q_heads",
+        "kernel",
+        "status",
+        "latency_us",
+        "sm_clock_mhz",
+        "config",
+    } <= shown
     assert not {"batch", "head_dim", "dtype", "power_w", "throttle_reasons", "source"} & shown
 
 
 def test_axes_are_what_varies(write_run: WriteRun) -> None:
-    rows = [row(p, "lean", 10.0) for p in (problem(), problem(4096), problem((10, 20)), problem(dtype="bf16"))]
+    rows = [
+        row(p, "lean", 10.0)
+        for p in (problem(), problem(4096), problem((10, 20)), problem(dtype="bf16"))
+    ]
     axes = page_of(write_run(rows))["page"]["axes"]
     assert [(axis["name"], axis["values"], axis["is_x"]) for axis in axes] == [
         ("max_context", [20, 1024, 4096], True),
@@ -254,14 +314,18 @@ def test_every_axis_has_its_unit() -> None:
 
 def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> None:
     context = page_of(write_run([row_with_all_fields(problem(), "lean", 10.0)]))
-    assert context["notes"]["sm_busy"] == (
-        "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over bars: CTA slots with "
-        "work, by the schedule (no limit, as one working CTA of several makes an SM busy)"
+    assert (
+        context["notes"]["sm_busy"]
+        == "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over"
+        " bars: CTA slots with work, by the schedule (no limit, as one working CTA of several"
+        " makes an SM busy)"
     )
     [chart] = [each for each in context["page"]["charts"] if each["title"] == "SM busy share"]
     [dotted] = [trace for trace in chart["figure"]["data"] if "column" in trace["meta"]]
     assert dotted["meta"] == {"kernel": "lean", "column": "quantisation_efficiency"}
-    assert dotted["hovertemplate"].startswith("%{fullData.name}, CTA slots with work, by the schedule: %{y:")
+    assert dotted["hovertemplate"].startswith(
+        "%{fullData.name}, CTA slots with work, by the schedule: %{y:"
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,9 +335,16 @@ def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> Non
         ([], "% of the read floor at context 1k"),
     ],
 )
-def test_a_best_bandwidth_with_a_warning_says_so(write_run: WriteRun, short: list[str], says: str) -> None:
-    rows = [row(problem(1024), "lean", 10.0, warnings=short), row(problem(2048), "lean", 10.0, warnings=["w"])]
-    assert says in text_of(html_of(write_run(rows)), '<section id="summary"', '<section id="charts"')
+def test_a_best_bandwidth_with_a_warning_says_so(
+    write_run: WriteRun, short: list[str], says: str
+) -> None:
+    rows = [
+        row(problem(1024), "lean", 10.0, warnings=short),
+        row(problem(2048), "lean", 10.0, warnings=["w"]),
+    ]
+    assert says in text_of(
+        html_of(write_run(rows)), '<section id="summary"', '<section id="charts"'
+    )
 
 
 def text_of(html: str, start: str, end: str) -> str:
@@ -286,14 +357,20 @@ def test_energy_is_in_the_summary(write_run: WriteRun) -> None:
     text = text_of(html, '<section id="summary"', '<section id="charts"')
     # Energy goes with latency: 2x and 8x of lean's.
     assert (
-        "lowest 2.00× context 1k energy 4.00× fa2's over lean's; lean needs less on 2 of 2, within 1% on 0, more on 0"
-        in text.replace("&#39;", "'")
+        "lowest 2.00× context 1k energy 4.00× fa2's over lean's; lean needs less on 2 of 2, within"
+        " 1% on 0, more on 0" in text.replace("&#39;", "'")
     )
-    assert "mean power 500 W median; highest 500 W sustained +25.0% against burst latency, median" in text
-    floors = [500.0 * 1.25 * us * 1e-3 / (problem(n).kv_bytes * 1e-7) for us, n in ((10.0, 1024), (200.0, 65536))]
     assert (
-        f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× the energy of only reading K and V, geometric mean"
+        "mean power 500 W median; highest 500 W sustained +25.0% against burst latency, median"
         in text
+    )
+    floors = [
+        500.0 * 1.25 * us * 1e-3 / (problem(n).kv_bytes * 1e-7)
+        for us, n in ((10.0, 1024), (200.0, 65536))
+    ]
+    assert (
+        f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× the energy of only reading K and V,"
+        " geometric mean" in text
     )
     assert "rows 6 4 ok 1 noisy 1 suspect" in text
 
@@ -311,25 +388,51 @@ def test_without_energy_nothing_speaks_of_it(write_run: WriteRun) -> None:
 def test_the_page_says_how_far_to_trust_it(write_run: WriteRun) -> None:
     html = html_of(write_run(rows_with_all_fields())).replace("&#39;", "'")
     text = text_of(html, '<section id="trust"', '<section id="flagged"')
-    assert text.startswith("How far to trust these numbers stopping rule 4 of 5 timed rows met the stopping rule")
-    assert "cross-check The cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs" in text
-    assert "launches in a graph under torch's profiler: from one launch's first kernel to the next one's" in text
+    assert text.startswith(
+        "How far to trust these numbers stopping rule 4 of 5 timed rows met the stopping rule"
+    )
+    assert (
+        "cross-check The cross-check differs from the latency by 2.00% in the median of 2 rows"
+        " above 20 µs" in text
+    )
+    assert (
+        "launches in a graph under torch's profiler: from one launch's first kernel to the next"
+        " one's" in text
+    )
     assert "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows." in text
     # Two rows, one line, the worse numbers and their problem.
-    assert "fa2 warning the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1 h56 n1024" in text
+    assert (
+        "fa2 warning the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1 h56 n1024"
+        in text
+    )
     assert "differs by 3.0%" not in text
     flagged = text_of(html, '<section id="flagged"', '<section id="rows"')
-    assert "fixed_split suspect 2.00 µs beats a kernel that only reads the same bytes 1 b1 h56 n65536" in flagged
+    assert (
+        "fixed_split suspect 2.00 µs beats a kernel that only reads the same bytes 1 b1 h56 n65536"
+        in flagged
+    )
 
 
 def test_columns_without_values_are_hidden_and_the_others_explained(write_run: WriteRun) -> None:
-    rows = [row_with_all_fields(problem(n), "lean", 10.0, counted_dram_bytes=None) for n in (1024, 2048)]
+    rows = [
+        row_with_all_fields(problem(n), "lean", 10.0, counted_dram_bytes=None) for n in (1024, 2048)
+    ]
     page = page_of(write_run(rows))["page"]
     shown = {column["name"]: column for column in page["columns"] if column["shown"]}
-    assert {"energy_mj", "sm_busy_share", "crosscheck_difference", "throttled_samples", "sustained_slowdown"} <= set(
-        shown
-    )
-    assert not {"counted_dram_bytes", "warnings", "throttle_reasons", "cache", "lean_energy_ratio"} & set(shown)
+    assert {
+        "energy_mj",
+        "sm_busy_share",
+        "crosscheck_difference",
+        "throttled_samples",
+        "sustained_slowdown",
+    } <= set(shown)
+    assert not {
+        "counted_dram_bytes",
+        "warnings",
+        "throttle_reasons",
+        "cache",
+        "lean_energy_ratio",
+    } & set(shown)
     assert shown["energy_mj"]["unit"] == "mJ"
     assert "waiting" in shown["sm_busy_share"]["meaning"]
     assert shown["crosscheck_difference"]["heading"] == "cross-check off by"
@@ -337,21 +440,34 @@ def test_columns_without_values_are_hidden_and_the_others_explained(write_run: W
     # Energy before what only says how sure the latency is.
     order = list(shown)
     assert order.index("latency_us") < order.index("energy_mj") < order.index("energy_delay_mj_us")
-    assert order.index("energy_delay_mj_us") < order.index("latency_p25_us") < order.index("crosscheck_us")
+    assert (
+        order.index("energy_delay_mj_us")
+        < order.index("latency_p25_us")
+        < order.index("crosscheck_us")
+    )
     measured = {name for name in Row.model_fields if name not in LEFT_OUT}
     # A field without a heading of its own would be shown under its Python name.
     assert measured - {column.name for column in SHOWN} - set(DATA) - {"problem"} == set()
 
 
 @pytest.mark.parametrize(
-    ("caches", "words"), [(["cold"], ""), (["warm"], "warm L2"), (["cold", "warm"], "cold and warm L2")]
+    ("caches", "words"),
+    [(["cold"], ""), (["warm"], "warm L2"), (["cold", "warm"], "cold and warm L2")],
 )
-def test_a_warm_l2_is_said_at_every_picture(write_run: WriteRun, caches: list[str], words: str) -> None:
-    rows = [row_with_all_fields(problem(n), "lean", 10.0, cache=cache) for n in (1024, 2048) for cache in caches]
+def test_a_warm_l2_is_said_at_every_picture(
+    write_run: WriteRun, caches: list[str], words: str
+) -> None:
+    rows = [
+        row_with_all_fields(problem(n), "lean", 10.0, cache=cache)
+        for n in (1024, 2048)
+        for cache in caches
+    ]
     html = without_plotly(html_of(write_run(rows)))
     captions = re.findall("<figcaption>.*?</figcaption>", html)
     assert len(captions) >= 7
-    assert [f'<span class="l2">{words}</span>' in caption for caption in captions] == [bool(words)] * len(captions)
+    assert [f'<span class="l2">{words}</span>' in caption for caption in captions] == [
+        bool(words)
+    ] * len(captions)
     header = text_of(html, "<header>", "</header>")
     assert header.count("L2") == bool(words)
     assert words in header

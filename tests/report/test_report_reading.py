@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from example_runs import WriteRun, problem, row
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.records.reading import find_run, read_run
 from leanbench.report import write_report
-from leanbench.report.run_files import find_run, read_run
 
 
 def test_rows_come_back_in_order_with_their_problems(write_run: WriteRun) -> None:
@@ -22,7 +22,9 @@ def test_rows_come_back_in_order_with_their_problems(write_run: WriteRun) -> Non
     assert run.notes == ()
 
 
-def test_last_line_cut_off_is_noted_and_left_out(write_run: WriteRun, caplog: pytest.LogCaptureFixture) -> None:
+def test_last_line_cut_off_is_noted_and_left_out(
+    write_run: WriteRun, caplog: pytest.LogCaptureFixture
+) -> None:
     whole = json.dumps(row(problem(2048), "fa2", 20.0))
     directory = write_run([row(problem(), "lean", 10.0)], tail=whole[: len(whole) // 2])
     run = read_run(directory)
@@ -51,10 +53,18 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
     [
         ("{not json", "Expecting property name"),
         ("[1, 2]", "a row is a JSON object, this is a list"),
-        (json.dumps({**row(problem(), "lean", 1.0), "status": "fine"}), "status: Input should be 'ok'"),
-        (json.dumps({**row(problem(), "lean", 1.0), "problem": {"batch": 1}}), "problem.context: Field required"),
         (
-            json.dumps({**row(problem(), "lean", 1.0), "problem": {**problem().to_dict(), "head_dim": 65}}),
+            json.dumps({**row(problem(), "lean", 1.0), "status": "fine"}),
+            "status: Input should be 'ok'",
+        ),
+        (
+            json.dumps({**row(problem(), "lean", 1.0), "problem": {"batch": 1}}),
+            "problem.context: Field required",
+        ),
+        (
+            json.dumps(
+                {**row(problem(), "lean", 1.0), "problem": {**problem().to_dict(), "head_dim": 65}}
+            ),
             "head_dim 65 is not supported",
         ),
         (
@@ -106,34 +116,52 @@ def test_the_three_nearest_runs_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "runs" / "file").write_text("")
     with pytest.raises(UserError) as caught:
         find_run("trace-yz")
-    assert str(caught.value) == "there is no run 'trace-yz', nearest in runs/: after, weekly, nightly"
+    assert (
+        str(caught.value) == "there is no run 'trace-yz', nearest in runs/: after, weekly, nightly"
+    )
 
 
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("reports/h200/smoek", "there is no folder 'reports/h200/smoek', did you mean 'reports/h200/smoke'?"),
-        ("./reports/h200/smoek/", "there is no folder './reports/h200/smoek/', did you mean 'reports/h200/smoke'?"),
+        (
+            "reports/h200/smoek",
+            "there is no folder 'reports/h200/smoek', did you mean 'reports/h200/smoke'?",
+        ),
+        (
+            "./reports/h200/smoek/",
+            "there is no folder './reports/h200/smoek/', did you mean 'reports/h200/smoke'?",
+        ),
         (
             "reports/h200/nope",
             "there is no folder 'reports/h200/nope', nearest in reports/h200/: smoke, a-a",
         ),
         (
             "reports/h200/smoke/results.jsonl",
-            "reports/h200/smoke/results.jsonl is a file: name the folder it is in, reports/h200/smoke",
+            (
+                "reports/h200/smoke/results.jsonl is a file: name the folder it is in,"
+                " reports/h200/smoke"
+            ),
         ),
         (
             "reports/trace",
-            "there is no folder 'reports/trace', reports/ holds no run: name a run directory, or a run under runs/",
+            (
+                "there is no folder 'reports/trace', reports/ holds no run: name a run directory,"
+                " or a run under runs/"
+            ),
         ),
         (
             "report/h200/smoke",
-            "there is no folder 'report/h200/smoke', nor a folder 'report/h200': name a run directory, "
-            "or a run under runs/",
+            (
+                "there is no folder 'report/h200/smoke', nor a folder 'report/h200': name a run"
+                " directory, or a run under runs/"
+            ),
         ),
     ],
 )
-def test_a_path_is_told_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, says: str) -> None:
+def test_a_path_is_told_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, says: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("smoke", "a-a"):
         (tmp_path / "reports" / "h200" / name).mkdir(parents=True)

@@ -16,22 +16,25 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 def test_every_fact_of_a_run_with_all_fields() -> None:
     assert texts(rows_with_all_fields()) == {
         "stopping rule": (
-            "4 of 5 timed rows met the stopping rule (1 more is suspect); half-width of the 95% interval of the "
-            "median: 1.00% in the median row, 1.00% in the worst"
+            "4 of 5 timed rows met the stopping rule (1 more is suspect); half-width of the 95%"
+            " interval of the median: 1.00% in the median row, 1.00% in the worst"
         ),
         "cross-check": (
-            "the cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs and by 3.00% in "
-            f"the worst (fa2 · {LONG}); by 2.00 µs in the worst of 2 rows below 20 µs (fa2 · {SHORT})"
+            "the cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs"
+            f" and by 3.00% in the worst (fa2 · {LONG}); by 2.00 µs in the worst of 2 rows below 20"
+            f" µs (fa2 · {SHORT})"
         ),
         "throttling": "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows",
-        "lowered clocks": "clocks were lowered in samples that were kept of 1 of 4 rows: sw_power_cap in 1",
+        "lowered clocks": (
+            "clocks were lowered in samples that were kept of 1 of 4 rows: sw_power_cap in 1"
+        ),
         "energy": (
-            f"the two readings of energy differ by 2.00% in the median of 4 rows and by 2.00% in the worst "
-            f"(lean · {SHORT})"
+            "the two readings of energy differ by 2.00% in the median of 4 rows and by 2.00% in"
+            f" the worst (lean · {SHORT})"
         ),
         "instrumentation": (
-            "the stamps behind the SM busy share made launches 1.020x as long in the median of 4 rows and 1.100x in "
-            f"the worst (lean · {LONG})"
+            "the stamps behind the SM busy share made launches 1.020x as long in the median of 4"
+            f" rows and 1.100x in the worst (lean · {LONG})"
         ),
     }
 
@@ -53,9 +56,17 @@ def test_nothing_is_known_of_predictions_and_failures() -> None:
 
 
 def test_noisy_and_suspect_rows_enter_no_agreement() -> None:
-    wrong = {"crosscheck_us": 900.0, "energy_by_power_mj": 1e6, "instrumentation_cost": 9.0, "throttle_reasons": ["x"]}
+    wrong = {
+        "crosscheck_us": 900.0,
+        "energy_by_power_mj": 1e6,
+        "instrumentation_cost": 9.0,
+        "throttle_reasons": ["x"],
+    }
     rows = [row_with_all_fields(problem(), "lean", 100.0)]
-    rows += [row_with_all_fields(problem(), "fa2", 100.0, status=s, reason="r", **wrong) for s in ("noisy", "suspect")]
+    rows += [
+        row_with_all_fields(problem(), "fa2", 100.0, status=s, reason="r", **wrong)
+        for s in ("noisy", "suspect")
+    ]
     found = texts(rows)
     assert "by 1.00% in the worst" in found["cross-check"]
     assert "by 2.00% in the worst" in found["energy"]
@@ -69,9 +80,10 @@ def test_sustained_below_the_burst_is_told() -> None:
 
     noisy = sustained(10.0, status="noisy", reason="wide")
     assert "sustained" not in texts([sustained(120.0), sustained(99.2), noisy])
-    assert texts([sustained(120.0), sustained(98.0), sustained(92.5, "fa2"), noisy])["sustained"] == (
-        "sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the worst "
-        f"(fa2 · {SHORT}); the cause is not known"
+    assert (
+        texts([sustained(120.0), sustained(98.0), sustained(92.5, "fa2"), noisy])["sustained"]
+        == "sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the"
+        f" worst (fa2 · {SHORT}); the cause is not known"
     )
 
 
@@ -84,12 +96,20 @@ def test_no_throttling_is_a_fact_and_unknown_throttling_is_none() -> None:
 
 
 def test_a_cross_check_below_20_us_is_told_in_microseconds_alone() -> None:
-    found = texts([row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)])["cross-check"]
+    found = texts([row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)])[
+        "cross-check"
+    ]
     assert (
         found
-        == f"the cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs (lean · {SHORT})"
+        == "the cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs"
+        f" (lean · {SHORT})"
     )
 
 
 def test_percent_has_three_figures() -> None:
-    assert [percent(share) for share in (0.0012, 0.0302, 0.099999, 0.1234)] == ["0.12%", "3.02%", "10.0%", "12.3%"]
+    assert [percent(share) for share in (0.0012, 0.0302, 0.099999, 0.1234)] == [
+        "0.12%",
+        "3.02%",
+        "10.0%",
+        "12.3%",
+    ]

@@ -1,4 +1,6 @@
-"""The trace page in a real browser: pixels where spans are, zoom, hover, and nothing fails or is loaded."""
+"""The trace page in a real browser: pixels where spans are, zoom, hover, and nothing fails or is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ import pytest
 from test_report_browser import CHROMIUM, WATCH
 from trace_examples import fixed_split, lean
 
+from leanbench.core.timeline import Timeline
 from leanbench.report.trace.html import html_text
 from leanbench.report.trace.picture import TILE_COLORS, Panel
-from leanbench.timeline import Timeline
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"
+    ),
 ]
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -27,8 +31,8 @@ REDUCTION, WAIT, PLOT = "#16181c", "#b4bcc7", "#ffffff"
 
 #: Headless Chromium draws frames when it likes: here each is drawn when it is asked for.
 AT_ONCE = "<script>window.requestAnimationFrame = (callback) => callback();</script>"
-#: Helpers, then the test's own lines in place of PROBE. Times are in microseconds, between the grid lines; rows count
-#: from the top.
+#: Helpers, then the test's own lines in place of PROBE. Times are in microseconds, between the grid
+#: lines; rows count from the top.
 PROBE = """<script>
 const hex = (data) => "#" + [...data].slice(0, 3).map((value) => value.toString(16).padStart(2, "0")).join("");
 const place = (panel, row, rows, time) => ({
@@ -60,16 +64,30 @@ addEventListener("load", async () => {
 
 
 def look(directory: Path, timelines: list[Timeline], probe: str) -> Any:
-    """Open the page in headless Chromium, run `probe` in it and return its answer; any failure in the page fails."""
-    page = html_text([Panel(each) for each in timelines]).replace("<head>", f"<head>{WATCH}{AT_ONCE}", 1)
+    """Open the page in headless Chromium, run `probe` in it and return its answer; any failure in
+    the page fails.
+    """
+    page = html_text([Panel(each) for each in timelines]).replace(
+        "<head>", f"<head>{WATCH}{AT_ONCE}", 1
+    )
     head, body_end, tail = page.rpartition("</body>")
     watched = directory / "watched.html"
     script = PROBE.replace("{ PROBE }", f"{{ {probe} }}")
     watched.write_text(f"{head}{script}{body_end}{tail}", encoding="utf-8")
     flags = [
-        *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+        *(
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+        ),
         *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-        *(f"--user-data-dir={directory / 'profile'}", "--window-size=1400,1000", "--virtual-time-budget=5000"),
+        *(
+            f"--user-data-dir={directory / 'profile'}",
+            "--window-size=1400,1000",
+            "--virtual-time-budget=5000",
+        ),
     ]
     command = [str(CHROMIUM), *flags, "--dump-dom", watched.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -91,7 +109,8 @@ def test_spans_are_drawn_where_they_are(tmp_path: Path) -> None:
     assert seen["first"] == [one, one, PLOT]
     assert seen["host"] == [zero, one, WAIT, REDUCTION]
     assert seen["empty"] == [PLOT, PLOT]
-    # Two CTAs to an SM: output tile 0 in the upper band, 1 in the lower one; then the second launch on two SMs.
+    # Two CTAs to an SM: output tile 0 in the upper band, 1 in the lower one; then the second launch
+    # on two SMs.
     assert seen["bands"] == [zero, zero, one, one]
     assert seen["merge"] == [REDUCTION, REDUCTION, PLOT]
     # 16 us of the 40 that both pictures show.
@@ -113,9 +132,21 @@ def test_hovering_says_what_a_cta_did(tmp_path: Path) -> None:
       }
       return seen;"""
     assert look(tmp_path, [lean(), fixed_split()], probe) == [
-        ["merges partials of output tile 1", "30.00 µs to 40.00 µs, 10.00 µs", "lean_kernel, CTA 1 on SM 0"],
-        ["LeanTiles of output tile 1", "0.00 µs to 20.00 µs, 20.00 µs", "lean_kernel, CTA 0 on SM 2"],
-        ["LeanTiles of output tile 1", "0.00 µs to 10.00 µs, 10.00 µs", "split_kernel, CTA 6 on SM 2"],
+        [
+            "merges partials of output tile 1",
+            "30.00 µs to 40.00 µs, 10.00 µs",
+            "lean_kernel, CTA 1 on SM 0",
+        ],
+        [
+            "LeanTiles of output tile 1",
+            "0.00 µs to 20.00 µs, 20.00 µs",
+            "lean_kernel, CTA 0 on SM 2",
+        ],
+        [
+            "LeanTiles of output tile 1",
+            "0.00 µs to 10.00 µs, 10.00 µs",
+            "split_kernel, CTA 6 on SM 2",
+        ],
         None,
     ]
 

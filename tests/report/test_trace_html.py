@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from trace_examples import cta, fixed_split, lean, tiles, timeline
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
 from leanbench.report.trace import html, write_trace
 from leanbench.report.trace.html import html_text, page_context
 from leanbench.report.trace.picture import Panel
@@ -86,12 +86,20 @@ def test_files_are_written_whole(tmp_path: Path) -> None:
     assert paths[0].read_text(encoding="utf-8").startswith("<svg ")
     assert json.loads(paths[1].read_text(encoding="utf-8"))["displayTimeUnit"] == "ns"
     assert paths[2].read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert sorted(path.name for path in paths[0].parent.iterdir()) == ["trace.html", "trace.json", "trace.svg"]
+    assert sorted(path.name for path in paths[0].parent.iterdir()) == [
+        "trace.html",
+        "trace.json",
+        "trace.svg",
+    ]
 
 
 def test_bad_formats_and_folders_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="format 'png' is not supported, choose from html, svg, json"):
+    with pytest.raises(
+        UserError, match="format 'png' is not supported, choose from html, svg, json"
+    ):
         write_trace([Panel(lean())], tmp_path, ["png"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*file .*: choose another folder with --out"):
+    with pytest.raises(
+        UserError, match=r"cannot write .*file .*: choose another folder with --out"
+    ):
         write_trace([Panel(lean())], tmp_path / "file")

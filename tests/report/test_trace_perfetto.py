@@ -1,4 +1,6 @@
-"""The trace file: every event has what the format asks, events of a thread nest, nothing is lost."""
+"""The trace file: every event has what the format asks, events of a thread nest, nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_examples import cta, fixed_split, lean, tiles, timeline
 
+from leanbench.core.timeline import CtaTimeline, Timeline
 from leanbench.report.trace.perfetto import perfetto_text
 from leanbench.report.trace.picture import Panel
-from leanbench.timeline import CtaTimeline, Timeline
 
 
 def read(*timelines: Timeline) -> dict[str, Any]:
@@ -50,7 +52,9 @@ def test_kernels_are_processes_and_lanes_of_sms_are_threads() -> None:
     }
     assert named[1, None, "process_name"] == {"name": "lean (measured)"}
     assert named[2, None, "process_name"] == {"name": "fixed_split (predicted)"}
-    threads = [args["name"] for (pid, _, name), args in named.items() if pid == 2 and name == "thread_name"]
+    threads = [
+        args["name"] for (pid, _, name), args in named.items() if pid == 2 and name == "thread_name"
+    ]
     assert threads == [name for sm in range(4) for name in (f"SM {sm}", f"SM {sm}, CTA 2")]
     used = {(event["pid"], event["tid"]) for event in events(lean(), fixed_split())}
     assert used == {(pid, tid) for pid, tid, name in named if name == "thread_name"}
@@ -69,7 +73,11 @@ def any_ctas(draw: st.DrawFn) -> list[CtaTimeline]:
     found = []
     for number in range(draw(st.integers(1, 25))):
         times = sorted(draw(st.lists(st.floats(0, 50), min_size=2, max_size=6)))
-        spans = [tiles(n, a, b) for n, (a, b) in enumerate(pairwise(times)) if draw(st.booleans()) or n == 0]
+        spans = [
+            tiles(n, a, b)
+            for n, (a, b) in enumerate(pairwise(times))
+            if draw(st.booleans()) or n == 0
+        ]
         found.append(cta(number, draw(st.integers(0, 3)), *spans, end_us=times[-1] + 0.001))
     return found
 
@@ -80,7 +88,9 @@ def test_events_of_a_thread_nest(ctas: list[CtaTimeline]) -> None:
     for event in events(timeline(*ctas)):
         assert event["dur"] >= 0
         start_ns = round(event["ts"] * 1000)
-        by_thread.setdefault((event["pid"], event["tid"]), []).append((start_ns, start_ns + round(event["dur"] * 1000)))
+        by_thread.setdefault((event["pid"], event["tid"]), []).append(
+            (start_ns, start_ns + round(event["dur"] * 1000))
+        )
     for times in by_thread.values():
         for one_start, one_end in times:
             for other_start, other_end in times:

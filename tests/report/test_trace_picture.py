@@ -9,20 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_examples import cta, fixed_split, lean, reduction, tiles, timeline, wait
 
-from leanbench.report.trace.picture import TILE_COLORS, Mark, Panel, merge_short, merge_to, ticks, union
+from leanbench.report.trace.picture import (
+    TILE_COLORS,
+    Mark,
+    Panel,
+    merge_short,
+    merge_to,
+    ticks,
+    union,
+)
 from leanbench.report.trace.words import figure_words
 
 
 def test_rows_are_sms_in_the_order_of_their_first_cta() -> None:
     assert Panel(lean()).sm_order == (2, 0, 3, 1)
     # A second launch does not count: its numbers start again.
-    late = timeline(cta(5, 0, tiles(0, 0, 4)), cta(6, 1, tiles(0, 0, 4)), cta(0, 1, tiles(0, 5, 6), launch="merge"))
+    late = timeline(
+        cta(5, 0, tiles(0, 0, 4)),
+        cta(6, 1, tiles(0, 0, 4)),
+        cta(0, 1, tiles(0, 5, 6), launch="merge"),
+    )
     assert Panel(late).sm_order == (0, 1, 2, 3)
 
 
 def test_marks_of_a_cta_and_its_spans() -> None:
     marks = [mark for mark in Panel(lean()).marks if mark.cta == 1]
-    assert [(mark.kind, mark.output_tile, mark.row, mark.start_us, mark.end_us) for mark in marks] == [
+    assert [
+        (mark.kind, mark.output_tile, mark.row, mark.start_us, mark.end_us) for mark in marks
+    ] == [
         ("cta", None, 1, 0, 40),
         ("tiles", 0, 1, 0, 10),
         ("tiles", 1, 1, 10, 20),
@@ -33,28 +47,49 @@ def test_marks_of_a_cta_and_its_spans() -> None:
 
 def test_ctas_that_share_an_sm_have_a_lane_each() -> None:
     marks = [mark for mark in Panel(fixed_split()).marks if mark.kind == "cta"]
-    split = {mark.cta: (mark.row, mark.lane, mark.lanes) for mark in marks if mark.launch == "split_kernel"}
+    split = {
+        mark.cta: (mark.row, mark.lane, mark.lanes)
+        for mark in marks
+        if mark.launch == "split_kernel"
+    }
     assert split == {number: (number % 4, number // 4, 2) for number in range(8)}
     # The second launch has the rows to itself.
     assert {(mark.lane, mark.lanes) for mark in marks if mark.launch == "merge_kernel"} == {(0, 1)}
 
 
 def test_a_lane_is_used_again_when_its_cta_has_ended() -> None:
-    panel = Panel(timeline(cta(0, 0, tiles(0, 0, 5)), cta(1, 0, tiles(1, 0, 9)), cta(2, 0, tiles(2, 5, 9))))
+    panel = Panel(
+        timeline(cta(0, 0, tiles(0, 0, 5)), cta(1, 0, tiles(1, 0, 9)), cta(2, 0, tiles(2, 5, 9)))
+    )
     assert [mark.lane for mark in panel.marks if mark.kind == "cta"] == [0, 1, 0]
 
 
 def test_which_of_two_ctas_starts_a_moment_earlier_does_not_matter() -> None:
-    panel = Panel(timeline(cta(0, 0, tiles(0, 0.3, 5)), cta(132, 0, tiles(1, 0, 9)), cta(264, 0, tiles(2, 6, 9))))
-    assert {mark.cta: mark.lane for mark in panel.marks if mark.kind == "cta"} == {0: 0, 132: 1, 264: 0}
+    panel = Panel(
+        timeline(
+            cta(0, 0, tiles(0, 0.3, 5)), cta(132, 0, tiles(1, 0, 9)), cta(264, 0, tiles(2, 6, 9))
+        )
+    )
+    assert {mark.cta: mark.lane for mark in panel.marks if mark.kind == "cta"} == {
+        0: 0,
+        132: 1,
+        264: 0,
+    }
 
 
 def test_launches_that_overlap_share_the_lanes() -> None:
-    panel = Panel(timeline(cta(0, 0, tiles(0, 0, 5)), cta(0, 0, reduction(0, 4, 9), launch="merge")))
-    assert [(mark.lane, mark.lanes) for mark in panel.marks if mark.kind == "cta"] == [(0, 2), (1, 2)]
+    panel = Panel(
+        timeline(cta(0, 0, tiles(0, 0, 5)), cta(0, 0, reduction(0, 4, 9), launch="merge"))
+    )
+    assert [(mark.lane, mark.lanes) for mark in panel.marks if mark.kind == "cta"] == [
+        (0, 2),
+        (1, 2),
+    ]
 
 
-spans = st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 20), st.integers(0, 3)), min_size=1, max_size=40)
+spans = st.lists(
+    st.tuples(st.floats(0, 100), st.floats(0.01, 20), st.integers(0, 3)), min_size=1, max_size=40
+)
 
 
 @given(spans)
@@ -88,7 +123,9 @@ def test_reductions_of_a_second_launch_count() -> None:
 
 
 def test_a_wait_beside_a_working_cta_is_no_waiting_sm() -> None:
-    figures = Panel(timeline(cta(0, 0, tiles(0, 0, 10), wait(0, 10, 20)), cta(1, 0, tiles(1, 0, 20)), sms=1)).figures
+    figures = Panel(
+        timeline(cta(0, 0, tiles(0, 0, 10), wait(0, 10, 20)), cta(1, 0, tiles(1, 0, 20)), sms=1)
+    ).figures
     assert (figures.busy_share, figures.waiting_share, figures.idle_share) == (1, 0, 0)
 
 
@@ -103,7 +140,9 @@ def test_figures_in_words() -> None:
         "quantisation efficiency 75.0%",
         "latency with stamps 1.025x",
     ]
-    bare = timeline(*(cta(n, n, tiles(n, 0, 1)) for n in range(4)), latency_us=None, traced_latency_us=None)
+    bare = timeline(
+        *(cta(n, n, tiles(n, 0, 1)) for n in range(4)), latency_us=None, traced_latency_us=None
+    )
     assert figure_words(Panel(bare)) == ["SMs busy 100.0%", "SMs end at 1.00 µs"]
 
 
@@ -113,9 +152,13 @@ def test_an_empty_timeline_has_a_panel() -> None:
 
 
 def test_short_neighbours_become_one() -> None:
-    panel = Panel(timeline(cta(0, 0, tiles(0, 0, 1), tiles(1, 1, 3), reduction(1, 3, 4), tiles(2, 4, 30))))
+    panel = Panel(
+        timeline(cta(0, 0, tiles(0, 0, 1), tiles(1, 1, 3), reduction(1, 3, 4), tiles(2, 4, 30)))
+    )
     merged = [mark for mark in merge_short(panel.marks, 5) if mark.kind != "cta"]
-    assert [(mark.kind, mark.output_tile, mark.start_us, mark.end_us, mark.merged) for mark in merged] == [
+    assert [
+        (mark.kind, mark.output_tile, mark.start_us, mark.end_us, mark.merged) for mark in merged
+    ] == [
         ("tiles", 1, 0, 4, 3),
         ("tiles", 2, 4, 30, 1),
     ]
@@ -125,11 +168,15 @@ def test_short_neighbours_become_one() -> None:
 def test_merging_loses_no_mark_and_moves_no_end(
     lives: list[tuple[float, float, int]], shortest_us: float, most: int
 ) -> None:
-    marks = Panel(timeline(*(cta(n, sm, tiles(n, at, at + us)) for n, (at, us, sm) in enumerate(lives)))).marks
+    marks = Panel(
+        timeline(*(cta(n, sm, tiles(n, at, at + us)) for n, (at, us, sm) in enumerate(lives)))
+    ).marks
     merged = merge_to(marks, shortest_us, most)
     assert sum(mark.merged for mark in merged) == len(marks)
     assert max(mark.end_us for mark in merged) == max(mark.end_us for mark in marks)
-    assert {(mark.row, mark.lane, mark.kind) for mark in merged} == {(mark.row, mark.lane, mark.kind) for mark in marks}
+    assert {(mark.row, mark.lane, mark.kind) for mark in merged} == {
+        (mark.row, mark.lane, mark.kind) for mark in marks
+    }
 
 
 def test_merging_stops_at_the_number_asked_for() -> None:
@@ -145,7 +192,12 @@ def test_union() -> None:
 
 @pytest.mark.parametrize(
     ("end_us", "most", "expected"),
-    [(40, 5, [0, 10, 20, 30, 40]), (0.9, 4, [0, 0.5]), (368, 10, [50.0 * n for n in range(8)]), (0, 5, [0])],
+    [
+        (40, 5, [0, 10, 20, 30, 40]),
+        (0.9, 4, [0, 0.5]),
+        (368, 10, [50.0 * n for n in range(8)]),
+        (0, 5, [0]),
+    ],
 )
 def test_ticks_are_round(end_us: float, most: int, expected: list[float]) -> None:
     assert ticks(end_us, most) == expected
@@ -165,4 +217,7 @@ def test_neighbouring_colours_differ_by_lightness() -> None:
     values = [luminance(color) for color in TILE_COLORS]
     assert len(values) % 2 == 0
     assert all(contrast(a, b) > 1.7 for a, b in zip(values, values[1:] + values[:1], strict=True))
-    assert all(contrast(value, 1.0) > 1.7 and contrast(value, luminance("#17191d")) > 2.3 for value in values)
+    assert all(
+        contrast(value, 1.0) > 1.7 and contrast(value, luminance("#17191d")) > 2.3
+        for value in values
+    )

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from trace_examples import cta, fixed_split, lean, reduction, tiles, timeline
 
+from leanbench.core.timeline import Timeline
 from leanbench.report.trace.picture import TILE_COLORS, Panel
 from leanbench.report.trace.svg import KIND_COLORS, WIDTH, plot_height, svg_text
-from leanbench.timeline import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 #: The plot's left edge and width.
@@ -29,7 +29,11 @@ def boxes(root: ElementTree.Element, kernel: str, color: str) -> list[tuple[floa
     top = float((frame.get("d") or "").split()[1].split("v")[0])
     found = [each for each in group.iter(f"{SVG}path") if each.get("fill") == color]
     shapes = [BOX.findall(each.get("d") or "") for each in found]
-    return [(float(x), float(y) - top, float(w), float(h)) for shape in shapes for x, y, w, h, _ in shape]
+    return [
+        (float(x), float(y) - top, float(w), float(h))
+        for shape in shapes
+        for x, y, w, h, _ in shape
+    ]
 
 
 def test_spans_lie_where_their_times_and_sms_say() -> None:
@@ -48,8 +52,12 @@ def test_spans_lie_where_their_times_and_sms_say() -> None:
 def test_ctas_of_an_sm_are_in_bands_and_a_later_launch_has_all_rows() -> None:
     root = read(fixed_split())
     height = plot_height(Panel(fixed_split()))
-    assert [y for _, y, _, _ in boxes(root, "fixed_split", TILE_COLORS[0])] == [n * height / 8 for n in range(4)]
-    assert [y for _, y, _, _ in boxes(root, "fixed_split", TILE_COLORS[1])] == [n * height / 8 for n in range(4, 8)]
+    assert [y for _, y, _, _ in boxes(root, "fixed_split", TILE_COLORS[0])] == [
+        n * height / 8 for n in range(4)
+    ]
+    assert [y for _, y, _, _ in boxes(root, "fixed_split", TILE_COLORS[1])] == [
+        n * height / 8 for n in range(4, 8)
+    ]
     assert [box[1:] for box in boxes(root, "fixed_split", KIND_COLORS["reduction"])] == [
         (0, PLOT / 4, height / 4),
         (height / 4, PLOT / 4, height / 4),
@@ -77,7 +85,9 @@ def test_many_figures_take_two_lines() -> None:
         [each.text or "" for each in ElementTree.fromstring(svg_text([panel])).iter(f"{SVG}text")]
         for panel in (short, long)
     ]
-    assert any(line.endswith("1 of 4 SMs without a CTA, latency with stamps 1.025x") for line in lines[0])
+    assert any(
+        line.endswith("1 of 4 SMs without a CTA, latency with stamps 1.025x") for line in lines[0]
+    )
     assert any(line.endswith("quantisation efficiency 75.0%,") for line in lines[1])
     assert "latency with stamps 1.900x" in lines[1]
 
@@ -106,7 +116,9 @@ def test_any_gpu_has_a_panel_of_a_readable_height(sms: int) -> None:
 
 
 def test_a_hundred_thousand_spans_stay_under_a_megabyte() -> None:
-    """132 SMs, and spans of a five-hundredth of a pixel: what is left is what can be seen, and the file says so."""
+    """132 SMs, and spans of a five-hundredth of a pixel: what is left is what can be seen, and the
+    file says so.
+    """
     ctas = [cta(n, n, *(tiles(i, i / 10, (i + 1) / 10) for i in range(800))) for n in range(132)]
     text = svg_text([Panel(timeline(*ctas, cta(132, 0, reduction(0, 100, 101)), sms=132))])
     assert 10_000 < len(text) < 1_000_000

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from trace_examples import cta, fixed_split, lean, tiles, timeline
 
+from leanbench.core.timeline import Timeline
 from leanbench.report.trace.picture import TILE_COLORS, Panel
 from leanbench.report.trace.terminal import terminal_text
-from leanbench.timeline import Timeline
 
 #: 40 columns of picture.
 WIDTH = 49
@@ -50,7 +50,9 @@ def test_fill_is_the_share_of_sms_that_work() -> None:
     assert rows[23] == "  46-47 │" + " " * 40
 
 
-@pytest.mark.parametrize(("sms", "panels", "rows"), [(132, 1, 22), (132, 3, 15), (16, 3, 16), (17, 3, 9), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("sms", "panels", "rows"), [(132, 1, 22), (132, 3, 15), (16, 3, 16), (17, 3, 9), (1, 1, 1)]
+)
 def test_many_sms_share_rows(sms: int, panels: int, rows: int) -> None:
     assert len(picture(*[timeline(cta(0, 0, tiles(0, 0, 1)), sms=sms)] * panels)) == rows * panels
 
@@ -73,8 +75,13 @@ def test_the_axis_names_round_times() -> None:
 def test_colour_is_the_output_tiles_and_grey_where_there_are_many() -> None:
     text = terminal_text([Panel(lean())], WIDTH)
     start = text.plain.index("      1 │") + 9
-    styles = {offset: str(span.style) for span in text.spans for offset in range(span.start, span.end)}
-    assert [styles[start + column] for column in (0, 9, 10, 19)] == [*[TILE_COLORS[0]] * 2, *[TILE_COLORS[1]] * 2]
+    styles = {
+        offset: str(span.style) for span in text.spans for offset in range(span.start, span.end)
+    }
+    assert [styles[start + column] for column in (0, 9, 10, 19)] == [
+        *[TILE_COLORS[0]] * 2,
+        *[TILE_COLORS[1]] * 2,
+    ]
     many = timeline(*(cta(n, n, tiles(n, 0, 1)) for n in range(48)), sms=480)
     text = terminal_text([Panel(many)], WIDTH)
     style = text.get_style_at_offset(Console(), text.plain.index("█"))
@@ -85,18 +92,25 @@ def test_colour_is_the_output_tiles_and_grey_where_there_are_many() -> None:
 def test_no_line_is_wider_than_the_terminal() -> None:
     for width in (40, 60, 80, 200):
         output = io.StringIO()
-        Console(file=output, width=width).print(terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width))
+        Console(file=output, width=width).print(
+            terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width)
+        )
         assert max(map(len, output.getvalue().splitlines())) <= width
         assert (
-            output.getvalue().split() == terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width).plain.split()
+            output.getvalue().split()
+            == terminal_text([Panel(lean(), 0.9), Panel(fixed_split())], width).plain.split()
         )
 
 
 def test_the_title_says_what_was_done() -> None:
     assert lines(lean(), width=120)[0] == "b1 h2 n4096 d64 fp16 HND, measured on NVIDIA H200"
     predicted = lines(lean(source="predicted"), width=120)
-    assert predicted[0] == "b1 h2 n4096 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
-    assert predicted[2].startswith("lean  latency 41.0 µs, SMs busy 50.0%, waiting 6.2%, merging 6.2%, SMs end at 20.0")
+    assert (
+        predicted[0] == "b1 h2 n4096 d64 fp16 HND, predicted for NVIDIA H200, nothing was measured"
+    )
+    assert predicted[2].startswith(
+        "lean  latency 41.0 µs, SMs busy 50.0%, waiting 6.2%, merging 6.2%, SMs end at 20.0"
+    )
 
 
 def test_an_empty_timeline_is_drawn_empty() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanbench.problem import AttentionProblem
-from leanbench.timeline import CtaTimeline, Span, Timeline
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.timeline import CtaTimeline, Span, Timeline
 
 PROBLEM = AttentionProblem(1, 2, 2, 4096, 64)
 
@@ -22,7 +22,9 @@ def reduction(output_tile: int, start_us: float, end_us: float) -> Span:
     return Span("reduction", output_tile, start_us, end_us)
 
 
-def cta(number: int, sm: int, *spans: Span, launch: str = "lean_kernel", end_us: float | None = None) -> CtaTimeline:
+def cta(
+    number: int, sm: int, *spans: Span, launch: str = "lean_kernel", end_us: float | None = None
+) -> CtaTimeline:
     """Lives from its first span's start to its last one's end, unless told otherwise."""
     return CtaTimeline(launch, number, sm, spans[0].start_us, end_us or spans[-1].end_us, spans)
 
@@ -45,7 +47,9 @@ def timeline(*ctas: CtaTimeline, **fields: Any) -> Timeline:
 
 
 def lean(**fields: Any) -> Timeline:
-    """Three of four SMs for 40 us. CTA 1 is a host block: it waits from 20 to 30 and merges from 30 to 40."""
+    """Three of four SMs for 40 us. CTA 1 is a host block: it waits from 20 to 30 and merges from 30
+    to 40.
+    """
     return timeline(
         cta(0, 2, tiles(1, 0, 20)),
         cta(1, 0, tiles(0, 0, 10), tiles(1, 10, 20), wait(1, 20, 30), reduction(1, 30, 40)),
@@ -58,7 +62,13 @@ def fixed_split(**fields: Any) -> Timeline:
     """Two CTAs to an SM for 10 us, and a second launch from 12 to 16."""
     given: dict[str, Any] = {"kernel": "fixed_split", "latency_us": 17.0, "traced_latency_us": None}
     return timeline(
-        *(cta(number, number % 4, tiles(number // 4, 0, 10), launch="split_kernel") for number in range(8)),
-        *(cta(number, number, reduction(number, 12, 16), launch="merge_kernel") for number in range(2)),
+        *(
+            cta(number, number % 4, tiles(number // 4, 0, 10), launch="split_kernel")
+            for number in range(8)
+        ),
+        *(
+            cta(number, number, reduction(number, 12, 16), launch="merge_kernel")
+            for number in range(2)
+        ),
         **{**given, **fields},
     )

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import MeasureOptions
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 from leanbench.run.cells import Cell, Grid, Sweep, expand
 
 
@@ -30,7 +30,12 @@ def test_all_axes_are_combined():
 def test_pages_and_query_tokens_are_axes():
     grid = Grid((1024,), q_len=(1, 4), page_size=(None, 16))
     cells = expand(Sweep("s", (grid,), ("lean",)))
-    assert [(cell.problem.q_len, cell.problem.page_size) for cell in cells] == [(1, None), (4, None), (1, 16), (4, 16)]
+    assert [(cell.problem.q_len, cell.problem.page_size) for cell in cells] == [
+        (1, None),
+        (4, None),
+        (1, 16),
+        (4, 16),
+    ]
     assert cells[3].key.startswith("lean-b1-h32-8-n1024-d128-q4-p16-fp16-HND-default-")
     assert Sweep("s", (grid,)).to_dict()["grids"][0]["page_size"] == [None, 16]
 
@@ -45,7 +50,9 @@ def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
     cold, warm = Cell(problem, "lean", "best", "cold"), Cell(problem, "lean", "best", "warm")
     assert cold.key == Cell(problem, "lean", "best").key
     assert warm.key == "lean-b1-h32-8-n4096-d128-fp16-HND-best-warm-474d0385"
-    sweep = Sweep("s", (Grid(context=(4096,)),), ("lean",), "best", measure=MeasureOptions(cache="warm"))
+    sweep = Sweep(
+        "s", (Grid(context=(4096,)),), ("lean",), "best", measure=MeasureOptions(cache="warm")
+    )
     assert expand(sweep) == [warm]
 
 

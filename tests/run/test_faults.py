@@ -14,16 +14,23 @@ from typing import Any
 
 import pytest
 
-from leanbench import registry
+from leanbench.core import registry
+from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
-from leanbench.problem import AttentionProblem
 
 KERNELS = Path(__file__).parents[1] / "fixtures" / "kernels"
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "from leanbench.cli.main import main; main()", "sweep", "--no-report", *words]
+    return [
+        sys.executable,
+        "-c",
+        "from leanbench.cli.main import main; main()",
+        "sweep",
+        "--no-report",
+        *words,
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -33,7 +40,11 @@ def environment() -> dict[str, str]:
 
 def sweep(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command("--out", str(folder), *words), env=environment(), capture_output=True, text=True, timeout=120
+        command("--out", str(folder), *words),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -54,7 +65,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def wait_for_rows(run: Path, count: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if (run / "results.jsonl").exists() and (run / "results.jsonl").read_bytes().count(b"\n") >= count:
+        if (run / "results.jsonl").exists() and (run / "results.jsonl").read_bytes().count(
+            b"\n"
+        ) >= count:
             return
         time.sleep(0.05)
     pytest.fail(f"{run} did not get {count} rows within 60 s")
@@ -84,7 +97,11 @@ def assert_gone(pid: int) -> None:
     ("kernel", "status", "reason"),
     [
         ("crashing", "crashed", "the worker was ended by SIGABRT, see worker.log"),
-        ("raising", "crashed", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        (
+            "raising",
+            "crashed",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+        ),
         ("exiting", "crashed", "the worker ended with exit code 3, see worker.log"),
         ("hanging", "timeout", "no result within 2 s, raise the limit with --timeout"),
         ("greedy", "out_of_memory", "OutOfMemoryError: tried to allocate 1 TB"),
@@ -93,14 +110,25 @@ def assert_gone(pid: int) -> None:
 def test_a_faulty_kernel_costs_one_row(tmp_path, kernel, status, reason):
     """In the middle of those that are measured together, at one of three contexts."""
     begun = time.monotonic()
-    words = ("--kernels", f"lean,{kernel},fa2", "--context", "1k:4k:x2", "--name", "r", "--timeout", "2s")
+    words = (
+        "--kernels",
+        f"lean,{kernel},fa2",
+        "--context",
+        "1k:4k:x2",
+        "--name",
+        "r",
+        "--timeout",
+        "2s",
+    )
     done = sweep(tmp_path, *words)
     # The timeout, and the start of two workers on a busy machine.
     assert time.monotonic() - begun < 20
     assert done.returncode == (0 if status == "out_of_memory" else 1), done.stderr
     found = rows(tmp_path / "r")
     statuses = {(row["kernel"], row["problem"]["context"]): row["status"] for row in found}
-    expected = {(name, context): "ok" for name in ("lean", kernel, "fa2") for context in (1024, 2048, 4096)}
+    expected = {
+        (name, context): "ok" for name in ("lean", kernel, "fa2") for context in (1024, 2048, 4096)
+    }
     assert statuses == {**expected, (kernel, 2048): status}
     assert len(found) == 9
     (faulty,) = [row for row in found if row["status"] != "ok"]
@@ -108,8 +136,14 @@ def test_a_faulty_kernel_costs_one_row(tmp_path, kernel, status, reason):
     assert faulty["latency_us"] is None
     # Also said in the table.
     assert f"{status}: {kernel} · b1 h32/8 n2048 d128 fp16 HND: {reason}" in done.stdout
-    others = {(row["problem"]["context"], row["kernel"]): row["latency_us"] for row in found if row["kernel"] != kernel}
-    assert list(others) == [(context, name) for context in (1024, 2048, 4096) for name in ("lean", "fa2")]
+    others = {
+        (row["problem"]["context"], row["kernel"]): row["latency_us"]
+        for row in found
+        if row["kernel"] != kernel
+    }
+    assert list(others) == [
+        (context, name) for context in (1024, 2048, 4096) for name in ("lean", "fa2")
+    ]
     assert others == {(context, name): predicted_us(context, name) for context, name in others}
 
 
@@ -138,7 +172,7 @@ def test_a_worker_that_is_killed_from_outside_costs_one_row(tmp_path):
 
 
 def test_rows_are_valid_and_point_to_their_environment(tmp_path):
-    from leanbench.row import Row
+    from leanbench.records.row import Row
 
     sweep(tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r")
     (row,) = rows(tmp_path / "r")
@@ -147,7 +181,9 @@ def test_rows_are_valid_and_point_to_their_environment(tmp_path):
     assert row["source"] == manifest["source"] == "predicted"
     assert row["cell"] in manifest["cells"]
     assert row["kv_bytes"] == 2 * 1024 * 8 * 128 * 2
-    assert manifest["environments"][row["environment"]]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert manifest["environments"][row["environment"]]["python"] == ".".join(
+        map(str, sys.version_info[:3])
+    )
 
 
 def test_what_kernels_print_goes_to_the_workers_log(tmp_path):
@@ -177,7 +213,10 @@ def test_kill_9_then_resume_runs_every_cell_once(tmp_path):
 
     done = sweep(tmp_path, *asked, "--resume")
     assert done.returncode == 0, done.stderr
-    assert f"Resuming {tmp_path / 'r'}: {len(before)} of 8 cells are done, {8 - len(before)} are left." in done.stderr
+    assert (
+        f"Resuming {tmp_path / 'r'}: {len(before)} of 8 cells are done, {8 - len(before)} are left."
+        in done.stderr
+    )
     after = rows(tmp_path / "r")
     assert after[: len(before)] == before
     assert Counter(row["problem"]["context"] for row in after) == {1024 * 2**n: 1 for n in range(8)}
@@ -190,7 +229,9 @@ def test_kill_9_then_resume_runs_every_cell_once(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_within_seconds_and_says_how_to_go_on(tmp_path, number, code):
-    with start(tmp_path, "--kernels", "slow,hanging", "--context", "1k,2k,4k", "--name", "r") as process:
+    with start(
+        tmp_path, "--kernels", "slow,hanging", "--context", "1k,2k,4k", "--name", "r"
+    ) as process:
         # Both at 1k; at 2k hanging never returns, and slow waits for it.
         wait_for_rows(tmp_path / "r", 2)
         (worker,) = child_pids(process.pid)
@@ -203,8 +244,8 @@ def test_a_signal_stops_within_seconds_and_says_how_to_go_on(tmp_path, number, c
     assert "Traceback" not in stderr
     assert f"Stopped by {signal.Signals(number).name}: 2 of 6 cells are done, 4 are left." in stderr
     assert stderr.rstrip().endswith(
-        f"Go on with: leanbench sweep --context 1k,2k,4k --kernels slow,hanging --out {tmp_path} --no-report"
-        " --name r --resume"
+        f"Go on with: leanbench sweep --context 1k,2k,4k --kernels slow,hanging --out {tmp_path}"
+        " --no-report --name r --resume"
     )
     assert [(row["kernel"], row["problem"]["context"]) for row in rows(tmp_path / "r")] == [
         ("slow", 1024),
@@ -232,10 +273,29 @@ def test_resume_with_other_cells_settings_or_another_gpu_is_refused(tmp_path):
     other = sweep(tmp_path, "--kernels", "steady", "--context", "2k", "--name", "r", "--resume")
     assert other.returncode == 2
     assert "1 of its 1 cells are not asked for now, such as steady-b1-h32-8-n1024-" in other.stderr
-    other = sweep(tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r", "--resume", "--gpu", "h200")
+    other = sweep(
+        tmp_path,
+        "--kernels",
+        "steady",
+        "--context",
+        "1k",
+        "--name",
+        "r",
+        "--resume",
+        "--gpu",
+        "h200",
+    )
     assert other.returncode == 2
-    assert "has rows predicted for a100-80gb, this command's would be predicted for h200" in other.stderr
-    other = sweep(tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r", "--resume", "--ci", "1%")
+    assert (
+        "has rows predicted for a100-80gb, this command's would be predicted for h200"
+        in other.stderr
+    )
+    other = sweep(
+        tmp_path, "--kernels", "steady", "--context", "1k", "--name", "r", "--resume", "--ci", "1%"
+    )
     assert other.returncode == 2
-    assert "was measured with other settings (effort): repeat the command it was started with" in other.stderr
+    assert (
+        "was measured with other settings (effort): repeat the command it was started with"
+        in other.stderr
+    )
     assert len(rows(tmp_path / "r")) == 1

@@ -1,8 +1,8 @@
 import pytest
 
-from leanbench.errors import UserError
-from leanbench.problem import AttentionProblem
-from leanbench.run.axes import parse_names
+from leanbench.core.axes import parse_names
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
 from leanbench.run.cells import Grid, Sweep, expand
 from leanbench.run.models import Model, by_shape, models, parse_models
 from leanbench.run.sweep_file import load_sweep, requested_sweep
@@ -15,7 +15,8 @@ def shapes(name: str, *tps: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     ("name", "tp_1", "tp_8", "tp_16"),
     [
-        # With 16 GPUs and 8 KV heads, two GPUs have the same KV head and half of its query heads each.
+        # With 16 GPUs and 8 KV heads, two GPUs have the same KV head and half of its query heads
+        # each.
         ("llama-3-8b", (32, 8, 128), (4, 1, 128), (2, 1, 128)),
         ("llama-3-70b", (64, 8, 128), (8, 1, 128), (4, 1, 128)),
         ("llama-3-405b", (128, 8, 128), (16, 1, 128), (8, 1, 128)),
@@ -34,18 +35,29 @@ def test_the_shapes_of_one_gpu(name, tp_1, tp_8, tp_16):
 def test_figures_beside_the_shapes():
     gemma = models()["gemma-3-27b"]
     assert (gemma.q_heads, gemma.kv_heads, gemma.head_dim, gemma.layers) == (32, 16, 128, 62)
-    assert (gemma.sliding_window, gemma.sliding_layers, gemma.config) == (1024, 52, "google/gemma-3-27b-it")
+    assert (gemma.sliding_window, gemma.sliding_layers, gemma.config) == (
+        1024,
+        52,
+        "google/gemma-3-27b-it",
+    )
     llama = models()["llama-3-70b"]
-    assert (llama.sliding_window, llama.sliding_layers, llama.also) == (None, 0, ("llama-3.1-70b", "llama-3.3-70b"))
+    assert (llama.sliding_window, llama.sliding_layers, llama.also) == (
+        None,
+        0,
+        ("llama-3.1-70b", "llama-3.3-70b"),
+    )
 
 
 @pytest.mark.parametrize("model", models().values(), ids=list(models()))
 def test_every_model_gives_a_problem(model: Model):
     (cell,) = expand(Sweep("s", (Grid(context=(4096,), model=(model.name,)),), ("lean",)))
     assert cell.problem == AttentionProblem(1, model.q_heads, model.kv_heads, 4096, model.head_dim)
-    # Half of the layers or more slide in every model that has a window; the others have no such layers.
+    # Half of the layers or more slide in every model that has a window; the others have no such
+    # layers.
     assert (
-        model.layers // 2 <= model.sliding_layers <= model.layers if model.sliding_window else not model.sliding_layers
+        model.layers // 2 <= model.sliding_layers <= model.layers
+        if model.sliding_window
+        else not model.sliding_layers
     )
     assert model.config.count("/") == 1
 
@@ -59,7 +71,9 @@ def test_every_name_is_plain_and_means_one_model():
 
 def test_names_in_any_case_and_other_names_of_a_model():
     assert parse_models("Llama-3.3-70B, qwen2.5-72b,llama-3-70b") == ("llama-3-70b", "qwen2.5-72b")
-    with pytest.raises(UserError, match=r"^there is no model 'llama-3-80b', did you mean 'llama-3-8b'\?$"):
+    with pytest.raises(
+        UserError, match=r"^there is no model 'llama-3-80b', did you mean 'llama-3-8b'\?$"
+    ):
         parse_models("llama-3-80b")
 
 
@@ -69,18 +83,27 @@ def test_names_in_any_case_and_other_names_of_a_model():
         (
             "falcon-7b",
             2,
-            "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly: choose tp from 1, 71",
+            (
+                "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly: choose tp"
+                " from 1, 71"
+            ),
         ),
         # 40 query heads go by 4, but 10 KV heads do not.
         (
             "phi-4",
             4,
-            "tp 4 does not share out the heads of phi-4, 40/10 (query/KV), evenly: choose tp from 1, 2, 5, 10, 20, 40",
+            (
+                "tp 4 does not share out the heads of phi-4, 40/10 (query/KV), evenly: choose tp"
+                " from 1, 2, 5, 10, 20, 40"
+            ),
         ),
         (
             "gemma-3-1b",
             8,
-            "tp 8 does not share out the heads of gemma-3-1b, 4/1 (query/KV), evenly: choose tp from 1, 2, 4",
+            (
+                "tp 8 does not share out the heads of gemma-3-1b, 4/1 (query/KV), evenly: choose tp"
+                " from 1, 2, 4"
+            ),
         ),
     ],
 )
@@ -98,7 +121,8 @@ def test_the_values_of_tp_that_a_refusal_names_are_taken():
 
 def test_a_head_dim_that_no_kernel_has_is_refused_by_the_models_name():
     with pytest.raises(
-        UserError, match=r"^odd-3b has head_dim 100, no kernel does: choose a model with one of 64, 80, 96"
+        UserError,
+        match=r"^odd-3b has head_dim 100, no kernel does: choose a model with one of 64, 80, 96",
     ):
         Model("odd-3b", 32, 32, 100, 26, "nobody/odd-3b").shape(1)
 
@@ -138,12 +162,18 @@ def test_a_model_alone_means_the_sweep_of_models():
 
 
 def test_a_model_replaces_heads_and_head_dim_of_a_file():
-    problems = dict.fromkeys(cell.problem for cell in expand(requested_sweep("smoke", {"model": "phi-2"}, None, None)))
-    assert list(problems) == [AttentionProblem(1, 32, 32, context, 80) for context in (1024, 4096, 16384)]
+    problems = dict.fromkeys(
+        cell.problem for cell in expand(requested_sweep("smoke", {"model": "phi-2"}, None, None))
+    )
+    assert list(problems) == [
+        AttentionProblem(1, 32, 32, context, 80) for context in (1024, 4096, 16384)
+    ]
 
 
 def test_tp_alone_shares_out_the_models_of_a_file():
-    problems = {cell.problem for cell in expand(requested_sweep("models", {"tp": "2"}, "lean", None))}
+    problems = {
+        cell.problem for cell in expand(requested_sweep("models", {"tp": "2"}, "lean", None))
+    }
     assert {(problem.q_heads, problem.kv_heads) for problem in problems} == {
         *((16, 4), (32, 4), (14, 2), (16, 2), (8, 4), (20, 5))
     }
@@ -152,7 +182,8 @@ def test_tp_alone_shares_out_the_models_of_a_file():
 def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):
     path = tmp_path / "my.toml"
     path.write_text(
-        'name = "a"\ncontext = "4k"\ntp = [1, 2]\n[[grid]]\nmodel = "phi-4"\n[[grid]]\nmodel = ["gemma-7b"]\n'
+        'name = "a"\ncontext = "4k"\ntp = [1, 2]\n[[grid]]\nmodel = "phi-4"\n[[grid]]\nmodel ='
+        ' ["gemma-7b"]\n'
     )
     assert load_sweep(str(path)).grids == (
         Grid(context=(4096,), model=("phi-4",), tp=(1, 2)),
@@ -165,12 +196,21 @@ def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):
     [
         ('model = "phi-5"', ", line 2, key 'model': there is no model 'phi-5', did you mean 'phi-"),
         ("tp = 0", ", line 2, key 'tp': tp 0 is below 1"),
-        ('model = "phi-4"\nheads = 8', ": a model says heads itself: leave heads out, or the model"),
+        (
+            'model = "phi-4"\nheads = 8',
+            ": a model says heads itself: leave heads out, or the model",
+        ),
         (
             'head_dim = 64\n[[grid]]\nmodel = "phi-4"',
             ": a model says head_dim itself: leave head_dim out, or the model",
         ),
-        ("tp = 2", ": tp shares out the heads of models and none is given: name one of `leanbench list models`"),
+        (
+            "tp = 2",
+            (
+                ": tp shares out the heads of models and none is given: name one of `leanbench list"
+                " models`"
+            ),
+        ),
     ],
 )
 def test_what_a_file_cannot_ask_of_models(tmp_path, text, sentence):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from leanbench.claims import claims
-from leanbench.problem import AttentionProblem
+from leanbench.core.problem import AttentionProblem
+from leanbench.model.claims import claims
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import load_sweep
 
@@ -21,31 +21,53 @@ def test_a_figures_sweep_holds_the_problems_of_its_claims(figure):
     # A ragged batch of equal lengths is a uniform one.
     asked = {replace(problem, context=problem.contexts) for problem in problems(sweep.name)}
     assert claimed
-    assert {replace(problem, context=problem.contexts) for claim in claimed for problem in claim.problems} <= asked
-    assert {name for claim in claimed for name in (claim.of, claim.over) if name} <= set(sweep.kernels)
+    assert {
+        replace(problem, context=problem.contexts)
+        for claim in claimed
+        for problem in claim.problems
+    } <= asked
+    assert {name for claim in claimed for name in (claim.of, claim.over) if name} <= set(
+        sweep.kernels
+    )
 
 
 def test_figure_4_asks_for_occupancy_and_the_others_do_not():
     assert len(problems("paper-fig4")) == 42
     assert load_sweep("paper-fig4").measure.occupancy
-    assert not any(load_sweep(f"paper-fig{figure}").measure.occupancy for figure in ("7a", "7b", "7c", "9", "11"))
+    assert not any(
+        load_sweep(f"paper-fig{figure}").measure.occupancy
+        for figure in ("7a", "7b", "7c", "9", "11")
+    )
 
 
 def test_what_each_figure_varies():
-    assert problems("paper-fig7b") == [AttentionProblem(1, heads, heads, 65536, 64) for heads in range(8, 65, 8)]
-    assert problems("paper-fig7c") == [AttentionProblem(batch, 24, 24, 65536, 64) for batch in (1, 2, 4, 8, 16)]
-    assert problems("paper-fig9") == [AttentionProblem(1, 32, 32, 1024 * 2**n, 128) for n in range(10)]
+    assert problems("paper-fig7b") == [
+        AttentionProblem(1, heads, heads, 65536, 64) for heads in range(8, 65, 8)
+    ]
+    assert problems("paper-fig7c") == [
+        AttentionProblem(batch, 24, 24, 65536, 64) for batch in (1, 2, 4, 8, 16)
+    ]
+    assert problems("paper-fig9") == [
+        AttentionProblem(1, 32, 32, 1024 * 2**n, 128) for n in range(10)
+    ]
     ragged = problems("paper-fig11")
-    assert {(one.batch, one.q_heads, one.kv_heads, one.head_dim, one.max_context) for one in ragged} == {
-        (8, 32, 32, 64, 65536)
-    }
+    assert {
+        (one.batch, one.q_heads, one.kv_heads, one.head_dim, one.max_context) for one in ragged
+    } == {(8, 32, 32, 64, 65536)}
     shares = [one.total_context / (one.batch * one.max_context) for one in ragged]
     assert shares == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2], abs=1e-4)
 
 
 def test_the_500_samples():
     sweep, asked = load_sweep("paper-500"), problems("paper-500")
-    assert sweep.kernels == ("lean", "fa2", "fixed_split", "fixed_split_oracle", "cudnn", "torch_flash")
+    assert sweep.kernels == (
+        "lean",
+        "fa2",
+        "fixed_split",
+        "fixed_split_oracle",
+        "cudnn",
+        "torch_flash",
+    )
     assert len(asked) == 550
     assert "550" in sweep.description
     assert {(one.head_dim, one.group_size, one.is_ragged) for one in asked} == {(64, 1, False)}
@@ -53,5 +75,6 @@ def test_the_500_samples():
     assert max(one.kv_bytes for one in asked) == 2 * 2 * 64 * 2 * 512 * 1024 * 64
     # The problems that the text names.
     assert {
-        AttentionProblem(1, heads, heads, context, 64) for heads, context in ((16, 2**19), (24, 1024), (24, 2**19))
+        AttentionProblem(1, heads, heads, context, 64)
+        for heads, context in ((16, 2**19), (24, 1024), (24, 2**19))
     } <= {*asked}

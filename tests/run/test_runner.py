@@ -1,4 +1,6 @@
-"""The loop over problems: who is blamed, who is asked again, what is written, with workers that follow a script."""
+"""The loop over problems: who is blamed, who is asked again, what is written, with workers that
+follow a script.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
-from leanbench.problem import AttentionProblem
+from leanbench.records.directory import RunDirectory, read_manifest, read_rows
+from leanbench.records.environment import environment_key
+from leanbench.records.samples import Samples, read_samples
 from leanbench.run import runner as module
 from leanbench.run.cells import Cell
-from leanbench.run.directory import RunDirectory, read_manifest, read_rows
-from leanbench.run.environment import environment_key
 from leanbench.run.runner import Limits, run_cells
-from leanbench.run.samples import Samples, read_samples
 from leanbench.run.worker_process import WorkerLost, WorkerTarget, WorkerTimeout
 
 PROBLEMS = [AttentionProblem(1, 8, 8, context, 64) for context in (1024, 2048, 4096)]
 KERNELS = ("fa2", "lean", "fixed_split")
 CELLS = [Cell(problem, kernel) for problem in PROBLEMS for kernel in KERNELS]
 ASKED = {"gpu": {"name": "h200"}, "environments": {}, "cells": [cell.key for cell in CELLS]}
-RAW = {"samples_us": [1.0, 2.0], "rounds": [0, 1], "sm_clock_mhz": [None, 1980], "crosscheck_us": [1.5]}
+RAW = {
+    "samples_us": [1.0, 2.0],
+    "rounds": [0, 1],
+    "sm_clock_mhz": [None, 1980],
+    "crosscheck_us": [1.5],
+}
 
 Rows = dict[str, dict[str, Any]]
 #: What a worker does with the cells of a problem.
@@ -37,7 +44,8 @@ Act = Callable[[Sequence[Cell]], tuple[Rows, bool]]
 def measured(cells: Sequence[Cell]) -> tuple[Rows, bool]:
     """All well: latencies that name problem and kernel."""
     return {
-        cell.kernel: {"status": "ok", "latency_us": latency_us(cell), "raw_samples": dict(RAW)} for cell in cells
+        cell.kernel: {"status": "ok", "latency_us": latency_us(cell), "raw_samples": dict(RAW)}
+        for cell in cells
     }, True
 
 
@@ -46,7 +54,9 @@ def latency_us(cell: Cell) -> float:
 
 
 class Workers:
-    """Stands for the class WorkerProcess: `acts` say what becomes of each request, well without one."""
+    """Stands for the class WorkerProcess: `acts` say what becomes of each request, well without
+    one.
+    """
 
     def __init__(self, *acts: Act) -> None:
         self._acts = list(acts)
@@ -97,14 +107,19 @@ def go(
     monkeypatch.setattr(module, "WorkerProcess", workers)
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, ASKED) as run:
-        left = run_cells(cells, run, WorkerTarget(find("h200"), 0), limits or Limits(), observer or Watching())
+        left = run_cells(
+            cells, run, WorkerTarget(find("h200"), 0), limits or Limits(), observer or Watching()
+        )
     assert workers.alive == 0
     return left
 
 
 def found(path: Path) -> list[tuple[str, int, str, float | None]]:
     """(kernel, context, status, latency) of each row."""
-    return [(row["kernel"], row["problem"]["context"], row["status"], row["latency_us"]) for row in read_rows(path)]
+    return [
+        (row["kernel"], row["problem"]["context"], row["status"], row["latency_us"])
+        for row in read_rows(path)
+    ]
 
 
 def well(cell: Cell) -> tuple[str, int, str, float]:
@@ -131,7 +146,9 @@ def failed(kernel: str, status: str, *, usable: bool) -> Act:
 
 def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
     workers, observer = Workers(), Watching()
-    assert go(tmp_path / "r", monkeypatch, workers, CELLS, limits=Limits(7.0), observer=observer) == 0
+    assert (
+        go(tmp_path / "r", monkeypatch, workers, CELLS, limits=Limits(7.0), observer=observer) == 0
+    )
     assert workers.asked == [(KERNELS, 7.0)] * 3
     assert workers.started == 1
     assert found(tmp_path / "r") == [well(cell) for cell in CELLS]
@@ -142,11 +159,17 @@ def test_kernels_of_a_problem_are_asked_together(tmp_path, monkeypatch):
         ("ok", "fixed_split", 1024),
         ("starts", "fa2", 2048),
     ]
-    assert read_samples(tmp_path / "r") == {cell.key: Samples(cell=cell.key, **RAW) for cell in CELLS}
+    assert read_samples(tmp_path / "r") == {
+        cell.key: Samples(cell=cell.key, **RAW) for cell in CELLS
+    }
 
 
 def test_configs_are_not_mixed_in_a_request(tmp_path, monkeypatch):
-    cells = [Cell(PROBLEMS[0], "lean"), Cell(PROBLEMS[0], "fa2", "best"), Cell(PROBLEMS[0], "lean", "best")]
+    cells = [
+        Cell(PROBLEMS[0], "lean"),
+        Cell(PROBLEMS[0], "fa2", "best"),
+        Cell(PROBLEMS[0], "lean", "best"),
+    ]
     workers = Workers()
     go(tmp_path / "r", monkeypatch, workers, cells)
     assert [kernels for kernels, _ in workers.asked] == [("lean",), ("fa2", "lean")]
@@ -157,9 +180,15 @@ def test_rows_say_what_was_asked_and_where(tmp_path, monkeypatch):
     (row,) = read_rows(tmp_path / "r")
     assert row["cell"] == CELLS[0].key
     assert row["problem"] == CELLS[0].problem.to_dict()
-    assert (row["source"], row["decomposition"], row["kv_bytes"]) == ("measured", "one_cta_per_tile", 2 * 2**20)
+    assert (row["source"], row["decomposition"], row["kv_bytes"]) == (
+        "measured",
+        "one_cta_per_tile",
+        2 * 2**20,
+    )
     assert row["environment"] == environment_key({"worker": "scripted"})
-    assert read_manifest(tmp_path / "r")["environments"] == {row["environment"]: {"worker": "scripted"}}
+    assert read_manifest(tmp_path / "r")["environments"] == {
+        row["environment"]: {"worker": "scripted"}
+    }
     assert "raw_samples" not in row
 
 
@@ -194,7 +223,12 @@ def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
 def test_all_may_fail_one_after_another(tmp_path, monkeypatch):
     workers = Workers(lost("lean"), late("fixed_split"), failed("fa2", "crashed", usable=False))
     go(tmp_path / "r", monkeypatch, workers, CELLS[:4])
-    assert [kernels for kernels, _ in workers.asked] == [KERNELS, ("fa2", "fixed_split"), ("fa2",), ("fa2",)]
+    assert [kernels for kernels, _ in workers.asked] == [
+        KERNELS,
+        ("fa2", "fixed_split"),
+        ("fa2",),
+        ("fa2",),
+    ]
     assert workers.started == 4
     assert [(kernel, status) for kernel, _, status, _ in found(tmp_path / "r")] == [
         ("lean", "crashed"),
@@ -211,7 +245,9 @@ def test_all_may_fail_one_after_another(tmp_path, monkeypatch):
         (late(None), "timeout", "no result within 120 s, raise the limit with --timeout"),
     ],
 )
-def test_where_nobody_is_to_blame_every_kernel_gets_its_row(tmp_path, monkeypatch, act, status, reason):
+def test_where_nobody_is_to_blame_every_kernel_gets_its_row(
+    tmp_path, monkeypatch, act, status, reason
+):
     workers = Workers(act)
     assert go(tmp_path / "r", monkeypatch, workers, CELLS[:6]) == 0
     assert workers.started == 2
@@ -239,7 +275,9 @@ def test_whatever_happens_every_cell_has_one_row(data):
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
         for cell in cells:
             if cell.key not in fates:
-                fates[cell.key] = data.draw(st.sampled_from(["ok", "ok", "lost", "late", "failed", "everybody"]))
+                fates[cell.key] = data.draw(
+                    st.sampled_from(["ok", "ok", "lost", "late", "failed", "everybody"])
+                )
             fate = fates[cell.key]
             if fate == "everybody":
                 for each in cells:
@@ -262,7 +300,9 @@ def test_whatever_happens_every_cell_has_one_row(data):
         assert len(contexts) == len(rows) == len(CELLS)
         for cell in CELLS:
             assert rows[cell.key]["status"] == expected[fates[cell.key]]
-            assert rows[cell.key]["latency_us"] == (latency_us(cell) if fates[cell.key] == "ok" else None)
+            assert rows[cell.key]["latency_us"] == (
+                latency_us(cell) if fates[cell.key] == "ok" else None
+            )
         # Problems come in order, whatever order their kernels fail in.
         assert contexts == sorted(contexts)
 
@@ -284,7 +324,10 @@ def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
         return measured(cells)
 
     # A problem starts after 3 s, none after 6.
-    assert go(tmp_path / "r", monkeypatch, Workers(act, act, act), CELLS, limits=Limits(budget_s=5.0)) == 3
+    assert (
+        go(tmp_path / "r", monkeypatch, Workers(act, act, act), CELLS, limits=Limits(budget_s=5.0))
+        == 3
+    )
     assert found(tmp_path / "r") == [well(cell) for cell in CELLS[:6]]
     # What a problem took is shared by its kernels.
     assert [row["wall_s"] for row in read_rows(tmp_path / "r")] == [1.0] * 6
@@ -301,7 +344,9 @@ def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
     fa2, lean, fixed_split = read_rows(tmp_path / "r")
     assert fa2["status"] == "ok"
     assert lean["status"] == "crashed"
-    assert lean["reason"].startswith("the kernel's result is malformed: latency_us: Input should be a valid number")
+    assert lean["reason"].startswith(
+        "the kernel's result is malformed: latency_us: Input should be a valid number"
+    )
     # Not a number is null.
     assert (fixed_split["status"], fixed_split["relative_error"]) == ("ok", None)
 

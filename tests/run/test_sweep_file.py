@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.paths import SWEEPS
+from leanbench.core.registry import KernelConfig, kernels
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
-from leanbench.paths import SWEEPS
-from leanbench.registry import KernelConfig, kernels
 from leanbench.run.cells import Grid, Sweep, expand
 from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps
 
@@ -27,14 +27,21 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 
 def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
-    text = 'name = "a"\ncontext = ["1k", 2048]\nheads = [56, "32/8"]\nbatch = 4\nragged = [0.5, 1]\ndtype = "bf16"\n'
+    text = (
+        'name = "a"\ncontext = ["1k", 2048]\nheads = [56, "32/8"]\nbatch = 4\nragged = [0.5,'
+        ' 1]\ndtype = "bf16"\n'
+    )
     assert load_sweep(write(tmp_path, text)) == Sweep(
-        "a", (Grid((1024, 2048), ((56, 56), (32, 8)), (4,), (128,), ("bf16",), ("HND",), (0.5, 1.0)),)
+        "a",
+        (Grid((1024, 2048), ((56, 56), (32, 8)), (4,), (128,), ("bf16",), ("HND",), (0.5, 1.0)),),
     )
 
 
 def test_grids_inherit_the_axes_at_the_top(tmp_path):
-    text = 'name = "a"\nhead_dim = 64\n[[grid]]\ncontext = "1k"\n[[grid]]\ncontext = "2k"\nhead_dim = [128]\n'
+    text = (
+        'name = "a"\nhead_dim = 64\n[[grid]]\ncontext = "1k"\n[[grid]]\ncontext = "2k"\nhead_dim ='
+        " [128]\n"
+    )
     assert load_sweep(write(tmp_path, text)).grids == (
         Grid(context=(1024,), head_dim=(64,)),
         Grid(context=(2048,), head_dim=(128,)),
@@ -48,13 +55,28 @@ def test_grids_inherit_the_axes_at_the_top(tmp_path):
             'name = "a"\ncontext = 1k\n',
             " is not TOML: Expected newline or end of document after a statement (at line",
         ),
-        ('name = "a"\n\ncontxt = 1024\n', ", line 3: there is no key 'contxt', did you mean 'context'?"),
-        ('name = "a"\n[[grid]]\n[[grid]]\nhaeds = 8\n', ", line 4: there is no key 'haeds', did you mean 'heads'?"),
+        (
+            'name = "a"\n\ncontxt = 1024\n',
+            ", line 3: there is no key 'contxt', did you mean 'context'?",
+        ),
+        (
+            'name = "a"\n[[grid]]\n[[grid]]\nhaeds = 8\n',
+            ", line 4: there is no key 'haeds', did you mean 'heads'?",
+        ),
         ('name = "a"\n[[grid]]\nname = "b"\n', ", line 3: there is no key 'name', "),
-        ('name = "a"\nbatch = 2\n[[grid]]\nbatch = "1,"\n', ", line 4, key 'batch': batch '1,' has an empty entry"),
-        ('name = "a"\n"context" = "4q"\n', ", line 2, key 'context': context '4q' is not understood, write a whole"),
+        (
+            'name = "a"\nbatch = 2\n[[grid]]\nbatch = "1,"\n',
+            ", line 4, key 'batch': batch '1,' has an empty entry",
+        ),
+        (
+            'name = "a"\n"context" = "4q"\n',
+            ", line 2, key 'context': context '4q' is not understood, write a whole",
+        ),
         ('name = "a"\ncontext = 0\n', ", line 2, key 'context': context 0 is below 1"),
-        ('name = "a"\nheads = "32/5"\n', ", line 2, key 'heads': heads '32/5': 32 query heads are not a multiple"),
+        (
+            'name = "a"\nheads = "32/5"\n',
+            ", line 2, key 'heads': heads '32/5': 32 query heads are not a multiple",
+        ),
         (
             'name = "a"\nkernels = ["lean", "laen"]\n',
             ", line 2, key 'kernels': there is no kernel 'laen', did you mean",
@@ -65,7 +87,10 @@ def test_grids_inherit_the_axes_at_the_top(tmp_path):
             'name = "a"\nconfigs = "fastest"\n',
             ", line 2, key 'configs': 'fastest' is refused, input should be ",
         ),
-        ('name = "../a"\n', ", line 1, key 'name': '../a' cannot name a folder: use up to 64 letters,"),
+        (
+            'name = "../a"\n',
+            ", line 1, key 'name': '../a' cannot name a folder: use up to 64 letters,",
+        ),
         ("batch = 1\n", ", line 1: the key 'name' is missing"),
         ('name = "a"\ngrid = 3\n', ", line 2, key 'grid': 3 is refused"),
     ],
@@ -75,10 +100,14 @@ def test_errors_name_file_line_and_key(tmp_path, text, words):
 
 
 def test_a_file_may_ask_for_more_than_latency(tmp_path):
-    sweep = load_sweep(write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\noccupancy = true\n'))
+    sweep = load_sweep(
+        write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\noccupancy = true\n')
+    )
     assert sweep.measure == MeasureOptions(cache="warm", energy=True, occupancy=True)
     assert {cell.cache for cell in expand(sweep)} == {"warm"}
-    sweep = load_sweep(write(tmp_path, 'name = "a"\nsustained = true\ncounters = true\nenergy = false\n'))
+    sweep = load_sweep(
+        write(tmp_path, 'name = "a"\nsustained = true\ncounters = true\nenergy = false\n')
+    )
     assert sweep.measure == MeasureOptions(sustained=True, counters=True)
     assert load_sweep(write(tmp_path, 'name = "a"\n')).measure == MeasureOptions()
 
@@ -86,9 +115,15 @@ def test_a_file_may_ask_for_more_than_latency(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('cache = "hot"', ", line 2, key 'cache': 'hot' is refused, input should be 'cold' or 'warm'"),
+        (
+            'cache = "hot"',
+            ", line 2, key 'cache': 'hot' is refused, input should be 'cold' or 'warm'",
+        ),
         ("energy = 3", ", line 2, key 'energy': 3 is refused, input should be a valid boolean"),
-        ('occupancy = "all"', ", line 2, key 'occupancy': 'all' is refused, input should be a valid boolean"),
+        (
+            'occupancy = "all"',
+            ", line 2, key 'occupancy': 'all' is refused, input should be a valid boolean",
+        ),
         ("enregy = true", ", line 2: there is no key 'enregy', did you mean 'energy'?"),
         ("[[grid]]\nenergy = true", ", line 3: there is no key 'energy', "),
     ],
@@ -100,9 +135,13 @@ def test_what_to_measure_is_checked_like_the_rest(tmp_path, text, words):
 def test_flags_say_what_to_measure_over_the_file(tmp_path):
     file = write(tmp_path, 'name = "a"\ncache = "warm"\nenergy = true\n')
     effort = Effort(relative_ci=0.02)
-    sweep = requested_sweep(file, {}, None, None, {"effort": effort, "window_s": 5.0, "counters": True})
+    sweep = requested_sweep(
+        file, {}, None, None, {"effort": effort, "window_s": 5.0, "counters": True}
+    )
     assert sweep.measure == MeasureOptions(effort, "warm", energy=True, window_s=5.0, counters=True)
-    assert requested_sweep(file, {}, None, None, {"cache": "cold"}).measure == MeasureOptions(energy=True)
+    assert requested_sweep(file, {}, None, None, {"cache": "cold"}).measure == MeasureOptions(
+        energy=True
+    )
     assert requested_sweep(file, {}, None, None, {}).measure == load_sweep(file).measure
     # Axes alone make a sweep that measures what flags say.
     assert requested_sweep(None, {"batch": "2"}, None, None, {"occupancy": True}) == Sweep(
@@ -137,25 +176,36 @@ def test_the_papers_figure_7a():
     assert {cell.configs for cell in cells} == {"best"}
     problems = {cell.problem for cell in cells}
     assert sorted(problem.context for problem in problems) == [1024 * 2**n for n in range(10)]
-    assert {(p.q_heads, p.kv_heads, p.batch, p.head_dim, p.dtype, p.kv_layout) for p in problems} == {
-        (56, 56, 1, 64, "fp16", "HND")
-    }
+    assert {
+        (p.q_heads, p.kv_heads, p.batch, p.head_dim, p.dtype, p.kv_layout) for p in problems
+    } == {(56, 56, 1, 64, "fp16", "HND")}
 
 
 def test_pages_and_query_tokens_of_a_file(tmp_path):
-    file = write(tmp_path, 'name = "a"\nq_len = [1, 4]\n[[grid]]\npage_size = ["none", 16]\n[[grid]]\npage_size = 64\n')
-    problems = dict.fromkeys(cell.problem for cell in expand(load_sweep(file)) if cell.problem.context == 1024)
+    file = write(
+        tmp_path,
+        'name = "a"\nq_len = [1, 4]\n[[grid]]\npage_size = ["none", 16]\n[[grid]]\npage_size ='
+        " 64\n",
+    )
+    problems = dict.fromkeys(
+        cell.problem for cell in expand(load_sweep(file)) if cell.problem.context == 1024
+    )
     assert [(problem.page_size, problem.q_len) for problem in problems] == [
         *((None, 1), (None, 4), (16, 1), (16, 4), (64, 1), (64, 4))
     ]
     sweep = requested_sweep(file, {"page_size": "none", "q_len": "2"}, None, None)
     assert {(cell.problem.page_size, cell.problem.q_len) for cell in expand(sweep)} == {(None, 2)}
     said = refusal(tmp_path, 'name = "a"\npage_size = [16, 48]\n')
-    assert said.startswith(", line 2, key 'page_size': page_size 48 is not supported, choose from 16, 32,")
+    assert said.startswith(
+        ", line 2, key 'page_size': page_size 48 is not supported, choose from 16, 32,"
+    )
 
 
 def test_flags_win_over_the_file(tmp_path):
-    file = write(tmp_path, 'name = "a"\nkernels = ["lean"]\n[[grid]]\ncontext = 1024\n[[grid]]\ncontext = 2048\n')
+    file = write(
+        tmp_path,
+        'name = "a"\nkernels = ["lean"]\n[[grid]]\ncontext = 1024\n[[grid]]\ncontext = 2048\n',
+    )
     sweep = requested_sweep(file, {"context": "4k", "heads": "8"}, "fa2", "best")
     assert (sweep.name, sweep.kernels, sweep.configs) == ("a", ("fa2",), "best")
     assert [(cell.problem.context, cell.problem.q_heads) for cell in expand(sweep)] == [(4096, 8)]
@@ -170,11 +220,16 @@ def test_without_a_file_axes_make_a_sweep_and_nothing_means_smoke():
 def test_unknown_kernels_and_configs_are_refused():
     with pytest.raises(UserError, match="there is no kernel 'laen', did you mean 'lean'"):
         requested_sweep(None, {}, "laen", None)
-    with pytest.raises(UserError, match="configs 'bset' is not supported, choose from default, heuristic, best"):
+    with pytest.raises(
+        UserError, match="configs 'bset' is not supported, choose from default, heuristic, best"
+    ):
         requested_sweep(None, {}, None, "bset")
 
 
-LEAN = "lean:tile_tokens=128,num_warps=4,num_stages=3,ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
+LEAN = (
+    "lean:tile_tokens=128,num_warps=4,num_stages=3,"
+    "ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
+)
 FA2 = "fa2:tile_tokens=64,num_warps=4,num_stages=3"
 
 
@@ -196,10 +251,22 @@ def test_a_file_may_give_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('config = "lean:tile_tokens=96"', ", line 2, key 'config': config 'lean:tile_tokens=96': tile_tokens '96' is"),
-        ("config = 3", ", line 2, key 'config': 3 is not understood, write a string such as lean:tile_tokens=128,..."),
+        (
+            'config = "lean:tile_tokens=96"',
+            ", line 2, key 'config': config 'lean:tile_tokens=96': tile_tokens '96' is",
+        ),
+        (
+            "config = 3",
+            (
+                ", line 2, key 'config': 3 is not understood, write a string such as"
+                " lean:tile_tokens=128,..."
+            ),
+        ),
         ("config = []", ", line 2, key 'config': [] is not understood"),
-        (f'config = ["{FA2}", "{FA2}"]', f", line 2, key 'config': config '{FA2}': fa2 has settings already"),
+        (
+            f'config = ["{FA2}", "{FA2}"]',
+            f", line 2, key 'config': config '{FA2}': fa2 has settings already",
+        ),
     ],
 )
 def test_settings_of_a_file_are_checked_as_those_of_flags(tmp_path, text, words):

@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from leanbench.errors import UserError
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.measure.cell import Alarm
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
+from leanbench.records.environment import environment_key, predicted_environment
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
-from leanbench.run.environment import environment_key, predicted_environment
-from leanbench.run.worker import _attempt, spec_from_dict
+from leanbench.run.worker import _attempt
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
@@ -31,7 +32,7 @@ PIN = KernelConfig(64, 4, 2, 1, 1, False)
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
 def test_a_gpu_goes_through_json(spec):
-    assert spec_from_dict(json.loads(json.dumps(asdict(spec)))) == spec
+    assert GpuSpec.from_dict(json.loads(json.dumps(asdict(spec)))) == spec
 
 
 class AcceleratorError(RuntimeError):
@@ -44,7 +45,9 @@ class OutOfMemoryError(RuntimeError):
 
 def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     """As it arrives in the worker."""
-    return json.loads(json.dumps({"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs}))
+    return json.loads(
+        json.dumps({"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs})
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,10 +55,30 @@ def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     [
         (ValueError("wrong\nmore"), "crashed", "ValueError: wrong", True),
         (ValueError(), "crashed", "ValueError", True),
-        (OutOfMemoryError("CUDA out of memory. Tried"), "out_of_memory", "CUDA out of memory. Tried", True),
-        (AcceleratorError("device-side assert"), "crashed", "AcceleratorError: device-side assert", False),
-        (RuntimeError("CUDA error: misaligned address"), "crashed", "RuntimeError: CUDA error", False),
-        (RuntimeError("Triton Error [CUDA]: an illegal memory access"), "crashed", "Triton Error [CUDA]", False),
+        (
+            OutOfMemoryError("CUDA out of memory. Tried"),
+            "out_of_memory",
+            "CUDA out of memory. Tried",
+            True,
+        ),
+        (
+            AcceleratorError("device-side assert"),
+            "crashed",
+            "AcceleratorError: device-side assert",
+            False,
+        ),
+        (
+            RuntimeError("CUDA error: misaligned address"),
+            "crashed",
+            "RuntimeError: CUDA error",
+            False,
+        ),
+        (
+            RuntimeError("Triton Error [CUDA]: an illegal memory access"),
+            "crashed",
+            "Triton Error [CUDA]",
+            False,
+        ),
     ],
 )
 def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason, usable, capsys):
@@ -77,7 +100,9 @@ def test_what_a_kernel_refuses_when_it_is_prepared_is_a_sentence(capsys):
         raise UserError("flash-attn 1.0 is too old: update it")
 
     rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: "fa2")
-    assert rows == {"fa2": {"status": "unsupported", "reason": "flash-attn 1.0 is too old: update it"}}
+    assert rows == {
+        "fa2": {"status": "unsupported", "reason": "flash-attn 1.0 is too old: update it"}
+    }
     assert can_go_on
     assert capsys.readouterr().err == ""
 
@@ -88,7 +113,10 @@ def test_what_fails_where_no_kernels_code_runs_is_everybodys():
 
     rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: None)
     for name in ("lean", "fa2"):
-        assert rows.pop(name) == {"status": "out_of_memory", "reason": "OutOfMemoryError: no room for the inputs"}
+        assert rows.pop(name) == {
+            "status": "out_of_memory",
+            "reason": "OutOfMemoryError: no room for the inputs",
+        }
     assert rows == {}
     assert can_go_on
 
@@ -139,11 +167,16 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
         assert worker.environment == predicted_environment()
         rows, usable = worker.run([Cell(PROBLEM, "lean"), Cell(PROBLEM, "fa2")], timeout_s=60)
         again, _ = worker.run([Cell(PROBLEM, "fixed_split", "best")], timeout_s=60)
-    expected = {name: predict_cell(PROBLEM, kernel(name), "default", find("h200")) for name in ("lean", "fa2")}
+    expected = {
+        name: predict_cell(PROBLEM, kernel(name), "default", find("h200"))
+        for name in ("lean", "fa2")
+    }
     assert usable
     assert rows == json.loads(json.dumps(expected))
     assert again == {
-        "fixed_split": json.loads(json.dumps(predict_cell(PROBLEM, kernel("fixed_split"), "best", find("h200"))))
+        "fixed_split": json.loads(
+            json.dumps(predict_cell(PROBLEM, kernel("fixed_split"), "best", find("h200")))
+        )
     }
 
 
@@ -153,7 +186,10 @@ def test_a_worker_predicts_given_settings_beside_the_heuristic(tmp_path):
     heuristic = kernel("fa2").default_config(PROBLEM, find("h200"))
     assert heuristic is not None
     assert (rows["lean"]["config"], rows["lean"]["config_choice"]) == (PIN.to_dict(), "given")
-    assert (rows["fa2"]["config"], rows["fa2"]["config_choice"]) == (heuristic.to_dict(), "heuristic")
+    assert (rows["fa2"]["config"], rows["fa2"]["config_choice"]) == (
+        heuristic.to_dict(),
+        "heuristic",
+    )
 
 
 def test_a_worker_that_is_late_is_a_timeout(tmp_path):
@@ -178,9 +214,13 @@ def test_a_worker_that_dies_before_any_kernel_ran_blames_nobody(tmp_path):
 
 
 class Scripted(WorkerProcess):
-    """A worker of which only the waiting for lines is left: each takes its time, on a clock that moves only then."""
+    """A worker of which only the waiting for lines is left: each takes its time, on a clock that
+    moves only then.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, dict[str, Any]]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, dict[str, Any]]
+    ) -> None:
         self._channel: Any = SimpleNamespace(sendall=lambda data: None)
         self._script = list(lines)
         self._now_s = 0.0
@@ -203,7 +243,10 @@ ANSWER = {"rows": {"a": {"status": "ok"}, "b": {"status": "ok"}}, "usable": True
 def test_each_kernel_has_the_timeout_for_itself(monkeypatch):
     turns = [(5.0, {"at": "a"}), (8.0, {"at": "b"}), (8.0, {"at": None}), (4.0, ANSWER)]
     worker = Scripted(monkeypatch, *turns)
-    assert worker.run([Cell(PROBLEM, "a"), Cell(PROBLEM, "b")], timeout_s=10.0) == (ANSWER["rows"], True)
+    assert worker.run([Cell(PROBLEM, "a"), Cell(PROBLEM, "b")], timeout_s=10.0) == (
+        ANSWER["rows"],
+        True,
+    )
     # 25 s together, and nobody had more than 10.
     assert worker.waits == [(10.0, None), (10.0, "a"), (10.0, "b"), (5.0, None)]
 
@@ -214,14 +257,22 @@ def test_the_turns_of_a_kernel_count_together(monkeypatch):
     with pytest.raises(WorkerTimeout) as late:
         worker.run([Cell(PROBLEM, "a"), Cell(PROBLEM, "b")], timeout_s=10.0)
     assert late.value.blamed == "a"
-    assert worker.waits == [(10.0, None), (10.0, "a"), (10.0, "b"), (6.0, "a"), (9.0, "b"), (2.0, "a")]
+    assert worker.waits == [
+        (10.0, None),
+        (10.0, "a"),
+        (10.0, "b"),
+        (6.0, "a"),
+        (9.0, "b"),
+        (2.0, "a"),
+    ]
 
 
 def test_a_worker_says_whose_code_runs():
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
         )
     with ours, ours.makefile("rw", encoding="utf-8") as lines:
 
@@ -234,7 +285,11 @@ def test_a_worker_says_whose_code_runs():
             return answers
 
         ask(asdict(WorkerTarget(find("a100"), None)))
-        assert [answer.get("at", "rows") for answer in ask(request("lean", "fa2"))] == ["lean", "fa2", "rows"]
+        assert [answer.get("at", "rows") for answer in ask(request("lean", "fa2"))] == [
+            "lean",
+            "fa2",
+            "rows",
+        ]
         # Between problems nobody's does.
         assert [answer.get("at", "rows") for answer in ask(request("fa2"))] == [None, "fa2", "rows"]
     assert process.wait(timeout=20) == 0
@@ -244,7 +299,8 @@ def test_a_worker_ends_when_its_parent_closes_the_channel():
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
         )
     with ours:
         ours.sendall(json.dumps(asdict(WorkerTarget(find("a100"), None))).encode() + b"\n")

@@ -1,4 +1,6 @@
-"""Two implementations tuned together: which is chosen where, and what each alone makes of the file."""
+"""Two implementations tuned together: which is chosen where, and what each alone makes of
+the file.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ import pytest
 from kept_examples import FROM, LARGE, PROBLEM, family, tuned
 from world import H200, LEAN, Here, Silent, World, builds_of, cuda_where_small_us, no_ranking
 
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
-from leanbench.tune import lookup
-from leanbench.tune.kept import Family
-from leanbench.tune.lookup import Choice, choose
+from leanbench.configs import lookup
+from leanbench.configs.lookup import Choice, choose
+from leanbench.configs.space import Candidate, FamilyKey, build_key, distinct
+from leanbench.configs.store import read, save_families
+from leanbench.configs.tuned import Family
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.tune.problems import problems
 from leanbench.tune.result import to_family
 from leanbench.tune.search import Found, Plan, Progress, Search
-from leanbench.tune.space import Candidate, FamilyKey, build_key, distinct
-from leanbench.tune.store import read, save_families
 
 FAMILY = FamilyKey(128, 4)
 TRITON, CUDA = kernel("lean_triton"), kernel("lean_cuda")
@@ -32,7 +34,10 @@ SMALL_BYTES, LARGE_BYTES = 15e6, 120e6
 @pytest.fixture(scope="module")
 def found() -> Found:
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
-    pair = (Progress(FAMILY, [Candidate(config, build_key(config)) for config in space], {}), builds_of(FAMILY))
+    pair = (
+        Progress(FAMILY, [Candidate(config, build_key(config)) for config in space], {}),
+        builds_of(FAMILY),
+    )
     search = Search(LEAN, H200, Plan(1e9), Silent(), time.monotonic())
     stopped = search.run([pair], World(noise=0.0, truth=cuda_where_small_us), no_ranking, 1e12)
     return search.finish([pair], stopped, Here())[0]
@@ -45,15 +50,25 @@ def both(found: Found) -> Family:
 
 def unseen() -> list[AttentionProblem]:
     """No larger than what is tuned on."""
-    most_kv_heads = max(problem.batch * problem.kv_heads for problem in islice(problems(FAMILY, H200), 24))
-    return [each for each in islice(problems(FAMILY, H200), 60, 90) if each.batch * each.kv_heads <= most_kv_heads]
+    most_kv_heads = max(
+        problem.batch * problem.kv_heads for problem in islice(problems(FAMILY, H200), 24)
+    )
+    return [
+        each
+        for each in islice(problems(FAMILY, H200), 60, 90)
+        if each.batch * each.kv_heads <= most_kv_heads
+    ]
 
 
 @cache
 def fastest_us(problem: AttentionProblem, implementation: str | None) -> float:
     space = [Candidate(config, build_key(config)) for config in LEAN.tuning_space(problem, H200)]
     launches = [candidate.config for candidate in distinct(space, problem, LEAN, H200)]
-    return min(cuda_where_small_us(problem, config) for config in launches if config.implementation == implementation)
+    return min(
+        cuda_where_small_us(problem, config)
+        for config in launches
+        if config.implementation == implementation
+    )
 
 
 def test_cuda_is_chosen_on_small_problems_and_triton_on_large_ones(home, both):
@@ -93,7 +108,10 @@ def test_each_kernel_gets_the_best_of_what_it_takes(home, found, both, asked):
         fastest = min(own, key=lambda config: own[config].latency_us)
         latency_us = cuda_where_small_us(problem, choice.config)
         assert latency_us == pytest.approx(own[fastest].latency_us, rel=1e-9), choice
-        assert f"timed at {problem.batch * problem.kv_heads} x {problem.max_context} tokens" in choice.why
+        assert (
+            f"timed at {problem.batch * problem.kv_heads} x {problem.max_context} tokens"
+            in choice.why
+        )
     for problem in unseen():
         choice = choose(asked, problem, H200)
         assert choice.config is not None
@@ -115,7 +133,9 @@ def test_gains_are_counted_against_the_kernels_own_heuristic(home, found, both):
             said[asked] += 1
             assert choice.config is not None
             # As they are kept.
-            chosen_us, heuristic_us = (round(times[each].latency_us, 3) for each in (choice.config, heuristic))
+            chosen_us, heuristic_us = (
+                round(times[each].latency_us, 3) for each in (choice.config, heuristic)
+            )
             gain = 1 - chosen_us / heuristic_us
             assert f", {gain:.1%} faster than the heuristic" in choice.why
     # The heuristic of the problem was CUDA C++'s: of Triton's gain nothing is known.

@@ -7,13 +7,16 @@ import resource
 
 import pytest
 
-from leanbench.registry import KernelConfig
+from leanbench.configs.space import FamilyKey
+from leanbench.core.registry import KernelConfig
 from leanbench.tune.journal import Journal
-from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import Time
 
 FAMILY, OTHER = FamilyKey(64, 4), FamilyKey(128, 1)
-TIMES = {KernelConfig(64, 4, 3, 1, 1, True): Time(10.5, 10.4, 10.6), KernelConfig(128, 4, 3, 2, 1, False): Time(12.0)}
+TIMES = {
+    KernelConfig(64, 4, 3, 1, 1, True): Time(10.5, 10.4, 10.6),
+    KernelConfig(128, 4, 3, 2, 1, False): Time(12.0),
+}
 ABOUT = {"triton": "3.6.0", "gpu_uuid": "GPU-1"}
 
 

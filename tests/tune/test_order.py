@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from leanbench.configs.space import build_key
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig, kernel
 from leanbench.tune.order import first, promising
-from leanbench.tune.space import build_key
 
 TARGET = (kernel("lean"), find("h200"))
 PROBLEM = AttentionProblem(1, 32, 8, 16384, 128)
@@ -33,7 +33,8 @@ def cuda(cluster_size: int, min_tiles: int = 1) -> KernelConfig:
 
 
 def test_what_the_model_knows_takes_turns_with_one_of_each_other_build():
-    # 1024 LeanTiles on 132 SMs: with at least 64 of them to a run most SMs idle, so that grid comes last of its build.
+    # 1024 LeanTiles on 132 SMs: with at least 64 of them to a run most SMs idle, so that grid comes
+    # last of its build.
     others = [cuda(1, 64), cuda(1), cuda(2)]
     launches = [*others, *TRITON]
     asked: list[KernelConfig] = []
@@ -58,7 +59,10 @@ def test_either_may_be_alone():
 
 
 def test_each_implementation_has_its_share_of_the_promising():
-    launches = [*(cuda(1, least) for least in range(1, 9)), *(replace(TRITON[0], num_stages=n) for n in range(1, 9))]
+    launches = [
+        *(cuda(1, least) for least in range(1, 9)),
+        *(replace(TRITON[0], num_stages=n) for n in range(1, 9)),
+    ]
     predicted_us = [float(number) for number in range(1, 17)]
     # A quarter of 8 each in turn, then the others by prediction alone.
     assert promising(launches, predicted_us, 8) == [0, 8, 1, 9, 2, 3, 4, 5]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking
 
-from leanbench.errors import UserError
+from leanbench.configs.space import Candidate, FamilyKey, build_key
+from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target
-from leanbench.run import environment
+from leanbench.records import environment
 from leanbench.tune import power, run, stopwatch
 from leanbench.tune.run import Request, forget, tune
 from leanbench.tune.search import Plan, Progress, Search
-from leanbench.tune.space import Candidate, FamilyKey, build_key
 
 FAMILY, OTHER = FamilyKey(128, 4), FamilyKey(128, 8)
 
@@ -40,7 +40,14 @@ def worlds(tmp_path, monkeypatch):
             found.append((Progress(family, able, {}), builds_of(family)))
         return found
 
-    described = {"leanbench": "1", "torch": "2", "triton": "3", "driver": "4", "gpu_uuid": "GPU-1", "commit": None}
+    described = {
+        "leanbench": "1",
+        "torch": "2",
+        "triton": "3",
+        "driver": "4",
+        "gpu_uuid": "GPU-1",
+        "commit": None,
+    }
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path))
     monkeypatch.setattr(stopwatch, "GpuStopwatch", Watch)
     monkeypatch.setattr(Search, "compile", compile)
@@ -51,7 +58,13 @@ def worlds(tmp_path, monkeypatch):
 
 
 def request(families=(FAMILY,), objective: Any = "latency", **plan):
-    return Request(LEAN, list(families), Target(H200, 0), Plan(**{"budget_s": 1e9, "problems": 8, **plan}), objective)
+    return Request(
+        LEAN,
+        list(families),
+        Target(H200, 0),
+        Plan(**{"budget_s": 1e9, "problems": 8, **plan}),
+        objective,
+    )
 
 
 def test_what_was_timed_is_measured_and_forgotten_once_it_is_kept(worlds, tmp_path):
@@ -92,7 +105,8 @@ def test_energy_goes_by_power(worlds, monkeypatch):
     def measure(kernel, index, watch, work, told):
         asked.extend(work)
         return [
-            {build_key(config): 0.5 if config.tile_tokens == 64 else 5.0 for config in configs} for _, configs in work
+            {build_key(config): 0.5 if config.tile_tokens == 64 else 5.0 for config in configs}
+            for _, configs in work
         ]
 
     monkeypatch.setattr(power, "measure_power", measure)
@@ -102,7 +116,11 @@ def test_energy_goes_by_power(worlds, monkeypatch):
     assert summary.gain >= 1
     ((problem, configs),) = asked
     largest = max(family.problems, key=lambda tuned: tuned.batch * tuned.kv_heads * tuned.context)
-    assert (problem.batch, problem.kv_heads, problem.max_context) == (largest.batch, largest.kv_heads, largest.context)
+    assert (problem.batch, problem.kv_heads, problem.max_context) == (
+        largest.batch,
+        largest.kv_heads,
+        largest.context,
+    )
     # What the others are held against is among those whose power is measured.
     heuristics = {build_key(family.candidates[tuned.heuristic].config) for tuned in family.problems}
     assert heuristics <= {build_key(config) for config in configs[: power.MOST_BUILDS]}
@@ -110,8 +128,13 @@ def test_energy_goes_by_power(worlds, monkeypatch):
 
 def test_windows_must_fit_the_budget(worlds):
     with pytest.raises(
-        UserError, match=r"--objective edp measures the power .* --budget 30s is too small, give it 41s"
+        UserError,
+        match=r"--objective edp measures the power .* --budget 30s is too small, give it 41s",
     ):
         tune(request(objective="edp", budget_s=30.0), Silent(), time.monotonic())
     with pytest.raises(UserError, match="--objective energy cannot be predicted yet"):
-        tune(Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"), Silent(), time.monotonic())
+        tune(
+            Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"),
+            Silent(),
+            time.monotonic(),
+        )

@@ -8,15 +8,15 @@ from itertools import islice
 import pytest
 from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking, true_us
 
-from leanbench.errors import UserError
-from leanbench.registry import kernel
+from leanbench.configs.space import BuildKey, Candidate, FamilyKey, build_key, distinct
+from leanbench.configs.tuned import LEAST_GAIN
+from leanbench.core.errors import UserError
+from leanbench.core.registry import kernel
 from leanbench.tune import search as search_module
 from leanbench.tune.fits import Fitter, Trial, held_out, least_gain
-from leanbench.tune.kept import LEAST_GAIN
 from leanbench.tune.problems import problems
 from leanbench.tune.result import cost_of, geometric_mean, summarise, ties, to_family
 from leanbench.tune.search import Plan, Progress, Search
-from leanbench.tune.space import BuildKey, Candidate, FamilyKey, build_key, distinct
 from leanbench.tune.stopwatch import Time
 
 FAMILY = FamilyKey(128, 4)
@@ -48,7 +48,9 @@ def test_the_choice_is_near_the_best_where_nothing_was_timed(found):
         assert problem not in found.progress.times
         launches = distinct(found.progress.able, problem, LEAN, H200)
         best_us = min(true_us(problem, launch.config) for launch in launches)
-        chosen = min(found.shortlist, key=lambda config: fitter.predict_us(found.fits, problem, config))
+        chosen = min(
+            found.shortlist, key=lambda config: fitter.predict_us(found.fits, problem, config)
+        )
         shares.append(best_us / true_us(problem, chosen))
         heuristic.append(best_us / true_us(problem, LEAN.default_config(problem, H200)))
     assert geometric_mean(shares) > 0.985
@@ -65,9 +67,16 @@ def test_it_says_how_good_the_choice_is(found):
     assert summary.most_gain >= summary.gain
     assert summary.median_error < 0.02
     assert 0.95 < summary.untried <= 1
-    fastest = [min(times, key=lambda config: times[config].latency_us) for times in found.progress.times.values()]
+    fastest = [
+        min(times, key=lambda config: times[config].latency_us)
+        for times in found.progress.times.values()
+    ]
     assert summary.cuda == sum(config.implementation == "cuda" for config in fastest) > 0
-    assert sum(summary.tile_tokens.values()) == sum(config.implementation is None for config in fastest) > 0
+    assert (
+        sum(summary.tile_tokens.values())
+        == sum(config.implementation is None for config in fastest)
+        > 0
+    )
     assert found.stopped == "all 24 problems were timed"
 
 
@@ -85,7 +94,9 @@ def test_each_implementation_has_its_share_and_its_heuristic(found):
     world = World()
     run(world)
     for number, (problem, configs) in enumerate(world.calls):
-        heuristics = [kernel(name).default_config(problem, H200) for name in ("lean_cuda", "lean_triton")]
+        heuristics = [
+            kernel(name).default_config(problem, H200) for name in ("lean_cuda", "lean_triton")
+        ]
         for config, heuristic in zip(configs, heuristics, strict=False):
             assert heuristic is not None
             same = [Candidate(each, build_key(each)) for each in (config, heuristic)]
@@ -100,7 +111,9 @@ def test_every_candidate_is_timed_where_that_is_asked():
     run(world, Plan(1e9, problems=7, every_candidate=True))
     assert len(world.calls) == 7
     for problem, configs in world.calls:
-        launches = {candidate.config for candidate in distinct(compiled()[0].able, problem, LEAN, H200)}
+        launches = {
+            candidate.config for candidate in distinct(compiled()[0].able, problem, LEAN, H200)
+        }
         assert launches <= set(configs)
 
 
@@ -131,13 +144,17 @@ def test_what_fails_later_is_not_chosen_earlier():
     assert {config.tile_tokens for config in times if config.implementation == "cuda"} == {128}
     assert all("out of shared memory" in reason for reason in result.progress.left_out.values())
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
-    ruled_out = [config for config in space if config.implementation is None and config.tile_tokens == 128]
+    ruled_out = [
+        config for config in space if config.implementation is None and config.tile_tokens == 128
+    ]
     assert set(result.progress.left_out) == set(ruled_out)
 
 
 def test_a_family_of_which_nothing_runs_is_one_sentence():
     world = World(fails=lambda config: True)
-    with pytest.raises(UserError, match=r"nothing of d128 group 4 .* could be timed on NVIDIA H200: out of shared"):
+    with pytest.raises(
+        UserError, match=r"nothing of d128 group 4 .* could be timed on NVIDIA H200: out of shared"
+    ):
         run(world)
 
 
@@ -168,7 +185,11 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
 
     search = Search(LEAN, H200, Plan(6.0), Silent(), 0.0)
     with pytest.raises(
-        UserError, match=r"--budget 6s is too small: after 2 s 2 problems are timed, .* 5 problems of each .* 10 s"
+        UserError,
+        match=(
+            r"--budget 6s is too small: after 2 s 2 problems are timed, .* 5 problems of each .*"
+            r" 10 s"
+        ),
     ):
         search.run([compiled()], Slow(), no_ranking, 1e12)
 
@@ -196,7 +217,9 @@ def test_the_heuristic_is_always_timed(found):
         same = Candidate(heuristic, build_key(heuristic))
         default = LEAN.default_config(problem, H200)
         assert default is not None
-        assert len(distinct([same, Candidate(default, build_key(default))], problem, LEAN, H200)) == 1
+        assert (
+            len(distinct([same, Candidate(default, build_key(default))], problem, LEAN, H200)) == 1
+        )
 
 
 def test_held_out_problems_are_not_fitted_to():
@@ -204,7 +227,11 @@ def test_held_out_problems_are_not_fitted_to():
     trials = held_out(LEAN, H200, result.progress.times, result.progress.heuristic)
     assert len(trials) == len(result.progress.times)
     assert min(trial.formula for trial in trials) > 0.9
-    assert all(trial.gain is None or trial.gain > 0 for trial in trials if trial.formula > trial.heuristic * 1.02)
+    assert all(
+        trial.gain is None or trial.gain > 0
+        for trial in trials
+        if trial.formula > trial.heuristic * 1.02
+    )
     assert held_out(LEAN, H200, {}, {}) == []
 
 
@@ -228,7 +255,9 @@ def test_ties_are_intervals_that_overlap():
 
 
 def test_what_is_kept(found):
-    family = to_family(found, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"})
+    family = to_family(
+        found, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
+    )
     assert (family.head_dim, family.group_size, family.source) == (128, 4, "measured")
     assert len(family.problems) == 24
     for kept, (problem, times) in zip(family.problems, found.progress.times.items(), strict=True):

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from leanbench.kernels.lean import Lean  # pyright: ignore[reportMissingImports]
+from leanbench.kernels.lean import Lean
 
-from leanbench.errors import UserError
+from leanbench.check.reference import check_against_reference
+from leanbench.configs.space import FamilyKey
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-from leanbench.measure.check import check_against_reference
-from leanbench.problem import AttentionProblem
-from leanbench.registry import kernel
-from leanbench.tune.space import FamilyKey
 from leanbench.tune.stopwatch import ROUNDS, GpuStopwatch, Time, _time, knock_out
 
 LEAN = kernel("lean")
@@ -66,8 +66,12 @@ def test_buffers_are_a_call_of_the_problem(page_size):
     buffers = stopwatch.buffers(problem)
     # All that the pool has room for, none over another.
     assert len(buffers) == 1_000_000 // problem.kv_allocated_bytes
-    starts = sorted(cache.data_ptr() for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache))
-    assert min(after - before for before, after in pairwise(starts)) == problem.kv_allocated_bytes // 2
+    starts = sorted(
+        cache.data_ptr() for inputs in buffers for cache in (inputs.k_cache, inputs.v_cache)
+    )
+    assert (
+        min(after - before for before, after in pairwise(starts)) == problem.kv_allocated_bytes // 2
+    )
     for inputs in buffers[:2]:
         assert inputs.page_size == page_size
         kernel("reference").prepare(inputs, None)()

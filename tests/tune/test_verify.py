@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from kept_examples import H200, HEURISTIC, LARGE, LEAN, WIDE, build, candidate, family, tuned
 
-from leanbench.inputs import make_inputs
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig
 from leanbench.measure import buffers
-from leanbench.problem import AttentionProblem
-from leanbench.registry import KernelConfig
 from leanbench.tune import verify
 from leanbench.tune.verify import GpuTimer, Task, Verdict, judge, median_regret, tasks_of
 
@@ -27,7 +27,9 @@ def timed(**latencies_us: float):
     """Answers with these; `None` stands for a config that does not fit."""
     named = {"heuristic": HEURISTIC, "large": LARGE, "wide": WIDE}
 
-    def time(problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Mapping[KernelConfig, float]:
+    def time(
+        problem: AttentionProblem, configs: Sequence[KernelConfig]
+    ) -> Mapping[KernelConfig, float]:
         return {named[name]: us for name, us in latencies_us.items() if named[name] in configs}
 
     return time
@@ -37,7 +39,12 @@ def test_what_is_timed_again():
     first, *_ = tasks_of([THREE])
     assert first.problem == AttentionProblem(1, 32, 8, 1024, 128)
     assert first.configs == [WIDE, LARGE, HEURISTIC]
-    bf16 = family(dtype="bf16", kv_layout="NHD", group_size=8, problems=[tuned(300, batch=3, kv_heads=2, ties=[])])
+    bf16 = family(
+        dtype="bf16",
+        kv_layout="NHD",
+        group_size=8,
+        problems=[tuned(300, batch=3, kv_heads=2, ties=[])],
+    )
     (task,) = tasks_of([bf16])
     assert task.problem == AttentionProblem(3, 16, 2, 300, 128, "bf16", "NHD")
     # The chosen one need not be named among the ties.

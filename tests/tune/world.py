@@ -1,4 +1,6 @@
-"""A GPU that does not exist: latencies from coefficients that the tuner does not know, with noise."""
+"""A GPU that does not exist: latencies from coefficients that the tuner does not know, with
+noise.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ import random
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
-from leanbench.build import Build
+from leanbench.compile.build import Build
+from leanbench.configs.formula import Coefficients, Shape, divide
+from leanbench.configs.space import FamilyKey, build_key, jobs
+from leanbench.core.registry import LaunchResources, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.registry import LaunchResources, kernel
-from leanbench.tune.formula import Coefficients, Shape, divide
-from leanbench.tune.space import FamilyKey, build_key, jobs
 from leanbench.tune.stopwatch import Result, Time
 
 LEAN = kernel("lean")
@@ -47,8 +49,12 @@ class Silent:
 
 
 def true_us(problem, config):
-    """Builds differ in their rates, so that no build is the best everywhere, nor is an implementation."""
-    coefficients = cuda_coefficients(config) if config.implementation else triton_coefficients(config)
+    """Builds differ in their rates, so that no build is the best everywhere, nor is an
+    implementation.
+    """
+    coefficients = (
+        cuda_coefficients(config) if config.implementation else triton_coefficients(config)
+    )
     return coefficients.latency_us(divide(Shape.of(problem), config, H200.sms, LEAN))
 
 
@@ -71,7 +77,9 @@ def triton_coefficients(config):
 
 
 def cuda_coefficients(config):
-    """Large clusters make cuts cheap, and starts and the whole GPU slow; borders cost more than Triton's."""
+    """Large clusters make cuts cheap, and starts and the whole GPU slow; borders cost more than
+    Triton's.
+    """
     warps, stages, cluster = config.num_warps, config.num_stages, config.cluster_size
     in_flight = warps * stages * config.chunk_tokens
     rate = 3.1e4 * (in_flight / 384) ** 0.3 * (1.1 if config.copy == "bulk" else 1.0)
@@ -91,7 +99,9 @@ def cuda_coefficients(config):
 
 
 def cuda_where_small_us(problem, config):
-    """CUDA C++ starts 2 us earlier and reads a quarter slower than Triton: faster up to some tens of MB."""
+    """CUDA C++ starts 2 us earlier and reads a quarter slower than Triton: faster up to some tens
+    of MB.
+    """
     slower = 1.25 if config.implementation else 1.0
     coefficients = Coefficients(
         start_us=(3.0 if config.implementation else 5.0) + 0.05 * config.num_stages,

@@ -1,19 +1,24 @@
-"""From timelines to pictures: a terminal's text, one offline HTML page, an SVG, and a trace file for Perfetto."""
+"""From timelines to pictures: a terminal's text, one offline HTML page, an SVG, and a trace file
+for Perfetto.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from leanbench.core.axes import choose
 from leanbench.report import check_writable, write_whole
 from leanbench.report.trace.picture import Panel
-from leanbench.run.axes import choose
 
 FORMATS = ("html", "svg", "json")
 
 
-def write_trace(panels: Sequence[Panel], out_dir: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Writes `trace.<format>` into `out_dir` for each format, and returns their paths in that order.
+def write_trace(
+    panels: Sequence[Panel], out_dir: Path, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """Writes `trace.<format>` into `out_dir` for each format, and returns their paths in that
+    order.
 
     Args:
         panels: at least one; one problem on one GPU, all measured or all predicted.
@@ -28,12 +33,15 @@ def write_trace(panels: Sequence[Panel], out_dir: Path, formats: Sequence[str] =
 
 
 def trace_files(out_dir: Path, formats: Sequence[str]) -> dict[str, Path]:
-    """Where each format goes; makes `out_dir`, so that what cannot be written is said before anything is measured.
+    """Where each format goes; makes `out_dir`, so that what cannot be written is said before
+    anything is measured.
 
     Raises:
         UserError: as `write_trace`.
     """
-    targets = {choose("format", format_, FORMATS): out_dir / f"trace.{format_}" for format_ in formats}
+    targets = {
+        choose("format", format_, FORMATS): out_dir / f"trace.{format_}" for format_ in formats
+    }
     check_writable(out_dir, targets.values())
     return targets
 

@@ -1,14 +1,22 @@
-"""The timelines as one page that loads nothing: zoom in time, hover for what a CTA did, a table of figures."""
+"""The timelines as one page that loads nothing: zoom in time, hover for what a CTA did, a table of
+figures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from leanbench.core.paths import REPORT_TEMPLATES
 from leanbench.model import known_error
-from leanbench.paths import REPORT_TEMPLATES
 from leanbench.report.trace.picture import TILE_COLORS, Mark, Panel, merge_to
-from leanbench.report.trace.words import config_words, instrumentation_cost, microseconds, percent, source_words
+from leanbench.report.trace.words import (
+    config_words,
+    instrumentation_cost,
+    microseconds,
+    percent,
+    source_words,
+)
 
 #: With more than this a browser takes a noticeable time for each redraw.
 MOST_MARKS = 200_000
@@ -23,7 +31,9 @@ def html_text(panels: Sequence[Panel]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    templates = Environment(loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    templates = Environment(
+        loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
     templates.trim_blocks = templates.lstrip_blocks = True
 
     def raw(name: str) -> Markup:
@@ -48,7 +58,11 @@ def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
         "colors": TILE_COLORS,
         "has_bands": any(panel.lanes > 1 for panel in panels),
         "rows": [_row(panel) for panel in panels],
-        "notes": [note for panel, marks in zip(panels, drawn, strict=True) if (note := _note(panel, marks))],
+        "notes": [
+            note
+            for panel, marks in zip(panels, drawn, strict=True)
+            if (note := _note(panel, marks))
+        ],
         "page": {
             "end_us": round(end_us, 4),
             "colors": TILE_COLORS,
@@ -58,7 +72,9 @@ def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
 
 
 def _drawn(panel: Panel, end_us: float, most: int) -> Sequence[Mark]:
-    return panel.marks if len(panel.marks) <= most else merge_to(panel.marks, _FINEST * end_us, most)
+    return (
+        panel.marks if len(panel.marks) <= most else merge_to(panel.marks, _FINEST * end_us, most)
+    )
 
 
 def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
@@ -66,8 +82,9 @@ def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
         return None
     longest = max(mark.end_us - mark.start_us for mark in marks if mark.merged > 1)
     return (
-        f"{panel.timeline.kernel}: {len(panel.marks):,} CTAs and spans are drawn as {len(marks):,}, neighbours that "
-        f"together last up to {microseconds(longest)} µs as one; the trace file for Perfetto has them all"
+        f"{panel.timeline.kernel}: {len(panel.marks):,} CTAs and spans are drawn as {len(marks):,},"
+        f" neighbours that together last up to {microseconds(longest)} µs as one; the trace file"
+        " for Perfetto has them all"
     )
 
 

@@ -1,7 +1,8 @@
-"""The timelines as Chrome trace events, which https://ui.perfetto.dev opens: every CTA and span, none merged.
+"""The timelines as Chrome trace events, which https://ui.perfetto.dev opens: every CTA and span,
+none merged.
 
-A kernel is a process, an SM is as many threads as it held CTAs at once: events of one thread must nest, and a CTA's
-spans lie within the CTA. The format: "Trace Event Format", the Catapult project.
+A kernel is a process, an SM is as many threads as it held CTAs at once: events of one thread must
+nest, and a CTA's spans lie within the CTA. The format: "Trace Event Format", the Catapult project.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from typing import Any
 from leanbench.report.trace.picture import Mark, Panel
 from leanbench.report.trace.words import source_words
 
-_NAMES = {"tiles": "output tile {}", "wait": "wait, output tile {}", "reduction": "reduction, output tile {}"}
-#: chrome://tracing's names of colours, for what is no output tile's; Perfetto picks its own by name.
+_NAMES = {
+    "tiles": "output tile {}",
+    "wait": "wait, output tile {}",
+    "reduction": "reduction, output tile {}",
+}
+#: chrome://tracing's names of colours, for what is no output tile's; Perfetto picks its own by
+#: name.
 _COLOR_NAMES = {"wait": "grey", "reduction": "black"}
 
 
@@ -28,7 +34,9 @@ def perfetto_text(panels: Sequence[Panel]) -> str:
         "configs": {panel.timeline.kernel: panel.timeline.config for panel in panels},
         "latency_us": {panel.timeline.kernel: panel.timeline.latency_us for panel in panels},
     }
-    return f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[\n{events}\n]}}\n'
+    return (
+        f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[\n{events}\n]}}\n'
+    )
 
 
 def _events(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
@@ -43,7 +51,12 @@ def _events(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
             about = {"pid": pid, "tid": _thread(sm, lane, lanes)}
             thread_name = f"SM {sm}" if lane == 0 else f"SM {sm}, CTA {lane + 1}"
             yield {"ph": "M", **about, "name": "thread_name", "args": {"name": thread_name}}
-            yield {"ph": "M", **about, "name": "thread_sort_index", "args": {"sort_index": about["tid"]}}
+            yield {
+                "ph": "M",
+                **about,
+                "name": "thread_sort_index",
+                "args": {"sort_index": about["tid"]},
+            }
         for mark in panel.marks:
             sm = panel.sm_order[mark.row]
             yield _event(mark, sm, pid, _thread(sm, mark.lane, lanes))
@@ -64,7 +77,9 @@ def _event(mark: Mark, sm: int, pid: int, tid: int) -> dict[str, Any]:
         "ts": start_ns / 1000,
         "dur": (end_ns - start_ns) / 1000,
         "cat": mark.kind,
-        "name": f"CTA {mark.cta}" if mark.kind == "cta" else _NAMES[mark.kind].format(mark.output_tile),
+        "name": f"CTA {mark.cta}"
+        if mark.kind == "cta"
+        else _NAMES[mark.kind].format(mark.output_tile),
         "args": {"launch": mark.launch, "cta": mark.cta, "sm": sm},
     }
     if mark.output_tile is not None:

@@ -1,4 +1,6 @@
-"""What every drawing of a timeline shares: which row an SM gets, which lane a CTA, and the figures beside it."""
+"""What every drawing of a timeline shares: which row an SM gets, which lane a CTA, and the figures
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from leanbench.timeline import CtaTimeline, SpanKind, Timeline
+from leanbench.core.timeline import CtaTimeline, SpanKind, Timeline
 
-#: Output tile i has colour i modulo their number. Dark and light take turns, so that neighbours differ by lightness
-#: alone for whoever sees no hue; all stand out from a white and from a black page.
-TILE_COLORS = ("#0072b2", "#e69f00", "#7a4fa3", "#56b4e9", "#c44e00", "#8fcb9b", "#00755a", "#e7a6c8")
+#: Output tile i has colour i modulo their number. Dark and light take turns, so that neighbours
+#: differ by lightness alone for whoever sees no hue; all stand out from a white and from a black
+#: page.
+TILE_COLORS = (
+    "#0072b2",
+    "#e69f00",
+    "#7a4fa3",
+    "#56b4e9",
+    "#c44e00",
+    "#8fcb9b",
+    "#00755a",
+    "#e7a6c8",
+)
 
 Interval = tuple[float, float]
 
@@ -40,19 +52,22 @@ class Mark:
 class Panel:
     """One kernel's timeline, ready to be drawn.
 
-    Rows are SMs in the order of their first CTA: CTAs of neighbouring number stand next to each other, however the
-    hardware spreads them. SMs without a CTA come last.
+    Rows are SMs in the order of their first CTA: CTAs of neighbouring number stand next to each
+    other, however the hardware spreads them. SMs without a CTA come last.
     """
 
     timeline: Timeline
-    #: The schedule's own ceiling, see leanbench.decomposition.quantisation_efficiency.
+    #: The schedule's own ceiling, see leanbench.core.decomposition.quantisation_efficiency.
     quantisation_efficiency: float | None = None
 
     @cached_property
     def sm_order(self) -> tuple[int, ...]:
         """SM of each row."""
         first: dict[int, tuple[float, int]] = {}
-        launches = {name: index for index, name in enumerate(dict.fromkeys(cta.launch for cta in self._ctas))}
+        launches = {
+            name: index
+            for index, name in enumerate(dict.fromkeys(cta.launch for cta in self._ctas))
+        }
         for cta in self._ctas:
             place = (launches[cta.launch], cta.cta)
             first[cta.sm] = min(first.get(cta.sm, place), place)
@@ -72,10 +87,18 @@ class Panel:
             own_lanes = _lanes(group)
             lanes = 1 + max(own_lanes)
             for cta, lane in zip(group, own_lanes, strict=True):
-                mark = Mark("cta", rows[cta.sm], lane, lanes, cta.start_us, cta.end_us, cta.launch, cta.cta)
+                mark = Mark(
+                    "cta", rows[cta.sm], lane, lanes, cta.start_us, cta.end_us, cta.launch, cta.cta
+                )
                 found.append(mark)
                 found.extend(
-                    replace(mark, kind=s.kind, start_us=s.start_us, end_us=s.end_us, output_tile=s.output_tile)
+                    replace(
+                        mark,
+                        kind=s.kind,
+                        start_us=s.start_us,
+                        end_us=s.end_us,
+                        output_tile=s.output_tile,
+                    )
                     for s in cta.spans
                 )
         return tuple(found)
@@ -102,7 +125,8 @@ class Figures:
     idle_share: float
     #: SMs that had a CTA.
     working_sms: int
-    #: When the first and the last of those SMs saw its last CTA end: what is between them is the tail.
+    #: When the first and the last of those SMs saw its last CTA end: what is between them is the
+    #: tail.
     first_end_us: float
     last_end_us: float
 
@@ -110,8 +134,8 @@ class Figures:
 def merge_short(marks: Iterable[Mark], shortest_us: float) -> list[Mark]:
     """The same picture with no more marks than its resolution can show.
 
-    Neighbours in a lane that together last no longer than `shortest_us` become one, of the kind and output tile of the
-    longest among them. CTAs and spans are merged apart.
+    Neighbours in a lane that together last no longer than `shortest_us` become one, of the kind and
+    output tile of the longest among them. CTAs and spans are merged apart.
     """
     by_lane: dict[tuple[bool, int, int, int], list[Mark]] = {}
     for mark in marks:
@@ -129,7 +153,9 @@ def merge_short(marks: Iterable[Mark], shortest_us: float) -> list[Mark]:
 
 
 def merge_to(marks: Sequence[Mark], shortest_us: float, most: int) -> list[Mark]:
-    """`merge_short`, with longer and longer `shortest_us` until at most `most` marks are left, if that can be."""
+    """`merge_short`, with longer and longer `shortest_us` until at most `most` marks are left, if
+    that can be.
+    """
     merged = merge_short(marks, shortest_us)
     for _ in range(16):
         if len(merged) <= most:
@@ -168,11 +194,15 @@ def _as_one(group: list[Mark]) -> Mark:
         return group[0]
     longest = max(group, key=lambda mark: mark.end_us - mark.start_us)
     count = sum(mark.merged for mark in group)
-    return replace(longest, start_us=group[0].start_us, end_us=max(mark.end_us for mark in group), merged=count)
+    return replace(
+        longest, start_us=group[0].start_us, end_us=max(mark.end_us for mark in group), merged=count
+    )
 
 
 def _groups(ctas: list[CtaTimeline]) -> list[list[CtaTimeline]]:
-    """CTAs that share lanes, by start: a launch's, together with any launch that began before it had ended."""
+    """CTAs that share lanes, by start: a launch's, together with any launch that began before it
+    had ended.
+    """
     launches: dict[str, list[CtaTimeline]] = {}
     for cta in ctas:
         launches.setdefault(cta.launch, []).append(cta)
@@ -195,7 +225,9 @@ def _lanes(ctas: list[CtaTimeline]) -> list[int]:
     found = []
     for cta in ctas:
         ends = free_from.setdefault(cta.sm, [])
-        lane = next((index for index, end_us in enumerate(ends) if end_us <= cta.start_us), len(ends))
+        lane = next(
+            (index for index, end_us in enumerate(ends) if end_us <= cta.start_us), len(ends)
+        )
         if lane == len(ends):
             first.setdefault(cta.sm, []).append(cta.cta)
         ends[lane : lane + 1] = [cta.end_us]

@@ -1,4 +1,6 @@
-"""The timelines as one SVG that stands alone: white ground and explicit colours, for light and dark pages alike."""
+"""The timelines as one SVG that stands alone: white ground and explicit colours, for light and dark
+pages alike.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _HEADER, _LINE, _AXIS, _GAP = 24, 16, 22, 20
 #: Characters of a line of figures that surely fit.
 _LINE_LENGTH = 146
 _PLOT_WIDTH = WIDTH - _LEFT - _RIGHT
-#: A panel is at least about as high, and at most; in between rows are whole pixels, so that no seams show.
+#: A panel is at least about as high, and at most; in between rows are whole pixels, so that no
+#: seams show.
 _PLOT_HEIGHT, _MOST_HEIGHT = 260, 540
 #: Rectangles of one picture: 15 to 20 bytes each, under 1 MB together.
 MOST_MARKS = 45_000
@@ -36,11 +39,15 @@ def svg_text(panels: Sequence[Panel]) -> str:
         y += _header_height(panel) + plot_height(panel) + _AXIS + _GAP
     height = y - _GAP + _BOTTOM
     first = panels[0].timeline
-    title = f"Timeline of {', '.join(panel.timeline.kernel for panel in panels)}: {first.problem.label}"
+    title = (
+        f"Timeline of {', '.join(panel.timeline.kernel for panel in panels)}: {first.problem.label}"
+    )
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-            f'role="img" font-family="{_FONT}" font-size="13">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
+                f' viewBox="0 0 {WIDTH} {height}" role="img" font-family="{_FONT}" font-size="13">'
+            ),
             f"<title>{escape(title)}, {escape(source_words(first))}</title>",
             f'<rect width="{WIDTH}" height="{height}" rx="6" fill="#ffffff"/>',
             _text(_LEFT, 28, first.problem.label, size=17, weight=650),
@@ -79,45 +86,73 @@ def _panel(panel: Panel, top: int, end_us: float, most: int) -> tuple[str, bool]
         lines.append(f'<path d="M{x} {plot_top}v{height + 4}" stroke="{_GRID}"/>')
         anchor = "start" if time_us == 0 else "middle"
         lines.append(
-            _text(x, plot_top + height + 17, f"{time_us:g}{' µs' if time_us == 0 else ''}", 11, _MUTED, anchor)
+            _text(
+                x,
+                plot_top + height + 17,
+                f"{time_us:g}{' µs' if time_us == 0 else ''}",
+                11,
+                _MUTED,
+                anchor,
+            )
         )
     paths = [
         f'<path class="{name}" fill="{color}" d="{shapes}"/>'
         for name, color, shapes in _shapes(marks, plot_top, height, len(panel.sm_order), scale)
     ]
     label_y = plot_top + height / 2
-    return "\n".join(
-        [
-            f'<g class="panel" id="{escape(panel.timeline.kernel, quote=True)}">',
-            _text(_LEFT, top + 15, panel.timeline.kernel, size=15, weight=650),
-            *(_text(_LEFT, top + 32 + _LINE * n, line, 12, _MUTED) for n, line in enumerate(_figure_lines(panel))),
-            *lines,
-            *paths,
-            f'<path d="M{_LEFT} {plot_top}v{height}h{_PLOT_WIDTH}" fill="none" stroke="{_RULE}"/>',
-            f'<text x="24" y="{label_y:g}" font-size="11" fill="{_MUTED}" text-anchor="middle" '
-            f'transform="rotate(-90 24 {label_y:g})">{_rows_words(panel)}</text>',
-            "</g>",
-        ]
-    ), merged
+    return (
+        "\n".join(
+            [
+                f'<g class="panel" id="{escape(panel.timeline.kernel, quote=True)}">',
+                _text(_LEFT, top + 15, panel.timeline.kernel, size=15, weight=650),
+                *(
+                    _text(_LEFT, top + 32 + _LINE * n, line, 12, _MUTED)
+                    for n, line in enumerate(_figure_lines(panel))
+                ),
+                *lines,
+                *paths,
+                (
+                    f'<path d="M{_LEFT} {plot_top}v{height}h{_PLOT_WIDTH}" fill="none"'
+                    f' stroke="{_RULE}"/>'
+                ),
+                (
+                    f'<text x="24" y="{label_y:g}" font-size="11" fill="{_MUTED}"'
+                    ' text-anchor="middle" transform="rotate(-90 24'
+                    f' {label_y:g})">{_rows_words(panel)}</text>'
+                ),
+                "</g>",
+            ]
+        ),
+        merged,
+    )
 
 
 def _rows_words(panel: Panel) -> str:
     return f"{len(panel.sm_order)} SMs" + (f" × {panel.lanes} CTAs" if panel.lanes > 1 else "")
 
 
-def _shapes(marks: Sequence[Mark], top: int, height: int, sms: int, scale: float) -> list[tuple[str, str, str]]:
-    """(class, colour, path) of all marks of a colour. The first mark is a CTA, so spans lie on top of CTAs.
+def _shapes(
+    marks: Sequence[Mark], top: int, height: int, sms: int, scale: float
+) -> list[tuple[str, str, str]]:
+    """(class, colour, path) of all marks of a colour. The first mark is a CTA, so spans lie on top
+    of CTAs.
 
-    Where SMs hold several CTAs at once, each lane is a band with all SMs: CTAs of neighbouring number, often of one
-    output tile, lie next to each other.
+    Where SMs hold several CTAs at once, each lane is a band with all SMs: CTAs of neighbouring
+    number, often of one output tile, lie next to each other.
     """
     found: dict[str, list[str]] = {}
     for mark in marks:
         x, width = _LEFT + mark.start_us * scale, (mark.end_us - mark.start_us) * scale
         row_height = height / (mark.lanes * sms)
         y = top + (mark.lane * sms + mark.row) * row_height
-        name = mark.kind if mark.output_tile is None or mark.kind != "tiles" else f"tiles-{_color_index(mark)}"
-        box = f"M{_number(x)} {_number(y)}h{_number(width)}v{_number(row_height)}h-{_number(width)}z"
+        name = (
+            mark.kind
+            if mark.output_tile is None or mark.kind != "tiles"
+            else f"tiles-{_color_index(mark)}"
+        )
+        box = (
+            f"M{_number(x)} {_number(y)}h{_number(width)}v{_number(row_height)}h-{_number(width)}z"
+        )
         found.setdefault(name, []).append(box)
     return [(name, _color_of(name), "".join(boxes)) for name, boxes in found.items()]
 
@@ -138,10 +173,14 @@ def _legend(y: int, bands: bool, merged: bool) -> str:
     parts.append(_text(x + 6, y, f"output tiles ({len(TILE_COLORS)} colours in turn)", 12, _MUTED))
     x += 205
     for kind, label in (("reduction", "merging partials"), ("wait", "waiting for partials")):
-        parts.append(f'<rect x="{x}" y="{y - 10}" width="11" height="11" fill="{KIND_COLORS[kind]}"/>')
+        parts.append(
+            f'<rect x="{x}" y="{y - 10}" width="11" height="11" fill="{KIND_COLORS[kind]}"/>'
+        )
         parts.append(_text(x + 17, y, label, 12, _MUTED))
         x += 150
-    parts.append(f'<rect x="{x}.5" y="{y - 9.5}" width="10" height="10" fill="#ffffff" stroke="{_RULE}"/>')
+    parts.append(
+        f'<rect x="{x}.5" y="{y - 9.5}" width="10" height="10" fill="#ffffff" stroke="{_RULE}"/>'
+    )
     parts.append(_text(x + 17, y, "no CTA", 12, _MUTED))
     note = "Rows: SMs in the order of their first CTA"
     note += ", a band for each CTA that an SM held at once." if bands else "."
@@ -152,7 +191,13 @@ def _legend(y: int, bands: bool, merged: bool) -> str:
 
 
 def _text(
-    x: float | str, y: float, words: str, size: int = 13, color: str = _INK, anchor: str = "start", weight: int = 400
+    x: float | str,
+    y: float,
+    words: str,
+    size: int = 13,
+    color: str = _INK,
+    anchor: str = "start",
+    weight: int = 400,
 ) -> str:
     more = f' text-anchor="{anchor}"' if anchor != "start" else ""
     more += f' font-weight="{weight}"' if weight != 400 else ""

@@ -1,6 +1,7 @@
 """The timelines in a terminal: rows are SMs, columns are time, a cell shows what took most of it.
 
-Colour is the output tile's; without colour the characters still tell busy, waiting, merging and idle apart.
+Colour is the output tile's; without colour the characters still tell busy, waiting, merging and
+idle apart.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 #: By the share of the cell's SM time that has a working CTA, from an eighth on.
 _FILL, _FILL_ASCII = "░▒▓█", ".:oO"
 _WAIT, _REDUCTION, _IDLE = "-", "#", " "
-#: An output tile gives a cell its colour when it has this share of the cell's work in the first lane.
+#: An output tile gives a cell its colour when it has this share of the cell's work in the first
+#: lane.
 _DOMINANT = 0.3
 _MANY = "#808690"
 #: Rows of a panel: one alone may be taller than each of several.
@@ -43,11 +45,15 @@ def terminal_text(panels: Sequence[Panel], columns: int, ascii_only: bool = Fals
         text.append(f"\n{line}")
     if ascii_only:
         # As many characters, so that every style stays where it is.
-        text.plain = text.plain.replace("µ", "u").replace("·", ";").encode("ascii", "replace").decode()
+        text.plain = (
+            text.plain.replace("µ", "u").replace("·", ";").encode("ascii", "replace").decode()
+        )
     return text
 
 
-def _append_panel(text: Text, panel: Panel, end_us: float, width: int, most_rows: int, ascii_only: bool) -> None:
+def _append_panel(
+    text: Text, panel: Panel, end_us: float, width: int, most_rows: int, ascii_only: bool
+) -> None:
     sms = len(panel.sm_order)
     per_row = -(-sms // most_rows)
     text.append(f"{panel.timeline.kernel}", style="bold")
@@ -71,7 +77,8 @@ class _Cell:
         self.sm_time_us = sm_time_us
         #: SM time with a CTA, CTA time, and the parts of that.
         self.present = self.ctas = self.wait = self.reduction = 0.0
-        #: By lane and output tile. Lanes of an SM hold CTAs of far apart numbers: one lane gives the colour.
+        #: By lane and output tile. Lanes of an SM hold CTAs of far apart numbers: one lane gives
+        #: the colour.
         self.tiles: dict[int, dict[int, float]] = {}
 
     def look(self, ascii_only: bool) -> tuple[str, str]:
@@ -96,7 +103,8 @@ def _cells(panel: Panel, end_us: float, width: int, per_row: int) -> list[list[_
     sms = len(panel.sm_order)
     step_us = end_us / width or 1.0
     grid = [
-        [_Cell(step_us * (min(sms, first + per_row) - first)) for _ in range(width)] for first in range(0, sms, per_row)
+        [_Cell(step_us * (min(sms, first + per_row) - first)) for _ in range(width)]
+        for first in range(0, sms, per_row)
     ]
     lives: dict[int, list[tuple[float, float]]] = {}
     for mark in panel.marks:

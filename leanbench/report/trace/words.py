@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from leanbench.core.timeline import Timeline
 from leanbench.report.trace.picture import Panel
-from leanbench.timeline import Timeline
 
 #: Smaller shares round to 0.0%.
 _VISIBLE = 0.0005
@@ -19,7 +19,9 @@ def source_words(timeline: Timeline) -> str:
 def figure_words(panel: Panel) -> list[str]:
     """One phrase a figure, what is not at hand left out."""
     figures, timeline = panel.figures, panel.timeline
-    words = [] if timeline.latency_us is None else [f"latency {microseconds(timeline.latency_us)} µs"]
+    words = (
+        [] if timeline.latency_us is None else [f"latency {microseconds(timeline.latency_us)} µs"]
+    )
     words.append(f"SMs busy {percent(figures.busy_share)}")
     if figures.waiting_share >= _VISIBLE:
         words.append(f"waiting {percent(figures.waiting_share)}")
@@ -38,10 +40,15 @@ def figure_words(panel: Panel) -> list[str]:
 
 
 def figure_lines(panel: Panel, length: int, taken: int = 0) -> list[str]:
-    """The phrases of `figure_words` in lines of at most `length`, of which the first has `taken` already."""
+    """The phrases of `figure_words` in lines of at most `length`, of which the first has `taken`
+    already.
+    """
     lines = [""]
     for phrase in figure_words(panel):
-        if lines[-1] and len(lines[-1]) + len(phrase) + 3 + (taken if len(lines) == 1 else 0) > length:
+        if (
+            lines[-1]
+            and len(lines[-1]) + len(phrase) + 3 + (taken if len(lines) == 1 else 0) > length
+        ):
             lines[-1] += ","
             lines.append(phrase)
         else:
@@ -63,7 +70,9 @@ def config_words(timeline: Timeline) -> str:
 
 def microseconds(value: float) -> str:
     """Three or four digits: ``0.83``, ``57.5``, ``1610``."""
-    return f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    return (
+        f"{value:.0f}" if value >= 999.5 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
 
 
 def percent(share: float) -> str:

@@ -1,4 +1,6 @@
-"""Kernels that do nothing, and at one context of 25 what a kernel must not do. They build on tests/fixtures/kernels."""
+"""Kernels that do nothing, and at one context of 25 what a kernel must not do. They build on
+tests/fixtures/kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from leanbench.kernels.steady import Steady  # pyright: ignore[reportMissingImports]
+from leanbench.kernels.steady import Steady
 
-from leanbench.problem import AttentionProblem
+from leanbench.core.problem import AttentionProblem
 
 #: The thirteenth of 1k to 25k, in the middle.
 FAULTY_CONTEXT = 13 * 1024
@@ -120,5 +122,16 @@ class Unhurried(Steady):
         time.sleep(0.03)
 
 
-_FAULTY = (Raises, ReadsNull, Aborts, Exits, Recurses, Greedy, Loops, IgnoresSignals, HangsUp, Waits)
+_FAULTY = (
+    Raises,
+    ReadsNull,
+    Aborts,
+    Exits,
+    Recurses,
+    Greedy,
+    Loops,
+    IgnoresSignals,
+    HangsUp,
+    Waits,
+)
 KERNELS = [Unhurried(), *(kind() for kind in _FAULTY)]

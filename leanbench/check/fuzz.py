@@ -1,0 +1,55 @@
+"""Random problems for `leanbench check --fuzz`: what nobody thought of putting into the grid."""
+
+from __future__ import annotations
+
+import random
+
+from leanbench.check.grid import CheckCase
+from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+
+#: Cases that share compiled kernels and launch settings: compiling takes longer than running.
+_FAMILY = 50
+_GROUP_SIZES = (1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16, 24, 32, 48)
+_SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
+#: Contexts are spread evenly over their logarithm.
+_LONGEST = 20_000
+#: Of a case: the fp64 reference costs time.
+_MOST_TOKENS, _MOST_PAIRS = 60_000, 24
+
+
+def fuzz_cases(count: int, seed: int) -> list[CheckCase]:
+    """`count` random cases, always the same ones for a seed; their inputs are drawn afresh."""
+    draw = random.Random(seed)
+    cases: list[CheckCase] = []
+    while len(cases) < count:
+        head_dim, dtype = draw.choice(HEAD_DIMS), draw.choice(DTYPES)
+        group_size = draw.choice(_GROUP_SIZES)
+        q_len = draw.choice((1, 1, 1, draw.randint(2, 16)))
+        page_size = draw.choice((None, None, draw.choice(PAGE_SIZES)))
+        settings = draw.randrange(1 << 30)
+        for _ in range(min(_FAMILY, count - len(cases))):
+            problem = _problem(draw, head_dim, dtype, group_size, q_len, page_size)
+            cases.append(
+                CheckCase(problem, draw.choice(_SHARPNESS), draw.randrange(1 << 20), settings)
+            )
+    return cases
+
+
+def _problem(
+    draw: random.Random,
+    head_dim: int,
+    dtype: str,
+    group_size: int,
+    q_len: int,
+    page_size: int | None,
+) -> AttentionProblem:
+    kv_heads = draw.choice((1, 1, 2, 3, 4, 8))
+    batch = draw.randint(1, max(1, _MOST_PAIRS // kv_heads)) if draw.random() < 0.5 else 1
+    longest = min(_LONGEST, _MOST_TOKENS // (batch * kv_heads))
+    contexts = [round(longest ** draw.random()) for _ in range(batch)]
+    context = tuple(contexts) if batch > 1 and draw.random() < 0.6 else contexts[0]
+    layout = draw.choice(KV_LAYOUTS)
+    q_heads = kv_heads * group_size
+    return AttentionProblem(
+        batch, q_heads, kv_heads, context, head_dim, dtype, layout, q_len, page_size
+    )

@@ -1,0 +1,200 @@
+"""The problems that `leanbench check` runs, and one of them run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel, written_by
+
+#: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA
+#: up to two row tiles.
+_HEADS = ((6, 6), (32, 8), (16, 2), (10, 2), (14, 2), (24, 1), (71, 1))
+#: Around a LeanTile's border, a prime-ish middle, and one past a power of two.
+_CONTEXTS = (1, 2, 127, 128, 129, 1000, 16384, 65537)
+_RAGGED = ((1, 128, 4097), (1000, 1, 129, 33, 2), (65537, 127, 5000))
+_INTERPRETER_CONTEXTS = (1, 31, 33, 150)
+#: (q_len, page_size) beside one query token over a contiguous cache.
+_TAILS_AND_PAGES = tuple(itertools.product((1, 2, 4, 7, 16), (None, *PAGE_SIZES)))[1:]
+#: Their (q_heads, kv_heads): MHA, GQA with groups of 4 and 7, and MQA of several row tiles.
+_TAIL_HEADS = ((6, 6), (32, 8), (14, 2), (24, 1))
+#: Split counts that divide nothing evenly, beside none and a pair.
+_SPLITS = (1, 2, 3, 7)
+
+
+@dataclass(frozen=True)
+class CheckCase:
+    """One problem, and how sharp its softmax is."""
+
+    problem: AttentionProblem
+    #: 1: scores of standard deviation 1. 12: softmax picks few tokens.
+    score_scale: float
+    #: Varies what does not depend on the problem: split counts, smallest work per CTA.
+    variant: int
+    #: Picks one of all launch settings that are tuned over; None: the heuristic's.
+    settings: int | None = None
+
+    @property
+    def compiled_for(self) -> tuple[object, ...]:
+        """Cases that agree in this share compiled kernels."""
+        problem = self.problem
+        return (
+            problem.head_dim,
+            problem.dtype,
+            problem.group_size,
+            problem.q_len,
+            problem.page_size,
+            self.settings,
+        )
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One kernel on one case."""
+
+    kernel: str
+    case: CheckCase
+    relative_error: float
+    #: NaN: the kernel tells no LSE.
+    lse_error: float
+    #: A second run gave the same bits.
+    repeats: bool
+    #: One sentence, or None.
+    failure: str | None
+
+
+def gpu_cases() -> list[CheckCase]:
+    """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then
+    ragged batches. Then pages and several query tokens.
+    """
+    return [*_cases(_CONTEXTS, _RAGGED, _HEADS), *_tail_and_page_cases(16384, _TAIL_HEADS, 2)]
+
+
+def interpreter_cases() -> list[CheckCase]:
+    """A small grid: Triton's interpreter takes a tenth of a second a problem."""
+    cases = list(
+        _cases(_INTERPRETER_CONTEXTS, ((1, 40, 7, 150),), ((2, 2), (5, 1), (14, 2), (40, 1)))
+    )
+    more = list(_tail_and_page_cases(150, ((2, 2), (5, 1), (14, 2)), 2))
+    return [*cases[::2], *more[::4]]
+
+
+def _cases(
+    contexts: tuple[int, ...],
+    ragged: tuple[tuple[int, ...], ...],
+    heads: tuple[tuple[int, int], ...],
+) -> Iterator[CheckCase]:
+    families = list(itertools.product(HEAD_DIMS, heads))
+    numbers = itertools.count()
+    for family, (head_dim, (q_heads, kv_heads)) in enumerate(families):
+        # In turn along both: every head_dim and every grouping meets both.
+        dtype = DTYPES[sum(divmod(family, len(heads))) % 2]
+        for context in (*contexts, *ragged):
+            number = next(numbers)
+            is_ragged = not isinstance(context, int)
+            # A third of the families cover ragged batches: those kernels are compiled apart.
+            if is_ragged and family % 3:
+                continue
+            batch = (
+                len(context)
+                if isinstance(context, tuple)
+                else 1 + (number % 2 if context < 65537 else 0)
+            )
+            # Not in step with the batch.
+            layout = KV_LAYOUTS[number // 2 % 2]
+            problem = AttentionProblem(batch, q_heads, kv_heads, context, head_dim, dtype, layout)
+            yield CheckCase(problem, 12.0 if number % 5 == 4 else 1.0, number)
+
+
+def _tail_and_page_cases(
+    longest: int, heads: tuple[tuple[int, int], ...], each: int
+) -> Iterator[CheckCase]:
+    """`each` pairs of q_len and page size for every head_dim and grouping, uniform or ragged;
+    contexts around the borders of pages and LeanTiles, and shorter than q_len.
+    """
+    pairs = itertools.cycle(_TAILS_AND_PAGES)
+    numbers = itertools.count()
+    families = itertools.product(HEAD_DIMS, heads, range(each))
+    for family, (head_dim, (q_heads, kv_heads), _) in enumerate(families):
+        q_len, page_size = next(pairs)
+        page = min(page_size or 64, longest // 2)
+        uniform = (max(1, q_len - 1), page - 1, page, page + 1, longest)
+        ragged = ((max(1, q_len - 1), page + 1, q_len, longest), (page, 1, 2 * page - 1))
+        for context in ragged if family // 2 % 2 else uniform:
+            number = next(numbers)
+            batch = len(context) if isinstance(context, tuple) else 1 + number % 2
+            dtype, layout = DTYPES[family % 2], KV_LAYOUTS[number // 2 % 2]
+            problem = AttentionProblem(
+                batch, q_heads, kv_heads, context, head_dim, dtype, layout, q_len, page_size
+            )
+            yield CheckCase(problem, 12.0 if number % 5 == 4 else 1.0, number)
+
+
+def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
+    """The kernel's default, with what costs no compilation varied from case to case."""
+    config = kernel(name).default_config(case.problem, gpu)
+    if config is None:
+        return None
+    if case.settings is not None and (space := kernel(name).tuning_space(case.problem, gpu)):
+        config = space[case.settings % len(space)]
+    if interpreted:
+        config = replace(config, tile_tokens=32)
+    if config.splits is not None and case.variant % 3:
+        config = replace(config, splits=_SPLITS[case.variant % len(_SPLITS)])
+    if config.min_tiles_per_cta is not None:
+        config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
+    return config
+
+
+def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
+    """Two runs over fresh inputs with poisoned outputs, the first compared with the reference, the
+    second with the first.
+    """
+    from leanbench.check.reference import Reference
+    from leanbench.core.inputs import make_inputs
+
+    lse_base = kernel(name).lse_base
+    inputs = make_inputs(case.problem, device, score_scale=case.score_scale)
+    launch = kernel(name).prepare(inputs, case_config(name, case, gpu, interpreted=device == "cpu"))
+    launch()
+    written = written_by(launch, inputs)
+    check = Reference(inputs).check(written, lse_base)
+    out, lse = written.out.clone(), written.lse.clone()
+    written.poison()
+    launch()
+    written = written_by(launch, inputs)
+    repeats = bool((written.out == out).all() and (lse_base is None or (written.lse == lse).all()))
+    failure = check.failure(case.problem.dtype) or (
+        None if repeats else "a second run gave other bits"
+    )
+    lse_error = math.nan if check.lse_error is None else check.lse_error
+    return CaseResult(name, case, check.relative_error, lse_error, repeats, failure)
+
+
+def run_family(
+    names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str
+) -> list[CaseResult]:
+    """Cases that share compiled kernels, in one process; a kernel is passed over where it says that
+    it cannot.
+    """
+    runnable = [
+        (name, case)
+        for case in cases
+        for name in names
+        if kernel(name).unsupported_reason(case.problem) is None
+    ]
+    return [_run_or_fail(name, case, gpu, device) for name, case in runnable]
+
+
+def _run_or_fail(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
+    try:
+        return run_case(name, case, gpu, device)
+    except Exception as error:  # one kernel's exception must not hide what the others did
+        said = str(error).splitlines() or [""]
+        return CaseResult(
+            name, case, math.inf, math.inf, False, f"raised {type(error).__name__}: {said[0]}"
+        )

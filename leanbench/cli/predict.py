@@ -1,0 +1,244 @@
+"""`leanbench model`: what predictions rest on, and how wrong they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leanbench.cli import output
+
+if TYPE_CHECKING:
+    from leanbench.model.calibrate import CellError
+    from leanbench.model.calibration import Errors, InUse, RunErrors
+    from leanbench.model.claims import Outcome
+
+model = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Measured runs: paths, or names under runs/.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Gpu = Annotated[
+    str | None, typer.Option("--gpu", metavar="NAME", help="A GPU from `leanbench list gpus`.")
+]
+
+#: Cells that `check` lists.
+_WORST = 15
+
+
+@model.command("fit", short_help="Fit the model to measured runs of one GPU.")
+def fit(
+    runs: _Runs,
+    check: Annotated[
+        list[str] | None,
+        typer.Option("--check", metavar="RUN", help="A run to check with; may be given again."),
+    ] = None,
+    gpu: _Gpu = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where to write it.", show_default="your own folder"
+        ),
+    ] = None,
+    json_: _Json = False,
+) -> None:
+    """Fit the model to measured runs of one GPU and write the calibration.
+
+    Half of a run's shapes are fitted to, the other half and the runs of --check tell how wrong
+    predictions are. From then on `leanbench` predicts this GPU with it.
+    """
+    from leanbench.model.calibrate import calibrate, read_runs
+    from leanbench.model.calibration import to_json, user_file, write_calibration
+
+    found = read_runs([*runs, *(check or [])], gpu)
+    fitted = calibrate(
+        found[: len(runs)], found[len(runs) :], told=lambda text: output.say(f"{text}.")
+    )
+    path = out or user_file(fitted.calibration.gpu)
+    write_calibration(fitted.calibration, path)
+    if json_:
+        _show_json(to_json(fitted.calibration))
+    else:
+        _show_errors(fitted.calibration.runs, fitted.before)
+    used = (
+        ""
+        if out
+        else ": predictions go by it from now on; remove it to go back to the one that ships"
+    )
+    output.say(f"Wrote {path}{used}.")
+
+
+@model.command("check", short_help="Hold predictions against measured runs.")
+def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
+    """Say how far predictions are from measured runs, and which cells are worst."""
+    from dataclasses import asdict
+
+    from leanbench.model.calibrate import check_runs, read_runs, starting_constants
+    from leanbench.model.calibration import calibration_for
+
+    found = read_runs(runs, gpu)
+    in_use = calibration_for(found[0].spec)
+    errors, cells = check_runs(found, starting_constants(found[0].spec, in_use))
+    if json_:
+        worst = [
+            {
+                "run": one.run,
+                "problem": one.cell.problem.to_dict(),
+                "kernel": one.cell.kernel,
+                "error": one.error,
+            }
+            for one in cells[:_WORST]
+        ]
+        _show_json(
+            {
+                "calibration": str(in_use.path),
+                "runs": [asdict(one) for one in errors],
+                "worst": worst,
+            }
+        )
+        return
+    _say_source(in_use)
+    _show_errors(errors)
+    _show_worst(cells)
+
+
+@model.command("show", short_help="Print the constants in use for a GPU.")
+def show(gpu: _Gpu = None, json_: _Json = False) -> None:
+    """Print the constants in use for a GPU: units, where they come from, how wrong they were."""
+    from dataclasses import fields
+
+    from leanbench.gpu.local import choose
+    from leanbench.model.calibration import calibration_for, to_json
+    from leanbench.model.constants import Constants
+
+    in_use = calibration_for(choose(gpu, False).spec)
+    if json_:
+        _show_json(
+            {"path": str(in_use.path), "gpu_asked": in_use.gpu, **to_json(in_use.calibration)}
+        )
+        return
+    _say_source(in_use)
+    table = output.table(f"Constants of {in_use.calibration.gpu}")
+    for name in ("constant", "value", "unit", "from", "meaning"):
+        table.add_column(
+            name, justify="right" if name == "value" else "left", no_wrap=name != "meaning"
+        )
+    for constant in fields(Constants):
+        about, value = constant.metadata, getattr(in_use.constants, constant.name)
+        table.add_row(
+            constant.name, f"{value:.5g}", about["unit"], about["fitted"], about["meaning"]
+        )
+    output.show_table(table)
+    _show_errors(in_use.calibration.runs)
+
+
+@model.command("claims", short_help="Set the paper's claims beside predictions.")
+def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
+    """Set the LeanAttention paper's single-GPU claims beside what the model predicts."""
+    from dataclasses import asdict
+
+    from leanbench.gpu.catalogue import find
+    from leanbench.model import known_error
+    from leanbench.model.claims import evaluate
+
+    spec = find(gpu or "a100-80gb")
+    outcomes = evaluate(spec)
+    if json_:
+        _show_json(
+            [
+                {
+                    **asdict(one.claim),
+                    **{key: value for key, value in asdict(one).items() if key != "claim"},
+                }
+                for one in outcomes
+            ]
+        )
+        return
+    output.say(f"Predicted for {spec.product}, nothing was measured. {known_error(spec.name)}")
+    _show_claims(outcomes)
+
+
+def _show_json(content: Any) -> None:
+    import json
+
+    output.show(json.dumps(content, indent=1))
+
+
+def _say_source(in_use: InUse) -> None:
+    from leanbench.model import known_error
+
+    calibration = in_use.calibration
+    output.say(f"{in_use.path}: leanbench {calibration.leanbench}, {calibration.created}.")
+    output.say(known_error(in_use.gpu))
+
+
+def _show_errors(runs: Sequence[RunErrors], before: Sequence[RunErrors] = ()) -> None:
+    """A row for each run and kernel: with two tables of errors, the earlier ones first."""
+    table = output.table("Predicted over measured: median, 90th percentile and worst error")
+    moments = ("before", "after") if before else ("error",)
+    for name in ("run", "rows are", "of", "kernel", "rows", *moments, "order of kernels"):
+        table.add_column(
+            name, justify="right" if name in ("rows", *moments) else "left", no_wrap=True
+        )
+    for index, run in enumerate(runs):
+        order = f"{run.pairs_right} of {run.pairs} right" if run.pairs else ""
+        earlier = before[index] if before else None
+        for kernel, errors in (("all", run.all), *run.by_kernel.items()):
+            is_first = kernel == "all"
+            was = (
+                []
+                if earlier is None
+                else [_words(earlier.all if is_first else earlier.by_kernel[kernel])]
+            )
+            head = (run.run, run.role, run.quantity) if is_first else ("", "", "")
+            table.add_row(
+                *head, kernel, str(errors.rows), *was, _words(errors), order if is_first else ""
+            )
+    output.show_table(table)
+
+
+def _words(errors: Errors) -> str:
+    return f"{errors.median:.1%} {errors.p90:.1%} {errors.worst:.1%}"
+
+
+def _show_worst(cells: Sequence[CellError]) -> None:
+    table = output.table("Worst cells")
+    for name in ("run", "problem", "kernel", "measured µs", "predicted µs", "error"):
+        table.add_column(
+            name, justify="right" if name.endswith(("µs", "error")) else "left", no_wrap=True
+        )
+    for one in cells[:_WORST]:
+        measured_us = one.cell.latency_us
+        predicted_us = measured_us * (1 + one.error)
+        label = one.cell.problem.label
+        table.add_row(
+            one.run,
+            label,
+            one.cell.kernel,
+            f"{measured_us:.4g}",
+            f"{predicted_us:.4g}",
+            f"{one.error:+.1%}",
+        )
+    output.show_table(table)
+
+
+def _show_claims(outcomes: Sequence[Outcome]) -> None:
+    table = output.table("The paper's claims; in brackets with a single-stage fa2")
+    for name in ("figure", "claim", "paper", "predicted", "holds"):
+        table.add_column(
+            name,
+            justify="right" if name in ("paper", "predicted") else "left",
+            no_wrap=name != "claim",
+        )
+    for one in outcomes:
+        words, holds = one.words, "yes" if one.holds else "no"
+        if one.single_stage is not None:
+            words, holds = (
+                f"{words} ({one.single_stage_words})",
+                f"{holds} ({'yes' if one.single_stage_holds else 'no'})",
+            )
+        table.add_row(one.claim.figure, one.claim.words, one.claim.paper_words, words, holds)
+    output.show_table(table)

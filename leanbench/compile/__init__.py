@@ -1,0 +1,1 @@
+"""From kernel source to a binary and the resources of a CTA; needs no GPU."""

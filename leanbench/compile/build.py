@@ -1,0 +1,116 @@
+"""Compiles kernels for a GPU that need not be here, many at once, and says what a CTA of each
+takes.
+
+Triton compiles without a GPU once it is told what to compile for, and keeps the result in its
+cache: what is compiled here for the GPU of this machine is found there by the first launch. So does
+leanbench.compile.nvrtc with CUDA C++.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import forkserver
+
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, LaunchResources, kernel
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel with one config, compiled for the shapes and dtypes of one problem."""
+
+    kernel: str
+    problem: AttentionProblem
+    config: KernelConfig
+
+
+@dataclass(frozen=True)
+class Build:
+    """What came of a job."""
+
+    job: Job
+    #: One per GPU kernel of the call, in the order of the launches; empty if it failed.
+    resources: tuple[LaunchResources, ...] = ()
+    #: The compiler's first sentence, where it failed.
+    failure: str | None = None
+
+
+@contextlib.contextmanager
+def process_pool(workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
+    """Processes that compile and compute, one for each core unless `workers` says otherwise; jobs
+    that did not start are dropped at the end.
+    """
+    # Not fork: this process may hold a CUDA context. The server imports torch and triton once, for
+    # all workers.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "triton", "leanbench.compile.build"])
+    # Triton's interpreter, where this process uses it, compiles nothing.
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
+    pool = ProcessPoolExecutor(
+        workers or len(os.sched_getaffinity(0)), context, initializer=_leave_interrupts
+    )
+    wait = True
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        # A kernel that compiles may take seconds more; the processes end by themselves.
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal; this one's parent decides what becomes of it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def build_all(
+    jobs: Sequence[Job],
+    capability: tuple[int, int],
+    pool: Executor,
+    told: Callable[[Build], None] = lambda build: None,
+) -> list[Build]:
+    """Compiles all jobs for a compute capability; the results in the jobs' order.
+
+    Args:
+        told: called with each build as it is finished.
+
+    Raises:
+        UserError: a process of the pool died.
+    """
+    done: dict[int, Build] = {}
+    try:
+        futures = {pool.submit(build, job, capability): index for index, job in enumerate(jobs)}
+        for future in as_completed(futures):
+            done[futures[future]] = future.result()
+            told(done[futures[future]])
+    except BrokenExecutor:
+        raise UserError(
+            "a compiling process died, perhaps for want of memory: repeat the command, what was"
+            " compiled is kept"
+        ) from None
+    return [done[index] for index in range(len(jobs))]
+
+
+def build(job: Job, capability: tuple[int, int]) -> Build:
+    """Compiles one job in this process."""
+    try:
+        return Build(job, kernel(job.kernel).compile(job.problem, job.config, capability))
+    except Exception as error:
+        # Whatever the compiler stumbles over: the candidate is out, and its row says why.
+        sentence = str(error).strip().partition("\n")[0]
+        name = type(error).__name__
+        return Build(job, failure=f"{name}: {sentence}" if sentence else name)

@@ -1,0 +1,65 @@
+"""What a kernel in a cubin takes of an SM, as NVIDIA's cuobjdump reads it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from leanbench.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class CubinResources:
+    """Of one kernel."""
+
+    registers_per_thread: int
+    #: The stack of a thread, 4 bytes each: what it spills, and its local arrays.
+    spilled_registers: int
+    #: What cuobjdump counts: where a kernel for compute capability 9.0 or later uses any shared
+    #: memory, the 1 KB that the system takes is among it.
+    shared_bytes: int
+
+
+def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
+    """Reads what is written in the cubin about `kernel`, the name after the compiler's mangling.
+
+    Raises:
+        UserError: cuobjdump is missing.
+        RuntimeError: the cubin holds no such kernel.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [_cuobjdump(), "--dump-resource-usage", file.name],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = re.search(
+        rf"Function {re.escape(kernel)}:\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)", said
+    )
+    if found is None:
+        raise RuntimeError(f"cuobjdump finds no kernel {kernel!r} in the cubin")
+    registers, stack_bytes, shared_bytes = map(int, found.groups())
+    return CubinResources(registers, stack_bytes // 4, shared_bytes)
+
+
+@cache
+def _cuobjdump() -> str:
+    """The one that comes with Triton, or else the one of a CUDA toolkit."""
+    # Not imported: that takes a second, and the place is enough.
+    triton = find_spec("triton")
+    if triton is not None and triton.origin is not None:
+        beside = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if beside.is_file():
+            return str(beside)
+    if (installed := shutil.which("cuobjdump")) is not None:
+        return installed
+    raise UserError("cuobjdump is found neither in Triton nor on PATH: pip install triton")

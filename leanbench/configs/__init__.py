@@ -1,0 +1,3 @@
+"""Tuned launch settings: the files, the look-up, the formula that carries timings to other
+problems.
+"""

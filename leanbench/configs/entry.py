@@ -1,0 +1,252 @@
+"""A family of kept configs, laid out for the look-up: what a choice needs, and nothing that must be
+searched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from leanbench.configs.formula import Coefficients, Work
+from leanbench.configs.nearness import EntryKey
+from leanbench.configs.space import BuildKey, build_key
+from leanbench.configs.tuned import LEAST_GAIN
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    from leanbench.configs.store import File
+    from leanbench.configs.tuned import Build, Candidate, Family, TunedProblem
+
+#: Of contexts that share an answer where the family has no shortlist: the smallest LeanTile there
+#: is.
+_GRANULE = 64
+#: The formula is believed up to this many times the tokens of the largest problem that it was
+#: fitted to.
+_REACH = 2
+#: What a gain in each objective is called.
+_BETTER = {"latency": "faster", "energy": "lower in energy", "edp": "lower in energy x latency"}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a launch of one build costs."""
+
+    coefficients: Coefficients
+    #: 1 for latency.
+    power_kw: float
+    #: Of latency in the objective: 2 for energy x latency.
+    exponent: int
+
+    def cost(self, work: Work) -> float:
+        return self.power_kw * self.coefficients.latency_us(work) ** self.exponent
+
+
+@dataclass(frozen=True)
+class TimedChoice:
+    """What to use on a problem that was timed."""
+
+    config: KernelConfig
+    #: ``timed at 8 x 4096 tokens``: (sequence, KV head) pairs and context.
+    said: str
+    #: Of latency over the heuristic's of then; None where that is not what was sought, or not
+    #: known.
+    gain: float | None
+    heuristic: KernelConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A family that answers for `key` on the GPU `spec`, perhaps in the place of its own."""
+
+    kernel: Kernel
+    spec: GpuSpec
+    #: What was asked for.
+    key: EntryKey
+    #: Where it comes from: ``measured 2026-11-21 on NVIDIA H200, shipped``.
+    said: str
+    #: What a better choice is called.
+    better: str
+    #: What a choice by the formula must promise over the heuristic's, as a share.
+    least_gain: float
+    shortlist: tuple[tuple[KernelConfig, Rates], ...]
+    rates: Mapping[BuildKey, Rates]
+    #: The most (sequence, KV head) pairs, and the most tokens of all pairs together, of the
+    #: problems that the formula was fitted to; infinite where the file does not say.
+    most_kv_heads: float
+    most_tokens: float
+    #: By (batch x KV heads, context rounded up to `granule`).
+    timed: Mapping[tuple[int, int], TimedChoice]
+
+    @cached_property
+    def granule(self) -> int:
+        """Contexts of as many of these make the same schedules."""
+        return min((config.tile_tokens for config, _ in self.shortlist), default=_GRANULE)
+
+    @cached_property
+    def implementations(self) -> set[str | None]:
+        """Of the builds that were timed."""
+        return {key.implementation for key in self.rates}
+
+    def rates_of(self, config: KernelConfig) -> Rates | None:
+        return self.rates.get(build_key(config))
+
+    def reaches(self, kv_heads: int, context: int) -> bool:
+        """Whether problems of about this size were among those that the formula was fitted to: far
+        beyond them it is wrong by more than it can gain.
+
+        Args:
+            kv_heads: of all sequences together.
+        """
+        return kv_heads <= self.most_kv_heads and kv_heads * context <= _REACH * self.most_tokens
+
+    @classmethod
+    def of(cls, kernel: Kernel, spec: GpuSpec, key: EntryKey, file: File, family: Family) -> Entry:
+        """A family of `file` for the GPU `spec`, without what the kernel cannot launch here; where
+        that is not the file's GPU, the memory's rate is scaled, and what does not fit is left out.
+        """
+        gpu = file.kept.gpu
+        here = gpu.is_like(spec)
+        bandwidth_ratio = 1.0 if here else spec.bandwidth_tb_s / gpu.bandwidth_tb_s
+        builds = [_rates(build, family.objective, bandwidth_ratio) for build in family.builds]
+        rates: dict[BuildKey, Rates] = {}
+        for candidate in family.candidates:
+            found = None if candidate.build is None else builds[candidate.build]
+            if found is not None:
+                rates.setdefault(build_key(candidate.config), found)
+        shortlist = [family.candidates[index] for index in family.shortlist]
+        shortlist = [
+            candidate
+            for candidate in shortlist
+            if _launches(kernel, candidate) and (here or _fits(candidate, key, spec))
+        ]
+        listed = [
+            (candidate.config, rates[build_key(candidate.config)])
+            for candidate in shortlist
+            if build_key(candidate.config) in rates
+        ]
+        said = _said(file, family, key)
+        # It was found against the heuristic of all implementations together.
+        least_gain = LEAST_GAIN if kernel.implementation else family.least_gain
+        kv_heads = [problem.batch * problem.kv_heads for problem in family.problems]
+        tokens = [
+            heads * problem.context
+            for heads, problem in zip(kv_heads, family.problems, strict=True)
+        ]
+        most = max(kv_heads, default=math.inf), max(tokens, default=math.inf)
+        entry = cls(
+            kernel,
+            spec,
+            key,
+            said,
+            _BETTER[family.objective],
+            least_gain,
+            tuple(listed),
+            rates,
+            *most,
+            {},
+        )
+        # Times of another GPU, or of other query rows, are none of this problem's.
+        same = here and family.group_size == key[2]
+        return replace(entry, timed=_timed(kernel, family, entry.granule)) if same else entry
+
+
+def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None:
+    """None where the power is not known that the objective asks for."""
+    coefficients = build.coefficients
+    coefficients = replace(
+        coefficients, gpu_bytes_per_us=coefficients.gpu_bytes_per_us * bandwidth_ratio
+    )
+    power_kw = 1.0 if objective == "latency" else build.power_kw
+    return (
+        None if power_kw is None else Rates(coefficients, power_kw, 2 if objective == "edp" else 1)
+    )
+
+
+def _timed(kernel: Kernel, family: Family, granule: int) -> dict[tuple[int, int], TimedChoice]:
+    found: dict[tuple[int, int], TimedChoice] = {}
+    for problem in family.problems:
+        chosen = _chosen(kernel, family, problem)
+        if chosen is not None:
+            context = -(-problem.context // granule) * granule
+            found[problem.batch * problem.kv_heads, context] = _timed_choice(
+                kernel, family, problem, chosen
+            )
+    return found
+
+
+def _launches(kernel: Kernel, candidate: Candidate) -> bool:
+    """Whether the kernel takes the candidate, and has on this machine what launches it."""
+    config = candidate.config
+    return kernel.takes(config) and kernel.implementation_of(config).unavailable_reason() is None
+
+
+def _chosen(kernel: Kernel, family: Family, problem: TunedProblem) -> int | None:
+    """The candidate that was chosen, or for latency the fastest that the kernel launches; None if
+    there is none.
+    """
+    able = [problem.chosen]
+    if family.objective == "latency":
+        able += [timed.candidate for timed in problem.timed]
+    return next((index for index in able if _launches(kernel, family.candidates[index])), None)
+
+
+def _timed_choice(
+    kernel: Kernel, family: Family, problem: TunedProblem, chosen: int
+) -> TimedChoice:
+    times_us = {timed.candidate: timed.latency_us for timed in problem.timed}
+    chosen_us, heuristic_us = times_us.get(chosen), times_us.get(problem.heuristic)
+    # Of several implementations together the heuristic may be another's than this kernel's.
+    own = _launches(kernel, family.candidates[problem.heuristic])
+    gain = None
+    if (
+        family.objective == "latency"
+        and own
+        and chosen != problem.heuristic
+        and chosen_us
+        and heuristic_us
+    ):
+        gain = 1 - chosen_us / heuristic_us
+    verb = "timed" if family.source == "measured" else "predicted"
+    said = f"{verb} at {problem.batch * problem.kv_heads} x {problem.context} tokens"
+    return TimedChoice(
+        family.candidates[chosen].config, said, gain, family.candidates[problem.heuristic].config
+    )
+
+
+def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
+    """Whether a GPU with other shared memory than the one it was timed on holds the candidate's
+    CTAs.
+    """
+    from leanbench.kernels.configs import stages_that_fit
+
+    if candidate.shared_bytes is not None:
+        shared_kb = candidate.shared_bytes / 1024
+        return shared_kb <= min(
+            spec.shared_kb_per_cta, spec.shared_kb_per_sm / candidate.ctas_per_sm - 1
+        )
+    if candidate.implementation is not None:
+        return False
+    head_dim, dtype, group_size, kv_layout, _ = key
+    problem = AttentionProblem(1, group_size, 1, candidate.tile_tokens, head_dim, dtype, kv_layout)
+    stages = stages_that_fit(
+        problem, candidate.tile_tokens, candidate.num_stages, spec, candidate.ctas_per_sm
+    )
+    return stages == candidate.num_stages
+
+
+def _said(file: File, family: Family, key: EntryKey) -> str:
+    _, dtype, group_size, kv_layout, _ = key
+    said = f"{family.source} {family.time[:10]} on {file.kept.gpu.product}, {file.where}"
+    own = {"dtype": (family.dtype, dtype), "layout": (family.kv_layout, kv_layout)}
+    own["group size"] = (str(family.group_size), str(group_size))
+    instead = [
+        f"{name} {of_family} for {asked}"
+        for name, (of_family, asked) in own.items()
+        if of_family != asked
+    ]
+    return f"{said}, {', '.join(instead)}" if instead else said

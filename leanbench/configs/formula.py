@@ -1,0 +1,269 @@
+"""Latency of a stream-K launch as a formula of how its LeanTiles divide: what carries timings from
+the problems that were tuned to those that were not.
+
+The nearest tuned problem is a poor guide: whether 200 output tiles of 3000 tokens leave SMs idle is
+not seen at 128 tiles of 4096. A schedule's own figures tell (the longest CTA, borders crossed,
+partials merged), and few coefficients make microseconds of them. They are fitted to the timings of
+one build of the kernel, so they hold for its LeanTile, warps and stages on that GPU; the grid is
+the formula's argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Protocol
+
+from leanbench.core.decomposition import cluster_slots, stream_k_grid, tile_rows, usable_sms
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.registry import KernelConfig
+
+
+class Kernel(Protocol):
+    """What the formula asks of a kernel, see leanbench.core.registry.Kernel."""
+
+    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int: ...
+
+    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int: ...
+
+    def implementation_of(self, config: KernelConfig) -> Kernel: ...
+
+
+#: Reads get faster until so many bytes are read: half of `ramp_us` is paid at this size (H200).
+RAMP_BYTES = 30e6
+#: How sharply the slower of two limits, the GPU's memory and a CTA's pipeline, takes over.
+_SHARPNESS = 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a problem the formula asks for."""
+
+    #: KV heads of all sequences.
+    kv_heads: int
+    #: Tokens of every output tile.
+    context: int
+    head_dim: int
+    #: Query rows that share a KV head.
+    rows: int
+    #: Every sequence has `context` tokens, and the host knows it.
+    uniform: bool = True
+
+    @classmethod
+    def of(cls, problem: AttentionProblem) -> Shape:
+        """A ragged batch counts as one of its longest context: the lengths are on the device when a
+        grid is chosen.
+        """
+        return cls(
+            kv_heads=problem.batch * problem.kv_heads,
+            context=problem.max_context,
+            head_dim=problem.head_dim,
+            rows=problem.group_size * problem.q_len,
+            uniform=not problem.is_ragged,
+        )
+
+    def partial_rows(self, config: KernelConfig) -> int:
+        """Query rows of a partial."""
+        return min(self.rows, config.tile_rows or tile_rows(self.rows, self.head_dim))
+
+    def output_tiles(self, config: KernelConfig) -> int:
+        return self.kv_heads * -(-self.rows // self.partial_rows(config))
+
+
+@dataclass(frozen=True)
+class Work:
+    """How a config divides a shape. Numbers, or arrays of them for many launches at once."""
+
+    #: K and V once, however many output tiles share them.
+    kv_bytes: Any
+    #: LeanTiles of the CTA that has most, as bytes of K and V; a cluster's CTAs share theirs. A
+    #: context's last one counts whole: its missing tokens take their share of the arithmetic.
+    longest_bytes: Any
+    #: What would be read beyond all output tiles if every run read as much.
+    excess_bytes: Any
+    #: CTAs of the fullest SM.
+    ctas_per_sm: Any
+    #: Borders between output tiles that one run crosses.
+    borders: Any
+    #: Parts that an output tile is cut into, less one: the partials that its host block merges.
+    cuts: Any
+    #: Rounds of loads in which it does.
+    rounds: Any
+
+
+def grid_of(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> int:
+    """CTAs that `config` launches on a GPU with `sms` SMs."""
+    return _runs(shape, config, sms, kernel) * (config.cluster_size or 1)
+
+
+def _runs(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> int:
+    """Runs that the LeanTiles are dealt to: one for each CTA, or for each cluster of them."""
+    assert config.ctas_per_sm is not None
+    output_tiles = shape.output_tiles(config)
+    total = output_tiles * -(-shape.context // config.tile_tokens)
+    aligned = bool(config.align_grid) and shape.uniform
+    slots = cluster_slots(sms, config.ctas_per_sm, config.cluster_size or 1)
+    most = kernel.implementation_of(config).grid_limit(
+        shape.partial_rows(config), shape.head_dim, slots
+    )
+    return stream_k_grid(total, most, config.min_tiles_per_cta or 1, output_tiles if aligned else 1)
+
+
+def divide(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> Work:
+    """The work of `config` on a GPU with `sms` SMs; see leanbench.core.decomposition.stream_k."""
+    tile_tokens, cluster_size = config.tile_tokens, config.cluster_size or 1
+    output_tiles = shape.output_tiles(config)
+    of = -(-shape.context // tile_tokens)
+    runs = _runs(shape, config, sms, kernel)
+    share, longer = divmod(output_tiles * of, runs)
+    longest = share + (longer > 0)
+    # Every run has the same share, and shares and output tiles end together.
+    even = longer == 0 and (share % of == 0 or of % share == 0)
+    # A run of n that starts anywhere touches ceil((n - 1) / m) + 1 stretches of m at most.
+    borders = max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), output_tiles - 1)
+    cuts = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), runs - 1)
+    token_bytes = 2 * shape.head_dim * ELEMENT_BYTES
+    whole, part = divmod(longest, of)
+    read_bytes = token_bytes * (whole * shape.context + min(part * tile_tokens, shape.context))
+    tile_bytes = token_bytes * output_tiles * shape.context
+    launched = kernel.implementation_of(config)
+    return Work(
+        kv_bytes=token_bytes * shape.kv_heads * shape.context,
+        longest_bytes=token_bytes * _longest_tokens(shape, config, whole, part) / cluster_size,
+        excess_bytes=max(0, read_bytes * runs - tile_bytes),
+        ctas_per_sm=-(-runs * cluster_size // usable_sms(sms, cluster_size)),
+        borders=borders,
+        cuts=cuts,
+        rounds=launched.merge_rounds(
+            shape.partial_rows(config), shape.head_dim, config.num_warps, cuts
+        )
+        if cuts
+        else 0,
+    )
+
+
+def _longest_tokens(shape: Shape, config: KernelConfig, whole: int, part: int) -> int:
+    """Tokens of a run of `whole` output tiles and `part` LeanTiles, as many as what it takes at a
+    time: LeanTiles, or in CUDA C++ a chunk for each warp of its CTAs.
+    """
+    if config.chunk_tokens is None:
+        return (whole * -(-shape.context // config.tile_tokens) + part) * config.tile_tokens
+    step = config.num_warps * (config.cluster_size or 1) * config.chunk_tokens
+    stretches = whole * -(-shape.context // step) + -(
+        -min(part * config.tile_tokens, shape.context) // step
+    )
+    return stretches * step
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Of one build on one GPU; times in microseconds, rates in bytes a microsecond."""
+
+    #: Launch, first loads, last stores.
+    start_us: float
+    #: What the memory system takes longer while it gets up to speed, at most; see RAMP_BYTES.
+    ramp_us: float
+    #: The GPU's memory.
+    gpu_bytes_per_us: float
+    #: One CTA alone, and all CTAs of one SM.
+    cta_bytes_per_us: float
+    sm_bytes_per_us: float
+    #: A run's first border between output tiles, and each further one.
+    border_us: float
+    more_borders_us: float
+    #: An output tile that is cut at all, each cut, and each round of its merge.
+    cut_us: float
+    more_cuts_us: float
+    round_us: float
+    #: Share of the time for `Work.excess_bytes` that is not hidden.
+    excess: float
+
+    def latency_us(
+        self,
+        work: Work,
+        lesser: Callable[[Any, Any], Any] = min,
+        greater: Callable[[Any, Any], Any] = max,
+    ) -> Any:
+        """Of a launch; of many with arrays in `work`, numpy's minimum and maximum."""
+        ramp = self.ramp_us * work.kv_bytes / (work.kv_bytes + RAMP_BYTES)
+        gpu_us = work.kv_bytes / self.gpu_bytes_per_us
+        cta_us = work.longest_bytes / lesser(
+            self.cta_bytes_per_us, self.sm_bytes_per_us / work.ctas_per_sm
+        )
+        stream_us = gpu_us * (1 + (cta_us / gpu_us) ** _SHARPNESS) ** (1 / _SHARPNESS)
+        border_us = self.border_us * lesser(work.borders, 1) + self.more_borders_us * greater(
+            work.borders - 1, 0
+        )
+        cut_us = (
+            self.cut_us * lesser(work.cuts, 1)
+            + self.more_cuts_us * work.cuts
+            + self.round_us * work.rounds
+        )
+        excess_us = self.excess * work.excess_bytes / self.gpu_bytes_per_us
+        return self.start_us + ramp + stream_us + border_us + cut_us + excess_us
+
+
+#: Where a fit starts, and the range of each coefficient. Rates of the GPU scale with its bandwidth
+#: in TB/s.
+_START = Coefficients(4, 3, 1.0e6, 5e4, 6e4, 0.9, 0.8, 0.8, 0.06, 0.5, 0.2)
+_LOW = Coefficients(0.5, 0.01, 0.5e6, 2e3, 4e3, 0.01, 0.01, 0.01, 0.003, 0.005, 0.001)
+_HIGH = Coefficients(20, 15, 1.3e6, 4e5, 6e5, 8, 6, 10, 2, 5, 2)
+#: How far a fit's logarithm may stray from what it leans on, against a logarithm of latency.
+LEAN = 0.4
+#: Timings this much above their shape's best say little about the choice.
+_FAR, _FAR_WEIGHT = 1.25, 0.3
+
+
+@dataclass(frozen=True)
+class Point:
+    """One timing that a fit learns from."""
+
+    work: Work
+    latency_us: float
+    #: Over the fastest of the same shape.
+    over_best: float
+
+
+def fit(
+    points: Sequence[Point], bandwidth_tb_s: float, leaning_on: Coefficients | None = None
+) -> Coefficients:
+    """The coefficients that explain `points` best, by least squares of the logarithm of latency
+    (outliers count less).
+
+    Args:
+        leaning_on: coefficients of all builds of a family together, for a build with few timings.
+    """
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    columns = [
+        np.array([getattr(point.work, field.name) for point in points], dtype=float)
+        for field in fields(Work)
+    ]
+    work = Work(*columns)
+    measured = np.log([point.latency_us for point in points])
+    weights = np.array([1.0 if point.over_best < _FAR else _FAR_WEIGHT for point in points])
+    low, high = (np.log(_scaled(bound, bandwidth_tb_s)) for bound in (_LOW, _HIGH))
+    start = np.log(_scaled(_START, bandwidth_tb_s) if leaning_on is None else astuple(leaning_on))
+
+    def residuals(logarithms: Any) -> Any:
+        guess = Coefficients(*np.exp(logarithms))
+        errors = weights * (np.log(guess.latency_us(work, np.minimum, np.maximum)) - measured)
+        return (
+            errors if leaning_on is None else np.concatenate([errors, LEAN * (logarithms - start)])
+        )
+
+    inside = np.clip(start, low + 1e-6, high - 1e-6)
+    found = least_squares(residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=0.03)
+    return Coefficients(*(float(value) for value in np.exp(found.x)))
+
+
+def typical(bandwidth_tb_s: float) -> Coefficients:
+    """Where nothing was timed: good for comparing grids, not builds."""
+    return Coefficients(*_scaled(_START, bandwidth_tb_s))
+
+
+def _scaled(coefficients: Coefficients, bandwidth_tb_s: float) -> tuple[float, ...]:
+    values = list(astuple(coefficients))
+    values[2] *= bandwidth_tb_s
+    return tuple(values)

@@ -1,0 +1,308 @@
+"""Picks the launch settings of a call: those that were kept for this GPU where they promise to be
+faster than the kernel's heuristic, or else the heuristic's.
+
+Files are parsed once, and contexts of as many LeanTiles share an answer: a call costs microseconds.
+Nothing here asks the device or imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.configs import store
+from leanbench.configs.formula import Shape, divide, grid_of
+from leanbench.configs.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
+from leanbench.configs.space import build_key
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import BATCH_INVARIANT, Kernel, KernelConfig
+
+if TYPE_CHECKING:
+    from leanbench.configs.entry import Entry
+    from leanbench.configs.tuned import Family
+
+#: Folders of the user's files, how often this process saved any, whether they are turned off.
+State = tuple[str | None, str | None, int, bool]
+
+#: `off` or 0: heuristics alone choose.
+SWITCH = "LEANBENCH_CONFIGS"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Launch settings and where they come from."""
+
+    #: None for a kernel without launch settings.
+    config: KernelConfig | None
+    #: `given`, `kept`, `heuristic` or `none`.
+    how: str
+    #: One sentence, without its full stop.
+    why: str
+
+
+def resolve(
+    kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: str | KernelConfig
+) -> Choice:
+    """What a sweep's request means: settings of its own, `heuristic`, or kept ones where there are
+    any: for latency (`default`), `energy` or `edp`; or what a kernel always runs with, see
+    `Kernel.config_choice`.
+    """
+    if isinstance(request, KernelConfig):
+        return choose(kernel, problem, spec, request)
+    if request == BATCH_INVARIANT:
+        config = kernel.batch_invariant_config(problem, spec)
+        why = "these settings do not depend on the rest of the batch"
+        return Choice(config, "heuristic" if config else "none", why)
+    if request == "heuristic":
+        return _heuristic(kernel, problem, spec, "the heuristic was asked for")
+    return choose(
+        kernel, problem, spec, objective=request if request in ("energy", "edp") else "latency"
+    )
+
+
+def row_fields(kernel: Kernel, choice: Choice) -> dict[str, Any]:
+    """The fields of a leanbench.records.row.Row that say which settings ran; a reason only where
+    there was a choice.
+    """
+    chosen = choice.how != "none"
+    return {
+        "config": choice.config.to_dict() if choice.config else None,
+        "config_choice": choice.how if chosen else None,
+        "config_reason": choice.why if chosen and kernel.tuned_as is not None else None,
+    }
+
+
+def choose(
+    kernel: Kernel,
+    problem: AttentionProblem,
+    spec: GpuSpec,
+    explicit: KernelConfig | None = None,
+    *,
+    objective: str = "latency",
+    uniform: bool = True,
+) -> Choice:
+    """The settings to launch `problem` with: given, kept, or the heuristic's.
+
+    Args:
+        objective: `latency`, `energy` or `edp`: what the kept configs were tuned for.
+        uniform: False where lengths are on the device and `problem.context` is only the longest
+            they may be.
+    """
+    if explicit is not None:
+        return Choice(explicit, "given", "the settings were given")
+    if kernel.tuned_as is None:
+        return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
+    if _off():
+        return _heuristic(kernel, problem, spec, f"{SWITCH} turns kept configs off")
+    if problem.q_len != 1:
+        return _heuristic(
+            kernel, problem, spec, f"configs are kept for q_len 1, not for q_len {problem.q_len}"
+        )
+    if problem.page_size is not None:
+        return _heuristic(
+            kernel,
+            problem,
+            spec,
+            f"configs are kept for a contiguous cache, not for page_size {problem.page_size}",
+        )
+    key = (problem.head_dim, problem.dtype, problem.group_size, problem.kv_layout, objective)
+    entry = _entry(kernel, spec, key, state())
+    if entry is None:
+        what = f"head_dim {problem.head_dim}, group size {problem.group_size}, {objective}"
+        return _heuristic(
+            kernel, problem, spec, f"nothing is kept that fits {what} on {spec.product}"
+        )
+    if problem.is_ragged:
+        return _choose_lengths(entry, problem)
+    context = -(-problem.max_context // entry.granule) * entry.granule
+    return _choose_sizes(entry, problem.batch, problem.kv_heads, context, uniform)
+
+
+@lru_cache(maxsize=65536)
+def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform: bool) -> Choice:
+    family = entry.key
+    problem = AttentionProblem(
+        batch, kv_heads * family[2], kv_heads, context, family[0], family[1], family[3]
+    )
+    heuristic = entry.kernel.default_config(problem, entry.spec)
+    assert heuristic is not None
+    shape = Shape.of(problem)
+    if not uniform:
+        shape = replace(shape, uniform=False)
+    timed = entry.timed.get((batch * kv_heads, context)) if uniform else None
+    # What was timed before the heuristic's implementation was there was not held against it.
+    if timed is None or heuristic.implementation not in entry.implementations:
+        return _by_formula(entry, shape, heuristic)
+    if _same_launch(entry, shape, timed.config, heuristic):
+        return Choice(
+            heuristic, "heuristic", f"{entry.said}: {timed.said}, where nothing was faster"
+        )
+    # The heuristic may have been changed since.
+    known = timed.gain is not None and _same_launch(entry, shape, timed.heuristic, heuristic)
+    gain = f", {timed.gain:.1%} faster than the heuristic" if known else ""
+    return Choice(timed.config, "kept", f"{entry.said}: {timed.said}{gain}")
+
+
+@lru_cache(maxsize=4096)
+def _choose_lengths(entry: Entry, problem: AttentionProblem) -> Choice:
+    """A ragged batch counts as one of its longest context, see Shape.of; the heuristic knows the
+    lengths.
+    """
+    heuristic = entry.kernel.default_config(problem, entry.spec)
+    assert heuristic is not None
+    return _by_formula(entry, Shape.of(problem), heuristic)
+
+
+def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
+    sms, kernel = entry.spec.sms, entry.kernel
+    rates = entry.rates_of(heuristic)
+    if rates is None or not entry.shortlist:
+        missing = (
+            "the heuristic's settings have no formula"
+            if rates is None
+            else "no settings are on its shortlist"
+        )
+        return Choice(
+            heuristic, "heuristic", f"{entry.said}: {missing}, so nothing can be compared"
+        )
+    if not entry.reaches(shape.kv_heads, shape.context):
+        reach = (
+            f"{entry.most_kv_heads} KV heads, {entry.most_tokens} tokens of all of them together"
+        )
+        return Choice(
+            heuristic, "heuristic", f"{entry.said}: beyond what the formula was fitted to, {reach}"
+        )
+    heuristic_cost = rates.cost(divide(shape, heuristic, sms, kernel))
+    costs = [rates.cost(divide(shape, config, sms, kernel)) for config, rates in entry.shortlist]
+    best = min(costs)
+    gain = 1 - best / heuristic_cost
+    if gain < entry.least_gain:
+        why = (
+            f"no kept config is predicted at least {entry.least_gain:.1%} {entry.better} than the"
+            " heuristic here"
+        )
+        return Choice(heuristic, "heuristic", f"{entry.said}: {why}")
+    config, _ = entry.shortlist[costs.index(best)]
+    return Choice(
+        config, "kept", f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here"
+    )
+
+
+def _same_launch(entry: Entry, shape: Shape, one: KernelConfig, other: KernelConfig) -> bool:
+    """Settings that differ may come down to the same build and grid."""
+    launches = {
+        (
+            build_key(config),
+            config.tile_tokens,
+            grid_of(shape, config, entry.spec.sms, entry.kernel),
+        )
+        for config in (one, other)
+    }
+    return len(launches) == 1
+
+
+def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
+    config = kernel.default_config(problem, spec)
+    return (
+        Choice(config, "heuristic", why)
+        if config
+        else Choice(None, "none", f"{kernel.name} has no settings")
+    )
+
+
+def _off() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("off", "0")
+
+
+def state() -> State:
+    """What the answers depend on beside the question. Files that other processes change meanwhile
+    are not among it.
+    """
+    return os.environ.get("LEANBENCH_HOME"), os.environ.get("XDG_DATA_HOME"), store.saves(), _off()
+
+
+@lru_cache(maxsize=512)
+def _entry(kernel: Kernel, spec: GpuSpec, key: EntryKey, state: State) -> Entry | None:
+    """The family that answers for `key` on this GPU, ready to be asked."""
+    from leanbench.configs.entry import Entry
+
+    found = _find(kernel, spec, key)
+    if found is None:
+        return None
+    file, family = found
+    return Entry.of(kernel, spec, key, file, family)
+
+
+def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Family] | None:
+    """Measured families of this GPU's files, then of the nearest GPUs', then predicted ones of this
+    GPU's.
+    """
+    files = [file for file in _readable(spec) if file.kept.kernel == kernel.tuned_as]
+    own = [file for file in files if file.kept.gpu.is_like(spec)]
+    near = [
+        (gpu_distance(file.kept.gpu, spec), file)
+        for file in files
+        if not file.kept.gpu.is_like(spec)
+    ]
+    others = [
+        file
+        for _, file in sorted(
+            ((far, file) for far, file in near if far is not None), key=itemgetter(0)
+        )
+    ]
+    # This GPU's files together: a shipped family of the group size itself says more than one's own
+    # of another.
+    for source, together in (
+        ("measured", own),
+        *(("measured", [file]) for file in others),
+        ("predicted", own),
+    ):
+        ranked = [
+            ((order[0] == NEARBY_GROUP, place, order), file, family)
+            for place, file in enumerate(together)
+            for family in file.kept.families
+            if family.source == source and (order := rank(family, key)) is not None
+        ]
+        if ranked:
+            _, file, family = min(ranked, key=itemgetter(0))
+            if not file.kept.gpu.is_like(spec):
+                _say_nearest(file, spec)
+            return file, family
+    return None
+
+
+def _readable(spec: GpuSpec) -> list[store.File]:
+    """All files of kept configs: the user's, then the shipped ones, the GPU's namesake first in
+    each.
+    """
+    files = sorted(
+        store.all_files(), key=lambda file: (file.where != "yours", file.path.stem != spec.name)
+    )
+    for file in files:
+        if isinstance(file.content, str) and file.path not in _warned:
+            _warned.add(file.path)
+            warnings.warn(f"{file.content}; it is not used", stacklevel=2)
+    return [file for file in files if not isinstance(file.content, str)]
+
+
+#: Said once a process: files that cannot be used, and pairs of GPUs.
+_warned: set[Path] = set()
+_told: set[tuple[str, str]] = set()
+
+
+def _say_nearest(file: store.File, spec: GpuSpec) -> None:
+    product = file.kept.gpu.product
+    if (product, spec.product) in _told:
+        return
+    _told.add((product, spec.product))
+    warnings.warn(
+        f"no configs are kept for {spec.product}, those of {product} ({file.where}) are used: run "
+        "`leanbench tune` to find this GPU's own",
+        stacklevel=2,
+    )

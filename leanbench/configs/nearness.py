@@ -1,0 +1,50 @@
+"""What stands in for a family or a GPU that nothing is kept for."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from leanbench.core.decomposition import tile_rows
+from leanbench.core.gpu_spec import GpuSpec
+
+if TYPE_CHECKING:
+    from leanbench.configs.tuned import Family, KeptGpu
+
+#: head_dim, dtype, group_size, kv_layout, objective.
+EntryKey = tuple[int, str, int, str, str]
+#: How far the group size of a stand-in may be away, as a factor.
+MOST_GROUP_RATIO = 2
+#: The rank of such a stand-in, whose merge takes other rounds.
+NEARBY_GROUP = 2
+
+
+def rank(family: Family, key: EntryKey) -> tuple[int, float, int] | None:
+    """How well a family answers for `key`, the least is best; None where it does not.
+
+    0: the same. 1: another dtype or layout, which move the same bytes through the same
+    instructions. 2: the nearest group size within a factor of 2, as long as the output tiles have
+    as many rows.
+    """
+    head_dim, dtype, group_size, kv_layout, objective = key
+    if (family.head_dim, family.objective) != (head_dim, objective):
+        return None
+    others = (family.dtype != dtype) + (family.kv_layout != kv_layout)
+    if family.group_size == group_size:
+        return min(others, 1), 0.0, others
+    ratio = max(family.group_size, group_size) / min(family.group_size, group_size)
+    same_rows = tile_rows(family.group_size, head_dim) == tile_rows(group_size, head_dim)
+    if ratio > MOST_GROUP_RATIO or not same_rows or 1 in (family.group_size, group_size):
+        return None
+    return NEARBY_GROUP, math.log(ratio), others
+
+
+def gpu_distance(gpu: KeptGpu, spec: GpuSpec) -> float | None:
+    """How far apart two GPUs of one architecture are in SMs and bandwidth, in logarithms; None for
+    another one.
+    """
+    if gpu.compute_capability[0] != spec.compute_capability[0]:
+        return None
+    return math.hypot(
+        math.log(gpu.sms / spec.sms), math.log(gpu.bandwidth_tb_s / spec.bandwidth_tb_s)
+    )

@@ -1,0 +1,188 @@
+"""What a tuning is about: families of problems, the candidates of each, and the launches that they
+come down to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from leanbench.compile.build import Build, Job
+from leanbench.configs.formula import Shape, grid_of
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, kernels
+from leanbench.gpu.occupancy import theoretical_occupancy
+
+
+@dataclass(frozen=True)
+class FamilyKey:
+    """Problems that run the same compiled kernels: they differ in batch, KV heads and
+    context only.
+    """
+
+    head_dim: int
+    group_size: int
+    dtype: str = "fp16"
+    kv_layout: str = "HND"
+
+    @property
+    def label(self) -> str:
+        """``d128 group 4 fp16 HND``."""
+        heads = "MHA" if self.group_size == 1 else f"group {self.group_size}"
+        return f"d{self.head_dim} {heads} {self.dtype} {self.kv_layout}"
+
+    def problem(self, output_tiles: int, context: int) -> AttentionProblem:
+        """One with so many (sequence, KV head) pairs: 8 KV heads where they divide, as most models
+        have.
+        """
+        kv_heads = next(heads for heads in (8, 4, 2, 1) if output_tiles % heads == 0)
+        if self.group_size == 1 and output_tiles <= 64:
+            kv_heads = output_tiles
+        batch = output_tiles // kv_heads
+        return AttentionProblem(
+            batch,
+            kv_heads * self.group_size,
+            kv_heads,
+            context,
+            self.head_dim,
+            self.dtype,
+            self.kv_layout,
+        )
+
+
+class BuildKey(NamedTuple):
+    """What distinguishes compiled kernels of a family; what an implementation compiles nothing of
+    is None.
+    """
+
+    num_warps: int
+    num_stages: int
+    #: Triton. A number of the launch in CUDA C++.
+    tile_tokens: int | None = None
+    #: Triton: cap of a thread's registers.
+    registers: int | None = None
+    #: CUDA C++, as in leanbench.core.registry.KernelConfig.
+    implementation: str | None = None
+    chunk_tokens: int | None = None
+    tile_rows: int | None = None
+    ctas_per_sm: int | None = None
+    cluster_size: int | None = None
+    copy: str | None = None
+
+
+def build_key(config: KernelConfig) -> BuildKey:
+    """Configs with the same key differ in their grid only."""
+    if config.implementation == "cuda":
+        return BuildKey(
+            config.num_warps,
+            config.num_stages,
+            implementation=config.implementation,
+            chunk_tokens=config.chunk_tokens,
+            tile_rows=config.tile_rows,
+            ctas_per_sm=config.ctas_per_sm,
+            cluster_size=config.cluster_size,
+            copy=config.copy,
+        )
+    from leanbench.kernels.launch import (
+        registers_per_thread,
+    )
+
+    cap = registers_per_thread(config.num_warps * (config.ctas_per_sm or 1))
+    return BuildKey(config.num_warps, config.num_stages, config.tile_tokens, cap)
+
+
+def jobs(kernel: Kernel, family: FamilyKey, spec: GpuSpec) -> dict[BuildKey, Job]:
+    """What to compile for a family."""
+    problem = family.problem(8, 4096)
+    found: dict[BuildKey, Job] = {}
+    for config in kernel.tuning_space(problem, spec):
+        found.setdefault(build_key(config), Job(kernel.name, problem, config))
+    return found
+
+
+def why_left_out(build: Build, config: KernelConfig, spec: GpuSpec) -> str | None:
+    """One sentence why a compiled candidate is not worth timing, from what it really takes; None if
+    it is.
+    """
+    if build.failure is not None:
+        return f"does not compile: {build.failure}"
+    taken = build.resources[0]
+    if taken.spilled_registers:
+        return f"spills {taken.spilled_registers} registers of a thread"
+    shared_kb = taken.shared_bytes / 1024
+    if shared_kb > spec.shared_kb_per_cta:
+        return f"takes {shared_kb:.0f} KB of shared memory, a CTA has {spec.shared_kb_per_cta} KB"
+    fitting = theoretical_occupancy(taken, spec).ctas_per_sm
+    if (config.ctas_per_sm or 1) > fitting:
+        return f"{config.ctas_per_sm} CTAs to an SM were asked for, {fitting} fit"
+    return None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A config of a family whose build may be timed."""
+
+    config: KernelConfig
+    build: BuildKey
+
+
+def candidates(
+    kernel: Kernel, family: FamilyKey, spec: GpuSpec, builds: dict[BuildKey, Build]
+) -> tuple[list[Candidate], dict[KernelConfig, str]]:
+    """Those worth timing, and why the others are not."""
+    problem = family.problem(8, 4096)
+    able: list[Candidate] = []
+    left_out: dict[KernelConfig, str] = {}
+    for config in kernel.tuning_space(problem, spec):
+        key = build_key(config)
+        reason = why_left_out(builds[key], config, spec)
+        if reason is None:
+            able.append(Candidate(config, key))
+        else:
+            left_out[config] = reason
+    return able, left_out
+
+
+def distinct(
+    found: Iterable[Candidate], problem: AttentionProblem, kernel: Kernel, spec: GpuSpec
+) -> list[Candidate]:
+    """One candidate for each launch that they come down to on this problem: same build, LeanTiles
+    and grid.
+    """
+    shape = Shape.of(problem)
+    launches: dict[tuple[BuildKey, int, int], Candidate] = {}
+    for candidate in found:
+        grid = grid_of(shape, candidate.config, spec.sms, kernel)
+        launches.setdefault((candidate.build, candidate.config.tile_tokens, grid), candidate)
+    return list(launches.values())
+
+
+def heuristics(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[KernelConfig]:
+    """What the kernel chooses by itself; then what each of its implementations does where it runs
+    alone.
+    """
+    alone = [
+        each
+        for each in kernels().values()
+        if each.tuned_as == kernel.tuned_as and not each.unavailable_reason()
+    ]
+    found = dict.fromkeys(each.default_config(problem, spec) for each in (kernel, *alone))
+    return [config for config in found if config is not None and kernel.takes(config)]
+
+
+def default_families(
+    head_dims: Sequence[int] = (64, 128),
+    group_sizes: Sequence[int] = (1, 4, 8),
+    dtypes: Sequence[str] = ("fp16",),
+    kv_layouts: Sequence[str] = ("HND",),
+) -> list[FamilyKey]:
+    """Every combination."""
+    return [
+        FamilyKey(head_dim, group_size, dtype, kv_layout)
+        for dtype in dtypes
+        for kv_layout in kv_layouts
+        for head_dim in head_dims
+        for group_size in group_sizes
+    ]

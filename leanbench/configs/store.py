@@ -1,0 +1,339 @@
+"""Files of kept configs: read with every check, merged under a lock, replaced in one piece.
+
+A user's files lie in `configs/` of leanbench.core.paths.user_folder(), those that come with
+leanbench in `SHIPPED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.files import locked, replace_file
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.paths import user_folder
+
+if TYPE_CHECKING:
+    from leanbench.configs.tuned import Family, KeptConfigs, KeptGpu
+
+SHIPPED = Path(__file__).resolve().parent / "shipped"
+
+#: How the sentence about a file that cannot be used goes on.
+_FIX = ": move it away"
+_saves = 0
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of kept configs, readable or not."""
+
+    path: Path
+    #: `yours` or `shipped`.
+    where: str
+    #: What is in it; one sentence where it cannot be used.
+    content: KeptConfigs | str
+
+    @property
+    def kept(self) -> KeptConfigs:
+        assert not isinstance(self.content, str), self.content
+        return self.content
+
+    @property
+    def names(self) -> set[str]:
+        """What its GPU is called."""
+        from leanbench.gpu.catalogue import slug
+
+        named = (
+            set()
+            if isinstance(self.content, str)
+            else {self.content.gpu.name, slug(self.content.gpu.product)}
+        )
+        return {self.path.stem, *named}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of families that were to be saved."""
+
+    path: Path
+    added: tuple[Family, ...]
+    #: Those that stood in the file before.
+    replaced: tuple[Family, ...]
+    #: Predicted ones whose measured counterpart stays.
+    refused: tuple[Family, ...]
+
+
+def saves() -> int:
+    """How often this process saved anything: what was looked up before may have changed since."""
+    return _saves
+
+
+def configs_folder() -> Path:
+    return user_folder() / "configs"
+
+
+def path_of(gpu_name: str) -> Path:
+    """The user's file of a GPU, there or not."""
+    return configs_folder() / f"{gpu_name}.json"
+
+
+def read(path: Path) -> KeptConfigs:
+    """A file of kept configs.
+
+    Raises:
+        UserError: it cannot be read or is not one; the sentence names the file and the first fault.
+    """
+    from pydantic import ValidationError
+
+    from leanbench.configs.tuned import KeptConfigs
+
+    content = _json_object(path)
+    _check_version(path, content)
+    try:
+        kept = KeptConfigs.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _damaged(path, f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+    if (fault := kept.fault()) is not None:
+        raise _damaged(path, fault)
+    return kept
+
+
+def fault_of(error: UserError) -> str:
+    """What `read` found wrong, without what to do about it."""
+    return str(error).partition(_FIX)[0]
+
+
+def all_files() -> list[File]:
+    """The user's files, then those that come with leanbench; each folder by name."""
+    places = {"yours": configs_folder(), "shipped": SHIPPED}
+    return [_file(path, where) for where, folder in places.items() for path in _files(folder)]
+
+
+def kept_for(spec: GpuSpec) -> list[File]:
+    """The readable files of a GPU: the user's before the shipped, its namesake first among each."""
+    files = [
+        file
+        for file in all_files()
+        if not isinstance(file.content, str) and file.kept.gpu.is_like(spec)
+    ]
+    return sorted(files, key=lambda file: (file.where != "yours", file.path.stem != spec.name))
+
+
+def load_user(spec: GpuSpec) -> KeptConfigs | None:
+    """The user's configs for a GPU, under whatever name; None if there are none.
+
+    Raises:
+        UserError: a file among them is not one of kept configs.
+    """
+    return _load(configs_folder(), spec)
+
+
+def load_shipped(spec: GpuSpec) -> KeptConfigs | None:
+    """The configs for a GPU that come with leanbench; None if there are none."""
+    return _load(SHIPPED, spec)
+
+
+def save_families(
+    spec: GpuSpec, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
+) -> Saved:
+    """Merges families into the user's file of a GPU, or into `path`; see `merge`."""
+    from leanbench.configs.tuned import KeptGpu
+
+    return merge(KeptGpu.of(spec), families, path, kernel=kernel)
+
+
+def check_target(spec: GpuSpec) -> None:
+    """Looks whether families of a GPU could be saved, before a minute is spent on finding them.
+
+    Raises:
+        UserError: what is there is no file of kept configs, or the folder cannot be written.
+    """
+    from leanbench.configs.tuned import KeptConfigs, KeptGpu
+
+    gpu = KeptGpu.of(spec)
+    path = _users_path(gpu)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            _before(path, KeptConfigs(kernel="lean", gpu=gpu, families=[]))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
+        ) from None
+
+
+def user_faults() -> list[str]:
+    """A sentence for each of the user's files that cannot be used."""
+    files = [_file(path, "yours") for path in _files(configs_folder())]
+    return [file.content for file in files if isinstance(file.content, str)]
+
+
+def merge(
+    gpu: KeptGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
+) -> Saved:
+    """Puts families beside those that the file has, or in the place of those with the same key.
+
+    A predicted family never takes the place of a measured one. Others who save at the same time
+    wait, and a reader finds the old file or the new one.
+
+    Raises:
+        UserError: what is there is no file of kept configs, or one of another kernel or GPU; a
+            family contradicts itself; or the file cannot be written. Nothing was changed then.
+    """
+    global _saves
+    from leanbench.configs.tuned import KeptConfigs
+
+    path = path or _users_path(gpu)
+    new = KeptConfigs(kernel=kernel, gpu=gpu, families=list(families))
+    if (fault := new.fault()) is not None:
+        raise UserError(f"these configs are not saved in {path}, {fault}: tune again")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            before = _before(path, new)
+            merged, saved = _merged(path, before, new)
+            replace_file(path, _text(merged))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
+        ) from None
+    _saves += 1
+    return saved
+
+
+def _merged(path: Path, before: KeptConfigs | None, new: KeptConfigs) -> tuple[KeptConfigs, Saved]:
+    families = {family.key: family for family in before.families} if before else {}
+    added: list[Family] = []
+    replaced: list[Family] = []
+    refused: list[Family] = []
+    for family in new.families:
+        there = families.get(family.key)
+        if there is not None and (there.source, family.source) == ("measured", "predicted"):
+            refused.append(family)
+            continue
+        families[family.key] = family
+        if there is None:
+            added.append(family)
+        else:
+            replaced.append(there)
+    merged = (before or new).model_copy(update={"families": list(families.values())})
+    return merged, Saved(path, tuple(added), tuple(replaced), tuple(refused))
+
+
+def _before(path: Path, new: KeptConfigs) -> KeptConfigs | None:
+    """What the file holds; raises UserError if it is of another GPU or kernel, or nothing that may
+    be overwritten.
+    """
+    if not path.exists():
+        return None
+    try:
+        before = read(path)
+    except UserError as error:
+        raise UserError(f"{fault_of(error)}: move it away, it is not overwritten") from None
+    if not before.gpu.is_like(new.gpu):
+        raise UserError(
+            f"{path} is of {_figures(before.gpu)}, not of {_figures(new.gpu)}: move it away, it is"
+            " not overwritten"
+        )
+    if before.kernel != new.kernel:
+        raise UserError(
+            f"{path} is of kernel {before.kernel!r}, not of {new.kernel!r}: move it away, it is not"
+            " overwritten"
+        )
+    return before
+
+
+def _users_path(gpu: KeptGpu) -> Path:
+    """The file of the GPU's name; another where that is a namesake's, as of a MIG instance."""
+    path = path_of(gpu.name)
+    with contextlib.suppress(UserError):
+        if path.exists() and not read(path).gpu.is_like(gpu):
+            return path_of(f"{gpu.name}-{gpu.sms}sms-{gpu.bandwidth_tb_s:.3g}tb")
+    return path
+
+
+def _figures(gpu: KeptGpu) -> str:
+    return f"{gpu.product} ({gpu.sms} SMs, {gpu.bandwidth_tb_s:.3g} TB/s)"
+
+
+def _file(path: Path, where: str) -> File:
+    try:
+        stamp = path.stat()
+    except OSError as error:
+        return File(path, where, f"cannot read {path}: {error.strerror}")
+    return File(path, where, _content(path, stamp.st_mtime_ns, stamp.st_size))
+
+
+@lru_cache(maxsize=256)
+def _content(path: Path, mtime_ns: int, size: int) -> KeptConfigs | str:
+    """Parsed once, until it changes."""
+    try:
+        return read(path)
+    except UserError as error:
+        return str(error)
+
+
+def _load(folder: Path, spec: GpuSpec) -> KeptConfigs | None:
+    # H200 and H200 NVL take each other's configs, but may have files of their own.
+    for path in sorted(_files(folder), key=lambda path: path.stem != spec.name):
+        kept = read(path)
+        if kept.gpu.is_like(spec):
+            return kept
+    return None
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.glob("*.json") if path.is_file())
+    except OSError:
+        return []
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, RecursionError) as error:
+        # The first line: what follows it is a position or a piece of the file.
+        raise _damaged(path, f"no JSON, {str(error).partition(chr(10))[0]}") from None
+    if not isinstance(content, dict) or not {"schema_version", "families"} <= content.keys():
+        raise UserError(
+            f"{path} is not a file of kept configs, it has no schema_version and families{_FIX}"
+        )
+    return content
+
+
+def _check_version(path: Path, content: dict[str, Any]) -> None:
+    from leanbench.configs.tuned import SCHEMA_VERSION
+
+    version = content["schema_version"]
+    if version == SCHEMA_VERSION and isinstance(version, int):
+        return
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    fix = ", or update leanbench" if newer else " and tune again"
+    raise UserError(
+        f"{path} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}{_FIX}{fix}"
+    )
+
+
+def _damaged(path: Path, fault: str) -> UserError:
+    return UserError(f"{path} is not a file of kept configs ({fault}){_FIX} and tune again")
+
+
+def _text(kept: KeptConfigs) -> str:
+    """JSON with a line for each candidate, build and time; fields that are null are left out."""
+    indented = json.dumps(kept.model_dump(mode="json", exclude_none=True), indent=1)
+    # What holds no object or list itself comes on one line. A string has no line breaks that are
+    # not escaped.
+    flat = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\n *", " ", found[0]), indented)
+    return flat + "\n"

@@ -1,0 +1,1 @@
+"""What every room stands on: problems, schedules, inputs, errors, files. Imports no other room."""

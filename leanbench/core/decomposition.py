@@ -1,0 +1,301 @@
+"""How LeanTiles are dealt to CTAs, in plain Python: what each kernel's index arithmetic must equal.
+
+An **output tile** is one sequence's rows of one KV head (its query heads packed together,
+`tile_rows` at a time). Its context is cut into **LeanTiles** of `tile_tokens`. A decomposition says
+which CTA walks which LeanTiles. Output tiles are numbered batch -> KV head -> row tile, LeanTiles
+along the context (LeanAttention, arXiv 2405.10480, section IV).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from leanbench.core.problem import AttentionProblem
+
+#: Tensor cores want 16 rows; above 64 (32 at head_dim 256) the accumulator no longer fits the
+#: registers beside the tiles.
+MIN_TILE_ROWS = 16
+MAX_TILE_ROWS = 64
+
+
+def tile_rows(group_size: int, head_dim: int, q_len: int = 1) -> int:
+    """Rows of one output tile (the paper's T_m): a power of two from 16 to 64, at most 32 at
+    head_dim 256.
+    """
+    rows = 1 << (group_size * q_len - 1).bit_length()
+    return max(MIN_TILE_ROWS, min(rows, MAX_TILE_ROWS if head_dim <= 128 else MAX_TILE_ROWS // 2))
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """The LeanTiles of a problem: `lean_tiles[b]` for each output tile of sequence `b`, which has
+    `per_sequence` of them.
+    """
+
+    lean_tiles: tuple[int, ...]
+    per_sequence: int
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, tile_tokens: int) -> TileGrid:
+        rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
+        row_tiles = -(-problem.group_size * problem.q_len // rows)
+        # An empty sequence still owns one LeanTile, fully masked, so that somebody writes its
+        # output.
+        lean_tiles = tuple(max(1, -(-context // tile_tokens)) for context in problem.contexts)
+        return cls(lean_tiles, problem.kv_heads * row_tiles)
+
+    @property
+    def output_tiles(self) -> int:
+        return len(self.lean_tiles) * self.per_sequence
+
+    @property
+    def total(self) -> int:
+        """All LeanTiles (the paper's I)."""
+        return sum(self.lean_tiles) * self.per_sequence
+
+    def of_output_tile(self, output_tile: int) -> int:
+        """LeanTiles of one output tile (the paper's C_n)."""
+        return self.lean_tiles[output_tile // self.per_sequence]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """LeanTiles `[first, last)` of one output tile, walked by one CTA."""
+
+    cta: int
+    output_tile: int
+    first: int
+    last: int
+    #: LeanTiles of the whole output tile.
+    of: int
+
+    @property
+    def is_host(self) -> bool:
+        """Holds the output tile's first LeanTile: the host block."""
+        return self.first == 0
+
+    @property
+    def is_finishing(self) -> bool:
+        """Holds the output tile's last LeanTile: the finishing block."""
+        return self.last == self.of
+
+    @property
+    def is_whole(self) -> bool:
+        """Needs no reduction: the CTA writes the output straight away."""
+        return self.is_host and self.is_finishing
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who does what. `segments` are ordered by CTA and, within one, in the order it walks them."""
+
+    decomposition: str
+    grid: int
+    segments: tuple[Segment, ...]
+    #: fixed_split merges partials in a second launch; stream-K in the same.
+    merge_launch: bool = False
+
+    @property
+    def partials(self) -> int:
+        return sum(not segment.is_whole for segment in self.segments)
+
+
+def stream_k_start(run: int, total: int, grid: int) -> int:
+    """First LeanTile of run `run` of `grid`: shares differ by at most one LeanTile, the longer ones
+    come first.
+    """
+    share, longer = divmod(total, grid)
+    return run * share + min(run, longer)
+
+
+def stream_k_run(lean_tile: int, total: int, grid: int) -> int:
+    """The run that holds LeanTile `lean_tile`: the inverse of `stream_k_start`."""
+    share, longer = divmod(total, grid)
+    border = longer * (share + 1)
+    return (
+        lean_tile // (share + 1) if lean_tile < border else longer + (lean_tile - border) // share
+    )
+
+
+def stream_k_grid(
+    total: int, max_grid: int, min_tiles_per_cta: int = 1, multiple_of: int = 1
+) -> int:
+    """CTAs that get work: no more than the hardware holds (`max_grid`), none with less than
+    `min_tiles_per_cta`.
+
+    Args:
+        multiple_of: rounds down to a multiple of this where that leaves any CTA; with the number of
+            output tiles (of equal length) CTAs stay within one of them, the paper's special case of
+            FlashDecoding (section IV-C), but for the LeanTiles that are left over where the
+            division has a remainder.
+    """
+    grid = max(1, min(max_grid, total // min_tiles_per_cta))
+    return grid // multiple_of * multiple_of or grid
+
+
+def usable_sms(sms: int, cluster_size: int = 1) -> int:
+    """SMs on which clusters of CTAs find room: a cluster lives in one GPC, and GPCs have SMs left
+    over.
+
+    A GPU holds pairs on all SMs. Of larger clusters an H200 (132 SMs) holds 30 of 4 CTAs and 15 of
+    8: 120 SMs.
+    """
+    return sms if cluster_size <= 2 else sms * 10 // 11
+
+
+def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:
+    """Clusters of `cluster_size` CTAs that run at once: the runs that a stream-K launch of clusters
+    deals to.
+    """
+    return ctas_per_sm * usable_sms(sms, cluster_size) // cluster_size
+
+
+def stream_k(
+    tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned: bool = False
+) -> Schedule:
+    """LeanAttention: all LeanTiles end to end, an equal run for each CTA (section IV, Algorithm 2).
+
+    Runs are dealt from the last to the first: the host block of an output tile waits for its other
+    parts, and those then belong to CTAs of lower index, which the hardware starts earlier.
+    """
+    grid = stream_k_grid(
+        tiles.total, max_grid, min_tiles_per_cta, tiles.output_tiles if aligned else 1
+    )
+    # Where each sequence's LeanTiles start on the line of all LeanTiles.
+    starts = [0, *accumulate(count * tiles.per_sequence for count in tiles.lean_tiles)]
+
+    def walk() -> Iterator[Segment]:
+        for cta in range(grid):
+            run = grid - 1 - cta
+            at, end = (
+                stream_k_start(run, tiles.total, grid),
+                stream_k_start(run + 1, tiles.total, grid),
+            )
+            sequence = bisect_right(starts, at) - 1
+            while at < end:
+                while at >= starts[sequence + 1]:
+                    sequence += 1
+                of = tiles.lean_tiles[sequence]
+                head, first = divmod(at - starts[sequence], of)
+                last = min(of, first + end - at)
+                yield Segment(cta, sequence * tiles.per_sequence + head, first, last, of)
+                at += last - first
+
+    return Schedule("stream_k", grid, tuple(walk()))
+
+
+def stream_k_with_ends(
+    tiles: TileGrid, max_grid: int, min_tiles_per_cta: int, end_tiles: int
+) -> Schedule:
+    """Stream-K over a ragged batch in which every output tile counts `end_tiles` LeanTiles more,
+    empty ones at its end, for what ending it takes: a CTA with many short sequences ends many. How
+    many CTAs there are is the real ones' to say. Segments, and their `of`, are of LeanTiles as they
+    are counted.
+    """
+    counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
+    return stream_k(counted, stream_k_grid(tiles.total, max_grid, min_tiles_per_cta))
+
+
+def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
+    """Stream-K whose cuts depend on a sequence's own length alone: a CTA for every `run_tiles`
+    LeanTiles of an output tile, and one for what is left of it.
+
+    Dealt from the last to the first, as in `stream_k`.
+    """
+    grid = sum(-(-count // run_tiles) for count in tiles.lean_tiles) * tiles.per_sequence
+
+    def walk() -> Iterator[Segment]:
+        cta = 0
+        for output_tile in reversed(range(tiles.output_tiles)):
+            of = tiles.of_output_tile(output_tile)
+            for first in reversed(range(0, of, run_tiles)):
+                yield Segment(cta, output_tile, first, min(of, first + run_tiles), of)
+                cta += 1
+
+    return Schedule("stream_k", grid, tuple(walk()))
+
+
+def one_cta_per_tile(tiles: TileGrid) -> Schedule:
+    """FlashAttention-2: one CTA walks the whole context of an output tile."""
+    counts = [tiles.of_output_tile(tile) for tile in range(tiles.output_tiles)]
+    return Schedule(
+        "one_cta_per_tile",
+        tiles.output_tiles,
+        tuple(Segment(tile, tile, 0, count, count) for tile, count in enumerate(counts)),
+    )
+
+
+def fixed_split_range(split: int, splits: int, lean_tiles: int) -> tuple[int, int]:
+    """LeanTiles `[first, last)` of one split: equal parts, rounded up, so the last ones may be
+    shorter or empty.
+    """
+    share = -(-lean_tiles // splits)
+    return min(split * share, lean_tiles), min((split + 1) * share, lean_tiles)
+
+
+def fixed_split(tiles: TileGrid, splits: int) -> Schedule:
+    """FlashDecoding: every output tile in the same number of equal splits, merged by a second
+    kernel.
+    """
+    segments = []
+    for tile in range(tiles.output_tiles):
+        of = tiles.of_output_tile(tile)
+        for split in range(splits):
+            first, last = fixed_split_range(split, splits, of)
+            if first < last:
+                segments.append(Segment(tile * splits + split, tile, first, last, of))
+    return Schedule(
+        "fixed_split", tiles.output_tiles * splits, tuple(segments), merge_launch=splits > 1
+    )
+
+
+def fixed_split_heuristic(
+    output_tiles: int, ctas_at_once: int, lean_tiles: int, max_splits: int = 128
+) -> int:
+    """The usual wave heuristic: the fewest splits whose last wave is nearly as full as the best
+    split count's.
+
+    `ctas_at_once` is how many CTAs the GPU holds (SMs x resident CTAs); with 80% of them busy
+    already, nothing is split. "Nearly" is 85%, as in FlashAttention's own heuristic; split counts
+    that leave some splits empty are passed over.
+    """
+    if output_tiles >= 0.8 * ctas_at_once:
+        return 1
+    efficiency: dict[int, float] = {}
+    for splits in range(1, min(max_splits, ctas_at_once, lean_tiles) + 1):
+        share = -(-lean_tiles // splits)
+        if splits > 1 and share == -(-lean_tiles // (splits - 1)):
+            continue
+        waves = output_tiles * splits / ctas_at_once
+        efficiency[splits] = waves / -(-(output_tiles * splits) // ctas_at_once)
+    best = max(efficiency.values())
+    return next(splits for splits, value in efficiency.items() if value >= 0.85 * best)
+
+
+def quantisation_efficiency(schedule: Schedule, slots: int) -> float:
+    """Share of CTA slots x time that has work, if every LeanTile took equally long and `slots` CTAs
+    ran at once.
+
+    CTAs start in order as slots fall free: the schedule's own ceiling, before any hardware effect
+    (0 to 1).
+    """
+    work: dict[int, int] = {}
+    for segment in schedule.segments:
+        work[segment.cta] = work.get(segment.cta, 0) + segment.last - segment.first
+    finish = _list_schedule(list(work.values()), slots)
+    return sum(work.values()) / (slots * finish)
+
+
+def _list_schedule(durations: Sequence[int], slots: int) -> int:
+    import heapq
+
+    running: list[int] = []
+    now = 0
+    for duration in durations:
+        if len(running) == slots:
+            now = heapq.heappop(running)
+        heapq.heappush(running, now + duration)
+    return max(running)

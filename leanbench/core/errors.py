@@ -1,0 +1,29 @@
+"""The one exception whose message is meant for the person at the keyboard."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input. The message is one sentence: the value, the limit and the fix. The CLI prints it
+    and exits with 2.
+    """
+
+
+class DoesNotFit(UserError):
+    """Launch settings that the GPU at hand cannot run."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A phrase that suggests the nearest known name, or lists what there is: ``did you mean
+    'lean'?``.
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    # A folder of runs can hold hundreds.
+    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    return f"known: {', '.join(known[:20])}{more}"

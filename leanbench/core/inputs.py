@@ -1,0 +1,194 @@
+"""The tensors of one decode attention call, and random ones for a problem."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Shapes are flash-attn's; the layout (NHD or HND) is in the strides of `k_cache` and
+    `v_cache`.
+    """
+
+    #: (batch, q_len, q_heads, head_dim)
+    q: torch.Tensor
+    #: (batch, tokens, kv_heads, head_dim), `tokens` at least the longest context; head_dim is
+    #: contiguous. With a `block_table`: (pages, page_size, kv_heads, head_dim), the pages of all
+    #: sequences.
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    #: (batch,), int32, on the device: real lengths of a ragged batch. None: every sequence has
+    #: `context` tokens.
+    cache_seqlens: torch.Tensor | None
+    #: Tokens of every sequence, or of the longest one that `cache_seqlens` may hold.
+    context: int
+    softmax_scale: float
+    #: (batch, q_len, q_heads, head_dim), same dtype as `q`.
+    out: torch.Tensor
+    #: (batch, q_heads, q_len), fp32, natural logarithm.
+    lse: torch.Tensor
+    #: (batch, pages of the longest sequence), int32, contiguous, on the device: which page of the
+    #: caches holds a sequence's page. None: the cache is contiguous.
+    block_table: torch.Tensor | None = None
+
+    @property
+    def q_len(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k_cache.shape[2]
+
+    @property
+    def group_size(self) -> int:
+        return self.q.shape[2] // self.kv_heads
+
+    @property
+    def page_size(self) -> int | None:
+        """Tokens of a page; None for a contiguous cache."""
+        return None if self.block_table is None else self.k_cache.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[3]
+
+    def poison(self) -> None:
+        """Fills the outputs with NaN, so that an element nobody wrote cannot pass a check."""
+        self.out.fill_(math.nan)
+        self.lse.fill_(math.nan)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    return {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
+
+
+def cache_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
+    """K and V as they lie in memory; of a paged cache, all pages."""
+    rows, tokens = problem.batch, problem.max_context
+    if problem.page_size is not None:
+        rows, tokens = sum(problem.page_counts), problem.page_size
+    if problem.kv_layout == "HND":
+        return rows, problem.kv_heads, tokens, problem.head_dim
+    return rows, tokens, problem.kv_heads, problem.head_dim
+
+
+def query_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
+    return problem.batch, problem.q_len, problem.q_heads, problem.head_dim
+
+
+def deal_pages(
+    problem: AttentionProblem, device: str | torch.device, generator: torch.Generator | None = None
+) -> torch.Tensor | None:
+    """A block table that gives each page of `cache_shape` to one sequence, in random order; None
+    for a contiguous cache.
+
+    Entries past a sequence's end are 0.
+    """
+    import torch
+
+    if problem.page_size is None:
+        return None
+    pages = torch.randperm(
+        sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32
+    )
+    table = torch.zeros(problem.batch, max(problem.page_counts), dtype=torch.int32, device=device)
+    for row, own in zip(table, pages.split(problem.page_counts), strict=True):
+        row[: len(own)] = own
+    return table
+
+
+def inputs_over(
+    problem: AttentionProblem,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor | None = None,
+) -> AttentionInputs:
+    """The call of `problem` on these tensors, outputs not yet written.
+
+    Args:
+        q: of `query_shape`.
+        k_cache: of `cache_shape`, on the device of `q`.
+        v_cache: like `k_cache`.
+        block_table: of `deal_pages`, for a problem with a page size.
+    """
+    import torch
+
+    assert (block_table is None) == (problem.page_size is None), (
+        f"{problem.label} and its block table do not agree"
+    )
+    if problem.kv_layout == "HND":
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    lengths = (
+        torch.tensor(problem.contexts, dtype=torch.int32, device=q.device)
+        if problem.is_ragged
+        else None
+    )
+    return AttentionInputs(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=lengths,
+        context=problem.max_context,
+        softmax_scale=problem.head_dim**-0.5,
+        out=torch.empty_like(q),
+        lse=torch.empty(
+            problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=q.device
+        ),
+        block_table=block_table,
+    )
+
+
+def make_inputs(
+    problem: AttentionProblem,
+    device: str | torch.device,
+    seed: int | None = None,
+    score_scale: float = 1.0,
+) -> AttentionInputs:
+    """Standard normal Q, K and V in the problem's layout, and poisoned outputs.
+
+    Args:
+        seed: None draws fresh inputs every time, which is what a check wants.
+        score_scale: multiplies Q; 1 gives scores of standard deviation 1, large values make softmax
+            pick single tokens.
+    """
+    import torch
+
+    dtype = torch_dtype(problem.dtype)
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+
+    k_cache, v_cache = normal(*cache_shape(problem)), normal(*cache_shape(problem))
+    q = normal(*query_shape(problem)).mul_(score_scale)
+    inputs = inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, device, generator))
+    inputs.poison()
+    return inputs
+
+
+def shape_only(problem: AttentionProblem) -> AttentionInputs:
+    """Inputs of a problem without memory behind them: shapes, strides and dtypes are what a
+    compiler asks for.
+    """
+    import torch
+
+    shapes = query_shape(problem), cache_shape(problem), cache_shape(problem)
+    q, k_cache, v_cache = (
+        torch.empty(shape, dtype=torch_dtype(problem.dtype), device="meta") for shape in shapes
+    )
+    return inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, "meta"))

@@ -1,0 +1,332 @@
+"""What a kernel must say of itself, and how the kernels room is searched.
+
+A family is a folder in `kernels/` (or in a folder of `LEANBENCH_KERNEL_PATH`) whose `__init__.py`
+lists its kernels in `KERNELS`. That file must import fast: torch and triton are loaded in
+`prepare`, not at the top.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import pkgutil
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.decomposition import Schedule
+from leanbench.core.errors import UserError, nearest
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+    from leanbench.core.timeline import CtaTimeline
+
+
+#: What a kernel asks for that always runs with its `batch_invariant_config`.
+BATCH_INVARIANT = "batch_invariant"
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """How a kernel is launched. A field that a kernel does not have is None."""
+
+    #: Context tokens of one LeanTile.
+    tile_tokens: int
+    num_warps: int
+    num_stages: int
+    #: stream-K: CTAs launched per SM; the grid is this times the SMs.
+    ctas_per_sm: int | None = None
+    #: stream-K: a CTA with fewer LeanTiles than this is not worth waking.
+    min_tiles_per_cta: int | None = None
+    #: stream-K: the grid is rounded down to a multiple of the output tiles, so that no CTA crosses
+    #: from one to the next.
+    align_grid: bool | None = None
+    #: fixed_split: parts of every output tile.
+    splits: int | None = None
+    #: stream-K: every CTA takes this many LeanTiles of one output tile, the last one of it what is
+    #: left, whatever the GPU holds at once: the parts of a sequence, and so the bits of its output,
+    #: depend on its own length alone. The grid has a CTA for each part, `min_tiles_per_cta` and
+    #: `align_grid` say nothing.
+    fixed_run_tiles: int | None = None
+    #: lean: `cuda` for its CUDA C++ implementation; None for the one in Triton.
+    implementation: str | None = None
+    #: CUDA: tokens that a warp takes at a time.
+    chunk_tokens: int | None = None
+    #: CUDA: query rows of an output tile at most, 8, 16 or 32. Fewer make more output tiles of the
+    #: same K and V, which the L2 then holds for them.
+    tile_rows: int | None = None
+    #: CUDA: CTAs of a thread-block cluster, which share a run. `ctas_per_sm` counts CTAs, not
+    #: clusters.
+    cluster_size: int | None = None
+    #: CUDA: how K and V get to shared memory: `bulk` (bulk tensor copies) or `async` (16-byte
+    #: cp.async).
+    copy: str | None = None
+
+    def to_dict(self) -> dict[str, int | bool | str]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class LaunchResources:
+    """What one CTA of a compiled GPU kernel takes of its SM."""
+
+    #: The GPU kernel's name.
+    launch: str
+    #: CTAs of the grid.
+    ctas: int
+    num_warps: int
+    registers_per_thread: int
+    shared_bytes: int
+    spilled_registers: int
+
+
+class TracedCall(ABC):
+    """One call of a kernel whose GPU kernels were compiled with stamps."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Does what the plain launch does, and stamps."""
+
+    @abstractmethod
+    def read(self) -> tuple[CtaTimeline, ...]:
+        """Every CTA of the latest launch, after waiting for it; times in microseconds from the
+        first start.
+        """
+
+
+class OwnOutputs(ABC):
+    """A launch of a library that makes its output tensors itself, anew in every call.
+
+    To copy them to `inputs.out` would take a GPU kernel that is not the library's. Whoever reads or
+    poisons outputs goes through `written_by`.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        #: The inputs, with what the latest call wrote in place of `out` and `lse`; kept alive until
+        #: the next one. After a capture, these are the tensors that the graph writes.
+        self.results = inputs
+
+    def __call__(self) -> None:
+        out, lse = self.compute()
+        self.results = replace(self.results, out=out, lse=lse)
+
+    @abstractmethod
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and LSE, shaped as `AttentionInputs` says."""
+
+
+def written_by(launch: Callable[[], Any], inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with the outputs that the latest call of `launch`, prepared for `inputs`,
+    wrote.
+    """
+    return launch.results if isinstance(launch, OwnOutputs) else inputs
+
+
+class Kernel(ABC):
+    """One way to compute decode attention."""
+
+    #: The name users type.
+    name: str
+    #: One line for `leanbench list kernels`.
+    title: str
+    #: `one_cta_per_tile`, `fixed_split`, `stream_k` or `other`.
+    decomposition: str
+    #: Paper, or library and version.
+    source: str
+    #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
+    is_timed: bool = True
+    #: The kernel name that its kept configs go under; None: it is not tuned. A stream-K kernel, see
+    #: leanbench.tune.
+    tuned_as: str | None = None
+    #: `triton` or `cuda` where the kernel is one implementation among several of what it is tuned
+    #: as, and takes no other's configs; None: it takes them all.
+    implementation: str | None = None
+    #: The kernel that predictions are made for in its place, because the performance model knows
+    #: it; None: itself.
+    predicted_as: str | None = None
+    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
+    #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
+    config_choice: str | None = None
+    #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
+    lse_base: float | None = math.e
+
+    def unavailable_reason(self) -> str | None:
+        """One sentence why this kernel cannot run here, whatever the problem, or None; without a
+        heavy import.
+        """
+        return None
+
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        """One sentence why this kernel cannot run the problem, or None."""
+        return None
+
+    @abstractmethod
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        """The heuristic: what runs when nobody chose and nothing is kept; None for a kernel without
+        launch settings.
+        """
+
+    def batch_invariant_config(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> KernelConfig | None:
+        """Settings with which the bits of a sequence's output depend on nothing else in the batch,
+        nor on the GPU's SMs; alike for all problems of a head_dim, dtype, group size and q_len.
+        None: the kernel has none.
+        """
+        return None
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        """What `--configs best` tries, the default among them."""
+        config = self.default_config(problem, gpu)
+        return [] if config is None else [config]
+
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        """What `leanbench tune` considers for problems of this head_dim, dtype, group size and
+        layout, of any size.
+        """
+        return []
+
+    def implementation_of(self, config: KernelConfig) -> Kernel:
+        """The kernel that launches `config`, where this one stands for several implementations."""
+        return self
+
+    def compile(
+        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+    ) -> tuple[LaunchResources, ...]:
+        """What a CTA of each GPU kernel of a call takes, in the order of the launches, compiled for
+        a compute capability that need not be here.
+
+        Raises:
+            TypeError: the kernel has nothing to compile.
+        """
+        raise TypeError(f"{self.name} has nothing to compile")
+
+    def takes(self, config: KernelConfig) -> bool:
+        """Whether `config` is of this kernel's implementation."""
+        return self.implementation in (None, config.implementation or "triton")
+
+    def modelled(self) -> Kernel:
+        """The kernel that predictions are made for in its place."""
+        return self if self.predicted_as is None else kernel(self.predicted_as)
+
+    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
+        """Runs of a launch at most where `wanted` were asked for, with `rows` query rows to a
+        partial. A run is a CTA's, or a cluster's.
+        """
+        return wanted
+
+    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
+        """Rounds of loads, each waiting for the one before, in which one CTA merges `partials` of
+        `rows` query rows.
+        """
+        return partials
+
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
+        """Who does what, for predictions; None where the kernel's inside is unknown."""
+        return None
+
+    @abstractmethod
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        """A launch that writes `inputs.out` and `inputs.lse`, or is one of `OwnOutputs`, without
+        host synchronisation; compiles before it returns.
+        """
+
+    def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
+        """What must be done once for a step's lengths before its launches, as a call that repeats
+        it, timed apart from the launch; None: nothing.
+        """
+        return None
+
+    def resources(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> tuple[LaunchResources, ...]:
+        """What the compiled GPU kernels of a call take, in the order they are launched; empty where
+        that is unknown.
+        """
+        return ()
+
+    def prepare_traced(
+        self, inputs: AttentionInputs, config: KernelConfig | None
+    ) -> TracedCall | None:
+        """The same call in an instrumented build; None where the kernel has none."""
+        return None
+
+
+#: Of the latest search: a sentence for each family that could not be loaded.
+_faults: list[str] = []
+
+
+@cache
+def kernels() -> dict[str, Kernel]:
+    """Every kernel found, by name, in a stable order; those of a family that cannot be loaded are
+    left out.
+
+    Raises:
+        UserError: two have the same name.
+    """
+    _faults.clear()
+    room = importlib.import_module("leanbench.kernels")
+    found: dict[str, Kernel] = {}
+    for module in sorted(pkgutil.iter_modules(room.__path__), key=lambda module: module.name):
+        for name, kernel in _family(module.name) if module.ispkg else ():
+            if name in found:
+                raise UserError(f"two kernels are called {name!r}: rename one of them")
+            found[name] = kernel
+    return found
+
+
+def family_faults() -> list[str]:
+    """A sentence for each family that cannot be loaded: its file and the error."""
+    kernels()
+    return list(_faults)
+
+
+def _family(name: str) -> list[tuple[str, Kernel]]:
+    """The kernels of the folder `name`, with their names; none, and a fault, where its code fails,
+    however it does.
+    """
+    module = f"leanbench.kernels.{name}"
+    try:
+        return [
+            (kernel.name, kernel)
+            for kernel in getattr(importlib.import_module(module), "KERNELS", ())
+        ]
+    except (Exception, SystemExit) as error:
+        found = importlib.util.find_spec(module)
+        said = (str(error).strip().splitlines() or [""])[0]
+        where = found.origin if found and found.origin else module
+        # Of a SyntaxError the message names the line, and no frame is the file's.
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == where
+        ]
+        at = f", line {lines[-1]}," if lines else ""
+        _faults.append(
+            f"{where}{at} cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})"
+        )
+        return []
+
+
+def kernel(name: str) -> Kernel:
+    """The kernel of that name.
+
+    Raises:
+        UserError: there is none; what could not be loaded is named, and the nearest name suggested.
+    """
+    found = kernels()
+    if name not in found:
+        raise UserError(
+            "; ".join([*_faults, f"there is no kernel {name!r}, {nearest(name, found)}"])
+        )
+    return found[name]

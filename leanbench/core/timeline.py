@@ -1,0 +1,104 @@
+"""What every CTA of a launch did and when, measured by stamps in the kernel or predicted by the
+model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from leanbench.core.problem import AttentionProblem
+
+#: `tiles`: LeanTiles of an output tile are read and computed. `wait`: for other CTAs' partials.
+#: `reduction`: partials are merged and the output written.
+SpanKind = Literal["tiles", "wait", "reduction"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a CTA did from `start_us` to `end_us`, microseconds from the first CTA's start."""
+
+    kind: SpanKind
+    output_tile: int
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True)
+class CtaTimeline:
+    """One CTA. Several can be on one SM at once."""
+
+    #: The GPU kernel it belongs to: `lean_kernel`, `split_kernel`, `merge_kernel`...
+    launch: str
+    cta: int
+    sm: int
+    start_us: float
+    end_us: float
+    #: In the order of time, not overlapping.
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All CTAs of one call of a kernel, second launches included. Time 0 is the first CTA's
+    start.
+    """
+
+    kernel: str
+    problem: AttentionProblem
+    #: Launch settings, as in a row.
+    config: dict[str, Any] | None
+    source: Literal["measured", "predicted"]
+    #: Product name.
+    gpu: str
+    #: SMs of the GPU, with and without work.
+    sms: int
+    output_tiles: int
+    ctas: tuple[CtaTimeline, ...]
+    #: Median latency of the plain kernel, and of the instrumented one, by the suite's timing;
+    #: predicted: the first.
+    latency_us: float | None = None
+    traced_latency_us: float | None = None
+    #: Smallest step of the stamps.
+    tick_ns: int | None = None
+
+    @cached_property
+    def duration_us(self) -> float:
+        """From the first CTA's start to the last one's end."""
+        return max((cta.end_us for cta in self.ctas), default=0.0)
+
+    @cached_property
+    def busy_us(self) -> dict[int, float]:
+        """For each SM with a CTA: the time in which at least one of its CTAs was neither absent nor
+        waiting.
+        """
+        by_sm: dict[int, list[tuple[float, float]]] = {}
+        for cta in self.ctas:
+            by_sm.setdefault(cta.sm, []).extend(_working(cta))
+        return {sm: _union_us(intervals) for sm, intervals in sorted(by_sm.items())}
+
+    @cached_property
+    def sm_busy_share(self) -> float:
+        """Busy time of all SMs over SMs x duration; the SMs without work count."""
+        return (
+            sum(self.busy_us.values()) / (self.sms * self.duration_us) if self.duration_us else 0.0
+        )
+
+
+def _working(cta: CtaTimeline) -> list[tuple[float, float]]:
+    """The CTA's life without its waits."""
+    parts, at = [], cta.start_us
+    for span in cta.spans:
+        if span.kind == "wait":
+            parts.append((at, span.start_us))
+            at = span.end_us
+    return [*parts, (at, cta.end_us)]
+
+
+def _union_us(intervals: list[tuple[float, float]]) -> float:
+    total, covered = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, covered))
+        covered = max(covered, end)
+    return total

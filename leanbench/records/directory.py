@@ -1,0 +1,321 @@
+"""The run directory: `manifest.json` says what was asked and where, `results.jsonl` holds one row a
+line, `samples.jsonl.gz` the raw samples behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.files import PART, append_whole, replace_file, whole_lines
+from leanbench.core.strict_json import parse
+from leanbench.records.samples import SAMPLES, Samples, pack, whole_length
+
+MANIFEST = "manifest.json"
+RESULTS = "results.jsonl"
+WORKER_LOG = "worker.log"
+_LOCK = "lock"
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a run directory.
+
+    Raises:
+        UserError: `path` is no run directory, or one of another schema version.
+    """
+    from leanbench.records.row import SCHEMA_VERSION
+
+    try:
+        manifest = parse((path / MANIFEST).read_bytes())
+        version = manifest["schema_version"]
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / "trace-manifest.json").exists():
+            raise UserError(
+                f"{path} is a trace, not a run: open its trace.html or trace.svg"
+            ) from None
+        raise UserError(
+            f"{path} is not a run directory, it has no {MANIFEST}: name one that `leanbench sweep`"
+            " wrote"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(path) from None
+    if type(version) is not int or version != SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        fix = (
+            "update leanbench"
+            if newer
+            else "use the leanbench version that wrote it or start a new run"
+        )
+        raise UserError(
+            f"{path} was written with schema version {version!r}, this leanbench reads"
+            f" {SCHEMA_VERSION}: {fix}"
+        )
+    return manifest
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run directory with every field, without a last line that was cut off while it
+    was written.
+
+    Raises:
+        UserError: any other line is not a row; the line is named.
+    """
+    rows, _ = _parse_rows(path / RESULTS)
+    return rows
+
+
+def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
+    """The run of `sweep` under `parent` that was started last; one of just these cells, where there
+    is any.
+
+    Raises:
+        UserError: there is none.
+    """
+    found: list[tuple[bool, str, Path]] = []
+    for manifest in parent.glob(f"*/{MANIFEST}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content = parse(manifest.read_bytes())
+            if content["sweep"]["name"] == sweep:
+                found.append(
+                    (set(content["cells"]) == set(cells), str(content["created"]), manifest.parent)
+                )
+    if not found:
+        raise UserError(
+            f"there is no run of sweep {sweep!r} in {parent} to resume: start it without --resume"
+        )
+    return max(found)[2]
+
+
+@dataclass
+class RunDirectory:
+    """A run directory that this process writes; nobody else can while it is open."""
+
+    path: Path
+    manifest: dict[str, Any]
+    #: Keys of the cells that have a row.
+    finished: set[str]
+    _results: int
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
+        """Makes the directory and its manifest, to which schema version, name and creation time are
+        added.
+
+        Raises:
+            UserError: it holds something already, cannot be written, or another sweep writes it.
+        """
+        from leanbench.records.row import SCHEMA_VERSION
+
+        _refuse_taken(path)
+        with _writable(path):
+            # Again: another sweep may have come and gone.
+            _refuse_taken(path)
+            created = datetime.now(UTC).isoformat(timespec="microseconds")
+            head = {"schema_version": SCHEMA_VERSION, "name": path.name, "created": created}
+            with _appended(path / RESULTS) as results:
+                run = cls(path, {**head, **manifest}, set(), results)
+                run._write_manifest()
+                yield run
+
+    @classmethod
+    @contextlib.contextmanager
+    def resume(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
+        """Opens a run to finish it. A last line, or last samples, that were cut off are dropped;
+        nothing else changes.
+
+        One that was killed before it had a manifest begins anew.
+
+        Raises:
+            UserError: no such run, another version, another sweep or GPU than `manifest` says, a
+                malformed row, or another sweep writes it.
+        """
+        if (path / _LOCK).exists() and not _is_taken(path):
+            with cls.create(path, manifest) as run:
+                yield run
+            return
+        read_manifest(path)  # before anything is made at a mistyped path
+        with _writable(path):
+            before = read_manifest(path)
+            _refuse_unlike_a_manifest(path, before)
+            _refuse_differences(path, before, manifest)
+            rows, whole = _parse_rows(path / RESULTS)
+            with _appended(path / RESULTS) as results:
+                try:
+                    os.ftruncate(results, whole)
+                    if (path / SAMPLES).exists():
+                        os.truncate(path / SAMPLES, whole_length((path / SAMPLES).read_bytes()))
+                except OSError as error:
+                    raise _cannot_write(path, error) from None
+                yield cls(path, before, {row["cell"] for row in rows}, results)
+
+    def append(self, row: dict[str, Any], samples: Samples | None = None) -> None:
+        """Writes the samples, then the row, each in one piece, and waits until it is on the
+        disk.
+        """
+        if samples is not None:
+            # Not kept open: a predicted run has none.
+            with _appended(self.path / SAMPLES) as file:
+                self._write(file, pack(samples), SAMPLES)
+        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._write(self._results, line, RESULTS)
+        self.finished.add(row["cell"])
+
+    def _write(self, file: int, content: bytes, name: str) -> None:
+        try:
+            append_whole(file, content)
+        except OSError as error:
+            where = self.path / name
+            raise UserError(
+                f"cannot write {where} ({error.strerror}): mend that, then go on with --resume"
+            ) from None
+
+    def add_environment(self, key: str, environment: dict[str, Any]) -> None:
+        """Stores the software and hardware that rows with this key were taken with."""
+        if key not in self.manifest["environments"]:
+            self.manifest["environments"][key] = environment
+            self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        path = self.path / MANIFEST
+        try:
+            replace_file(path, json.dumps(self.manifest, indent=2) + "\n")
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether there is more than what a sweep leaves that was killed before it had a manifest."""
+    try:
+        names = {file.name for file in path.iterdir() if not file.name.endswith(PART)}
+        begun = names - {_LOCK, RESULTS}
+        return bool(begun) or (RESULTS in names and (path / RESULTS).stat().st_size > 0)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): choose another folder with --out"
+        ) from None
+
+
+def _refuse_taken(path: Path) -> None:
+    if _is_taken(path):
+        raise UserError(
+            f"{path} is not empty: add --resume to go on with it or choose another --name"
+        )
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path / MANIFEST} is damaged: start a new run under another --name")
+
+
+def _refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """What a report can do without, a sweep cannot."""
+    kinds: dict[str, type] = {"gpu": dict, "measure": dict, "environments": dict, "cells": list}
+    given = {"measure": {}, **manifest}
+    if not all(isinstance(given.get(key), kind) for key, kind in kinds.items()):
+        raise _damaged(path)
+    if not all(isinstance(key, str) for key in manifest["cells"]):
+        raise _damaged(path)
+
+
+def _refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    advice = "repeat the command it was started with, or start a new run without --resume"
+    was, is_now = (
+        f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}"
+        for manifest in (before, now)
+    )
+    if was != is_now:
+        raise UserError(f"{path} has rows {was}, this command's would be {is_now}: {advice}")
+    measured, asks = (manifest.get("measure", {}) for manifest in (before, now))
+    if measured != asks:
+        names = ", ".join(
+            name for name in {**measured, **asks} if measured.get(name) != asks.get(name)
+        )
+        raise UserError(f"{path} was measured with other settings ({names}): {advice}")
+    run, asked = (dict.fromkeys(manifest.get("cells", ())) for manifest in (before, now))
+    missing, added = (
+        [key for key in one if key not in other] for one, other in ((run, asked), (asked, run))
+    )
+    differences = []
+    if missing:
+        differences.append(
+            f"{len(missing)} of its {len(run)} cells are not asked for now, such as {missing[0]}"
+        )
+    if added:
+        differences.append(
+            f"{len(added)} of the {len(asked)} asked for now are not in it, such as {added[0]}"
+        )
+    if differences:
+        raise UserError(f"{path} is a run of other cells ({'; '.join(differences)}): {advice}")
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Makes the directory if need be and holds its lock."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    try:
+        try:
+            # The operating system drops the lock when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another sweep is writing {path}: wait for it or choose another --name"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _appended(path: Path) -> Iterator[int]:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}): choose another folder with --out")
+
+
+def _parse_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows, and how many bytes of the file hold whole lines."""
+    from leanbench.records.row import read_row
+
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror})") from None
+    whole = whole_lines(content)
+    rows = []
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        try:
+            row, _ = read_row(line)
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {number} is not a row ({error}): delete that line, its cell will run"
+                " again"
+            ) from None
+        rows.append(row.model_dump(mode="json"))
+    return rows, len(whole)

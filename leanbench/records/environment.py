@@ -1,0 +1,113 @@
+"""What rows were taken with: versions, driver, GPU and commit, so that two runs can be compared
+knowingly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.version import __version__
+
+if TYPE_CHECKING:
+    from leanbench.gpu.nvml import LocalGpu
+
+#: Distributions that decide what is timed, where they are installed: what compiles `lean_cuda` at
+#: run time, and those whose kernels can be measured beside this project's, or that hold them
+#: compiled.
+_LIBRARIES = (
+    "nvidia-cuda-nvrtc",
+    "flash-attn",
+    "flash_attn_3",
+    "flashinfer-python",
+    "flashinfer-jit-cache",
+    "apache-tvm-ffi",
+    "xformers",
+)
+
+
+def environment_key(environment: dict[str, Any]) -> str:
+    """Eight characters that differ when anything in the environment does."""
+    return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def predicted_environment() -> dict[str, Any]:
+    """The software alone: predictions use no driver and no GPU."""
+    return {
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "triton": _version("triton"),
+        "driver": None,
+        "gpu_product": None,
+        "gpu_uuid": None,
+        "leanbench": __version__,
+        "commit": _commit(),
+        **{name: found for name in _LIBRARIES if (found := _version(name)) is not None},
+    }
+
+
+def measured_environment(device_index: int) -> dict[str, Any]:
+    """Software, driver and the GPU that torch calls `cuda:device_index`; the driver is None where
+    NVML has no word.
+    """
+    import torch
+
+    device = torch.cuda.get_device_properties(device_index)
+    gpu = _by_nvml(str(getattr(device, "uuid", "")), device_index)
+    return {
+        **predicted_environment(),
+        # With the CUDA version it was built for.
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": gpu and gpu.driver_version,
+        "gpu_product": gpu.product if gpu else device.name,
+        "gpu_uuid": gpu and gpu.uuid,
+    }
+
+
+def _by_nvml(uuid: str, index: int) -> LocalGpu | None:
+    from leanbench.gpu.nvml import NvmlError, local_gpus
+
+    try:
+        gpus = local_gpus()
+    except NvmlError:
+        return None
+    # NVML counts GPUs by bus, torch may put the fastest first.
+    named = [gpu for gpu in gpus if uuid and gpu.uuid.endswith(uuid)]
+    return (named or gpus[index : index + 1] or [None])[0]
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from, with ``+changes`` if files differ from it;
+    None in a wheel.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--match=",
+        "--dirty=+changes",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,138 @@
+"""Reading a run directory: `manifest.json` and `results.jsonl`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.strict_json import parse
+from leanbench.records.directory import RESULTS, read_manifest
+
+if TYPE_CHECKING:
+    from leanbench.records.row import Row
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds."""
+
+    directory: Path
+    #: As written; any key may be missing.
+    manifest: dict[str, Any]
+    #: One pair a line of `results.jsonl`, in its order.
+    results: tuple[tuple[Row, AttentionProblem], ...]
+    #: Sentences about what was left out on reading.
+    notes: tuple[str, ...] = ()
+    #: In place of the manifest's name.
+    other_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.other_name or str(self.manifest.get("name") or self.directory.resolve().name)
+
+
+def find_run(run: str) -> Path:
+    """The directory meant by `run`: a path, or a name under `runs/`.
+
+    Raises:
+        UserError: neither exists; the nearest run, beside the path or under `runs/`, is suggested.
+    """
+    for directory in (Path(run), RUNS / run):
+        if directory.is_dir():
+            return directory
+    name = Path(run).name
+    # A name may end with a slash, as shells complete it.
+    if "/" not in run.rstrip("/"):
+        hint = (
+            _nearest(name, RUNS, "") or f"{RUNS}/ holds no run yet, make one with `leanbench sweep`"
+        )
+        raise UserError(f"there is no run {run!r}, {hint}")
+    parent = Path(run).parent
+    if Path(run).is_file():
+        raise UserError(f"{run} is a file: name the folder it is in, {parent}")
+    missing = f"{parent}/ holds no run" if parent.is_dir() else f"nor a folder {str(parent)!r}"
+    hint = (
+        _nearest(name, parent, f"{parent}/")
+        or f"{missing}: name a run directory, or a run under {RUNS}/"
+    )
+    raise UserError(f"there is no folder {run!r}, {hint}")
+
+
+def _nearest(name: str, folder: Path, prefix: str) -> str:
+    """The run in `folder` that is probably meant, else the three nearest by name; empty without any
+    run there.
+    """
+    try:
+        known = [path.name for path in folder.iterdir() if (path / RESULTS).is_file()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {prefix + close[0]!r}?"
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
+    return f"nearest in {folder}/: {', '.join(nearest)}" if nearest else ""
+
+
+def read_run(directory: Path) -> Run:
+    """Read a run directory; a last line cut off by a kill is left out and noted.
+
+    Raises:
+        UserError: not a run directory, a run of another schema version, or a line that is no row
+            (file and line named).
+    """
+    manifest = read_manifest(directory)
+    path = directory / RESULTS
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({(error.strerror or str(error)).lower()})") from error
+
+    # Rows end with a newline, so what follows the last one is empty, or was being written when the
+    # run was killed.
+    results = [
+        _read_row(path, number, line) for number, line in enumerate(lines[:-1], 1) if line.strip()
+    ]
+    notes = []
+    if lines[-1].strip():
+        try:
+            parse(lines[-1])
+        except ValueError:
+            notes.append(f"{RESULTS} line {len(lines)} was cut off in writing and is left out")
+        else:
+            results.append(_read_row(path, len(lines), lines[-1]))
+    return Run(directory, manifest, tuple(results), tuple(notes))
+
+
+def read_runs(directories: Sequence[Path]) -> list[Run]:
+    """Several runs as `read_run` does; those with the same name, as of one sweep on two GPUs, are
+    named by their paths.
+
+    Raises:
+        UserError: as `read_run`, and for a run that is given twice.
+    """
+    resolved = [directory.resolve() for directory in directories]
+    for directory in directories:
+        if resolved.count(directory.resolve()) > 1:
+            raise UserError(f"run {str(directory)!r} is given twice: name each run once")
+    runs = [read_run(directory) for directory in directories]
+    names = [run.name for run in runs]
+    return [
+        replace(run, other_name=str(run.directory)) if names.count(run.name) > 1 else run
+        for run in runs
+    ]
+
+
+def _read_row(path: Path, number: int, line: bytes) -> tuple[Row, AttentionProblem]:
+    from leanbench.records.row import read_row
+
+    try:
+        return read_row(line)
+    except ValueError as error:
+        raise UserError(f"{path} line {number} is not a row: {error}") from error

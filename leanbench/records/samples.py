@@ -1,0 +1,89 @@
+"""Raw samples beside the rows: `samples.jsonl.gz`, one gzip member with one JSON line for each
+measured cell.
+
+The file is written like results.jsonl: appended, one cell in one piece, waited for. gzip members in
+a row are one gzip file, so `zcat` and `gzip.open` read it. A cell's samples are written before its
+row; where a kill came between the two, the cell runs again and its later samples count.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+SAMPLES = "samples.jsonl.gz"
+#: What follows a member is copied with it: in pieces, reading takes time in proportion to the file.
+_PIECE_BYTES = 4096
+#: Of a cell's samples, many times over: a few bytes can unpack to gigabytes.
+MAX_MEMBER_BYTES = 1 << 26
+
+
+class Samples(BaseModel):
+    """The raw measurements of one cell, in the order of time."""
+
+    #: The row's `cell`.
+    cell: str
+    #: Microseconds of one launch: a graph replay's time over its launches.
+    samples_us: list[float]
+    #: Of each sample, the round it was taken in: samples of the problem's other kernels with the
+    #: same round were taken next to it, unless a kernel that failed had the others measured again.
+    rounds: list[int]
+    #: Of each sample, right after it. Null where NVML does not say.
+    sm_clock_mhz: list[int | None]
+    #: The figures of the cross-check, a replay each.
+    crosscheck_us: list[float] = []
+
+
+def pack(samples: Samples) -> bytes:
+    """One gzip member."""
+    text = samples.model_dump_json() + "\n"
+    # mtime: the same samples give the same bytes.
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def read_samples(run: Path) -> dict[str, Samples]:
+    """The samples of a run directory by cell, the latest of each; empty where there are none.
+
+    A member that was cut off while it was written ends the file.
+
+    Raises:
+        ValueError: a member holds something else than samples.
+    """
+    path = run / SAMPLES
+    if not path.is_file():
+        return {}
+    found: dict[str, Samples] = {}
+    for member in _whole_members(path.read_bytes())[0]:
+        for line in member.decode().splitlines():
+            samples = Samples.model_validate(json.loads(line))
+            found[samples.cell] = samples
+    return found
+
+
+def whole_length(content: bytes) -> int:
+    """How many bytes of a samples file hold whole members."""
+    return _whole_members(content)[1]
+
+
+def _whole_members(content: bytes) -> tuple[Iterable[bytes], int]:
+    members: list[bytes] = []
+    at = 0
+    while at < len(content):
+        member = zlib.decompressobj(wbits=31)
+        data, end = b"", at
+        try:
+            while not member.eof and end < len(content) and len(data) < MAX_MEMBER_BYTES:
+                data += member.decompress(content[end : end + _PIECE_BYTES], MAX_MEMBER_BYTES)
+                end += _PIECE_BYTES
+        except zlib.error:
+            break
+        if not member.eof:
+            break
+        members.append(data)
+        at = min(end, len(content)) - len(member.unused_data)
+    return members, at

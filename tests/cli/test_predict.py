@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from leanbench.cli.main import app
+from leanbench.gpu.catalogue import find
+from leanbench.model.calibration import calibration_for, read_calibration, user_file
+
+RUNS = Path(__file__).parents[2] / "reports" / "h200"
+FIG_7A, SMOKE = str(RUNS / "paper-fig7a"), str(RUNS / "smoke")
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path))
+    return tmp_path
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["model", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_show_has_every_constant_with_its_unit() -> None:
+    code, out, err = run("show", "--gpu", "h200")
+    costs = calibration_for(find("h200")).constants
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("sm_bytes_per_clock"))
+    assert line.split()[1:4] == [f"{costs.sm_bytes_per_clock:.5g}", "bytes/clock", "held"]
+    assert "mha-grid" in out
+    assert "calibrations/h200.json" in err
+    content = json.loads(run("show", "--gpu", "a100", "--json")[1])
+    assert (content["gpu"], content["gpu_asked"]) == ("h200", "a100-80gb")
+    assert content["constants"]["tile_us"]["value"] == costs.tile_us
+    assert "scaled from h200, unchecked on a100-80gb" in run("show", "--gpu", "a100")[2]
+
+
+def test_check_lists_the_worst_cells() -> None:
+    code, out, _ = run("check", FIG_7A)
+    assert code == 0
+    stated = next(
+        one for one in calibration_for(find("h200")).calibration.runs if one.run == "paper-fig7a"
+    )
+    words = f"{stated.all.median:.1%} {stated.all.p90:.1%} {stated.all.worst:.1%}"
+    assert f"{words}  {stated.pairs_right} of {stated.pairs} right" in out
+    worst = out[out.index("Worst cells") :]
+    assert f"{stated.all.worst:.1%}" in worst.splitlines()[3]
+    content = json.loads(run("check", FIG_7A, "--json")[1])
+    assert content["runs"][0]["all"]["rows"] == 30
+    assert abs(content["worst"][0]["error"]) == pytest.approx(stated.all.worst, abs=1e-6)
+
+
+def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One evaluation of each constant's slope is enough to see everything but how well it fits.
+    monkeypatch.setattr("leanbench.model.fit._MOST_EVALUATIONS", 2)
+    code, out, err = run("fit", FIG_7A, "--check", str(RUNS / "occupancy"))
+    assert code == 0, err
+    path = user_file("h200")
+    assert path == own / "models" / "h200.json"
+    assert f"Wrote {path}: predictions go by it from now on; remove it to go back" in err
+    before, after = (
+        next(line for line in out.splitlines() if line.startswith("paper-fig7a"))
+        .split("30  ")[1]
+        .split("  ")[:2]
+    )
+    assert before != after
+    in_use = calibration_for(find("h200"))
+    assert in_use.path == path
+    assert {(one.run, one.role) for one in in_use.calibration.runs} == {
+        ("paper-fig7a", "fitted"),
+        ("occupancy", "checked"),
+    }
+    assert read_calibration(path).runs[0].environment["torch"].startswith("2.11")
+    assert "12 rows that it was not fitted to" in run("show", "--gpu", "h200")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", FIG_7A, "--gpu", "a100"], "was measured on h200, not on a100-80gb"),
+        (
+            ["fit", FIG_7A, "--check", FIG_7A],
+            "paper-fig7a is among the runs to fit to and to check with",
+        ),
+        (["fit", str(RUNS / "ragged")], "8 rows are too few to fit the model to"),
+        (["check", str(RUNS / "warm")], "has no row to compare with"),
+        (["check", str(RUNS / "nothing")], "there is no folder"),
+        (["check", FIG_7A, "--gpu", "h300"], "there is no GPU 'h300' in the catalogue"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("Error:") == 1
+    assert "Traceback" not in err
+
+
+def test_a_predicted_run_is_refused(tmp_path: Path) -> None:
+    swept = CliRunner().invoke(
+        app,
+        [
+            "sweep",
+            "--gpu",
+            "a100",
+            "--context",
+            "1k",
+            "--heads",
+            "8",
+            "--out",
+            str(tmp_path),
+            "--name",
+            "p",
+            "-q",
+            "--no-report",
+        ],
+    )
+    assert swept.exit_code == 0, swept.stderr
+    code, _, err = run("fit", str(tmp_path / "p"))
+    assert code == 2
+    assert "was predicted by the model itself" in err
+
+
+def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leanbench.model.claims import claims
+
+    chosen = tuple(claim for claim in claims() if claim.figure == "7a")
+    monkeypatch.setattr("leanbench.model.claims.claims", lambda: chosen)
+    code, out, err = run("claims", "--gpu", "a100-80gb")
+    assert code == 0
+    assert "nothing was measured" in err
+    assert "unchecked on a100-80gb" in err
+    content = json.loads(run("claims", "--json")[1])
+    assert [one["figure"] for one in content] == ["7a"] * len(chosen)
+    line = next(line for line in out.splitlines() if "LA over FA2 at 512k" in line)
+    [one] = [one for one in content if one["words"] == "LA over FA2 at 512k"]
+    assert f"2.46x  {one['predicted']:.2f}x ({one['single_stage']:.2f}x)" in line

@@ -1,0 +1,135 @@
+"""Compiling for GPUs that are not here, in processes of its own: this one's Triton may be the
+interpreter.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+
+import pytest
+
+from leanbench.compile.build import Build, Job, build_all, process_pool
+from leanbench.configs.space import build_key
+from leanbench.configs.store import SHIPPED, read
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernel
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.occupancy import theoretical_occupancy
+
+PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
+RAGGED = AttentionProblem(2, 64, 8, (100, 4000), 128)
+CONFIG = KernelConfig(64, 4, 3, 1, 1, True)
+H200 = find("h200")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with process_pool(2) as found:
+        yield found
+
+
+def test_resources_of_each_kernel(pool):
+    names = ("lean_triton", "fa2", "fixed_split")
+    configs = {name: kernel(name).default_config(PROBLEM, H200) for name in names}
+    jobs = [Job(name, PROBLEM, config) for name, config in configs.items() if config is not None]
+    builds = build_all(jobs, (9, 0), pool)
+    launches = [[resources.launch for resources in built.resources] for built in builds]
+    assert launches == [["lean_kernel"], ["fa2_kernel"], ["split_kernel", "merge_kernel"]]
+    for job, built in zip(jobs, builds, strict=True):
+        first = built.resources[0]
+        assert first.num_warps == job.config.num_warps
+        # K and V stages in flight, and less than the reserve beside them.
+        stages_kb = (job.config.num_stages - 1) * 2 * job.config.tile_tokens * 128 * 2 / 1024
+        assert stages_kb <= first.shared_bytes / 1024 <= stages_kb + 12
+        assert 40 <= first.registers_per_thread <= 255
+
+
+def test_one_kernel_is_built_by_the_compiler_of_each_config(pool):
+    cuda = kernel("lean_cuda").default_config(PROBLEM, H200)
+    assert cuda is not None
+    assert cuda.implementation == "cuda"
+    builds = build_all([Job(name, PROBLEM, cuda) for name in ("lean", "lean_cuda")], (9, 0), pool)
+    (triton,) = build_all([Job("lean", PROBLEM, CONFIG)], (9, 0), pool)
+    assert triton.resources[0].launch == "lean_kernel"
+    assert builds[0].resources == builds[1].resources
+    (taken,) = builds[0].resources
+    assert (taken.launch, taken.num_warps, taken.spilled_registers) == (
+        "lean_cuda",
+        cuda.num_warps,
+        0,
+    )
+    assert 40 <= taken.registers_per_thread <= 255
+    # K and V of every warp's chunks in flight, and less than a quarter beside them.
+    assert cuda.chunk_tokens is not None
+    stages_kb = cuda.num_warps * cuda.num_stages * 2 * cuda.chunk_tokens * 128 * 2 / 1024
+    assert stages_kb <= taken.shared_bytes / 1024 <= 1.25 * stages_kb
+
+
+def test_an_a100_spills_nothing_with_shipped_settings(pool):
+    """The most used builds of what ships for it; without a cap on registers the compiler spills for
+    group size 4.
+    """
+    path = SHIPPED / "a100-80gb.json"
+    families = {(family.head_dim, family.group_size): family for family in read(path).families}
+    jobs: list[Job] = []
+    for (head_dim, group_size), family in families.items():
+        problem = AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
+        configs = [family.candidates[index].config for index in family.shortlist]
+        distinct = {build_key(config): config for config in reversed(configs)}
+        jobs += [Job("lean_triton", problem, config) for config in list(distinct.values())[:2]]
+        heuristic = kernel("lean_triton").default_config(problem, find("a100"))
+        assert heuristic is not None
+        jobs.append(Job("lean_triton", problem, heuristic))
+    builds = build_all(jobs, (8, 0), pool)
+    for job, built in zip(jobs, builds, strict=True):
+        (taken,) = built.resources
+        assert taken.spilled_registers == 0, job
+        assert theoretical_occupancy(taken, find("a100")).ctas_per_sm >= (
+            job.config.ctas_per_sm or 1
+        ), job
+
+
+def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
+    """Loads that wait for the block table in each step could not be in flight together."""
+    config = KernelConfig(64, 4, 3, 1, 1, True)
+    problems = [replace(PROBLEM, q_len=2, page_size=page_size) for page_size in (None, 16, 64, 256)]
+    builds = build_all([Job("lean", problem, config) for problem in problems], (9, 0), pool)
+    assert [built.failure for built in builds] == [None] * 4
+    assert len({built.resources[0].shared_bytes for built in builds}) == 1
+
+
+def test_one_process_compiles_for_several_architectures(pool):
+    job = Job("fa2", PROBLEM, KernelConfig(64, 4, 3))
+    old, new = (build_all([job], capability, pool)[0] for capability in ((8, 0), (9, 0)))
+    assert old.resources[0].registers_per_thread != new.resources[0].registers_per_thread
+
+
+def test_what_cannot_be_built_says_why_and_the_others_are_built(pool):
+    jobs = [
+        Job("lean", PROBLEM, KernelConfig(48, 4, 3, 1, 1, True)),
+        Job("reference", PROBLEM, CONFIG),
+        Job("lean", RAGGED, CONFIG),
+    ]
+    told: list[Build] = []
+    uneven, reference, ragged = build_all(jobs, (9, 0), pool, told.append)
+    assert uneven.failure is not None
+    assert "\n" not in uneven.failure
+    assert uneven.resources == ()
+    assert reference.failure == "TypeError: reference has nothing to compile"
+    assert ragged.failure is None
+    assert ragged.resources[0].registers_per_thread > 40
+    assert {one.job for one in told} == set(jobs)
+
+
+def test_a_process_that_dies_is_one_sentence():
+    class Dead(Executor):
+        def submit(self, fn, /, *args, **kwargs):
+            future = Future()
+            future.set_exception(BrokenProcessPool("gone"))
+            return future
+
+    with pytest.raises(UserError, match="a compiling process died"):
+        build_all([Job("lean", PROBLEM, CONFIG)], (9, 0), Dead())

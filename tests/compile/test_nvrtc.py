@@ -1,0 +1,347 @@
+"""CUDA C++ compiled by the real NVRTC, and what is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanbench.compile import cubin, nvrtc
+from leanbench.compile.nvrtc import CudaBinary, CudaCompileError, CudaSource, compile_cuda
+from leanbench.core import paths
+from leanbench.core.errors import UserError
+
+#: Multiplies VALUES numbers that a thread holds all at once, and turns a tile around in shared
+#: memory.
+TEXT = """
+extern "C" __global__ void __launch_bounds__(THREADS) turn(const float *x, float *y) {
+    __shared__ float tile[TILE];
+    float values[VALUES];
+    #pragma unroll
+    for (int i = 0; i < VALUES; ++i)
+        asm volatile("ld.global.f32 %0, [%1];"
+                     : "=f"(values[i]) : "l"(x + i * THREADS + threadIdx.x));
+    OWN_INSTRUCTION
+    tile[threadIdx.x] = values[0];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < VALUES; ++i)
+        y[i * THREADS + threadIdx.x] = values[i] * values[(i + 1) % VALUES];
+    y[threadIdx.x] += tile[TILE - 1 - threadIdx.x];
+}
+"""
+#: What only this architecture has.
+OWN = {
+    (8, 0): "",
+    (9, 0): 'asm volatile("wgmma.fence.sync.aligned;");',
+    (10, 0): 'asm volatile("tcgen05.fence::before_thread_sync;");',
+}
+
+
+def source(
+    threads: int = 128,
+    tile: int = 1024,
+    values: int = 8,
+    capability: tuple[int, int] = (8, 0),
+    own: str = "",
+) -> CudaSource:
+    defines = (("THREADS", threads), ("TILE", tile), ("VALUES", values))
+    return CudaSource(TEXT.replace("OWN_INSTRUCTION", own), "turn", defines, capability)
+
+
+@pytest.fixture
+def compiled(monkeypatch) -> list[CudaSource]:
+    """The sources that NVRTC is asked to compile."""
+    asked: list[CudaSource] = []
+    real = nvrtc._cubin
+
+    def counting(library: Any, source: CudaSource) -> bytes:
+        asked.append(source)
+        return real(library, source)
+
+    monkeypatch.setattr(nvrtc, "_cubin", counting)
+    return asked
+
+
+@pytest.mark.parametrize("capability", list(OWN))
+def test_resources_are_those_of_the_source(capability):
+    own = OWN[capability]
+    small = compile_cuda(source(capability=capability, own=own))
+    large = compile_cuda(source(values=96, tile=2048, capability=capability, own=own))
+    assert small.cubin.startswith(b"\x7fELF")
+    assert (small.static_shared_bytes, large.static_shared_bytes) == (4096, 8192)
+    assert (small.spilled_registers, large.spilled_registers) == (0, 0)
+    assert 8 < small.registers_per_thread < 64
+    assert 96 < large.registers_per_thread <= 255
+
+
+@pytest.mark.parametrize("capability", list(OWN))
+def test_what_the_registers_do_not_hold_is_spilled(capability):
+    # A CTA of 1024 threads leaves 64 of the SM's 65536 registers to each.
+    crowded = compile_cuda(source(threads=1024, values=96, capability=capability))
+    assert crowded.registers_per_thread <= 64
+    assert 96 - 64 <= crowded.spilled_registers <= 2 * 96
+
+
+@pytest.mark.parametrize("capability", list(OWN))
+def test_shared_memory_that_the_launch_gives_is_not_counted(capability):
+    text = """
+    extern "C" __global__ void turn(float *x) {
+        extern __shared__ float given[];
+        given[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        x[threadIdx.x] = given[31 - threadIdx.x];
+    }
+    """
+    assert compile_cuda(CudaSource(text, "turn", (), capability)).static_shared_bytes == 0
+    none = CudaSource('extern "C" __global__ void turn() {}', "turn", (), capability)
+    assert compile_cuda(none).static_shared_bytes == 0
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_instructions_of_another_architecture_are_refused(capability):
+    with pytest.raises(
+        CudaCompileError, match=r"^turn does not compile: ptxas .*error.*(wgmma|tcgen05)"
+    ):
+        compile_cuda(source(capability=(8, 0), own=OWN[capability]))
+
+
+def test_resources_are_those_of_the_named_kernel():
+    text = """
+    extern "C" __global__ void first(int *x) {
+        __shared__ int s[64]; s[threadIdx.x] = *x; __syncthreads(); *x = s[7];
+    }
+    extern "C" __global__ void first_and_more(int *x) { *x = 1; }
+    """
+    assert compile_cuda(CudaSource(text, "first", (), (9, 0))).static_shared_bytes == 256
+    assert compile_cuda(CudaSource(text, "first_and_more", (), (9, 0))).static_shared_bytes == 0
+    with pytest.raises(RuntimeError, match="no kernel 'second'"):
+        compile_cuda(CudaSource(text, "second", (), (9, 0)))
+
+
+def test_what_is_kept_is_not_compiled_again(tmp_path, compiled):
+    first = compile_cuda(source(), tmp_path / "cuda")
+    assert compile_cuda(source(), tmp_path / "cuda") == first
+    assert compiled == [source()]
+    assert len(list((tmp_path / "cuda").iterdir())) == 1
+
+
+def test_the_folder_is_that_of_the_environment(tmp_path, monkeypatch, compiled):
+    monkeypatch.setenv("LEANBENCH_CACHE", str(tmp_path))
+    compile_cuda(source())
+    assert len(list((tmp_path / "cuda").iterdir())) == 1
+    monkeypatch.delenv("LEANBENCH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert paths.cache_folder() == tmp_path / "xdg" / "leanbench"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert paths.cache_folder() == tmp_path / "home" / ".cache" / "leanbench"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dataclasses.replace(source(), text=TEXT.replace("OWN_INSTRUCTION", "// another")),
+        source(values=9),
+        source(capability=(9, 0)),
+        dataclasses.replace(
+            source(),
+            kernel="other",
+            text=TEXT.replace("turn", "other").replace("OWN_INSTRUCTION", ""),
+        ),
+    ],
+    ids=["text", "defines", "capability", "kernel"],
+)
+def test_whatever_changes_is_compiled(tmp_path, compiled, other):
+    for one in (source(), other, source(), other):
+        compile_cuda(one, tmp_path)
+    assert compiled == [source(), other]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("_FORMAT_VERSION", -1), ("load_nvrtc", None), ("_options", None)]
+)
+def test_another_version_or_option_compiles_again(tmp_path, monkeypatch, compiled, name, value):
+    compile_cuda(source(), tmp_path)
+    library, _ = nvrtc.load_nvrtc()
+    options = [*nvrtc._options(source()), "--use_fast_math"]
+    changed = {"load_nvrtc": lambda: (library, (99, 1)), "_options": lambda source: options}
+    monkeypatch.setattr(nvrtc, name, changed.get(name, value))
+    compile_cuda(source(), tmp_path)
+    assert len(compiled) == len(list(tmp_path.iterdir())) == 2
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-100],
+    "no cubin": lambda content: content[: content.index(b"\x7fELF")],
+    "checksum": lambda content: b"0" * 64 + content[64:],
+    "resources": lambda content: content.replace(
+        b'"spilled_registers": 0', b'"spilled_registers": 1'
+    ),
+    "cubin": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "other": lambda content: b"\xff\xfe not ours",
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_a_damaged_file_is_compiled_again_and_replaced(tmp_path, compiled, damage):
+    first = compile_cuda(source(), tmp_path)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(DAMAGES[damage](whole))
+    assert file.read_bytes() != whole
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compile_cuda(source(), tmp_path) == first
+    assert len(compiled) == 2
+    assert file.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def _compile(folder: Path, start: Any, results: Any) -> None:
+    start.wait(60)
+    results.put([compile_cuda(source(values=values), folder) for values in range(8, 12)])
+
+
+def test_processes_at_once_keep_one_whole_file_each(tmp_path, compiled):
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Barrier(3), context.Queue()
+    compiling = [
+        context.Process(target=_compile, args=(tmp_path, start, results)) for _ in range(3)
+    ]
+    for process in compiling:
+        process.start()
+    found: list[list[CudaBinary]] = [results.get(timeout=120) for _ in compiling]
+    for process in compiling:
+        process.join(60)
+        assert process.exitcode == 0
+    assert found[0] == found[1] == found[2]
+    assert [compile_cuda(source(values=values), tmp_path) for values in range(8, 12)] == found[0]
+    assert compiled == []
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, compiled):
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "cuda"
+    with pytest.warns(UserWarning, match="are not kept") as told:
+        first = compile_cuda(source(), folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compile_cuda(source(), folder) == first
+    assert [str(one.message) for one in told] == [
+        f"compiled CUDA kernels are not kept, {folder} cannot be written (Not a directory): "
+        "choose a writable folder in LEANBENCH_CACHE"
+    ]
+    assert told[0].filename == __file__
+    assert len(compiled) == 2
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*paths: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(nvrtc.os, "replace", fail)
+    with pytest.warns(UserWarning, match="No space left on device"):
+        assert compile_cuda(source(), tmp_path).static_shared_bytes == 4096
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compile_error_says_the_first_error_and_carries_the_log(tmp_path):
+    text = (
+        'extern "C" __global__ void turn(int *x) {\n    int unused;\n    *x = nowhere;\n    *x ='
+        " nothing;\n}\n"
+    )
+    with pytest.raises(CudaCompileError) as caught:
+        compile_cuda(CudaSource(text, "turn", (), (9, 0)), tmp_path)
+    assert (
+        str(caught.value)
+        == 'turn does not compile: turn.cu(3): error: identifier "nowhere" is undefined'
+    )
+    assert 'identifier "nothing" is undefined' in caught.value.log
+    assert "\0" not in caught.value.log
+    assert list(tmp_path.iterdir()) == []
+    # It comes back from a process that compiles.
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.log) == (str(caught.value), caught.value.log)
+
+
+def test_an_architecture_that_nvrtc_does_not_know(tmp_path):
+    with pytest.raises(
+        CudaCompileError,
+        match=r"^turn does not compile: nvrtc: error: invalid value for --gpu-arch",
+    ):
+        compile_cuda(source(capability=(3, 5)), tmp_path)
+
+
+def test_missing_bindings_are_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(
+        UserError, match=r"^CUDA kernels need .*: pip install cuda-bindings nvidia-cuda-nvrtc$"
+    ):
+        compile_cuda(source(), tmp_path)
+
+
+def test_a_missing_library_is_one_sentence(tmp_path, monkeypatch):
+    from cuda.bindings import nvrtc as library  # pyright: ignore[reportAttributeAccessIssue]
+    from cuda.pathfinder import DynamicLibNotFoundError
+
+    def fail() -> None:
+        raise DynamicLibNotFoundError("no libnvrtc.so.13\nhere\nthere")
+
+    monkeypatch.setattr(library, "nvrtcVersion", fail)
+    with pytest.raises(UserError) as caught:
+        compile_cuda(source(), tmp_path)
+    assert (
+        str(caught.value)
+        == "CUDA kernels need cuda-bindings and NVRTC, which cannot be loaded (no libnvrtc.so.13): "
+        "pip install cuda-bindings nvidia-cuda-nvrtc"
+    )
+
+
+@pytest.fixture
+def without_triton(monkeypatch):
+    monkeypatch.setattr(cubin, "find_spec", lambda name: None)
+    cubin._cuobjdump.cache_clear()
+    yield
+    cubin._cuobjdump.cache_clear()
+
+
+def test_without_triton_the_toolkits_cuobjdump_reads_the_cubin(
+    tmp_path, monkeypatch, without_triton
+):
+    tool = tmp_path / "cuobjdump"
+    tool.write_text(
+        "#!/bin/sh\nprintf ' Function turn:\\n  REG:77 STACK:8 SHARED:1040 LOCAL:0\\n'\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert cubin.cubin_resources(b"", "turn") == cubin.CubinResources(77, 2, 1040)
+
+
+def test_no_cuobjdump_is_one_sentence(tmp_path, monkeypatch, without_triton):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"^cuobjdump is found neither in Triton nor on PATH: pip install triton$"
+    ):
+        cubin.cubin_resources(b"", "turn")
+
+
+def test_the_import_loads_nothing_heavy():
+    script = (
+        "import sys, leanbench.compile.nvrtc; print(*sorted({name.partition('.')[0] for name in"
+        " sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not set(done.stdout.split()) & {"cuda", "torch", "triton", "numpy"}

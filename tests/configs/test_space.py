@@ -1,0 +1,203 @@
+"""Families, candidates and what compiling rules out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+
+from leanbench.compile.build import Build
+from leanbench.configs.formula import Shape, grid_of
+from leanbench.configs.space import (
+    Candidate,
+    FamilyKey,
+    build_key,
+    candidates,
+    default_families,
+    distinct,
+    heuristics,
+    jobs,
+    why_left_out,
+)
+from leanbench.core.registry import KernelConfig, LaunchResources, kernel
+from leanbench.gpu.catalogue import CATALOGUE, find
+from leanbench.tune.problems import problems
+
+LEAN = kernel("lean")
+H200 = find("h200")
+FAMILY = FamilyKey(128, 8)
+
+
+def built(config: KernelConfig, registers=128, shared_kb=60, spilled=0, failure=None) -> Build:
+    taken = LaunchResources(
+        "lean_kernel", 132, config.num_warps, registers, shared_kb * 1024, spilled
+    )
+    job = jobs(LEAN, FAMILY, H200)[build_key(config)]
+    return Build(job, () if failure else (taken,), failure)
+
+
+def test_families_are_all_combinations():
+    assert [family.label for family in default_families((64,), (1, 4), ("fp16", "bf16"))] == [
+        "d64 MHA fp16 HND",
+        "d64 group 4 fp16 HND",
+        "d64 MHA bf16 HND",
+        "d64 group 4 bf16 HND",
+    ]
+
+
+@pytest.mark.parametrize("tiles", [1, 4, 8, 12, 20, 56, 96, 200, 512])
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_a_family_makes_problems_of_so_many_output_tiles(tiles, group):
+    problem = FamilyKey(64, group).problem(tiles, 1000)
+    assert problem.batch * problem.kv_heads == tiles
+    assert problem.group_size == group
+
+
+def test_grids_share_a_build_and_registers_part_them():
+    one = KernelConfig(128, 4, 3, 1, 1, True)
+    assert build_key(one) == build_key(KernelConfig(128, 4, 3, 2, 8, False))
+    assert build_key(one) != build_key(KernelConfig(128, 4, 3, 3, 1, True))
+    assert build_key(one) != build_key(KernelConfig(128, 4, 2, 1, 1, True))
+
+
+def test_what_a_cuda_build_is_parted_by():
+    one = KernelConfig(
+        128,
+        4,
+        3,
+        1,
+        1,
+        True,
+        implementation="cuda",
+        chunk_tokens=32,
+        tile_rows=8,
+        cluster_size=2,
+        copy="bulk",
+    )
+    # LeanTile and grid are numbers of the launch.
+    assert build_key(one) == build_key(
+        replace(one, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
+    )
+    others = [
+        replace(one, **{name: value})
+        for name, value in (
+            ("num_warps", 8),
+            ("num_stages", 2),
+            ("ctas_per_sm", 2),
+            ("chunk_tokens", 16),
+            ("cluster_size", 4),
+            ("copy", "async"),
+        )
+    ]
+    triton = KernelConfig(128, 4, 3, 1, 1, True)
+    assert len({build_key(config) for config in (one, *others, triton)}) == 8
+
+
+def test_launches_of_other_lean_tiles_are_others():
+    one = KernelConfig(
+        128,
+        4,
+        3,
+        1,
+        1,
+        True,
+        implementation="cuda",
+        chunk_tokens=32,
+        tile_rows=8,
+        cluster_size=1,
+        copy="bulk",
+    )
+    # 8 output tiles, 16 CTAs each at most: both grids are 128.
+    pairs = [Candidate(config, build_key(config)) for config in (one, replace(one, tile_tokens=64))]
+    problem = FAMILY.problem(8, 4096)
+    assert [grid_of(Shape.of(problem), pair.config, H200.sms, LEAN) for pair in pairs] == [128, 128]
+    assert distinct(pairs, problem, LEAN, H200) == pairs
+    assert distinct([pairs[0], pairs[0]], problem, LEAN, H200) == pairs[:1]
+
+
+def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
+    triton, cuda = kernel("lean_triton"), kernel("lean_cuda")
+    problem = FAMILY.problem(8, 4096)
+    own = [each.default_config(problem, H200) for each in (cuda, triton)]
+    assert [config.implementation for config in own if config] == ["cuda", None]
+    assert heuristics(LEAN, problem, H200) == own
+    assert heuristics(triton, problem, H200) == own[1:]
+    assert heuristics(cuda, problem, H200) == own[:1]
+    # On an Ampere GPU Triton leads.
+    a100 = find("a100")
+    assert heuristics(LEAN, problem, a100) == [
+        each.default_config(problem, a100) for each in (triton, cuda)
+    ]
+
+
+def test_there_is_one_job_for_each_build():
+    found = jobs(LEAN, FAMILY, H200)
+    space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
+    assert set(found) == {build_key(config) for config in space}
+    assert all(build_key(job.config) == key for key, job in found.items())
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        ({"failure": "ValueError: no"}, "does not compile: ValueError: no"),
+        ({"spilled": 12}, "spills 12 registers of a thread"),
+        ({"shared_kb": 230}, "takes 230 KB of shared memory, a CTA has 227 KB"),
+        ({"shared_kb": 120}, "2 CTAs to an SM were asked for, 1 fit"),
+        ({"registers": 255, "shared_kb": 20}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_build_takes_rules_it_out(build, says):
+    config = KernelConfig(64, 4, 3, 2, 1, True)
+    assert why_left_out(built(config, **build), config, H200) == says
+
+
+def test_candidates_are_those_that_compiling_leaves():
+    space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
+    builds = {
+        build_key(config): built(config, spilled=5 if config.tile_tokens == 256 else 0)
+        for config in space
+    }
+    able, left_out = candidates(LEAN, FAMILY, H200, builds)
+    assert {candidate.config for candidate in able}.isdisjoint(left_out)
+    assert len(able) + len(left_out) == len(space)
+    assert {config.tile_tokens for config in left_out if "spills" in left_out[config]} == {256}
+
+
+def test_equal_launches_are_timed_once():
+    problem = FAMILY.problem(8, 128)
+    # 16 LeanTiles: none of these grids can have more CTAs.
+    same = [KernelConfig(64, 4, 3, ctas, 1, False) for ctas in (1, 2)]
+    other = KernelConfig(64, 4, 3, 1, 2, False)
+    found = distinct(
+        [Candidate(config, build_key(config)) for config in [*same, other]], problem, LEAN, H200
+    )
+    assert [candidate.config for candidate in found] == [same[0], other]
+
+
+@pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_gpu_has_something_to_try(gpu, head_dim):
+    spec = find(gpu)
+    assert LEAN.tuning_space(FamilyKey(head_dim, 8).problem(8, 4096), spec)
+
+
+def test_problems_cover_the_range_from_the_first_on():
+    found = list(islice(problems(FamilyKey(64, 4), H200), 24))
+    assert len(set(found)) == 24
+    tiles = [problem.batch * problem.kv_heads for problem in found]
+    sizes = [problem.kv_bytes for problem in found]
+    assert tiles[:4] == [8, 8, 8, 8]
+    assert min(tiles) <= 8
+    assert max(tiles[:6]) == max(tiles) == 512
+    assert min(sizes) < 5e6
+    assert 400e6 < max(sizes) < 1e9
+    assert any(problem.max_context % 1024 for problem in found)
+
+
+def test_problems_stay_below_a_size():
+    assert all(
+        problem.kv_bytes <= 50e6 for problem in islice(problems(FamilyKey(64, 4), H200, 50e6), 40)
+    )

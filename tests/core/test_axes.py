@@ -1,0 +1,317 @@
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from leanbench.core import axes
+from leanbench.core.axes import (
+    MAX_VALUES,
+    parse_dtypes,
+    parse_head_dims,
+    parse_heads,
+    parse_kv_layouts,
+    parse_names,
+    parse_numbers,
+    parse_page_sizes,
+    parse_percent,
+    parse_q_lens,
+    parse_ragged,
+    parse_seconds,
+)
+from leanbench.core.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("4096", (4096,)),
+        ("1k,4k,16k", (1024, 4096, 16384)),
+        ("1K, 2m", (1024, 2 * 1024 * 1024)),
+        ("1k:8k:x2", (1024, 2048, 4096, 8192)),
+        ("1:100:x10", (1, 10, 100)),
+        ("1:99:x10", (1, 10)),
+        ("4k:16k:+4k", (4096, 8192, 12288, 16384)),
+        ("1:6:+2", (1, 3, 5)),
+        ("7:7:x2", (7,)),
+        ("4k,1k:4k:x2,1024", (4096, 1024, 2048)),
+        ("1:10000:+1", tuple(range(1, 10001))),
+        ("2147483647", (2**31 - 1,)),
+    ],
+)
+def test_numbers(text, values):
+    assert parse_numbers("context", text) == values
+
+
+def test_the_papers_contexts_are_ten_doublings():
+    assert parse_numbers("context", "1k:512k:x2") == tuple(1024 * 2**n for n in range(10))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has an empty entry"),
+        ("1k,,4k", "has an empty entry"),
+        ("1k,", "has an empty entry"),
+        ("4q", "'4q' is not understood, write a whole number"),
+        ("1.5k", "'1.5k' is not understood"),
+        ("1_000", "'1_000' is not understood"),
+        ("٣", "is not understood"),
+        ("0", "0 is below 1"),
+        ("0k", "0k is below 1"),
+        ("-5", "-5 is negative"),
+        ("2147483648", "above the limit of 2147483647"),
+        ("9999999999m", "above the limit"),
+        ("99999999999999", "above the limit of 2147483647"),
+        ("1" * 5000, "is not understood"),
+        ("1k:4k", "is not a range"),
+        ("1k:4k:2", "is not a range"),
+        ("1k:4k:x2:x2", "is not a range"),
+        ("4k:1k:x2", "starts above its end"),
+        ("1k:4k:x1", "never reaches its end"),
+        ("1k:4k:x0", "0 is below 1"),
+        ("1k:4k:+0", "0 is below 1"),
+        ("1:10001:+1", "holds more than 10000 values"),
+        ("1:10000:+1,10001", "holds more than 10000 values"),
+        ("1:2147483647:+1", "holds more than 10000 values"),
+    ],
+)
+def test_wrong_numbers_name_the_text_and_the_fix(text, words):
+    with pytest.raises(UserError) as error:
+        parse_numbers("context", text)
+    assert words in str(error.value)
+    assert str(error.value).startswith("context ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("56", ((56, 56),)),
+        ("56,32/8", ((56, 56), (32, 8))),
+        ("8:32:x2", ((8, 8), (16, 16), (32, 32))),
+        ("7/1", ((7, 1),)),
+    ],
+)
+def test_heads(text, pairs):
+    assert parse_heads(text) == pairs
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("32/5", "32 query heads are not a multiple of 5 KV heads"),
+        ("32/", "heads '32/' is not understood, write query heads/KV heads such as 32/8"),
+        ("32/8/2", "heads '32/8/2' is not understood, write query heads/KV heads"),
+        ("32/0", "0 is below 1"),
+        ("32:8", "or query heads/KV heads such as 32/8"),
+        (
+            "many",
+            (
+                "heads 'many' is not understood, write query heads, or query/KV heads, such as 56"
+                " or 32/8$"
+            ),
+        ),
+        ("8/32", "8 query heads are not a multiple of 32 KV heads"),
+    ],
+)
+def test_wrong_heads(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_heads(text)
+
+
+def test_names_of_shapes_and_types():
+    assert parse_head_dims("64,128") == (64, 128)
+    assert parse_dtypes("FP16,bf16") == ("fp16", "bf16")
+    assert parse_kv_layouts("hnd,NHD") == ("HND", "NHD")
+    assert parse_names("kernels", "lean, fa2,lean") == ("lean", "fa2")
+
+
+def test_unsupported_names_suggest_what_there_is():
+    with pytest.raises(
+        UserError, match="head_dim 65 is not supported, choose from 64, 80, 96, 128, 256"
+    ):
+        parse_head_dims("64,65")
+    with pytest.raises(UserError, match="dtype 'fp8' is not supported, choose from fp16, bf16"):
+        parse_dtypes("fp8")
+    with pytest.raises(UserError, match="kv_layout 'HNDD' is not supported, choose from HND, NHD"):
+        parse_kv_layouts("HNDD")
+
+
+def test_query_tokens():
+    assert parse_q_lens("1,4,16") == (1, 4, 16)
+    assert parse_q_lens("1:16:x2") == (1, 2, 4, 8, 16)
+    with pytest.raises(
+        UserError, match=r"^q_len 17 is above the limit of 16: choose from 1 to 16$"
+    ):
+        parse_q_lens("4,17")
+    with pytest.raises(UserError, match=r"^q_len 0 is below 1"):
+        parse_q_lens("0")
+
+
+def test_page_sizes():
+    assert parse_page_sizes("none,16,256,NONE") == (None, 16, 256)
+    assert parse_page_sizes("16:256:x2") == (16, 32, 64, 128, 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "48",
+            (
+                "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
+                " contiguous cache"
+            ),
+        ),
+        ("16:64:+16", "page_size 48 is not supported"),
+        (
+            "0",
+            (
+                "page_size 0 is below 1, the least there is: write a number of tokens such as 64,"
+                " or none for a"
+            ),
+        ),
+        (
+            "nothing",
+            (
+                "page_size 'nothing' is not understood, write a number of tokens such as 64, or"
+                " none for a"
+            ),
+        ),
+        ("none,,16", "page_size 'none,,16' has an empty entry"),
+    ],
+)
+def test_wrong_page_sizes(text, sentence):
+    with pytest.raises(UserError) as error:
+        parse_page_sizes(text)
+    assert str(error.value).startswith(sentence)
+
+
+def test_ragged():
+    assert parse_ragged("0.25,.5,1,1.0") == (0.25, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("text", ["0", "1.01", "-0.5", "nan", "inf", "1e-3", "a", "0.5x", "0_1"])
+def test_wrong_ragged(text):
+    with pytest.raises(UserError, match="is not a mean context over the longest one"):
+        parse_ragged(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1.5 m", 90), ("0.2S", 0.2)],
+)
+def test_seconds(text, seconds):
+    assert parse_seconds("--budget", text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "10 minutes", "1d", "inf", "99999999999"])
+def test_wrong_seconds(text):
+    with pytest.raises(UserError, match="is not a duration, write for example 90s, 10m or 2h"):
+        parse_seconds("--budget", text)
+
+
+@pytest.mark.parametrize("text", ["0", "0s", "0.000 h"])
+def test_no_seconds_are_a_duration_that_is_too_short(text):
+    with pytest.raises(UserError) as error:
+        parse_seconds("--budget", text)
+    assert (
+        str(error.value) == f"--budget {text!r} must be above 0, write for example 90s, 10m or 2h"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("5%", 0.05),
+        ("5 %", 0.05),
+        ("0.5%", 0.005),
+        (" 0% ", 0.0),
+        ("50%", 0.5),
+        ("12.345678%", 0.12345678),
+    ],
+)
+def test_percent(text, share):
+    assert parse_percent("--ci", text, most=50) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "0.05", "50.1%", "-1%", "%", "5%%", "1e1%", "nan%", "٣%", "999999999%"]
+)
+def test_wrong_percent(text):
+    with pytest.raises(UserError) as error:
+        parse_percent("--ci", text, most=50)
+    assert (
+        str(error.value)
+        == f"--ci {text!r} is not a percentage, write a number from 0% to 50% with its sign, as"
+        " in 5%"
+    )
+
+
+@pytest.mark.parametrize("text", ["0%", " 0.000 %"])
+def test_zero_percent_is_refused_where_it_means_nothing(text):
+    assert parse_percent("--margin", text, most=50) == 0.0
+    with pytest.raises(UserError) as error:
+        parse_percent("--ci", text, most=50, above_zero=True)
+    assert (
+        str(error.value)
+        == f"--ci {text!r} must be above 0%, write a number up to 50% with its sign, as in 5%"
+    )
+
+
+def test_percent_above_zero():
+    assert parse_percent("--ci", "0.000001%", most=50, above_zero=True) == pytest.approx(1e-8)
+    with pytest.raises(
+        UserError,
+        match=r"--ci '0' is not a percentage, write a number above 0% and up to 50% with its",
+    ):
+        parse_percent("--ci", "0", most=50, above_zero=True)
+
+
+def test_the_most_of_a_percentage_is_the_callers():
+    assert parse_percent("--tolerance", "100%", most=100) == 1.0
+    with pytest.raises(
+        UserError, match=r"--tolerance '101%' is not a percentage, write a number from 0% to 100%"
+    ):
+        parse_percent("--tolerance", "101%", most=100)
+
+
+PARSERS = [
+    lambda text: parse_numbers("context", text),
+    parse_heads,
+    parse_head_dims,
+    parse_dtypes,
+    parse_kv_layouts,
+    parse_q_lens,
+    parse_page_sizes,
+    parse_ragged,
+    lambda text: (parse_seconds("--budget", text),),
+]
+
+
+@given(
+    st.one_of(
+        st.text(alphabet="0123456789km:x+,/.-e ", max_size=30),
+        st.text(max_size=20),
+        st.lists(
+            st.from_regex(r"\d{1,10}[km]?:\d{1,10}[km]?:[x+]\d{1,10}[km]?", fullmatch=True),
+            max_size=4,
+        ).map(",".join),
+    )
+)
+@example("1:1m:+1")
+@example("1:2147483647:x2,1:9999:+1")
+def test_any_text_is_values_or_a_user_error_and_bounded(text):
+    for parse in PARSERS:
+        try:
+            values = parse(text)
+        except UserError:
+            continue
+        assert 1 <= len(values) <= MAX_VALUES
+        assert len(set(values)) == len(values)
+        for value in values:
+            if isinstance(value, int):
+                assert 1 <= value <= axes.MAX_NUMBER
+            if isinstance(value, float):
+                assert 0 < value < math.inf

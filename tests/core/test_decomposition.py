@@ -1,0 +1,216 @@
+"""The schedules as properties: everything is walked once, shares are fair, special cases are the
+paper's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.core.decomposition import (
+    Schedule,
+    TileGrid,
+    fixed_split,
+    fixed_split_heuristic,
+    one_cta_per_tile,
+    quantisation_efficiency,
+    stream_k,
+    stream_k_grid,
+    stream_k_run,
+    stream_k_start,
+    stream_k_with_ends,
+    tile_rows,
+)
+from leanbench.core.problem import AttentionProblem
+
+tile_grids = st.builds(
+    TileGrid,
+    lean_tiles=st.lists(st.integers(1, 40), min_size=1, max_size=9).map(tuple),
+    per_sequence=st.integers(1, 7),
+)
+
+
+def walked(schedule: Schedule, tiles: TileGrid) -> None:
+    """Every LeanTile of every output tile is walked exactly once."""
+    seen = {tile: [0] * tiles.of_output_tile(tile) for tile in range(tiles.output_tiles)}
+    for segment in schedule.segments:
+        assert (
+            0
+            <= segment.first
+            < segment.last
+            <= segment.of
+            == tiles.of_output_tile(segment.output_tile)
+        )
+        assert 0 <= segment.cta < schedule.grid
+        for lean_tile in range(segment.first, segment.last):
+            seen[segment.output_tile][lean_tile] += 1
+    assert all(count == 1 for counts in seen.values() for count in counts)
+
+
+@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.booleans())
+def test_stream_k_walks_everything_once_in_fair_shares(tiles, max_grid, min_tiles, aligned):
+    schedule = stream_k(tiles, max_grid, min_tiles, aligned)
+    walked(schedule, tiles)
+    assert schedule.grid <= max_grid
+    share = [0] * schedule.grid
+    for segment in schedule.segments:
+        share[segment.cta] += segment.last - segment.first
+    assert max(share) - min(share) <= 1
+    if schedule.grid > 1 and not aligned:
+        assert min(share) >= min_tiles
+
+
+@given(tile_grids, st.integers(1, 300))
+def test_stream_k_ctas_own_one_foreign_part_and_one_hosted_part_at_most(tiles, max_grid):
+    """What the kernel's two slots per run rest on."""
+    schedule = stream_k(tiles, max_grid)
+    for cta in range(schedule.grid):
+        split = [s for s in schedule.segments if s.cta == cta and not s.is_whole]
+        assert sum(not s.is_host for s in split) <= 1
+        assert sum(s.is_host for s in split) <= 1
+        if len(split) == 2:
+            assert not split[0].is_host
+            assert split[1].is_host
+
+
+@given(tile_grids, st.integers(1, 300))
+def test_stream_k_hosts_wait_for_lower_ctas_only(tiles, max_grid):
+    """What freedom from deadlock rests on, and the part a host waits for is the other CTA's
+    first.
+    """
+    schedule = stream_k(tiles, max_grid)
+    first_of = {}
+    for segment in schedule.segments:
+        first_of.setdefault(segment.cta, segment)
+    hosts = {s.output_tile: s.cta for s in schedule.segments if s.is_host}
+    for segment in schedule.segments:
+        if not segment.is_host:
+            assert segment.cta < hosts[segment.output_tile]
+            assert first_of[segment.cta] is segment
+
+
+@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3))
+def test_counted_ends_change_where_it_is_cut_and_not_into_how_many(
+    tiles, max_grid, min_tiles, end_tiles
+):
+    schedule = stream_k_with_ends(tiles, max_grid, min_tiles, end_tiles)
+    assert schedule.grid == stream_k(tiles, max_grid, min_tiles).grid
+    counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
+    walked(schedule, counted)
+    share = [0] * schedule.grid
+    for segment in schedule.segments:
+        share[segment.cta] += segment.last - segment.first
+    assert max(share) - min(share) <= 1
+
+
+@pytest.mark.parametrize("end_tiles", [0, 1, 2])
+def test_counted_ends_cut_no_output_tile_that_would_be_whole(end_tiles):
+    """More CTAs than output tiles, each of which is not worth cutting."""
+    schedule = stream_k_with_ends(TileGrid((4,) * 8, 8), 132, 4, end_tiles)
+    assert schedule.grid == 64
+    assert all(segment.is_whole for segment in schedule.segments)
+
+
+def test_counted_ends_spread_short_sequences():
+    tiles = TileGrid((31, *[1] * 32), 1)
+    most = [
+        max(
+            Counter(
+                segment.cta for segment in stream_k_with_ends(tiles, 9, 1, ends).segments
+            ).values()
+        )
+        for ends in (0, 1)
+    ]
+    # 63 LeanTiles in sevens; 96 in tens and elevens, two for each short sequence.
+    assert most == [7, 6]
+
+
+@given(st.integers(1, 10_000), st.integers(1, 500))
+def test_stream_k_run_inverts_start(total, grid):
+    grid = min(grid, total)
+    for run in range(grid):
+        first, end = stream_k_start(run, total, grid), stream_k_start(run + 1, total, grid)
+        assert stream_k_run(first, total, grid) == run
+        assert stream_k_run(end - 1, total, grid) == run
+    assert stream_k_start(grid, total, grid) == total
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))
+def test_aligned_stream_k_is_flash_decoding(output_tiles, lean_tiles, splits):
+    """A grid that is a multiple of the output tiles deals the LeanTiles out as FlashDecoding does
+    (section IV-C).
+    """
+    tiles = TileGrid((lean_tiles * splits,) * output_tiles, 1)
+    lean = stream_k(tiles, splits * output_tiles, aligned=True)
+    flash = fixed_split(tiles, splits)
+
+    def parts(schedule):
+        return {(s.output_tile, s.first, s.last) for s in schedule.segments}
+
+    assert parts(lean) == parts(flash)
+    if splits == 1:
+        assert parts(lean) == parts(one_cta_per_tile(tiles))
+
+
+@given(tile_grids, st.integers(1, 200))
+def test_fixed_split_walks_everything_once(tiles, splits):
+    schedule = fixed_split(tiles, splits)
+    walked(schedule, tiles)
+    assert schedule.merge_launch == (splits > 1)
+    for tile in range(tiles.output_tiles):
+        parts = [s.last - s.first for s in schedule.segments if s.output_tile == tile]
+        assert len(set(parts[:-1])) <= 1
+        assert parts[-1] <= parts[0]
+
+
+@given(tile_grids)
+def test_one_cta_per_tile_never_splits(tiles):
+    schedule = one_cta_per_tile(tiles)
+    walked(schedule, tiles)
+    assert schedule.partials == 0
+    assert all(
+        segment.is_whole and segment.cta == segment.output_tile for segment in schedule.segments
+    )
+
+
+def test_grid_is_rounded_down_only_where_ctas_remain():
+    assert stream_k_grid(1000, 264, multiple_of=56) == 224
+    assert stream_k_grid(1000, 264, multiple_of=300) == 264
+    assert stream_k_grid(10, 264) == 10
+    assert stream_k_grid(10, 264, min_tiles_per_cta=4) == 2
+    assert stream_k_grid(1, 264, min_tiles_per_cta=4) == 1
+
+
+@pytest.mark.parametrize(
+    ("group_size", "head_dim", "rows"),
+    [(1, 64, 16), (5, 128, 16), (17, 64, 32), (71, 128, 64), (71, 256, 32)],
+)
+def test_tile_rows(group_size, head_dim, rows):
+    assert tile_rows(group_size, head_dim) == rows
+
+
+def test_heuristic_fills_waves():
+    # 56 output tiles on 132 SMs: two splits fill 112 slots of 132 (84.8%), seven 392 of 396; the
+    # best, 33, 1848 of 1848.
+    assert fixed_split_heuristic(56, 132, 1000) == 7
+    assert fixed_split_heuristic(8, 132, 1000) == 15
+    # 120 of 132 busy already.
+    assert fixed_split_heuristic(120, 132, 1000) == 1
+    # No more splits than LeanTiles.
+    assert fixed_split_heuristic(1, 132, 3) == 3
+
+
+def test_quantisation_efficiency_counts_the_last_wave():
+    tiles = TileGrid((10,), 6)
+    assert quantisation_efficiency(one_cta_per_tile(tiles), 4) == pytest.approx(60 / (4 * 20))
+    assert quantisation_efficiency(stream_k(tiles, 4), 4) == 1.0
+
+
+def test_row_tiles_are_output_tiles():
+    problem = AttentionProblem(2, 71 * 3, 3, 1000, 128)
+    tiles = TileGrid.of(problem, 128)
+    assert tiles.per_sequence == 3 * 2
+    assert tiles.lean_tiles == (8, 8)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from leanbench.core.inputs import AttentionInputs, make_inputs, torch_dtype
+from leanbench.core.problem import AttentionProblem
+
+PROBLEM = AttentionProblem(2, 8, 4, 300, 64)
+TENSORS = ("q", "k_cache", "v_cache")
+
+
+def test_shapes_are_flash_attns_and_outputs_are_poisoned():
+    inputs = make_inputs(replace(PROBLEM, q_len=3), "cpu")
+    assert inputs.q.shape == inputs.out.shape == (2, 3, 8, 64)
+    assert inputs.k_cache.shape == inputs.v_cache.shape == (2, 300, 4, 64)
+    assert (inputs.lse.shape, inputs.lse.dtype) == ((2, 8, 3), torch.float32)
+    assert inputs.out.isnan().all()
+    assert inputs.lse.isnan().all()
+    assert (inputs.group_size, inputs.head_dim, inputs.context) == (2, 64, 300)
+    assert inputs.softmax_scale == 0.125
+    assert inputs.cache_seqlens is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "strides"),
+    [("HND", (4 * 300 * 64, 64, 300 * 64, 1)), ("NHD", (300 * 4 * 64, 4 * 64, 64, 1))],
+)
+def test_the_layout_is_in_the_strides(layout, strides):
+    inputs = make_inputs(replace(PROBLEM, kv_layout=layout), "cpu")
+    assert inputs.k_cache.stride() == inputs.v_cache.stride() == strides
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_dtype(name, dtype):
+    assert torch_dtype(name) == dtype
+    inputs = make_inputs(replace(PROBLEM, dtype=name), "cpu")
+    assert {inputs.q.dtype, inputs.k_cache.dtype, inputs.v_cache.dtype, inputs.out.dtype} == {dtype}
+
+
+def test_ragged_lengths_are_on_the_device():
+    inputs = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
+    assert inputs.cache_seqlens is not None
+    assert (inputs.cache_seqlens.dtype, inputs.cache_seqlens.tolist()) == (torch.int32, [7, 300, 1])
+    assert (inputs.context, inputs.k_cache.shape[1]) == (300, 300)
+
+
+PAGED = AttentionProblem(3, 4, 2, (33, 300, 1), 64, page_size=16)
+
+
+@pytest.mark.parametrize(
+    ("layout", "strides"),
+    [("HND", (2 * 16 * 64, 64, 16 * 64, 1)), ("NHD", (16 * 2 * 64, 2 * 64, 64, 1))],
+)
+def test_a_paged_cache_is_a_pool_of_pages(layout, strides):
+    inputs = make_inputs(replace(PAGED, kv_layout=layout), "cpu")
+    # 3, 19 and 1 pages.
+    assert inputs.k_cache.shape == inputs.v_cache.shape == (23, 16, 2, 64)
+    assert inputs.k_cache.stride() == inputs.v_cache.stride() == strides
+    assert (inputs.page_size, inputs.kv_heads, inputs.group_size, inputs.context) == (16, 2, 2, 300)
+    # What no token fills is random like the rest.
+    assert inputs.k_cache.isfinite().all()
+    assert (inputs.k_cache == 0).float().mean() < 0.01
+
+
+def test_every_page_belongs_to_one_sequence_in_random_order():
+    table = make_inputs(PAGED, "cpu").block_table
+    assert table is not None
+    assert (table.shape, table.dtype, table.is_contiguous()) == ((3, 19), torch.int32, True)
+    used = [*table[0, :3].tolist(), *table[1].tolist(), *table[2, :1].tolist()]
+    assert sorted(used) == list(range(23))
+    assert used != list(range(23))
+    assert (table[0, 3:] == 0).all()
+    assert (table[2, 1:] == 0).all()
+    one, same, other = (make_inputs(PAGED, "cpu", seed).block_table for seed in (1, 1, 2))
+    assert one is not None
+    assert same is not None
+    assert other is not None
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_contiguous_cache_has_no_block_table():
+    inputs = make_inputs(PROBLEM, "cpu")
+    assert (inputs.block_table, inputs.page_size) == (None, None)
+
+
+def same(one: AttentionInputs, other: AttentionInputs) -> list[bool]:
+    return [torch.equal(getattr(one, name), getattr(other, name)) for name in TENSORS]
+
+
+def test_a_seed_repeats_and_none_does_not():
+    assert (
+        same(make_inputs(PROBLEM, "cpu", seed=1), make_inputs(PROBLEM, "cpu", seed=1)) == [True] * 3
+    )
+    assert (
+        same(make_inputs(PROBLEM, "cpu", seed=1), make_inputs(PROBLEM, "cpu", seed=2))
+        == [False] * 3
+    )
+    assert same(make_inputs(PROBLEM, "cpu"), make_inputs(PROBLEM, "cpu")) == [False] * 3
+
+
+def test_values_are_standard_normal_and_differ_between_tensors():
+    inputs = make_inputs(PROBLEM, "cpu", seed=3)
+    for name in TENSORS:
+        values = getattr(inputs, name).double()
+        # 1024 numbers of Q at least: five standard errors.
+        assert abs(values.mean().item()) < 0.16
+        assert values.std().item() == pytest.approx(1, abs=0.12)
+    assert not torch.equal(inputs.k_cache, inputs.v_cache)
+
+
+def test_score_scale_multiplies_q_alone():
+    one, ten = (make_inputs(PROBLEM, "cpu", seed=4, score_scale=scale) for scale in (1.0, 10.0))
+    torch.testing.assert_close(ten.q, one.q * 10)
+    assert same(one, ten) == [False, True, True]
+    scores = (
+        torch.einsum("bqhd,bnhd->bhqn", one.q[:, :, ::2].double(), one.k_cache.double())
+        * one.softmax_scale
+    )
+    assert scores.std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_poison_fills_what_was_written():
+    inputs = make_inputs(PROBLEM, "cpu")
+    inputs.out.zero_()
+    inputs.lse.zero_()
+    inputs.poison()
+    assert inputs.out.isnan().all()
+    assert inputs.lse.isnan().all()

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.core.errors import UserError
+from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+
+GQA = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=1000, head_dim=128, q_len=2)
+RAGGED = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=(1, 1000, 99), head_dim=128)
+
+
+def test_figures_of_a_uniform_batch():
+    assert (GQA.is_ragged, GQA.contexts, GQA.max_context, GQA.total_context) == (
+        False,
+        (1000,) * 3,
+        1000,
+        3000,
+    )
+    assert GQA.group_size == 4
+    # K and V of 3000 tokens, 8 heads of 128 numbers of 2 bytes.
+    assert GQA.kv_bytes == GQA.kv_allocated_bytes == 2 * 3000 * 8 * 128 * 2
+    # 6 rows of 32 heads: 256 bytes of Q, as many of the output, 4 of the LSE.
+    assert GQA.io_bytes == GQA.kv_bytes + 6 * 32 * (256 + 256 + 4)
+    # Q K and P V: 2 x 128 operations each for every query head, query token and cached token that
+    # it sees.
+    assert GQA.flops == 2 * 2 * 128 * 32 * 3 * (1000 + 999)
+
+
+def test_figures_of_a_ragged_batch():
+    assert (RAGGED.is_ragged, RAGGED.contexts, RAGGED.max_context, RAGGED.total_context) == (
+        True,
+        (1, 1000, 99),
+        1000,
+        1100,
+    )
+    assert RAGGED.kv_bytes == 2 * 1100 * 8 * 128 * 2
+    assert RAGGED.kv_allocated_bytes == 2 * 3000 * 8 * 128 * 2
+    assert RAGGED.flops == 2 * 2 * 128 * 32 * 1100
+
+
+def test_figures_of_a_causal_tail_longer_than_the_context():
+    problem = AttentionProblem(2, 4, 2, (3, 9), 64, q_len=5)
+    # The last of five queries sees 3 tokens, the two before it 2 and 1, the others none.
+    assert problem.flops == 2 * 2 * 64 * 4 * (3 + 2 + 1 + 9 + 8 + 7 + 6 + 5)
+
+
+def test_figures_of_a_paged_cache():
+    paged = replace(RAGGED, page_size=64)
+    assert paged.page_counts == (1, 16, 2)
+    assert paged.kv_bytes == RAGGED.kv_bytes
+    # Whole pages, and none for what a sequence does not have.
+    assert paged.kv_allocated_bytes == 2 * 19 * 64 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "label"),
+    [
+        (AttentionProblem(1, 56, 56, 4096, 64), "b1 h56 n4096 d64 fp16 HND"),
+        (GQA, "b3 h32/8 n1000 d128 q2 fp16 HND"),
+        (RAGGED, "b3 h32/8 nragged1000x1100 d128 fp16 HND"),
+        (AttentionProblem(2, 8, 1, 7, 80, "bf16", "NHD"), "b2 h8/1 n7 d80 bf16 NHD"),
+        (AttentionProblem(1, 8, 8, 7, 80, page_size=16), "b1 h8 n7 d80 p16 fp16 HND"),
+        (replace(GQA, page_size=256), "b3 h32/8 n1000 d128 q2 p256 fp16 HND"),
+    ],
+)
+def test_labels(problem, label):
+    assert problem.label == label
+
+
+problems = st.builds(
+    lambda kv_heads, group_size, contexts, ragged, *rest: AttentionProblem(
+        len(contexts),
+        kv_heads * group_size,
+        kv_heads,
+        tuple(contexts) if ragged else contexts[0],
+        *rest,
+    ),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.lists(st.integers(1, 10**6), min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from(HEAD_DIMS),
+    st.sampled_from(DTYPES),
+    st.sampled_from(KV_LAYOUTS),
+    st.integers(1, 16),
+    st.sampled_from((None, *PAGE_SIZES)),
+)
+
+
+@given(problems)
+def test_json_and_back(problem: AttentionProblem):
+    back = AttentionProblem.from_dict(json.loads(json.dumps(problem.to_dict())))
+    assert back == problem
+    assert hash(back) == hash(problem)
+    assert back.label == problem.label
+
+
+def test_a_row_from_before_there_were_pages_is_read():
+    assert "page_size" not in GQA.to_dict()
+    before = {
+        "batch": 3,
+        "q_heads": 32,
+        "kv_heads": 8,
+        "context": 1000,
+        "head_dim": 128,
+        "q_len": 2,
+    }
+    assert AttentionProblem.from_dict(before) == GQA
+    assert AttentionProblem.from_dict({**before, "page_size": 32}) == replace(GQA, page_size=32)
+
+
+@given(problems)
+def test_bytes_are_bounded(problem: AttentionProblem):
+    most = problem.kv_bytes * problem.batch
+    if problem.page_size is not None:
+        most = problem.kv_bytes * problem.page_size
+    assert problem.kv_bytes <= problem.kv_allocated_bytes <= most
+    assert problem.io_bytes > problem.kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"batch": 0}, "batch is 0, it must be at least 1"),
+        ({"q_heads": -8}, "q_heads is -8, it must be at least 1"),
+        ({"kv_heads": 0}, "kv_heads is 0, it must be at least 1"),
+        ({"q_len": 0}, "q_len is 0, it must be at least 1"),
+        ({"q_len": 17}, "q_len 17 is above 16: decode adds a few tokens at a time, choose 1 to 16"),
+        (
+            {"page_size": 48},
+            (
+                "page_size 48 is not supported, choose 16, 32, 64, 128 or 256, or none for a"
+                " contiguous"
+            ),
+        ),
+        ({"page_size": 0}, "page_size 0 is not supported"),
+        (
+            {"kv_heads": 3},
+            "q_heads 8 is not a multiple of kv_heads 3: .* choose kv_heads that divides q_heads",
+        ),
+        ({"kv_heads": 16}, "q_heads 8 is not a multiple of kv_heads 16"),
+        ({"head_dim": 72}, "head_dim 72 is not supported, choose one of 64, 80, 96, 128 or 256"),
+        ({"dtype": "fp32"}, "dtype 'fp32' is not supported, choose fp16 or bf16"),
+        ({"kv_layout": "hnd"}, "kv_layout 'hnd' is not supported, choose HND or NHD"),
+        (
+            {"context": (10,)},
+            "1 context lengths were given for a batch of 2: give one per sequence",
+        ),
+        ({"context": ()}, "0 context lengths were given for a batch of 2"),
+        ({"context": 0}, "context 0 is below 1: decode attends to at least one cached token"),
+        ({"context": (10, -3)}, "context -3 is below 1"),
+    ],
+)
+def test_bad_input_is_one_sentence(fields, sentence):
+    good: dict[str, Any] = {"batch": 2, "q_heads": 8, "kv_heads": 2, "context": 10, "head_dim": 64}
+    AttentionProblem(**good)
+    with pytest.raises(UserError, match=f"^{sentence}"):
+        AttentionProblem(**{**good, **fields})

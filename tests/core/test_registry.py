@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leanbench.kernels
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig, family_faults, kernel, kernels
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "kernels"
+H200 = find("h200")
+PROBLEMS = [
+    AttentionProblem(1, 56, 56, 65_536, 64),
+    AttentionProblem(1, 32, 8, 4096, 128),
+    AttentionProblem(2, 71, 1, 1000, 256, "bf16", "NHD"),
+    AttentionProblem(4, 16, 4, (1, 5000, 128, 70), 80),
+]
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    """The folders that are searched for kernels, to add to."""
+    folders = list(leanbench.kernels.__path__)
+    monkeypatch.setattr(leanbench.kernels, "__path__", folders)
+    kernels.cache_clear()
+    yield folders
+    kernels.cache_clear()
+
+
+def test_this_projects_kernels_are_found_in_a_stable_order():
+    assert [name for name in kernels() if name in ("lean", "fa2", "fixed_split", "reference")] == [
+        "fa2",
+        "fixed_split",
+        "lean",
+        "reference",
+    ]
+    for name, found in kernels().items():
+        assert isinstance(found, Kernel)
+        assert found.name == name
+        assert found.title
+        assert found.source
+        assert found.decomposition in ("one_cta_per_tile", "fixed_split", "stream_k", "other")
+    assert kernel("lean").decomposition == "stream_k"
+    assert not kernel("reference").is_timed
+
+
+def test_an_unknown_name_is_one_sentence():
+    with pytest.raises(
+        UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed_split'\?$"
+    ):
+        kernel("fixed-split")
+    with pytest.raises(
+        UserError,
+        match=(
+            r"^there is no kernel 'xyz', known: .*fa2, fixed_split.*lean, .*lean_cuda, lean_triton,"
+            r" reference"
+        ),
+    ):
+        kernel("xyz")
+
+
+def test_kernels_of_another_folder(rooms):
+    rooms.append(str(FIXTURES))
+    assert kernel("steady").title == "does nothing"
+    assert kernel("lean").decomposition == "stream_k"
+
+
+def test_two_kernels_of_one_name_are_refused(rooms, tmp_path):
+    (tmp_path / "copy_of_lean").mkdir()
+    (tmp_path / "copy_of_lean" / "__init__.py").write_text(
+        "from leanbench.kernels.lean import KERNELS\n"
+    )
+    rooms.append(str(tmp_path))
+    with pytest.raises(UserError, match=r"^two kernels are called 'lean': rename one of them$"):
+        kernels()
+
+
+def test_a_module_or_a_family_without_kernels_is_no_error(rooms, tmp_path):
+    (tmp_path / "shared_parts.py").write_text(
+        "raise AssertionError('a plain module is not imported')\n"
+    )
+    (tmp_path / "parts_only").mkdir()
+    (tmp_path / "parts_only" / "__init__.py").write_text("")
+    before = list(kernels())
+    rooms.append(str(tmp_path))
+    kernels.cache_clear()
+    assert list(kernels()) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "at", "error"),
+    [
+        (
+            "import no_such_module",
+            ", line 1,",
+            "ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        ("def f(:", "", "SyntaxError: invalid syntax (__init__.py, line 1)"),
+        ("one = 1\nKERNELS = (one / 0,)", ", line 2,", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit", ", line 1,", "SystemExit"),
+        ("raise ValueError('one\\ntwo')", ", line 1,", "ValueError: one"),
+        ("KERNELS = 1", "", "TypeError: 'int' object is not iterable"),
+        ("KERNELS = ('lean',)", "", "AttributeError: 'str' object has no attribute 'name'"),
+    ],
+)
+def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(
+    rooms, tmp_path, monkeypatch, code, at, error
+):
+    monkeypatch.delitem(sys.modules, "leanbench.kernels.broken", raising=False)
+    before = list(kernels())
+    assert family_faults() == []
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text(code + "\n")
+    rooms += [str(tmp_path), str(FIXTURES)]
+    kernels.cache_clear()
+    said = f"{tmp_path}/broken/__init__.py{at} cannot be loaded ({error})"
+    assert family_faults() == [said]
+    assert set(before) | {"steady"} <= set(kernels())
+    with pytest.raises(UserError) as refused:
+        kernel("mine")
+    assert str(refused.value).startswith(f"{said}; there is no kernel 'mine', ")
+    rooms.remove(str(tmp_path))
+    kernels.cache_clear()
+    assert family_faults() == []
+
+
+def test_a_config_as_a_dict_leaves_out_what_the_kernel_does_not_have():
+    assert KernelConfig(64, 4, 2).to_dict() == {"tile_tokens": 64, "num_warps": 4, "num_stages": 2}
+    config = KernelConfig(64, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+    assert config.to_dict()["align_grid"] is False
+    fields: dict[str, Any] = config.to_dict()
+    assert KernelConfig(**fields) == config
+
+
+@pytest.mark.parametrize("name", ["lean_triton", "fa2", "fixed_split"])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, problem):
+    found = kernel(name)
+    default = found.default_config(problem, H200)
+    candidates = found.candidate_configs(problem, H200)
+    assert default in candidates
+    assert len(candidates) == len(set(candidates))
+    assert len(candidates) > 1
+    for config in candidates:
+        schedule = found.schedule(problem, config, H200)
+        assert schedule is not None
+        assert schedule.decomposition == found.decomposition
+
+
+@pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split", "reference"])
+def test_pages_and_several_query_tokens_are_supported(name):
+    assert (
+        kernel(name).unsupported_reason(AttentionProblem(1, 8, 8, 100, 64, q_len=3, page_size=16))
+        is None
+    )
+
+
+def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():
+    problem = PROBLEMS[0]
+    heuristic, oracle = kernel("fixed_split"), kernel("fixed_split_oracle")
+    default = heuristic.default_config(problem, H200)
+    assert default is not None
+    candidates = oracle.candidate_configs(problem, H200)
+    assert (oracle.config_choice, heuristic.config_choice) == ("best", None)
+    assert candidates[0] == default
+    assert {replace(config, splits=None) for config in candidates} == {
+        replace(default, splits=None)
+    }
+    assert len({config.splits for config in candidates}) == len(candidates) > 8
+    assert 1 in {config.splits for config in candidates}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_the_oracle_is_no_slower_than_the_heuristic_by_the_model(problem):
+    us = {
+        name: predict_cell(problem, kernel(name), kernel(name).config_choice or "default", H200)[
+            "latency_us"
+        ]
+        for name in ("fixed_split", "fixed_split_oracle")
+    }
+    assert us["fixed_split_oracle"] <= us["fixed_split"]

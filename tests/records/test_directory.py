@@ -1,0 +1,258 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from example_rows import row
+
+from leanbench.core.errors import UserError
+from leanbench.measure.options import MeasureOptions
+from leanbench.records.directory import RunDirectory, newest_run, read_manifest, read_rows
+from leanbench.records.samples import Samples
+
+ASKED = {
+    "source": "predicted",
+    "gpu": {"name": "a100"},
+    "sweep": {"name": "s"},
+    "environments": {},
+    "cells": ["one", "two"],
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with one row."""
+    path = tmp_path / "runs" / "mine"
+    with RunDirectory.create(path, ASKED) as directory:
+        directory.append(row("one", latency_us=1.5))
+    return path
+
+
+def test_a_run_is_written_and_read_back(run):
+    manifest = read_manifest(run)
+    assert {key: manifest[key] for key in ASKED} == ASKED
+    assert (manifest["schema_version"], manifest["name"]) == (1, "mine")
+    assert manifest["created"].endswith("+00:00")
+    assert read_rows(run) == [row("one", latency_us=1.5)]
+
+
+def test_each_row_is_on_disk_at_once(tmp_path):
+    with RunDirectory.create(tmp_path / "mine", ASKED) as directory:
+        for count in range(3):
+            directory.append(row(str(count)))
+            assert (tmp_path / "mine" / "results.jsonl").read_text().count("\n") == count + 1
+    assert directory.finished == {"0", "1", "2"}
+
+
+def test_environments_are_added_once(run):
+    with RunDirectory.resume(run, ASKED) as directory:
+        directory.add_environment("aa", {"torch": "2"})
+        directory.add_environment("aa", {"torch": "3"})
+    assert read_manifest(run)["environments"] == {"aa": {"torch": "2"}}
+    assert not list(run.glob("*.part"))
+
+
+def test_an_existing_run_is_not_overwritten(run):
+    with (
+        pytest.raises(
+            UserError, match="is not empty: add --resume to go on with it or choose another --name"
+        ),
+        RunDirectory.create(run, ASKED),
+    ):
+        pass
+    assert len(read_rows(run)) == 1
+
+
+def test_resume_drops_only_a_torn_last_line(run):
+    results = run / "results.jsonl"
+    whole = results.read_bytes()
+    results.write_bytes(whole + b'{"cell":"tw')
+    assert len(read_rows(run)) == 1
+    with RunDirectory.resume(run, ASKED) as directory:
+        assert directory.finished == {"one"}
+        assert results.read_bytes() == whole
+        directory.append(row("two"))
+    assert [row["cell"] for row in read_rows(run)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"3", b'{"kernel":"lean"}', b"", b"\xff"])
+def test_any_other_malformed_line_is_named(run, line):
+    results = run / "results.jsonl"
+    results.write_bytes(
+        results.read_bytes() + line + b"\n" + json.dumps(row("two")).encode() + b"\n"
+    )
+    before = results.read_bytes()
+    with (
+        pytest.raises(
+            UserError,
+            match=(
+                r"results.jsonl, line 2 is not a row \(.+\): delete that line, its cell will run"
+                r" again"
+            ),
+        ),
+        RunDirectory.resume(run, ASKED),
+    ):
+        pass
+    assert results.read_bytes() == before
+
+
+def test_another_schema_version_is_refused(run):
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 7}))
+    with pytest.raises(
+        UserError, match="was written with schema version 7, this leanbench reads 1"
+    ):
+        read_manifest(run)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "3"])
+def test_a_damaged_manifest_is_refused(run, content):
+    (run / "manifest.json").write_text(content)
+    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+        read_manifest(run)
+
+
+def test_a_folder_without_manifest_is_no_run(tmp_path):
+    with pytest.raises(UserError, match=r"is not a run directory, it has no manifest.json"):
+        read_manifest(tmp_path)
+    with (
+        pytest.raises(UserError, match="is not a run directory"),
+        RunDirectory.resume(tmp_path / "no", ASKED),
+    ):
+        pass
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cells": ["one"]}, r"1 of its 2 cells are not asked for now, such as two\)"),
+        (
+            {"cells": ["one", "two", "six"]},
+            r"\(1 of the 3 asked for now are not in it, such as six\)",
+        ),
+        (
+            {"gpu": {"name": "h200"}},
+            "has rows predicted for a100, this command's would be predicted for h200",
+        ),
+        (
+            {"source": "measured"},
+            "has rows predicted for a100, this command's would be measured for a100",
+        ),
+    ],
+)
+def test_resume_refuses_another_question(run, change, words):
+    with pytest.raises(UserError, match=words), RunDirectory.resume(run, {**ASKED, **change}):
+        pass
+
+
+MEASURE = MeasureOptions().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"cache": "warm"}, "cache"),
+        ({"energy": True, "window_s": 5.0}, "energy, window_s"),
+        ({"effort": {**MEASURE["effort"], "relative_ci": 0.01}}, "effort"),
+    ],
+)
+def test_resume_refuses_other_settings(tmp_path, changes, names):
+    with RunDirectory.create(tmp_path / "r", {**ASKED, "measure": MEASURE}):
+        pass
+    with (
+        pytest.raises(UserError) as error,
+        RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": {**MEASURE, **changes}}),
+    ):
+        pass
+    assert (
+        str(error.value)
+        == f"{tmp_path / 'r'} was measured with other settings ({names}): repeat the command it was"
+        " started with, or start a new run without --resume"
+    )
+    with RunDirectory.resume(tmp_path / "r", {**ASKED, "measure": MEASURE}) as directory:
+        assert directory.finished == set()
+
+
+def test_the_order_of_cells_is_no_difference(run):
+    with RunDirectory.resume(run, {**ASKED, "cells": ["two", "one"]}) as directory:
+        assert directory.finished == {"one"}
+
+
+def test_a_second_sweep_is_refused_while_one_writes(tmp_path):
+    path = tmp_path / "mine"
+    script = (
+        "import sys; from pathlib import Path; from leanbench.records.directory import"
+        f" RunDirectory\nwith RunDirectory.create(Path({str(path)!r}), {ASKED!r}):\n   "
+        " print('open', flush=True); sys.stdin.read()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "open\n"
+    with (
+        pytest.raises(UserError, match="another sweep is writing"),
+        RunDirectory.resume(path, ASKED),
+    ):
+        pass
+    # A killed sweep leaves no lock behind.
+    other.kill()
+    other.communicate()
+    with RunDirectory.resume(path, ASKED) as directory:
+        assert directory.finished == set()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(
+            UserError, match=r"cannot write .*file/mine \(Not a directory\): choose another folder"
+        ),
+        RunDirectory.create(tmp_path / "file" / "mine", ASKED),
+    ):
+        pass
+
+
+def test_a_full_disk_is_a_sentence(run, monkeypatch):
+    with RunDirectory.resume(run, ASKED) as directory:
+        monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
+        with pytest.raises(
+            UserError, match=r"No space left on device\): mend that, then go on with --resume"
+        ):
+            directory.append(row("two"))
+        assert directory.finished == {"one"}
+
+
+def test_a_disk_that_is_full_for_the_samples_costs_their_row_too(run, monkeypatch):
+    raw = Samples(cell="two", samples_us=[1.0], rounds=[0], sm_clock_mhz=[None])
+    with RunDirectory.resume(run, ASKED) as directory:
+        monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)
+        with pytest.raises(
+            UserError,
+            match=r"cannot write .*samples.jsonl.gz \(No space left on device\): mend that",
+        ):
+            directory.append(row("two"), raw)
+        assert directory.finished == {"one"}
+    assert [row["cell"] for row in read_rows(run)] == ["one"]
+
+
+def test_the_newest_run_of_a_sweep_is_found(tmp_path):
+    for name, sweep, cells in (
+        ("b", "s", ["one", "two"]),
+        ("a", "s", ["one", "two"]),
+        ("d", "s", ["one"]),
+        ("c", "other", ["one"]),
+    ):
+        with RunDirectory.create(
+            tmp_path / name, {**ASKED, "sweep": {"name": sweep}, "cells": cells}
+        ):
+            pass
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "manifest.json").write_text("{")
+    assert newest_run(tmp_path, "s", ["two", "one"]) == tmp_path / "a"
+    # None of these cells: the newest, and whoever resumes it will say what differs.
+    assert newest_run(tmp_path, "s", ["three"]) == tmp_path / "d"
+    with pytest.raises(UserError, match="there is no run of sweep 'none'"):
+        newest_run(tmp_path, "none", [])

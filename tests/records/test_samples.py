@@ -1,0 +1,206 @@
+"""Raw samples: what is written, what a cut leaves, and what a kill between samples and row
+costs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_rows import row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.records.directory import RunDirectory, read_rows
+from leanbench.records.samples import SAMPLES, Samples, pack, read_samples, whole_length
+
+ASKED = {
+    "source": "measured",
+    "gpu": {"name": "a100"},
+    "sweep": {"name": "s"},
+    "environments": {},
+    "cells": ["a", "b"],
+}
+
+
+def samples(cell: str, *samples_us: float, clocks: list[int | None] | None = None) -> Samples:
+    count = len(samples_us)
+    return Samples(
+        cell=cell,
+        samples_us=list(samples_us),
+        rounds=list(range(count)),
+        sm_clock_mhz=clocks or [None] * count,
+        crosscheck_us=[samples_us[0] + 0.5],
+    )
+
+
+A = samples("a", 10.25, 10.5, clocks=[1980, None])
+B = samples("b", 20.0)
+AGAIN = samples("a", 11.0, 11.5, 11.25)
+
+
+def write(run: Path, content: bytes) -> Path:
+    (run / SAMPLES).write_bytes(content)
+    return run
+
+
+def test_samples_are_read_as_they_were_written(tmp_path):
+    assert read_samples(write(tmp_path, pack(A) + pack(B))) == {"a": A, "b": B}
+
+
+def test_a_run_without_samples_has_none(tmp_path):
+    assert read_samples(tmp_path) == {}
+    assert read_samples(write(tmp_path, b"")) == {}
+
+
+def test_later_samples_of_a_cell_win(tmp_path):
+    assert read_samples(write(tmp_path, pack(A) + pack(B) + pack(AGAIN))) == {"a": AGAIN, "b": B}
+
+
+def test_the_file_is_one_gzip_file_of_json_lines(tmp_path):
+    path = write(tmp_path, pack(A) + pack(B)) / SAMPLES
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    assert lines == [A.model_dump(), B.model_dump()]
+    assert lines[0] == {
+        "cell": "a",
+        "samples_us": [10.25, 10.5],
+        "rounds": [0, 1],
+        "sm_clock_mhz": [1980, None],
+        "crosscheck_us": [10.75],
+    }
+    unpacked = subprocess.run(["gzip", "-dc", str(path)], capture_output=True, check=True).stdout
+    assert unpacked.count(b"\n") == 2
+
+
+def test_the_same_samples_are_the_same_bytes():
+    assert pack(A) == pack(A.model_copy())
+
+
+def test_a_last_member_that_was_cut_off_anywhere_is_passed_over(tmp_path):
+    whole, last = pack(A) + pack(B), pack(AGAIN)
+    for cut in range(len(last)):
+        run = write(tmp_path, whole + last[:cut])
+        assert read_samples(run) == {"a": A, "b": B}, cut
+        assert whole_length((run / SAMPLES).read_bytes()) == len(whole), cut
+
+
+def test_a_member_with_a_wrong_checksum_ends_the_file(tmp_path):
+    damaged = bytearray(pack(B))
+    damaged[-6] ^= 1
+    run = write(tmp_path, pack(A) + bytes(damaged) + pack(AGAIN))
+    assert read_samples(run) == {"a": A}
+    assert whole_length((run / SAMPLES).read_bytes()) == len(pack(A))
+
+
+NUMBERS = st.floats(0, 1e9, allow_nan=False)
+MANY = st.lists(
+    st.builds(
+        Samples,
+        cell=st.sampled_from("abc"),
+        samples_us=st.lists(NUMBERS, max_size=5),
+        rounds=st.lists(st.integers(0, 99), max_size=5),
+        sm_clock_mhz=st.lists(st.none() | st.integers(0, 3000), max_size=5),
+        crosscheck_us=st.lists(NUMBERS, max_size=3),
+    ),
+    max_size=6,
+)
+
+
+@given(many=MANY, cut=st.integers(0, 2000))
+def test_any_cut_keeps_the_members_before_it(many, cut):
+    members = [pack(each) for each in many]
+    content = b"".join(members)[:cut]
+    ends = [sum(map(len, members[:count])) for count in range(len(members) + 1)]
+    kept = max(count for count, end in enumerate(ends) if end <= len(content))
+    assert whole_length(content) == ends[kept]
+    with tempfile.TemporaryDirectory() as folder:
+        assert read_samples(write(Path(folder), content)) == {
+            each.cell: each for each in many[:kept]
+        }
+
+
+def test_members_larger_and_smaller_than_what_is_read_at_once(tmp_path):
+    generator = random.Random(7)
+    # About 1, 40 and 400 KB packed, and many small ones.
+    large = [
+        samples(f"large{count}", *(generator.random() for _ in range(count)))
+        for count in (100, 4_000, 40_000, 4_001)
+    ]
+    small = [samples(f"small{number}", float(number)) for number in range(200)]
+    expected = {each.cell: each for each in [*large, *small]}
+    content = b"".join(map(pack, expected.values()))
+    assert read_samples(write(tmp_path, content)) == expected
+    assert whole_length(content) == len(content)
+    assert whole_length(content[:-1]) == len(content) - len(pack(small[-1]))
+
+
+def test_samples_are_on_disk_before_their_row(tmp_path):
+    run = tmp_path / "r"
+    with RunDirectory.create(run, ASKED) as directory:
+        directory.append(row("a"), A)
+        assert read_samples(run) == {"a": A}
+        directory.append(row("b"))
+    assert [row["cell"] for row in read_rows(run)] == ["a", "b"]
+    assert read_samples(run) == {"a": A}
+
+
+def test_a_run_without_samples_has_no_such_file(tmp_path):
+    run = tmp_path / "r"
+    with RunDirectory.create(run, ASKED) as directory:
+        directory.append(row("a"))
+    assert not (run / SAMPLES).exists()
+    with RunDirectory.resume(run, ASKED):
+        pass
+    assert not (run / SAMPLES).exists()
+
+
+def test_resume_drops_what_was_cut_off(tmp_path):
+    run = tmp_path / "r"
+    with RunDirectory.create(run, ASKED) as directory:
+        directory.append(row("a"), A)
+    whole = (run / SAMPLES).read_bytes()
+    write(run, whole + pack(B)[:-3])
+    with RunDirectory.resume(run, ASKED) as directory:
+        assert (run / SAMPLES).read_bytes() == whole
+        directory.append(row("b"), B)
+    assert read_samples(run) == {"a": A, "b": B}
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_between_samples_and_row(
+    directory: RunDirectory, row: dict[str, Any], raw: Samples
+) -> None:
+    write_bytes = directory._write
+
+    def write_samples_only(file: int, content: bytes, name: str) -> None:
+        if name != SAMPLES:
+            raise Killed
+        write_bytes(file, content, name)
+
+    directory._write = write_samples_only
+    directory.append(row, raw)
+
+
+def test_a_kill_between_samples_and_row_runs_the_cell_again(tmp_path):
+    """Its later samples count, and nothing else is lost."""
+    run = tmp_path / "r"
+    with RunDirectory.create(run, ASKED) as directory:
+        directory.append(row("b"), B)
+        with pytest.raises(Killed):
+            killed_between_samples_and_row(directory, row("a"), A)
+    assert read_samples(run) == {"b": B, "a": A}
+    with RunDirectory.resume(run, ASKED) as directory:
+        assert directory.finished == {"b"}
+        directory.append(row("a"), AGAIN)
+    assert [row["cell"] for row in read_rows(run)] == ["b", "a"]
+    assert read_samples(run) == {"b": B, "a": AGAIN}

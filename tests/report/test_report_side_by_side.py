@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from example_runs import HOSTILE, WriteRun, measured_rows, problem, row, two_runs
+from typer.testing import CliRunner
+
+from leanbench.cli.main import app
+from leanbench.core.errors import UserError
+from leanbench.records.reading import read_run, read_runs
+from leanbench.report import write_report
+from leanbench.report.frame import results_frame
+from leanbench.report.side_by_side import Side, beside, beside_figure, sides
+from leanbench.report.summary import summaries
+
+
+def test_kernels_are_compared_where_both_runs_are_ok(write_run: WriteRun) -> None:
+    frame = results_frame(*read_runs(two_runs(write_run)))
+    lean, fa2 = beside(frame)
+    assert (lean.kernel, lean.base.run, lean.other.run, lean.problems) == (
+        "lean",
+        "here",
+        "there",
+        2,
+    )
+    assert lean.geomean == pytest.approx((0.5 * 0.25) ** 0.5)
+    assert (lean.lowest, lean.lowest_at) == (0.25, problem(4096).label)
+    assert (lean.highest, lean.highest_at) == (0.5, problem(1024).label)
+    assert lean.energy == pytest.approx((1 / 2 * 1 / 4) ** 0.5)
+    floors_us = [problem(context).kv_bytes / 4e6 + 2.0 for context in (1024, 4096)]
+    assert lean.base_floor_share == pytest.approx((floors_us[0] / 10 * floors_us[1] / 40) ** 0.5)
+    # The noisy row of the first run is left out.
+    assert (fa2.kernel, fa2.problems, fa2.geomean, fa2.energy) == ("fa2", 1, 0.5, None)
+
+
+def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
+    directories = [
+        write_run([row(problem(), name, us) for name, us in times], folder=folder, name=folder)
+        for folder, times in {
+            "a": [("lean", 10.0), ("fa2", 20.0)],
+            "b": [("lean", 1.0), ("fa2", 4.0)],
+        }.items()
+    ]
+    frame = results_frame(*read_runs(directories))
+    assert [(each.run, each.speedups[0].geomean) for each in summaries(frame)] == [
+        ("a", 2.0),
+        ("b", 4.0),
+    ]
+    assert frame["lean_speedup"].dropna().tolist() == [2.0, 4.0]
+    assert [side.name for side in sides(frame)] == ["a, NVIDIA H200", "b, NVIDIA H200"]
+
+
+def test_a_cold_run_is_not_set_beside_a_warm_one(write_run: WriteRun) -> None:
+    cold = write_run([row(problem(), "lean", 10.0)], folder="cold", name="cold")
+    warm = write_run([row(problem(), "lean", 1.0, cache="warm")], folder="warm", name="warm")
+    assert beside(results_frame(*read_runs([cold, warm]))) == []
+    [path] = write_report(cold, cold.parent / "out", ["html"], [warm])
+    assert "The runs have no problem in common that the same kernel ran." in path.read_text(
+        encoding="utf-8"
+    )
+
+
+def test_without_an_ok_row_there_is_no_picture(write_run: WriteRun) -> None:
+    noisy = row(problem(), "lean", 10.0, status="noisy", reason="x")
+    first, second = (
+        write_run(rows, folder=name, name=name) for name, rows in (("a", []), ("b", [noisy]))
+    )
+    [path] = write_report(first, first.parent / "out", ["html"], [second])
+    html = path.read_text(encoding="utf-8")
+    assert "The runs have no problem in common" in html
+    assert 'id="beside-chart"' not in html
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(write_run: WriteRun) -> None:
+    directories = [write_run(measured_rows(), folder=folder) for folder in ("x", "y")]
+    assert [run.name for run in read_runs(directories)] == [
+        str(directory) for directory in directories
+    ]
+    assert read_run(directories[0]).name == "example"
+    with pytest.raises(UserError, match=r"run '.*/x' is given twice: name each run once"):
+        read_runs([directories[0], directories[1], directories[0] / ".." / "x"])
+
+
+def test_no_two_lines_of_many_runs_look_alike() -> None:
+    names = [f"run{index}" for index in range(12)]
+    figure = beside_figure([Side(name, "measured", "NVIDIA H200", "cold", name) for name in names])
+    lines = figure.to_plotly_json()["data"]
+    looks = {(line["marker"]["color"], line["marker"]["symbol"]) for line in lines}
+    assert [line["name"] for line in lines] == names
+    assert len(looks) == 12
+
+
+def test_report_of_two_runs(write_run: WriteRun, tmp_path: Path) -> None:
+    first, second = map(str, two_runs(write_run))
+    out = tmp_path / "both"
+    result = CliRunner().invoke(app, ["report", first, second, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert result.output == f"{out / 'report.html'}\n{out / 'report.csv'}\n"
+    html = (out / "report.html").read_text(encoding="utf-8")
+    assert "<title>here and there (predicted): leanbench report</title>" in html
+    assert (
+        "there: predicted by the performance model for NVIDIA B200; nothing was measured." in html
+    )
+    section = html[html.index('<section id="beside">') : html.index('<section id="claims">')]
+    text = " ".join(re.sub("<[^>]+>", " ", section).split())
+    assert (
+        "lean there, NVIDIA B200, predicted here, NVIDIA H200, measured 2 0.35× 0.25× context 4k"
+        " 0.50× context 1k" in text
+    )
+    rows = (out / "report.csv").read_text().splitlines()
+    assert len(rows) == 9
+    assert [line.split(",").count("there") for line in rows[1:]] == [0] * 4 + [1] * 4
+
+
+def test_a_report_of_two_runs_needs_a_folder(write_run: WriteRun) -> None:
+    result = CliRunner().invoke(app, ["report", *map(str, two_runs(write_run))])
+    assert result.exit_code == 2
+    assert "say with --out which folder to write" in " ".join(result.stderr.split())
+
+
+def test_hostile_names_of_runs_are_only_text(write_run: WriteRun) -> None:
+    first = write_run(measured_rows(), folder="a", name=HOSTILE)
+    second = write_run(measured_rows(), folder="b", name=f"{HOSTILE} two")
+    [path] = write_report(first, first.parent / "out", ["html"], [second])
+    html = path.read_text(encoding="utf-8")
+    assert "<script>alert" not in html
+    assert "<img" not in html

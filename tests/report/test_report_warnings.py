@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from example_runs import problem, row
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanbench.report.warnings import NAMED, flagged, warned
+
+
+def warning(context: int, *sentences: str, kernel: str = "lean") -> dict[str, Any]:
+    return row(problem(context), kernel, 10.0, warnings=list(sentences))
+
+
+def labels(*contexts: int) -> tuple[str, ...]:
+    return tuple(problem(context).label for context in contexts)
+
+
+def test_sentences_that_differ_in_numbers_are_one_with_its_worst() -> None:
+    rows = [
+        warning(1024, "off by 2.5% after 900 samples"),
+        warning(2048, "off by 11.0% after 10 samples"),
+        warning(4096, "off by 9.1% after 1,000 samples"),
+    ]
+    [notice] = warned(rows)
+    # The percentage counts, not the larger number, and not the order of the letters.
+    assert notice.sentence == "off by 11.0% after 10 samples"
+    assert (notice.kernel, notice.kind, notice.count, notice.varies) == ("lean", "warning", 3, True)
+    assert notice.problems == labels(2048, 1024, 4096)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "worst"),
+    [
+        ("took 900 µs", "took 1,200 µs", "took 1,200 µs"),
+        ("off by 9.5e-03", "off by 1.2e-02", "off by 1.2e-02"),
+        ("written by 2.11.0", "written by 2.9.1", "written by 2.11.0"),
+    ],
+)
+def test_worst_without_percentages(one: str, other: str, worst: str) -> None:
+    [notice] = warned([warning(1024, one), warning(2048, other)])
+    assert notice.sentence == worst
+
+
+def test_the_same_sentence_of_many_rows_does_not_vary() -> None:
+    [notice] = warned([warning(1024, "spills 4 registers"), warning(2048, "spills 4 registers")])
+    assert (notice.count, notice.varies) == (2, False)
+
+
+def test_kernels_and_sentences_are_kept_apart() -> None:
+    rows = [
+        warning(1024, "a is 1", "b is 2"),
+        warning(1024, "a is 3", kernel="fa2"),
+        warning(2048),
+        row(problem(), "lean", 1.0),
+    ]
+    found = [(notice.kernel, notice.sentence, notice.count) for notice in warned(rows)]
+    assert found == [("lean", "a is 1", 1), ("lean", "b is 2", 1), ("fa2", "a is 3", 1)]
+
+
+def test_a_row_counts_once_with_its_worst() -> None:
+    [notice] = warned(
+        [
+            warning(1024, "launch 1 spills 4%", "launch 2 spills 9%"),
+            warning(2048, "launch 1 spills 5%"),
+        ]
+    )
+    assert (notice.count, notice.sentence) == (2, "launch 2 spills 9%")
+
+
+def test_flagged_rows_by_status_whatever_they_warn_of() -> None:
+    rows = [
+        row(problem(1024), "fa2", status="timeout", reason="no result within 60 s"),
+        row(problem(2048), "fa2", status="timeout", reason="no result within 120 s"),
+        row(problem(2048), "fa2", status="crashed"),
+        row(problem(), "fa2", 1.0, warnings=["fine otherwise"]),
+    ]
+    found = [(notice.kind, notice.sentence, notice.count) for notice in flagged(rows)]
+    assert found == [("timeout", "no result within 120 s", 2), ("crashed", "no reason given", 1)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["lean", "fa2"]), st.floats(0, 1e6)), max_size=60))
+def test_every_row_is_in_one_notice(said: list[tuple[str, float]]) -> None:
+    rows = [
+        warning(1 + i, f"off by {value:.2f}%", kernel=kernel)
+        for i, (kernel, value) in enumerate(said)
+    ]
+    notices = warned(rows)
+    counts = {notice.kernel: notice.count for notice in notices}
+    assert len(counts) == len(notices)
+    for kernel in counts:
+        values = [value for name, value in said if name == kernel]
+        [notice] = [notice for notice in notices if notice.kernel == kernel]
+        assert counts[kernel] == len(values)
+        assert len(notice.problems) == min(NAMED, len(values))
+        assert notice.sentence == f"off by {max(values):.2f}%"
+    assert sum(counts.values()) == len(said)
