@@ -13,6 +13,7 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto
 
 lint: $(VENV)/installed-dev
