@@ -8,7 +8,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.check.reference import CELL_PAIRS, Reference
@@ -22,6 +22,7 @@ from leanbench.core.registry import Kernel, KernelConfig, written_by
 from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.measure import extras, fields
 from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
+from leanbench.measure.candidate import Candidate
 from leanbench.measure.crosscheck import CrossCheck, cross_check, disagreement
 from leanbench.measure.energy import check_window, row_fields
 from leanbench.measure.options import MeasureOptions
@@ -44,18 +45,6 @@ class Alarm(Exception):
     """A kernel did something that makes its figures meaningless; the message is the sentence for
     its row.
     """
-
-
-@dataclass
-class Candidate:
-    """One kernel, ready to be timed on the loaded problem."""
-
-    kernel: Kernel
-    config: KernelConfig | None
-    launches: Launches
-    #: Fields of its row so far.
-    row: Outcome
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass

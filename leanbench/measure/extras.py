@@ -15,7 +15,7 @@ from leanbench.measure.options import CacheState
 
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import Nvml
-    from leanbench.measure.cell import Candidate
+    from leanbench.measure.candidate import Candidate
     from leanbench.measure.energy import EnergyCalibration
 
 
