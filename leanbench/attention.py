@@ -83,7 +83,8 @@ def lean_attn_with_kvcache(
         config: launch settings. By default those that were kept for this GPU (`leanbench tune`),
             where they are predicted to be faster than the kernel's heuristic for these sizes, or
             else the heuristic's, as for several query tokens and pages; with a `cache_seqlens`
-            tensor, for a batch of the cache's whole length. See leanbench.configs.lookup.
+            tensor, the heuristic's for any length that the cache has room for. See
+            leanbench.configs.lookup.
             **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as
             they ask for nothing.
 

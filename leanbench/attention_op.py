@@ -298,8 +298,9 @@ def _default_config(
         config = kernel("lean").batch_invariant_config(problem, spec_of(device))
         assert config is not None
         return config, config
-    config = choose(kernel("lean"), problem, spec_of(device), uniform=uniform).config
-    heuristic = kernel("lean").default_config(problem, spec_of(device))
+    lean, spec = kernel("lean"), spec_of(device)
+    config = choose(lean, problem, spec, uniform=uniform).config
+    heuristic = (lean.default_config if uniform else lean.any_length_config)(problem, spec)
     assert config is not None
     assert heuristic is not None
     return config, heuristic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,10 @@ _TUNED_MIN_TILES = (1, 2, 4, 8)
 #: (H200: between 32k and 64k at 56 heads).
 _ALIGN_BYTES = 80e6
 
+#: LeanTiles of a CTA at least, at most so many where a cache may hold sequences of any length: a
+#: share of its capacity would leave a short sequence to a single CTA.
+_ANY_LENGTH_MIN_TILES = 4
+
 #: Tokens of a CTA where a sequence's bits must not depend on the batch. Half as many would be twice
 #: the partials.
 _FIXED_RUN_TOKENS = 1024
@@ -120,6 +125,11 @@ class LeanTriton(TritonKernel):
         )
         align_grid = idle * problem.kv_bytes < _ALIGN_BYTES
         return KernelConfig(tile_tokens, warps, stages, per_sm, min_tiles, align_grid=align_grid)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        config = self.default_config(problem, gpu)
+        min_tiles = min(config.min_tiles_per_cta or 1, _ANY_LENGTH_MIN_TILES)
+        return replace(config, min_tiles_per_cta=min_tiles, align_grid=False)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         # LeanTile and warps decide about bits and follow from the family; stages and the cap on
@@ -254,6 +264,9 @@ class Lean(LeanTriton):
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         return self._preferred(gpu).default_config(problem, gpu)
 
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self._preferred(gpu).any_length_config(problem, gpu)
+
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         return self._preferred(gpu).batch_invariant_config(problem, gpu)
 
@@ -340,6 +353,9 @@ class LeanBatchInvariant(Lean):
     config_choice = BATCH_INVARIANT
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self.batch_invariant_config(problem, gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         return self.batch_invariant_config(problem, gpu)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:

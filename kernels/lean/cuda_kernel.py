@@ -13,6 +13,7 @@ from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_heuristic import (
     HOPPER,
     TILE_ROWS,
+    any_length_heuristic,
     copy_of,
     cuda_config,
     fitted,
@@ -66,6 +67,9 @@ class LeanCuda(Kernel):
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         return heuristic(problem, gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return any_length_heuristic(problem, gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         # Chunk, warps, rows and the run's tokens decide about bits and follow from the family;

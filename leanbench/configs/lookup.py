@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -92,10 +92,14 @@ def choose(
     Args:
         objective: `latency`, `energy` or `edp`: what the kept configs were tuned for.
         uniform: False where lengths are on the device and `problem.context` is only the longest
-            they may be.
+            they may be. Nothing was tuned for that.
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
+    if not uniform:
+        config = kernel.any_length_config(problem, spec)
+        why = "lengths are on the device, these settings are for any of them"
+        return Choice(config, "heuristic" if config else "none", why)
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
     if _off():
@@ -121,11 +125,11 @@ def choose(
     if problem.is_ragged:
         return _choose_lengths(entry, problem)
     context = -(-problem.max_context // entry.granule) * entry.granule
-    return _choose_sizes(entry, problem.batch, problem.kv_heads, context, uniform)
+    return _choose_sizes(entry, problem.batch, problem.kv_heads, context)
 
 
 @lru_cache(maxsize=65536)
-def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform: bool) -> Choice:
+def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int) -> Choice:
     family = entry.key
     problem = AttentionProblem(
         batch, kv_heads * family[2], kv_heads, context, family[0], family[1], family[3]
@@ -133,9 +137,7 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int, uniform
     heuristic = entry.kernel.default_config(problem, entry.spec)
     assert heuristic is not None
     shape = Shape.of(problem)
-    if not uniform:
-        shape = replace(shape, uniform=False)
-    timed = entry.timed.get((batch * kv_heads, context)) if uniform else None
+    timed = entry.timed.get((batch * kv_heads, context))
     # What was timed before the heuristic's implementation was there was not held against it.
     if timed is None or heuristic.implementation not in entry.implementations:
         return _by_formula(entry, shape, heuristic)

@@ -174,6 +174,12 @@ class Kernel(ABC):
         launch settings.
         """
 
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        """The heuristic where lengths are on the device, good for every length up to
+        `problem.max_context`, the capacity of the cache.
+        """
+        return self.default_config(problem, gpu)
+
     def batch_invariant_config(
         self, problem: AttentionProblem, gpu: GpuSpec
     ) -> KernelConfig | None:

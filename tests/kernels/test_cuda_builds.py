@@ -106,6 +106,7 @@ def test_heuristic_builds_spill_nothing_and_fit(name, builds):
 def test_the_heuristic_finds_what_fits_every_gpu(problem, spec):
     for config in (
         kernel("lean_cuda").default_config(problem, spec),
+        kernel("lean_cuda").any_length_config(problem, spec),
         kernel("lean_cuda").batch_invariant_config(problem, spec),
     ):
         assert config is not None
@@ -305,3 +306,47 @@ def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, row
     problem = AttentionProblem(batch, 32, 1, context, 128)
     config = kernel("lean_cuda").default_config(problem, find("h200"))
     assert CudaBuild.of(problem, config).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "capacity", "head_dim", "build"),
+    [
+        (1, 32, 8, 131_072, 128, (32, 4, 2, 1, 8, 1)),
+        (8, 32, 8, 32_768, 128, (32, 4, 2, 1, 8, 1)),
+        (1, 32, 2, 131_072, 128, (16, 8, 2, 1, 16, 1)),
+        (4, 71, 1, 4096, 128, (16, 8, 2, 1, 32, 1)),
+        (8, 64, 8, 131_072, 64, (32, 4, 2, 2, 8, 2)),
+        (4, 16, 8, 8192, 256, (16, 4, 2, 1, 8, 1)),
+    ],
+)
+def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, build):
+    """(chunk, warps, stages, CTAs to an SM, rows, least LeanTiles of a CTA); the same for a cache
+    of 256 tokens: nothing follows from the capacity.
+    """
+    problem = AttentionProblem(batch, heads, kv_heads, capacity, head_dim)
+    for asked in (problem, replace(problem, context=256), replace(problem, page_size=64)):
+        config = kernel("lean").any_length_config(asked, find("h200"))
+        assert config is not None
+        assert (config.implementation, config.cluster_size) == ("cuda", 1)
+        assert config.align_grid is False
+        assert build == (
+            config.chunk_tokens,
+            config.num_warps,
+            config.num_stages,
+            config.ctas_per_sm,
+            config.tile_rows,
+            config.min_tiles_per_cta,
+        )
+
+
+def test_any_length_in_triton_keeps_the_build_of_a_full_cache():
+    problem, spec = AttentionProblem(1, 64, 1, 131_072, 128), find("a100-80gb")
+    full = kernel("lean").default_config(problem, spec)
+    assert full is not None
+    assert (full.min_tiles_per_cta, full.implementation) == (32, None)
+    config = kernel("lean").any_length_config(problem, spec)
+    assert config == replace(full, min_tiles_per_cta=4, align_grid=False)
+    short = replace(problem, q_heads=4, kv_heads=4)
+    config = kernel("lean").any_length_config(short, spec)
+    assert config is not None
+    assert (config.min_tiles_per_cta, config.align_grid) == (1, False)
