@@ -1,0 +1,53 @@
+"""What the rows of a run can hold is declared once."""
+
+import pytest
+from example_rows import row
+from pydantic import BaseModel, ValidationError
+
+from leanbench.core.quantities import GROUPS, RAN, UNITS, Quantity, quantities, quantity
+from leanbench.records.row import QUANTITIES, Row
+
+
+class Example(BaseModel):
+    late: int | None = quantity("late", group="origin", kind="count")
+    plan_us: float | None = quantity(
+        "plan", "us", group="samples", kind="figure", meaning="what it takes", compared=True
+    )
+
+
+def test_a_declaration_says_all_that_a_table_shows():
+    plan, late = quantities(Example)
+    assert plan == Quantity(
+        name="plan_us",
+        heading="plan",
+        group="samples",
+        kind="figure",
+        meaning="what it takes",
+        unit="us",
+        shown="page",
+        statuses=RAN,
+        compared=True,
+    )
+    assert (plan.unit_text, plan.stem, late.unit_text, late.stem) == ("µs", "plan", "", "late")
+    assert [plan.is_in(place) for place in ("paper", "markdown", "page", "data")] == [
+        *(False, False, True, True)
+    ]
+
+
+def test_every_field_of_a_row_but_the_problem_is_a_quantity():
+    assert {each.name for each in QUANTITIES} == {*Row.model_fields} - {"problem"}
+    groups = [GROUPS.index(each.group) for each in QUANTITIES]
+    assert groups == sorted(groups)
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda each: each.name)
+def test_a_name_ends_with_its_unit(quantity):
+    endings = [unit for unit in UNITS if quantity.name.endswith(f"_{unit}")]
+    assert max(endings, key=len, default="") == quantity.unit or quantity.unit in (
+        *("x", "per thread", "per sample", "registers", "samples", "KB per CTA"),
+    )
+
+
+def test_a_misspelt_figure_is_no_field_of_a_row():
+    with pytest.raises(ValidationError, match="latncy_us\n  Extra inputs are not permitted"):
+        Row.model_validate({**row("one"), "latncy_us": 1.0})
