@@ -1,4 +1,4 @@
-"""`leanbench model`: what predictions rest on, and how wrong they are."""
+"""`leanbench predict`: what predictions rest on, and how wrong they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leanbench.model.calibration import Errors, InUse, RunErrors
     from leanbench.model.claims import Outcome
 
-model = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+predict = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _Runs = Annotated[
     list[str], typer.Argument(metavar="RUN...", help="Measured runs: paths, or names under runs/.")
@@ -29,7 +29,7 @@ _Gpu = Annotated[
 _WORST = 15
 
 
-@model.command("fit", short_help="Fit the model to measured runs of one GPU.")
+@predict.command("fit", short_help="Fit the model to measured runs of one GPU.")
 def fit(
     runs: _Runs,
     check: Annotated[
@@ -71,7 +71,7 @@ def fit(
     output.say(f"Wrote {path}{used}.")
 
 
-@model.command("check", short_help="Hold predictions against measured runs.")
+@predict.command("check", short_help="Hold predictions against measured runs.")
 def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
     """Say how far predictions are from measured runs, and which cells are worst."""
     from dataclasses import asdict
@@ -105,7 +105,7 @@ def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
     _show_worst(cells)
 
 
-@model.command("show", short_help="Print the constants in use for a GPU.")
+@predict.command("show", short_help="Print the constants in use for a GPU.")
 def show(gpu: _Gpu = None, json_: _Json = False) -> None:
     """Print the constants in use for a GPU: units, where they come from, how wrong they were."""
     from dataclasses import fields
@@ -135,9 +135,9 @@ def show(gpu: _Gpu = None, json_: _Json = False) -> None:
     _show_errors(in_use.calibration.runs)
 
 
-@model.command("claims", short_help="Set the paper's claims beside predictions.")
+@predict.command("claims", short_help="Compare the paper's claims with predictions.")
 def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
-    """Set the LeanAttention paper's single-GPU claims beside what the model predicts."""
+    """Compare the LeanAttention paper's single-GPU claims with what the model predicts."""
     from dataclasses import asdict
 
     from leanbench.gpu.catalogue import find

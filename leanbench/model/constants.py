@@ -17,7 +17,7 @@ def _constant(default: float, unit: str, meaning: str, *, fitted: str = "latency
 class Constants:
     """What the model knows of a GPU beside its datasheet. Rates are bytes per microsecond.
 
-    The defaults are where a fit starts; `leanbench model show` prints the values in use. `fitted`
+    The defaults are where a fit starts; `leanbench predict show` prints the values in use. `fitted`
     in a field's metadata says to what: `floor` (the read floor), `latency`, `energy`, or `held`: no
     run here tells it apart from the others.
     """

@@ -21,7 +21,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["model", *arguments])
+    result = CliRunner().invoke(app, ["predict", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 
