@@ -242,19 +242,28 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
 def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     """Settings for a cache that holds sequences of any length up to `problem.max_context`.
 
-    No clusters, and no more LeanTiles to a CTA than one with a short sequence has: work is dealt by
-    the lengths on the device alone. For each head_dim the build of least regret over 45 fills of 15
-    caches on an H200: see docs/performance-log.md, entry 33.
+    Nothing follows from the capacity: work is dealt by the lengths on the device alone, a LeanTile
+    or two to a CTA at least. Chosen by the regret over 118 fills of 39 caches on an H200:
+    docs/performance-log.md, entry 33.
     """
-    rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    if problem.head_dim <= 64:
+    heads, queries = problem.batch * problem.kv_heads, problem.group_size * problem.q_len
+    rows = (
+        8 if heads < _SOME_HEADS else rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    )
+    copy = copy_of(gpu)
+    if heads * -(-queries // rows) <= 2 and gpu.compute_capability >= HOPPER:
+        # All partials are of one or two output tiles: a cluster merges its own before they go
+        # through memory. A LeanTile to each of its CTAs.
+        chunk = 32 if problem.head_dim <= 128 else _LEAST_CHUNK
+        config = cuda_config(chunk, 4, 2, 1, 8, rows, copy, 8, False)
+    elif problem.head_dim <= 64:
         # A LeanTile has half as many bytes as one of head_dim 128.
-        config = cuda_config(32, 4, 2, 2, 1, rows, copy_of(gpu), 2, False)
+        config = cuda_config(32, 4, 2, 2, 1, rows, copy, 2, False)
     elif problem.head_dim > 128 or rows == 8:
         chunk = 32 if problem.head_dim <= 128 else _LEAST_CHUNK
-        config = cuda_config(chunk, 4, 2, 1, 1, rows, copy_of(gpu), 1, False)
+        config = cuda_config(chunk, 4, 2, 1, 1, rows, copy, 1, False)
     else:
-        config = cuda_config(_LEAST_CHUNK, 8, 2, 1, 1, rows, copy_of(gpu), 1, False)
+        config = cuda_config(_LEAST_CHUNK, 8, 2, 1, 1, rows, copy, 1, False)
     return fitted(config, problem, gpu)
 
 

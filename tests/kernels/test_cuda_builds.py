@@ -313,8 +313,9 @@ def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, row
     [
         (1, 32, 8, 131_072, 128, (32, 4, 2, 1, 8, 1)),
         (8, 32, 8, 32_768, 128, (32, 4, 2, 1, 8, 1)),
-        (1, 32, 2, 131_072, 128, (16, 8, 2, 1, 16, 1)),
-        (4, 71, 1, 4096, 128, (16, 8, 2, 1, 32, 1)),
+        (1, 32, 2, 131_072, 128, (32, 4, 2, 1, 8, 1)),
+        (16, 16, 1, 4096, 128, (16, 8, 2, 1, 16, 1)),
+        (16, 71, 1, 4096, 128, (16, 8, 2, 1, 32, 1)),
         (8, 64, 8, 131_072, 64, (32, 4, 2, 2, 8, 2)),
         (4, 16, 8, 8192, 256, (16, 4, 2, 1, 8, 1)),
     ],
@@ -337,6 +338,15 @@ def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, buil
             config.tile_rows,
             config.min_tiles_per_cta,
         )
+
+
+@pytest.mark.parametrize(("heads", "cluster", "least"), [(8, 8, 8), (16, 8, 8), (24, 1, 1)])
+def test_one_or_two_output_tiles_of_any_length_take_clusters(heads, cluster, least):
+    config = kernel("lean").any_length_config(
+        AttentionProblem(1, heads, 1, 131_072, 128), find("h200")
+    )
+    assert config is not None
+    assert (config.cluster_size, config.min_tiles_per_cta) == (cluster, least)
 
 
 def test_any_length_in_triton_keeps_the_build_of_a_full_cache():
