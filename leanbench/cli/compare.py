@@ -50,7 +50,7 @@ def compare(
     With --fail-above, exit code 1 means that a cell is slower by more than that and significantly
     so, or worked (ok or noisy) and does so no longer. PERCENT is written with its sign: 5%.
     """
-    from leanbench.core.axes import choose, parse_percent
+    from leanbench.core.syntax import choose, parse_percent
     from leanbench.report import compare as core
 
     choose("--format", format_, FORMATS)

@@ -14,15 +14,21 @@ if TYPE_CHECKING:
 
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="kernels|sweeps|models|gpus", help="What to list.")
+        str, typer.Argument(metavar="kernels|sweeps|axes|models|gpus", help="What to list.")
     ],
 ) -> None:
-    """List the kernels, the sweeps that come with leanbench, or the models (for --model) and GPUs
-    that it knows.
+    """List the kernels, the sweeps that come with leanbench, the axes of sweeps, or the models (for
+    --model) and GPUs that it knows.
     """
-    from leanbench.core.axes import choose
+    from leanbench.core.syntax import choose
 
-    tables = {"kernels": _kernels, "sweeps": _sweeps, "models": _models, "gpus": _gpus}
+    tables = {
+        "kernels": _kernels,
+        "sweeps": _sweeps,
+        "axes": _axes,
+        "models": _models,
+        "gpus": _gpus,
+    }
     output.show_table(tables[choose("list", what, list(tables))]())
     if what == "kernels":
         _say_missing()
@@ -67,8 +73,20 @@ def _sweeps() -> Table:
     return table
 
 
+def _axes() -> Table:
+    from leanbench.core.axes import AXES
+
+    table = output.table()
+    for column in ("flag", "letter", "unless given"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what it takes")
+    for axis in AXES.values():
+        table.add_row(axis.flag, axis.letter, axis.grid_text, axis.help)
+    return table
+
+
 def _models() -> Table:
-    from leanbench.run.models import models
+    from leanbench.core.language_models import models
 
     table = output.table()
     table.add_column("name", no_wrap=True)

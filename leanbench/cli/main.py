@@ -86,7 +86,7 @@ app.add_typer(predict, name="predict", short_help="What predictions rest on, and
 app.add_typer(
     configs, name="configs", short_help="List, show, move and verify kept launch settings."
 )
-app.command("list", short_help="List kernels, sweeps, models or GPUs.")(list_)
+app.command("list", short_help="List kernels, sweeps, axes, models or GPUs.")(list_)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.options import axis_options
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,41 +27,14 @@ def _list(help: str, metavar: str = "LIST") -> Any:
     return typer.Option(metavar=metavar, help=help)
 
 
+@axis_options
 def sweep(
     ctx: typer.Context,
+    axes: dict[str, str],
     file: Annotated[
         str | None,
         typer.Argument(
             metavar="FILE", help="A sweep file, or a name from `leanbench list sweeps`."
-        ),
-    ] = None,
-    context: Annotated[
-        str | None, _list("Cached tokens: 1k,4k,16k or 1k:512k:x2 or 4k:32k:+4k; k is 1024.")
-    ] = None,
-    heads: Annotated[str | None, _list("Query heads, or query/KV heads: 56,32/8.")] = None,
-    batch: Annotated[str | None, _list("Sequences: 1,8,64.")] = None,
-    head_dim: Annotated[str | None, _list("Any of 64, 80, 96, 128, 256.")] = None,
-    dtype: Annotated[str | None, _list("fp16,bf16.")] = None,
-    kv_layout: Annotated[str | None, _list("HND,NHD.")] = None,
-    q_len: Annotated[str | None, _list("New tokens per sequence, up to 16: 1,4.")] = None,
-    page_size: Annotated[
-        str | None, _list("Tokens of a page: 16,64,256; none is a contiguous cache.")
-    ] = None,
-    ragged: Annotated[
-        str | None, _list("Ragged batches: 0.25,0.5; 1 is uniform.", "MEAN_OVER_MAX")
-    ] = None,
-    model: Annotated[
-        str | None,
-        _list(
-            "Heads and head_dim of models, names from `leanbench list models`:"
-            " llama-3-70b,gpt-oss-20b."
-        ),
-    ] = None,
-    tp: Annotated[
-        str | None,
-        _list(
-            "GPUs that share out a model's heads (tensor parallelism): 1,8; one of them is"
-            " measured."
         ),
     ] = None,
     kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
@@ -149,9 +123,8 @@ def sweep(
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
 
     A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs;
-    with axes alone, the others are context 1k,4k,16k, heads 32/8, batch 1, head_dim 128, fp16, HND,
-    q_len 1 and no pages; with --model, the others are those of the sweep models. Without a GPU, the
-    performance model predicts for --gpu (a100 unless given).
+    with axes alone, the others are as `leanbench list axes` says; with --model, they are those of
+    the sweep models. Without a GPU, the performance model predicts for --gpu (a100 unless given).
 
     For a model's sliding-window layers, give the window that `leanbench list models` says as
     --context.
@@ -161,14 +134,13 @@ def sweep(
     from leanbench.core.registry import family_faults
     from leanbench.gpu.local import choose
     from leanbench.model import known_error
-    from leanbench.run.cells import AXES, expand
+    from leanbench.run.cells import expand
     from leanbench.run.sweep_file import requested_sweep
 
-    flags = {axis: ctx.params[axis] for axis in AXES if ctx.params[axis] is not None}
     measure = _measure_flags(
         cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
     )
-    asked = requested_sweep(file, flags, kernels, configs, measure, config or ())
+    asked = requested_sweep(file, axes, kernels, configs, measure, config or ())
     cells = expand(asked)
     limits = _limits(timeout, budget, asked.measure)
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
@@ -282,7 +254,7 @@ def _measure_flags(
     max_samples: int,
 ) -> dict[str, Any]:
     """The fields of MeasureOptions that flags set."""
-    from leanbench.core.axes import choose, parse_percent, parse_seconds
+    from leanbench.core.syntax import choose, parse_percent, parse_seconds
     from leanbench.measure.timing import Effort
 
     relative_ci = parse_percent("--ci", ci, most=50, above_zero=True)
@@ -306,7 +278,7 @@ def _measure_flags(
 
 def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
     """What a cell and the sweep may take; what the options ask for comes on top of --timeout."""
-    from leanbench.core.axes import parse_seconds
+    from leanbench.core.syntax import parse_seconds
     from leanbench.measure.counters import TIMEOUT_S
     from leanbench.measure.energy import check_window
     from leanbench.run.runner import Limits
@@ -323,9 +295,9 @@ def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits
 
 def _say_whose_shapes(asked: Sweep) -> None:
     """Rows name problems, which may be those of several models."""
-    from leanbench.run.models import by_shape
+    from leanbench.core.language_models import by_shape
 
-    for names, tps in dict.fromkeys((grid.model, grid.tp) for grid in asked.grids):
+    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in asked.grids):
         for (q_heads, kv_heads, head_dim), models in by_shape(names, tps).items():
             output.say(f"h{q_heads}/{kv_heads} d{head_dim}: {', '.join(models)}")
 

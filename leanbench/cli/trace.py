@@ -70,10 +70,10 @@ def trace(
 
     Exit code 1 means that no kernel has a timeline.
     """
-    from leanbench.core.axes import choose as choose_word
-    from leanbench.core.axes import parse_names
     from leanbench.core.problem_words import parse_problem
     from leanbench.core.registry import kernel
+    from leanbench.core.syntax import choose as choose_word
+    from leanbench.core.syntax import parse_names
     from leanbench.gpu.local import choose
     from leanbench.report.trace import trace_files, write_trace
     from leanbench.run.cells import CONFIG_CHOICES

@@ -117,32 +117,33 @@ def _request(
 ) -> Request:
     """What the flags ask for."""
     from leanbench.configs.space import default_families
-    from leanbench.core import axes
+    from leanbench.core.axes import AXES
     from leanbench.core.registry import kernel
+    from leanbench.core.syntax import choose, parse_numbers
     from leanbench.gpu.local import choose as choose_gpu
     from leanbench.tune.run import Request
 
-    groups = axes.parse_numbers("group", group)
+    groups = parse_numbers("group", group)
     if max(groups) > 64:
         raise UserError(
             f"--group {max(groups)} is above 64: an output tile holds at most 64 query rows"
         )
     families = default_families(
-        axes.parse_head_dims(head_dim),
+        AXES["head_dim"].parse(head_dim),
         groups,
-        axes.parse_dtypes(dtype),
-        axes.parse_kv_layouts(kv_layout),
+        AXES["dtype"].parse(dtype),
+        AXES["kv_layout"].parse(kv_layout),
     )
     if gpu is not None and not gpu.strip():
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose_gpu(gpu, require_gpu)
     plan = _plan(*effort, predicted=target.local_index is None)
-    aim: Any = axes.choose("objective", objective, _OBJECTIVES)
+    aim: Any = choose("objective", objective, _OBJECTIVES)
     return Request(kernel("lean"), families, target, plan, aim)
 
 
 def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
-    from leanbench.core.axes import parse_seconds
+    from leanbench.core.syntax import parse_seconds
     from leanbench.tune.search import EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS, PROBLEMS, Plan
 
     if budget is not None:

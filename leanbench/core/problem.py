@@ -4,9 +4,11 @@ arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from leanbench.core.axis import Axis, axes_of, axis
+from leanbench.core.axis_values import Whole, Words
 from leanbench.core.errors import UserError
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -23,6 +25,10 @@ MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
 
 
+def _listed(values: tuple[Any, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
 @dataclass(frozen=True)
 class AttentionProblem:
     """One decode attention call: `q_len` new tokens per sequence attend to the cached tokens.
@@ -35,53 +41,74 @@ class AttentionProblem:
             the fix.
     """
 
-    batch: int
-    q_heads: int
-    kv_heads: int
+    batch: int = axis(Whole(MAX_BATCH), "b", swept=(1,), help="Sequences: 1,8,64.")
+    q_heads: int = axis(Whole(), part_of="heads", label="query heads")
+    kv_heads: int = axis(Whole(), part_of="heads", label="KV heads")
     #: Cached tokens, the new ones included: one number for all sequences, or one per sequence (a
     #: ragged batch).
-    context: int | tuple[int, ...]
-    head_dim: int
-    dtype: str = "fp16"
+    context: int | tuple[int, ...] = axis(
+        Whole(syntax="a whole number such as 4096, 4k (4 x 1024) or 1m (1024 x 1024)"),
+        "n",
+        swept=(1024, 4096, 16384),
+        help="Cached tokens: 1k,4k,16k or 1k:512k:x2 or 4k:32k:+4k; k is 1024.",
+    )
+    head_dim: int = axis(
+        Whole(choices=HEAD_DIMS, syntax=f"one of {_listed(HEAD_DIMS)}"),
+        "d",
+        swept=(128,),
+        help=f"Any of {_listed(HEAD_DIMS)}.",
+    )
+    dtype: str = axis(
+        Words(DTYPES), default="fp16", always_in_label=True, always_in_json=True, help="fp16,bf16."
+    )
     #: `HND`: (batch, kv_heads, tokens, head_dim), the paper's. `NHD`: (batch, tokens, kv_heads,
     #: head_dim), flash-attn's. A paged cache has pages for the batch, and a page's tokens.
-    kv_layout: str = "HND"
-    q_len: int = 1
+    kv_layout: str = axis(
+        Words(KV_LAYOUTS, str.upper),
+        default="HND",
+        always_in_label=True,
+        always_in_json=True,
+        help="HND,NHD.",
+        label="KV layout",
+        heading="layout",
+        meaning="of K and V: HND is heads, tokens, head_dim; NHD is tokens, heads, head_dim",
+    )
+    q_len: int = axis(
+        Whole(MAX_Q_LEN),
+        "q",
+        default=1,
+        always_in_json=True,
+        help=f"New tokens per sequence, up to {MAX_Q_LEN}: 1,4.",
+        label="new tokens (q_len)",
+        heading="q_len",
+        meaning="new tokens per sequence",
+        refusal="decodes one query token per sequence",
+    )
     #: Tokens of a page; None: a sequence's tokens lie one after the other.
-    page_size: int | None = None
+    page_size: int | None = axis(
+        Whole(
+            choices=PAGE_SIZES,
+            or_none="a contiguous cache",
+            syntax="a number of tokens such as 64, or none for a contiguous cache",
+        ),
+        "p",
+        default=None,
+        help="Tokens of a page: 16,64,256; none is a contiguous cache.",
+        label="page size",
+        meaning="tokens of a page of K and V; none: a sequence's tokens lie in a row",
+        phrase="pages of {}",
+        none_phrase="no pages",
+        refusal="takes no paged cache",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("batch", "q_heads", "kv_heads", "q_len"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.batch > MAX_BATCH:
-            raise UserError(
-                f"batch {self.batch} is above the limit of {MAX_BATCH}: choose a smaller number"
-            )
+        for field in PROBLEM_AXES:
+            if field.name != "context":
+                field.values.check(field.name, getattr(self, field.name))
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}: every KV"
                 " head serves the same number of query heads, choose kv_heads that divides q_heads"
-            )
-        if self.head_dim not in HEAD_DIMS:
-            raise UserError(
-                f"head_dim {self.head_dim} is not supported, choose one of {_either(HEAD_DIMS)}"
-            )
-        if self.dtype not in DTYPES:
-            raise UserError(f"dtype {self.dtype!r} is not supported, choose {_either(DTYPES)}")
-        if self.kv_layout not in KV_LAYOUTS:
-            raise UserError(
-                f"kv_layout {self.kv_layout!r} is not supported, choose {_either(KV_LAYOUTS)}"
-            )
-        if self.q_len > MAX_Q_LEN:
-            raise UserError(
-                f"q_len {self.q_len} is above {MAX_Q_LEN}: decode adds a few tokens at a time,"
-                f" choose 1 to {MAX_Q_LEN}"
-            )
-        if self.page_size is not None and self.page_size not in PAGE_SIZES:
-            raise UserError(
-                f"page_size {self.page_size} is not supported, choose {_either(PAGE_SIZES)}, or"
-                " none for a contiguous cache"
             )
         if self.is_ragged and len(self.contexts) != self.batch:
             raise UserError(
@@ -168,30 +195,46 @@ class AttentionProblem:
         return 4 * self.q_heads * seen * self.head_dim
 
     @property
+    def special(self) -> dict[str, Any]:
+        """Axes that have a default and are not at it, with their values; `ragged` is one, with the
+        contexts.
+        """
+        values = {
+            field.name: getattr(self, field.name)
+            for field in PROBLEM_AXES
+            if not field.is_required and getattr(self, field.name) != field.default
+        }
+        return {**values, **({"ragged": self.contexts} if self.is_ragged else {})}
+
+    @property
     def label(self) -> str:
-        """A short name for people: ``b1 h32/8 n4096 d128 fp16 HND``."""
+        """A short name for people: ``b1 h32/8 n4096 d128 fp16 HND``. Axes with a letter stand in
+        front, in the order of the fields.
+        """
         heads = f"{self.q_heads}" if self.group_size == 1 else f"{self.q_heads}/{self.kv_heads}"
         context = (
             f"ragged{self.max_context}x{self.total_context}"
             if self.is_ragged
             else f"{self.max_context}"
         )
-        q_len = "" if self.q_len == 1 else f" q{self.q_len}"
-        page_size = "" if self.page_size is None else f" p{self.page_size}"
-        return (
-            f"b{self.batch} h{heads} n{context} d{self.head_dim}{q_len}{page_size} {self.dtype}"
-            f" {self.kv_layout}"
-        )
+        words = {True: [f"b{self.batch}", f"h{heads}", f"n{context}"], False: []}
+        for field in PLAIN_AXES:
+            value = getattr(self, field.name)
+            if field.always_in_label or value != field.default:
+                words[field.letter != ""].append(f"{field.letter}{field.write(value)}")
+        return " ".join([*words[True], *words[False]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads it back. Without a page size there is no such key: a
-        problem reads, and its cell is named, as in runs from before there were pages.
+        """Plain JSON types; `from_dict` reads it back. An axis at its default is left out, but for
+        those that were there from the start: a problem reads, and its cell is named, as in runs
+        from before there was the axis.
         """
-        fields = asdict(self)
-        fields["context"] = list(self.contexts) if self.is_ragged else self.context
-        if self.page_size is None:
-            del fields["page_size"]
-        return fields
+        values = {
+            field.name: getattr(self, field.name)
+            for field in PROBLEM_AXES
+            if field.always_in_json or getattr(self, field.name) != field.default
+        }
+        return {**values, "context": list(self.contexts) if self.is_ragged else self.context}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionProblem:
@@ -202,18 +245,26 @@ class AttentionProblem:
             UserError: the fields are no problem.
         """
         context = fields["context"]
-        lengths = [context] if isinstance(context, int) else context
-        page_size = fields.get("page_size")
-        numbers = [
-            *lengths,
-            *(fields[name] for name in ("batch", "q_heads", "kv_heads", "head_dim")),
-            page_size or 1,
-        ]
-        # JSON from elsewhere: 8.0 and true compare as numbers do, and would go far.
-        if any(type(number) is not int for number in (*numbers, fields.get("q_len", 1))):
-            raise TypeError("a shape is no whole number")
+        for field in PROBLEM_AXES:
+            value = (
+                fields[field.name] if field.is_required else fields.get(field.name, field.default)
+            )
+            lengths = (
+                value if field.name == "context" and isinstance(value, list | tuple) else [value]
+            )
+            # JSON from elsewhere: 8.0 and true compare as numbers do, and would go far.
+            if any(
+                type(each) is not field.values.json_type and each is not None for each in lengths
+            ):
+                kind = {int: "whole number", float: "number with decimals", str: "text"}
+                raise TypeError(f"{field.name} is no {kind[field.values.json_type]}")
         return cls(**{**fields, "context": context if isinstance(context, int) else tuple(context)})
 
 
-def _either(values: tuple[Any, ...]) -> str:
-    return ", ".join(map(str, values[:-1])) + f" or {values[-1]}"
+#: The fields of AttentionProblem, in their order.
+PROBLEM_AXES: tuple[Axis, ...] = axes_of(AttentionProblem)
+#: Those that mean what they say alone: batch and context make up the lengths of a batch, q_heads
+#: and kv_heads the heads.
+PLAIN_AXES = tuple(
+    field for field in PROBLEM_AXES if not field.part_of and field.name not in ("batch", "context")
+)

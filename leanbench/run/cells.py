@@ -6,18 +6,19 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Any
 
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.language_models import Shape, by_shape
+from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.core.ragged import ragged_contexts
 from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState, MeasureOptions
-from leanbench.run.models import Shape, by_shape
 
 #: Cells of one sweep; more than this is a typo in an axis.
 MAX_CELLS = 100_000
@@ -26,28 +27,22 @@ DEFAULT_KERNELS = ("lean", "fa2", "fixed_split")
 CONFIG_CHOICES = ("default", "heuristic", "best", "energy", "edp")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Grid:
-    """Axes whose every combination is a problem."""
+    """Values of every axis; each combination is a problem."""
 
-    context: tuple[int, ...] = (1024, 4096, 16384)
-    #: (q_heads, kv_heads)
-    heads: tuple[tuple[int, int], ...] = ((32, 8),)
-    batch: tuple[int, ...] = (1,)
-    head_dim: tuple[int, ...] = (128,)
-    dtype: tuple[str, ...] = ("fp16",)
-    kv_layout: tuple[str, ...] = ("HND",)
-    #: Mean context over the longest; 1.0 is a uniform batch, other values apply to batches above 1
-    #: only.
-    ragged: tuple[float, ...] = (1.0,)
-    q_len: tuple[int, ...] = (1,)
-    #: None: a contiguous cache.
-    page_size: tuple[int | None, ...] = (None,)
-    #: Names of leanbench.run.models. Where there are any, they say heads and head_dim in place of
-    #: the axes.
-    model: tuple[str, ...] = ()
-    #: GPUs that share out a model's heads.
-    tp: tuple[int, ...] = (1,)
+    #: By axis, in the order of AXES. Where there are models, they say heads and head_dim in place
+    #: of those axes; a mean over the longest context below 1 applies to batches above 1 only.
+    values: Mapping[str, tuple[Any, ...]]
+
+    def __init__(self, **values: tuple[Any, ...]) -> None:
+        if unknown := values.keys() - AXES.keys():
+            raise TypeError(f"no axis is called {', '.join(sorted(unknown))}")
+        filled = {name: values.get(name, axis.grid) for name, axis in AXES.items()}
+        object.__setattr__(self, "values", filled)
+
+    def __getitem__(self, axis: str) -> tuple[Any, ...]:
+        return self.values[axis]
 
     @property
     def shapes(self) -> Sequence[Shape]:
@@ -56,46 +51,48 @@ class Grid:
         Raises:
             UserError: a model that does not go with a tp.
         """
-        if self.model:
-            return list(by_shape(self.model, self.tp))
-        return [(*heads, head_dim) for head_dim, heads in product(self.head_dim, self.heads)]
+        if self["model"]:
+            return list(by_shape(self["model"], self["tp"]))
+        return [(*heads, head_dim) for head_dim, heads in product(self["head_dim"], self["heads"])]
 
     @property
     def combinations(self) -> int:
-        others = (
-            self.context,
-            self.batch,
-            self.dtype,
-            self.kv_layout,
-            self.ragged,
-            self.q_len,
-            self.page_size,
-        )
-        return prod(map(len, (self.shapes, *others)))
+        plain = [self[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"]
+        lengths = [self[name] for name in ("batch", "ragged", "context")]
+        return prod(map(len, [self.shapes, *plain, *lengths]))
 
     def problems(self) -> Iterator[AttentionProblem]:
-        """Every combination, context varying last.
+        """Every combination; what stands on the x axis of charts varies fastest, context last.
 
         Raises:
             UserError: a combination that is no problem, or as `shapes`.
         """
-        calls = product(self.dtype, self.kv_layout, self.page_size, self.shapes, self.q_len)
-        for dtype, kv_layout, page_size, (q_heads, kv_heads, head_dim), q_len in calls:
-            for batch, ragged, longest in product(self.batch, self.ragged, self.context):
-                if ragged < 1 and batch == 1:
-                    continue
-                context = longest if ragged == 1 else ragged_contexts(batch, longest, ragged)
+        plain = [axis for axis in PLAIN_AXES if axis.name != "head_dim"]
+        outer = self._combined([axis.name for axis in plain if not axis.is_number])
+        inner = self._combined([axis.name for axis in plain if axis.is_number])
+        for words, (q_heads, kv_heads, head_dim), numbers in product(outer, self.shapes, inner):
+            for batch, context in self._lengths():
                 yield AttentionProblem(
-                    batch, q_heads, kv_heads, context, head_dim, dtype, kv_layout, q_len, page_size
+                    batch, q_heads, kv_heads, context, head_dim, **words, **numbers
                 )
+
+    def _combined(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The fields of every combination of these axes."""
+        combinations = product(*(self[name] for name in names))
+        return [dict(zip(names, values, strict=True)) for values in combinations]
+
+    def _lengths(self) -> Iterator[tuple[int, int | tuple[int, ...]]]:
+        """(batch, context) of every batch."""
+        for batch, ragged, longest in product(self["batch"], self["ragged"], self["context"]):
+            if ragged == 1:
+                yield batch, longest
+            elif batch > 1:
+                yield batch, ragged_contexts(batch, longest, ragged)
 
     def to_dict(self) -> dict[str, Any]:
         """The axes that hold, in plain JSON types."""
-        silent = ("heads", "head_dim") if self.model else ("model", "tp")
-        return {axis: _plain(getattr(self, axis)) for axis in AXES if axis not in silent}
-
-
-AXES = tuple(axis.name for axis in fields(Grid))
+        silent = ("heads", "head_dim") if self["model"] else ("model", "tp")
+        return {name: _plain(values) for name, values in self.values.items() if name not in silent}
 
 
 @dataclass(frozen=True)

@@ -9,39 +9,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
-from leanbench.core import axes
+from leanbench.core.axes import AXES
+from leanbench.core.axis import Axis
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.syntax import choose, parse_names
 from leanbench.measure.options import MeasureOptions
-from leanbench.run.cells import AXES, CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
-from leanbench.run.models import parse_models
+from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.overrides import check_pinned, parse_pins
 
-#: How each axis and the list of kernels is read, in flags and in files alike.
-PARSERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
-    "context": lambda text: axes.parse_numbers("context", text),
-    "heads": axes.parse_heads,
-    "batch": lambda text: axes.parse_numbers("batch", text),
-    "head_dim": axes.parse_head_dims,
-    "dtype": axes.parse_dtypes,
-    "kv_layout": axes.parse_kv_layouts,
-    "q_len": axes.parse_q_lens,
-    "page_size": axes.parse_page_sizes,
-    "ragged": axes.parse_ragged,
-    "model": parse_models,
-    "tp": lambda text: axes.parse_numbers("tp", text),
-    "kernels": lambda text: tuple(kernel(name).name for name in axes.parse_names("kernels", text)),
-}
+
+def parse_kernels(text: str) -> tuple[str, ...]:
+    """Names of kernels from a list; raises UserError for one that there is not."""
+    return tuple(kernel(name).name for name in parse_names("kernels", text))
 
 
-def _reads(axis: str) -> BeforeValidator:
-    """Reads a string as the flag of that name does; numbers and lists are joined into such a string
-    first.
-    """
-    parse = PARSERS[axis]
+def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
+    """Reads a string as a flag does; numbers and lists are joined into such a string first."""
 
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
@@ -73,26 +67,24 @@ def _read_pins(value: Any) -> dict[str, KernelConfig]:
         raise ValueError(str(error)) from None
 
 
-class _Axes(BaseModel):
+class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    context: Annotated[tuple[int, ...] | None, _reads("context")] = None
-    heads: Annotated[tuple[tuple[int, int], ...] | None, _reads("heads")] = None
-    batch: Annotated[tuple[int, ...] | None, _reads("batch")] = None
-    head_dim: Annotated[tuple[int, ...] | None, _reads("head_dim")] = None
-    dtype: Annotated[tuple[str, ...] | None, _reads("dtype")] = None
-    kv_layout: Annotated[tuple[str, ...] | None, _reads("kv_layout")] = None
-    q_len: Annotated[tuple[int, ...] | None, _reads("q_len")] = None
-    page_size: Annotated[tuple[int | None, ...] | None, _reads("page_size")] = None
-    #: Mean context over the longest context of a batch; 1 is a uniform batch.
-    ragged: Annotated[tuple[float, ...] | None, _reads("ragged")] = None
-    #: Names of leanbench.run.models, in place of heads and head_dim; and GPUs that share out their
-    #: heads.
-    model: Annotated[tuple[str, ...] | None, _reads("model")] = None
-    tp: Annotated[tuple[int, ...] | None, _reads("tp")] = None
-
     def axes(self) -> dict[str, tuple[Any, ...]]:
-        return {axis: value for axis in AXES if (value := getattr(self, axis)) is not None}
+        """Values of the axes that are given."""
+        return {name: value for name in AXES if (value := getattr(self, name)) is not None}
+
+
+def _key(axis: Axis) -> Any:
+    return Annotated[tuple[Any, ...] | None, _reads(axis.parse)], None
+
+
+#: A table with a key for each axis.
+_Axes = create_model("_Axes", __base__=_Keys, **{name: _key(axis) for name, axis in AXES.items()})
+
+
+class GridTable(_Axes):
+    """A `[[grid]]` of a sweep file."""
 
 
 class SweepFile(_Axes):
@@ -103,17 +95,17 @@ class SweepFile(_Axes):
     #: Names run directories, so no separators.
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     description: str = ""
-    kernels: Annotated[tuple[str, ...], _reads("kernels")] = DEFAULT_KERNELS
+    kernels: Annotated[tuple[str, ...], _reads(parse_kernels)] = DEFAULT_KERNELS
     configs: Literal["default", "heuristic", "best"] = "default"
     #: Launch settings of a kernel, whatever `configs` says.
-    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_pins)] = {}
+    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_pins)] = Field({})
     #: What is measured beside latency, as the flags of the same names.
     cache: Literal["cold", "warm"] = "cold"
     sustained: bool = False
     energy: bool = False
     occupancy: bool = False
     counters: bool = False
-    grid: list[_Axes] = []
+    grid: list[GridTable] = Field([])
 
     def to_sweep(self) -> Sweep:
         """The sweep that the file asks for.
@@ -122,7 +114,7 @@ class SweepFile(_Axes):
             UserError: axes that do not go together.
         """
         grids = []
-        for own in self.grid or [_Axes()]:
+        for own in self.grid or [GridTable()]:
             given = {**self.axes(), **own.axes()}
             _check_together(given)
             grids.append(Grid(**given))
@@ -260,22 +252,22 @@ def requested_sweep(
     Raises:
         UserError: anything in it is wrong, an unknown kernel included.
     """
-    given = {axis: PARSERS[axis](text) for axis, text in axis_flags.items()}
+    given = {name: AXES[name].parse(text) for name, text in axis_flags.items()}
     if file is None and given and "model" not in given:
         sweep = Sweep("custom")
     else:
         sweep = load_sweep(file or ("models" if given else "smoke"))
-    with_models = ["model"] if any(grid.model for grid in sweep.grids) else []
+    with_models = ["model"] if any(grid["model"] for grid in sweep.grids) else []
     _check_together([*given, *with_models])
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
-    sweep = replace(sweep, grids=tuple(replace(grid, **given) for grid in sweep.grids))
+    sweep = replace(sweep, grids=tuple(Grid(**{**grid.values, **given}) for grid in sweep.grids))
     if kernels is not None:
-        sweep = replace(sweep, kernels=PARSERS["kernels"](kernels))
+        sweep = replace(sweep, kernels=parse_kernels(kernels))
     if measure:
         sweep = replace(sweep, measure=replace(sweep.measure, **measure))
     if configs is not None:
-        sweep = replace(sweep, configs=axes.choose("configs", configs, CONFIG_CHOICES))
+        sweep = replace(sweep, configs=choose("configs", configs, CONFIG_CHOICES))
     if pins:
         sweep = replace(sweep, pins={**sweep.pins, **parse_pins(pins)})
     check_pinned(sweep.pins, sweep.kernels)

@@ -5,9 +5,10 @@ from typer.testing import CliRunner
 
 import leanbench
 from leanbench.cli.main import app
+from leanbench.core.axes import AXES
+from leanbench.core.language_models import models
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import CATALOGUE
-from leanbench.run.models import models
 from leanbench.run.sweep_file import shipped_sweeps
 
 
@@ -38,6 +39,7 @@ def first_words_of_rows(what: str) -> set[str]:
     [
         ("kernels", kernels),
         ("sweeps", shipped_sweeps),
+        ("axes", lambda: [axis.flag for axis in AXES.values()]),
         ("models", models),
         ("gpus", lambda: [gpu.name for gpu in CATALOGUE]),
     ],
@@ -109,7 +111,8 @@ def test_anything_else_is_one_sentence():
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "Error: list 'kernel' is not supported, choose from kernels, sweeps, models, gpus\n"
+        == "Error: list 'kernel' is not supported, choose from kernels, sweeps, axes, models,"
+        " gpus\n"
     )
 
 

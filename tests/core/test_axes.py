@@ -4,22 +4,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leanbench.core import axes
-from leanbench.core.axes import (
+from leanbench.core.axes import AXES
+from leanbench.core.errors import UserError
+from leanbench.core.syntax import (
+    MAX_NUMBER,
     MAX_VALUES,
-    parse_dtypes,
-    parse_head_dims,
-    parse_heads,
-    parse_kv_layouts,
     parse_names,
     parse_numbers,
-    parse_page_sizes,
     parse_percent,
-    parse_q_lens,
-    parse_ragged,
     parse_seconds,
 )
-from leanbench.core.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -40,11 +34,11 @@ from leanbench.core.errors import UserError
     ],
 )
 def test_numbers(text, values):
-    assert parse_numbers("context", text) == values
+    assert AXES["context"].parse(text) == values
 
 
 def test_the_papers_contexts_are_ten_doublings():
-    assert parse_numbers("context", "1k:512k:x2") == tuple(1024 * 2**n for n in range(10))
+    assert AXES["context"].parse("1k:512k:x2") == tuple(1024 * 2**n for n in range(10))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +72,7 @@ def test_the_papers_contexts_are_ten_doublings():
 )
 def test_wrong_numbers_name_the_text_and_the_fix(text, words):
     with pytest.raises(UserError) as error:
-        parse_numbers("context", text)
+        AXES["context"].parse(text)
     assert words in str(error.value)
     assert str(error.value).startswith("context ")
     assert "\n" not in str(error.value)
@@ -94,7 +88,7 @@ def test_wrong_numbers_name_the_text_and_the_fix(text, words):
     ],
 )
 def test_heads(text, pairs):
-    assert parse_heads(text) == pairs
+    assert AXES["heads"].parse(text) == pairs
 
 
 @pytest.mark.parametrize(
@@ -117,13 +111,13 @@ def test_heads(text, pairs):
 )
 def test_wrong_heads(text, words):
     with pytest.raises(UserError, match=words):
-        parse_heads(text)
+        AXES["heads"].parse(text)
 
 
 def test_names_of_shapes_and_types():
-    assert parse_head_dims("64,128") == (64, 128)
-    assert parse_dtypes("FP16,bf16") == ("fp16", "bf16")
-    assert parse_kv_layouts("hnd,NHD") == ("HND", "NHD")
+    assert AXES["head_dim"].parse("64,128") == (64, 128)
+    assert AXES["dtype"].parse("FP16,bf16") == ("fp16", "bf16")
+    assert AXES["kv_layout"].parse("hnd,NHD") == ("HND", "NHD")
     assert parse_names("kernels", "lean, fa2,lean") == ("lean", "fa2")
 
 
@@ -131,27 +125,27 @@ def test_unsupported_names_suggest_what_there_is():
     with pytest.raises(
         UserError, match="head_dim 65 is not supported, choose from 64, 80, 96, 128, 256"
     ):
-        parse_head_dims("64,65")
+        AXES["head_dim"].parse("64,65")
     with pytest.raises(UserError, match="dtype 'fp8' is not supported, choose from fp16, bf16"):
-        parse_dtypes("fp8")
+        AXES["dtype"].parse("fp8")
     with pytest.raises(UserError, match="kv_layout 'HNDD' is not supported, choose from HND, NHD"):
-        parse_kv_layouts("HNDD")
+        AXES["kv_layout"].parse("HNDD")
 
 
 def test_query_tokens():
-    assert parse_q_lens("1,4,16") == (1, 4, 16)
-    assert parse_q_lens("1:16:x2") == (1, 2, 4, 8, 16)
+    assert AXES["q_len"].parse("1,4,16") == (1, 4, 16)
+    assert AXES["q_len"].parse("1:16:x2") == (1, 2, 4, 8, 16)
     with pytest.raises(
         UserError, match=r"^q_len 17 is above the limit of 16: choose from 1 to 16$"
     ):
-        parse_q_lens("4,17")
+        AXES["q_len"].parse("4,17")
     with pytest.raises(UserError, match=r"^q_len 0 is below 1"):
-        parse_q_lens("0")
+        AXES["q_len"].parse("0")
 
 
 def test_page_sizes():
-    assert parse_page_sizes("none,16,256,NONE") == (None, 16, 256)
-    assert parse_page_sizes("16:256:x2") == (16, 32, 64, 128, 256)
+    assert AXES["page_size"].parse("none,16,256,NONE") == (None, 16, 256)
+    assert AXES["page_size"].parse("16:256:x2") == (16, 32, 64, 128, 256)
 
 
 @pytest.mark.parametrize(
@@ -184,18 +178,18 @@ def test_page_sizes():
 )
 def test_wrong_page_sizes(text, sentence):
     with pytest.raises(UserError) as error:
-        parse_page_sizes(text)
+        AXES["page_size"].parse(text)
     assert str(error.value).startswith(sentence)
 
 
 def test_ragged():
-    assert parse_ragged("0.25,.5,1,1.0") == (0.25, 0.5, 1.0)
+    assert AXES["ragged"].parse("0.25,.5,1,1.0") == (0.25, 0.5, 1.0)
 
 
 @pytest.mark.parametrize("text", ["0", "1.01", "-0.5", "nan", "inf", "1e-3", "a", "0.5x", "0_1"])
 def test_wrong_ragged(text):
     with pytest.raises(UserError, match="is not a mean context over the longest one"):
-        parse_ragged(text)
+        AXES["ragged"].parse(text)
 
 
 @pytest.mark.parametrize(
@@ -278,14 +272,8 @@ def test_the_most_of_a_percentage_is_the_callers():
 
 
 PARSERS = [
-    lambda text: parse_numbers("context", text),
-    parse_heads,
-    parse_head_dims,
-    parse_dtypes,
-    parse_kv_layouts,
-    parse_q_lens,
-    parse_page_sizes,
-    parse_ragged,
+    lambda text: parse_numbers("group", text),
+    *(axis.parse for axis in AXES.values()),
     lambda text: (parse_seconds("--budget", text),),
 ]
 
@@ -312,6 +300,6 @@ def test_any_text_is_values_or_a_user_error_and_bounded(text):
         assert len(set(values)) == len(values)
         for value in values:
             if isinstance(value, int):
-                assert 1 <= value <= axes.MAX_NUMBER
+                assert 1 <= value <= MAX_NUMBER
             if isinstance(value, float):
                 assert 0 < value < math.inf

@@ -131,11 +131,11 @@ def test_bytes_are_bounded(problem: AttentionProblem):
         ({"q_heads": -8}, "q_heads is -8, it must be at least 1"),
         ({"kv_heads": 0}, "kv_heads is 0, it must be at least 1"),
         ({"q_len": 0}, "q_len is 0, it must be at least 1"),
-        ({"q_len": 17}, "q_len 17 is above 16: decode adds a few tokens at a time, choose 1 to 16"),
+        ({"q_len": 17}, "q_len 17 is above the limit of 16: choose from 1 to 16"),
         (
             {"page_size": 48},
             (
-                "page_size 48 is not supported, choose 16, 32, 64, 128 or 256, or none for a"
+                "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
                 " contiguous"
             ),
         ),
@@ -145,9 +145,9 @@ def test_bytes_are_bounded(problem: AttentionProblem):
             "q_heads 8 is not a multiple of kv_heads 3: .* choose kv_heads that divides q_heads",
         ),
         ({"kv_heads": 16}, "q_heads 8 is not a multiple of kv_heads 16"),
-        ({"head_dim": 72}, "head_dim 72 is not supported, choose one of 64, 80, 96, 128 or 256"),
-        ({"dtype": "fp32"}, "dtype 'fp32' is not supported, choose fp16 or bf16"),
-        ({"kv_layout": "hnd"}, "kv_layout 'hnd' is not supported, choose HND or NHD"),
+        ({"head_dim": 72}, "head_dim 72 is not supported, choose from 64, 80, 96, 128, 256"),
+        ({"dtype": "fp32"}, "dtype 'fp32' is not supported, choose from fp16, bf16"),
+        ({"kv_layout": "hnd"}, "kv_layout 'hnd' is not supported, choose from HND, NHD"),
         (
             {"context": (10,)},
             "1 context lengths were given for a batch of 2: give one per sequence",

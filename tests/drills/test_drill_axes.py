@@ -16,13 +16,15 @@ from typer.testing import CliRunner
 
 from leanbench.cli import sweep as module
 from leanbench.cli.main import app
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.paths import SWEEPS
 from leanbench.core.problem_words import parse_problem
-from leanbench.run.cells import AXES, MAX_CELLS, expand
-from leanbench.run.sweep_file import PARSERS, requested_sweep
+from leanbench.run.cells import MAX_CELLS, expand
+from leanbench.run.sweep_file import parse_kernels, requested_sweep
 
-FLAGS = ["--" + axis.replace("_", "-") for axis in AXES]
+PARSERS = {"kernels": parse_kernels, **{name: axis.parse for name, axis in AXES.items()}}
+FLAGS = [axis.flag for axis in AXES.values()]
 OTHERS = [
     "--kernels",
     "--configs",

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from example_runs import HOSTILE, manifest, problem, row, row_with_all_fields
 
+from leanbench.core.axes import AXES
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.ragged import ragged_contexts
 from leanbench.core.registry import kernels
 from leanbench.records.reading import read_run
 from leanbench.records.row import Row
 from leanbench.report.command import sweep_command
-from leanbench.run.cells import AXES, expand
+from leanbench.run.cells import expand
 from leanbench.run.sweep_file import requested_sweep
 
 REFERENCE_RUNS = sorted(path.parent for path in Path("reports/h200").glob("*/results.jsonl"))

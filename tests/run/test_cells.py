@@ -21,14 +21,21 @@ def test_kernels_of_a_problem_stand_together_and_repeats_go():
 
 
 def test_all_axes_are_combined():
-    grid = Grid((1024,), ((8, 8), (32, 8)), (1, 4), (64, 128), ("fp16", "bf16"), ("HND", "NHD"))
+    grid = Grid(
+        context=(1024,),
+        heads=((8, 8), (32, 8)),
+        batch=(1, 4),
+        head_dim=(64, 128),
+        dtype=("fp16", "bf16"),
+        kv_layout=("HND", "NHD"),
+    )
     cells = expand(Sweep("s", (grid,), ("lean",)))
     assert len({cell.key for cell in cells}) == len(cells) == 32
     assert AttentionProblem(4, 32, 8, 1024, 128, "bf16", "NHD") in {cell.problem for cell in cells}
 
 
 def test_pages_and_query_tokens_are_axes():
-    grid = Grid((1024,), q_len=(1, 4), page_size=(None, 16))
+    grid = Grid(context=(1024,), q_len=(1, 4), page_size=(None, 16))
     cells = expand(Sweep("s", (grid,), ("lean",)))
     assert [(cell.problem.q_len, cell.problem.page_size) for cell in cells] == [
         (1, None),

@@ -33,7 +33,16 @@ def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
     )
     assert load_sweep(write(tmp_path, text)) == Sweep(
         "a",
-        (Grid((1024, 2048), ((56, 56), (32, 8)), (4,), (128,), ("bf16",), ("HND",), (0.5, 1.0)),),
+        (
+            Grid(
+                context=(1024, 2048),
+                heads=((56, 56), (32, 8)),
+                batch=(4,),
+                head_dim=(128,),
+                dtype=("bf16",),
+                ragged=(0.5, 1.0),
+            ),
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from leanbench.core.axes import choose
+from leanbench.core.syntax import choose
 from leanbench.report import check_writable, write_whole
 from leanbench.report.trace.picture import Panel
 

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from leanbench.core.axes import parse_heads, parse_names
+from leanbench.core.axis_values import HeadPairs
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.problem import HEAD_DIMS
+from leanbench.core.syntax import parse_names
 
 _FILE = Path(__file__).with_suffix(".toml")
 
@@ -78,7 +79,7 @@ def models() -> Mapping[str, Model]:
 
 
 def _read(name: str, fields: dict[str, Any]) -> Model:
-    ((q_heads, kv_heads),) = parse_heads(fields.pop("heads"))
+    ((q_heads, kv_heads),) = HeadPairs().parse("heads", fields.pop("heads"))
     return Model(name, q_heads, kv_heads, also=tuple(fields.pop("also", ())), **fields)
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from leanbench.core.axes import parse_names
 from leanbench.core.errors import UserError
+from leanbench.core.language_models import Model, by_shape, models, parse_models
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.syntax import parse_names
 from leanbench.run.cells import Grid, Sweep, expand
-from leanbench.run.models import Model, by_shape, models, parse_models
 from leanbench.run.sweep_file import load_sweep, requested_sweep
 
 
@@ -153,8 +153,8 @@ def test_a_model_alone_means_the_sweep_of_models():
     sweep = requested_sweep(None, {"model": "opt-6.7b", "tp": "1,4"}, None, None)
     shipped = load_sweep("models")
     assert (sweep.name, sweep.kernels) == ("models", shipped.kernels)
-    assert {(grid.model, grid.tp) for grid in sweep.grids} == {(("opt-6.7b",), (1, 4))}
-    assert [grid.context for grid in sweep.grids] == [grid.context for grid in shipped.grids]
+    assert {(grid["model"], grid["tp"]) for grid in sweep.grids} == {(("opt-6.7b",), (1, 4))}
+    assert [grid["context"] for grid in sweep.grids] == [grid["context"] for grid in shipped.grids]
     problems = {cell.problem for cell in expand(sweep)}
     assert {(problem.q_heads, problem.kv_heads, problem.head_dim) for problem in problems} == {
         *((32, 32, 128), (8, 8, 128))

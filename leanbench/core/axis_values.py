@@ -1,0 +1,182 @@
+"""What an axis takes: how its values are read from text, refused and written."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leanbench.core import syntax
+from leanbench.core.errors import UserError
+
+
+class Values(ABC):
+    """What an axis takes: how values are read, refused and written."""
+
+    #: Of a value in JSON.
+    json_type: type = str
+    #: What None stands for, and is written as ``none``; empty: None is no value.
+    or_none: str = ""
+
+    @abstractmethod
+    def parse(self, name: str, text: str) -> tuple[Any, ...]:
+        """The values of a flag or of a sweep file's key, in the order given and without repeats.
+
+        Raises:
+            UserError: `text` is not understood, or holds what `check` refuses.
+        """
+
+    @abstractmethod
+    def check(self, name: str, value: Any) -> None:
+        """Refuses a value that no problem has.
+
+        Raises:
+            UserError: names the value, the limit and the fix.
+        """
+
+    def write(self, value: Any) -> str:
+        """The text that `parse` reads back."""
+        return "none" if value is None else str(value)
+
+    def reads(self, text: str) -> bool:
+        """Whether `text`, what follows the letter in a word of a problem, is meant for the axis."""
+        return text[:1] in {*"0123456789+-"}
+
+
+@dataclass(frozen=True)
+class Whole(Values):
+    """Whole numbers from 1 on."""
+
+    most: int = syntax.MAX_NUMBER
+    #: Where not every number will do.
+    choices: tuple[int, ...] = ()
+    or_none: str = ""
+    #: What one value may be, for the sentence that refuses another.
+    syntax: str = syntax.COUNT
+    json_type: type = int
+
+    def parse(self, name: str, text: str) -> tuple[int | None, ...]:
+        def values(item: str) -> list[int | None]:
+            if self.or_none and item.lower() == "none":
+                return [None]
+            numbers = syntax.numbers_of(name, item, self.syntax)
+            for number in numbers:
+                self.check(name, number)
+            return [*numbers]
+
+        return syntax.parse_list(name, text, values)
+
+    def check(self, name: str, value: int | None) -> None:
+        if value is None and self.or_none:
+            return
+        if self.choices and value not in self.choices:
+            raise _not_supported(name, value, self.choices, self.or_none)
+        if value is None or value < 1:
+            raise UserError(f"{name} is {value}, it must be at least 1")
+        if value > self.most:
+            raise UserError(
+                f"{name} {value} is above the limit of {self.most}: choose from 1 to {self.most}"
+            )
+
+
+@dataclass(frozen=True)
+class Decimals(Values):
+    """Numbers above 0, with decimals or without."""
+
+    most: float
+    #: What a value is, with its article.
+    meaning: str
+    #: Values as people write them.
+    example: str
+    or_none: str = ""
+    json_type: type = float
+
+    def parse(self, name: str, text: str) -> tuple[float | None, ...]:
+        def value(item: str) -> list[float | None]:
+            if self.or_none and item.lower() == "none":
+                return [None]
+            # Plain decimals only: float() would also take "nan", "inf" and "1_0".
+            plain = re.fullmatch(r"\d{0,9}\.?\d{1,9}", item, re.ASCII)
+            if plain is None or not 0 < float(item) <= self.most:
+                raise self._refusal(name, item)
+            return [float(item)]
+
+        return syntax.parse_list(name, text, value)
+
+    def check(self, name: str, value: float | None) -> None:
+        if not (value is None and self.or_none) and (value is None or not 0 < value <= self.most):
+            raise self._refusal(name, value)
+
+    def _refusal(self, name: str, value: Any) -> UserError:
+        none = f", or none for {self.or_none}" if self.or_none else ""
+        return UserError(
+            f"{name} {value!r} is not {self.meaning}, write numbers above 0 and up to"
+            f" {self.most:g} such as {self.example}{none}"
+        )
+
+
+@dataclass(frozen=True)
+class Words(Values):
+    """One word of a few."""
+
+    choices: tuple[str, ...]
+    #: Makes what people type one of the choices.
+    fold: Callable[[str], str] = str.lower
+
+    def parse(self, name: str, text: str) -> tuple[str, ...]:
+        return syntax.parse_list(
+            name, text, lambda item: [syntax.choose(name, self.fold(item), self.choices)]
+        )
+
+    def check(self, name: str, value: str) -> None:
+        syntax.choose(name, value, self.choices)
+
+    def reads(self, text: str) -> bool:
+        return self.fold(text) in self.choices
+
+
+class HeadPairs(Values):
+    """(q_heads, kv_heads) pairs from ``56,32/8``; one number means as many KV heads as query
+    heads.
+    """
+
+    _SYNTAX = "query heads, or query/KV heads, such as 56 or 32/8"
+    _HINT = ", or query heads/KV heads such as 32/8"
+
+    def parse(self, name: str, text: str) -> tuple[tuple[int, int], ...]:
+        return syntax.parse_list(name, text, lambda item: self._pairs(name, item))
+
+    def _pairs(self, name: str, item: str) -> list[tuple[int, int]]:
+        if "/" not in item:
+            numbers = syntax.numbers_of(name, item, self._SYNTAX, self._HINT)
+            return [(number, number) for number in numbers]
+        parts = item.split("/")
+        if len(parts) != 2 or not all(map(str.strip, parts)):
+            raise UserError(
+                f"{name} {item!r} is not understood, write query heads/KV heads such as 32/8"
+            )
+        q_heads, kv_heads = [syntax.parse_number(name, part, self._SYNTAX) for part in parts]
+        self.check(name, (q_heads, kv_heads))
+        return [(q_heads, kv_heads)]
+
+    def check(self, name: str, value: tuple[int, int]) -> None:
+        q_heads, kv_heads = value
+        if q_heads % kv_heads:
+            raise UserError(
+                f"{name} '{q_heads}/{kv_heads}': {q_heads} query heads are not a multiple of"
+                f" {kv_heads} KV heads, every KV head serves the same number of query heads: write"
+                " for example 32/8"
+            )
+
+    def write(self, value: tuple[int, int]) -> str:
+        q_heads, kv_heads = value
+        return f"{q_heads}" if q_heads == kv_heads else f"{q_heads}/{kv_heads}"
+
+
+def _not_supported(name: str, value: Any, known: Sequence[Any], or_none: str) -> UserError:
+    none = f", or none for {or_none}" if or_none else ""
+    return UserError(
+        f"{name} {value} is not supported, choose from {', '.join(map(str, known))}{none}"
+    )
