@@ -68,10 +68,10 @@ class CudaLaunch:
     def stamped(self, stamps: torch.Tensor, marks: int) -> CudaLaunch:
         """The same launch of a build with room for `marks` marks; see leanbench.kernels.stamps."""
         params = Params.from_buffer_copy(self.params)
-        params.stamps = stamps.data_ptr()
+        params.events = stamps.data_ptr()
         return replace(
             self,
-            build=replace(self.build, marks=marks),
+            build=replace(self.build, max_events=marks),
             params=params,
             tensors=(*self.tensors, stamps),
         )
@@ -80,7 +80,7 @@ class CudaLaunch:
         """See leanbench.kernels.launch.most_parts."""
         params = self.params
         per_sequence, runs = inputs.kv_heads * self.build.row_tiles, self.grid // self.build.cluster
-        tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_run
+        tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
         return most_parts(inputs, tile_tokens, per_sequence, runs, min_tiles, params.end_tiles)
 
     def resources(self) -> LaunchResources:
@@ -156,15 +156,15 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     total = output_tiles * tiles
     check_counts(total, tiles * tile_tokens)
     if config.fixed_run_tiles:
-        runs, min_tiles_per_run = total, 1
+        runs, min_tiles_per_range = total, 1
         workspace = workspace_of(device, fixed_run_bytes(runs, build.partial_bytes))
     else:
-        min_tiles_per_run = config.min_tiles_per_cta or 1
+        min_tiles_per_range = config.min_tiles_per_cta or 1
         slots = cluster_slots(sms or _sms(device), build.ctas_per_sm, build.cluster)
         slots = min(slots, _clusters_at_once(build, device))
         aligned = config.align_grid and inputs.cache_seqlens is None
         runs = stream_k_grid(
-            output_tiles * real_tiles, slots, min_tiles_per_run, output_tiles if aligned else 1
+            output_tiles * real_tiles, slots, min_tiles_per_range, output_tiles if aligned else 1
         )
         # The workspace holds a partial for each run.
         runs = min(runs, WORKSPACE_BYTES // 2 // build.partial_bytes)
@@ -174,7 +174,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     params.partials = workspace.partials.data_ptr()
     params.tile_shift = tile_tokens.bit_length() - 1
     params.end_tiles = end_tiles
-    params.min_tiles_per_run = min_tiles_per_run
+    params.min_tiles_per_range = min_tiles_per_range
     params.share, params.longer = share, longer
     params.by_tiles = Divisor.of(tiles)
     params.by_heads = Divisor.of(inputs.kv_heads * build.row_tiles)

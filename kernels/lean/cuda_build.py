@@ -15,6 +15,8 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, LaunchResources
 
+#: Of lean.cu and its headers.
+_FOLDER = Path(__file__).parent
 #: The kernel's name in lean.cu.
 ENTRY = "lean"
 #: Shared memory that the system takes of every CTA.
@@ -32,7 +34,7 @@ def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class CudaBuild:
-    """The parameters of a build: the macros of lean.cu."""
+    """The parameters of a build: the macros of build.cuh."""
 
     head_dim: int
     bf16: int
@@ -47,10 +49,10 @@ class CudaBuild:
     bulk: int
     ragged: int
     page: int
-    marks: int = 0
+    max_events: int = 0
 
     @classmethod
-    def of(cls, problem: AttentionProblem, config: KernelConfig, marks: int = 0) -> CudaBuild:
+    def of(cls, problem: AttentionProblem, config: KernelConfig, max_events: int = 0) -> CudaBuild:
         assert config.chunk_tokens is not None
         assert config.tile_rows is not None
         return cls(
@@ -69,7 +71,7 @@ class CudaBuild:
             bulk=int(config.copy == "bulk"),
             ragged=int(problem.is_ragged),
             page=problem.page_size or 0,
-            marks=marks,
+            max_events=max_events,
         )
 
     @property
@@ -84,12 +86,12 @@ class CudaBuild:
 
     @property
     def partial_bytes(self) -> int:
-        """Of a run's slot in the workspace: SLOT in lean.cu."""
+        """Of a work range's slot in the partials workspace: SLOT in build.cuh."""
         return 5 * self.row_count * self.head_dim
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a CTA: the layout in lean.cu."""
+        """Shared memory of a CTA: the layout in build.cuh."""
         columns = -(-self.head_dim // 64)
         ring = self.warps * self.stages * 2 * columns * self.chunk * 128
         scratch = 4 * self.warps * self.row_count * (self.head_dim + 4)
@@ -111,7 +113,7 @@ class CudaBuild:
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES
         }
-        return CudaSource(_text(), ENTRY, tuple(sorted(defines.items())), capability)
+        return CudaSource(_text(), ENTRY, tuple(sorted(defines.items())), capability, _FOLDER)
 
     def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:
         return LaunchResources(
@@ -126,4 +128,4 @@ class CudaBuild:
 
 @cache
 def _text() -> str:
-    return (Path(__file__).parent / "lean.cu").read_text(encoding="utf-8")
+    return (_FOLDER / "lean.cu").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ class Divisor(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """Params in lean.cu, field by field."""
+    """Params in params.cuh, field by field."""
 
     _fields_ = [
         ("k_map", TensorMap),
@@ -55,10 +55,13 @@ class Params(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in ("context", "batch", "kv_heads", "pages_per_sequence", "tile_shift")
         ),
-        *((name, ctypes.c_int32) for name in ("end_tiles", "min_tiles_per_run", "share", "longer")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("end_tiles", "min_tiles_per_range", "share", "longer")
+        ),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),
-        ("stamps", ctypes.c_uint64),
+        ("events", ctypes.c_uint64),
     ]
 
 
@@ -71,7 +74,7 @@ class PaddedParams(ctypes.Structure):
     ]
 
 
-#: sizeof(Params) in lean.cu, which refuses to compile with another.
+#: sizeof(Params) in params.cuh, which refuses to compile with another.
 PARAMS_BYTES = ctypes.sizeof(PaddedParams)
 
 

@@ -36,7 +36,7 @@ _SYSTEM_SHARED_BYTES = 1024
 class CudaSource:
     """A kernel before it is compiled."""
 
-    #: A whole translation unit that includes nothing.
+    #: A whole translation unit, but for the headers of `folder`.
     text: str
     #: Its `extern "C"` name.
     kernel: str
@@ -44,6 +44,8 @@ class CudaSource:
     defines: tuple[tuple[str, int], ...]
     #: The compute capability to compile for: (9, 0).
     capability: tuple[int, int]
+    #: Where its includes find their headers, `*.cuh`; None: it includes nothing.
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,20 @@ def _options(source: CudaSource) -> list[str]:
         f"--gpu-architecture=sm_{major}{minor}{own}",
         "--std=c++17",
         "--device-as-default-execution-space",
+        *([] if source.folder is None else [f"--include-path={source.folder}"]),
         *(f"--define-macro={name}={value:d}" for name, value in source.defines),
     ]
 
 
 def _key(source: CudaSource, version: tuple[int, int]) -> str:
     # The options hold the defines and the compute capability.
-    parts = [_FORMAT_VERSION, version, source.text, source.kernel, _options(source)]
+    headers = [] if source.folder is None else _headers(source.folder)
+    parts = [_FORMAT_VERSION, version, source.text, headers, source.kernel, _options(source)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _headers(folder: Path) -> list[tuple[str, str]]:
+    return [(path.name, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.cuh"))]
 
 
 def _cubin(nvrtc: Any, source: CudaSource) -> bytes:

@@ -179,6 +179,18 @@ def test_another_version_or_option_compiles_again(tmp_path, monkeypatch, compile
     assert len(compiled) == len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_header_that_changes_is_compiled(tmp_path, compiled):
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    text = '#include "size.cuh"\nextern "C" __global__ void turn(int *x) { __shared__ int s[SIZE];'
+    text += " s[threadIdx.x] = *x; __syncthreads(); *x = s[7]; }"
+    including = CudaSource(text, "turn", (), (9, 0), headers)
+    for size in (64, 128, 64):
+        (headers / "size.cuh").write_text(f"#define SIZE {size}\n")
+        assert compile_cuda(including, tmp_path / "cuda").static_shared_bytes == 4 * size
+    assert compiled == [including, including]
+
+
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "truncated": lambda content: content[:-100],

@@ -127,8 +127,8 @@ def test_what_the_host_passes_is_what_the_kernel_expects():
     build = CudaBuild.of(PROBLEMS[0], kernel("lean_cuda").default_config(PROBLEMS[0], find("a100")))
     source = build.source((8, 0))
     wrong = tuple((name, value + (name == "PARAMS_BYTES")) for name, value in source.defines)
-    with pytest.raises(CudaCompileError, match="another idea of Params"):
-        compile_cuda(CudaSource(source.text, source.kernel, wrong, source.capability))
+    with pytest.raises(CudaCompileError, match="Params differs from the one of"):
+        compile_cuda(replace(source, defines=wrong))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
@@ -148,7 +148,7 @@ def test_params_stand_where_the_kernel_reads_them():
     assert Params.context.offset == Params.stride_q_token.offset + 6 * 4
     assert Params.by_tiles.offset == Params.context.offset + 9 * 4
     assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
-    assert Params.stamps.offset % 8 == 0
+    assert Params.events.offset % 8 == 0
 
 
 def stepping(tensor: torch.Tensor, axis: int, stride: int) -> torch.Tensor:
@@ -193,7 +193,7 @@ def test_strides_that_are_never_used_or_that_have_room_are_not_refused():
 def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
     """One long sequence and seven short ones, most of which one of five runs has."""
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
-    params = Params(tile_shift=7, min_tiles_per_run=1, end_tiles=end_tiles)
+    params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
     launch = SimpleNamespace(params=params, grid=20, build=SimpleNamespace(cluster=4, row_tiles=1))
     assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts
 
@@ -248,7 +248,7 @@ def test_all_tuned_settings_fit_their_gpu():
 
 
 def test_shared_memory_is_what_the_kernel_lays_out():
-    """By hand, from the constants of lean.cu."""
+    """By hand, from the constants of build.cuh."""
     config = KernelConfig(
         128,
         4,

@@ -1,0 +1,276 @@
+// Attention over a chunk: scores, the running softmax of a warp, and the weighted sum of values.
+// Tokens fill the large dimension of the matrix instructions (S^T = K Q^T, O^T = V^T P^T), so a
+// group of up to 8 query heads pads to 8 columns.
+#pragma once
+#include "params.cuh"
+#include "ptx.cuh"
+#include "schedule.cuh"
+
+// The query rows of an output tile, as columns of the second operand.
+struct Query {
+  u32 fragments[SHARED_QUERY ? 1 : STEPS][ROW_BLOCKS][2];
+  const unsigned short *base;  // of the KV head's query heads
+  int row_offset;              // of the output tile
+  u32 shared_lane;             // SHARED_QUERY: the lane's address
+
+  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+    row_offset = ROW_TILES > 1 ? part.head % ROW_TILES * ROWS : 0;
+    base = p.q + part.sequence * p.stride_q_batch +
+           (i64)(part.head / ROW_TILES) * GROUP_SIZE * p.stride_q_head;
+  }
+
+  __device__ __forceinline__ const unsigned short *row_of(const Params &p, int row) const {
+    return base + (i64)(row / GROUP_SIZE) * p.stride_q_token +
+           (i64)(row % GROUP_SIZE) * p.stride_q_head;
+  }
+
+  __device__ __forceinline__ void load(const Params &p, int lane) {
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++) {
+      const int within = rows * 8 + lane / 4, row = row_offset + within;
+      const bool valid = row < ALL_ROWS && within < ROW_COUNT;
+      const unsigned short *at = row_of(p, row) + lane % 4 * 2;
+#pragma unroll
+      for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          fragments[step][rows][half] =
+              valid ? __ldg(reinterpret_cast<const u32 *>(at + step * 16 + half * 8)) : 0;
+    }
+  }
+
+  // By all threads; barriers around it are the caller's.
+  __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
+    for (int i = threadIdx.x; i < ROWS * (HEAD_DIM / 8); i += THREADS) {
+      const int within = i / (HEAD_DIM / 8), column = i % (HEAD_DIM / 8) * 8,
+                row = row_offset + within;
+      u32 words[4] = {0, 0, 0, 0};
+      if (row < ALL_ROWS) {
+        const u32 *at = reinterpret_cast<const u32 *>(row_of(p, row) + column);
+#pragma unroll
+        for (int word = 0; word < 4; word++) words[word] = __ldg(at + word);
+      }
+      *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
+          make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+
+  __device__ __forceinline__ void fragment(u32 (&b)[2], int step, int rows) const {
+    if (SHARED_QUERY)
+      ldmatrix_x2(b, shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
+    else
+      b[0] = fragments[SHARED_QUERY ? 0 : step][rows][0],
+      b[1] = fragments[SHARED_QUERY ? 0 : step][rows][1];
+  }
+};
+
+// A warp's share of an output tile: the running softmax over its chunks. Lane `lane` holds rows
+// `pair` and `pair` + 1 of each block of 8 rows.
+struct State {
+  float o[STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim a step
+  float m[ROW_BLOCKS][2];         // the reference that weights are taken against, in units of log2
+  float l[ROW_BLOCKS][2];         // this lane's sum of weights
+
+  __device__ __forceinline__ void reset() {
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) m[rows][j] = LOWEST, l[rows][j] = 0.0f;
+#pragma unroll
+      for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[step][rows][i] = 0.0f;
+    }
+  }
+
+  // Moves the references where a score of this chunk has passed one by the threshold.
+  __device__ __forceinline__ void rescale(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4]) {
+    float top[ROW_BLOCKS][2];
+    bool passed = false;
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        top[rows][j] = fmaxf(s[0][rows][j], s[0][rows][j + 2]);
+#pragma unroll
+        for (int block = 1; block < TOKEN_BLOCKS; block++)
+          top[rows][j] = fmaxf(top[rows][j], fmaxf(s[block][rows][j], s[block][rows][j + 2]));
+        passed |= top[rows][j] > m[rows][j] + RESCALE_THRESHOLD;
+      }
+    if (!__any_sync(~0u, passed)) return;
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        float t = top[rows][j];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) t = fmaxf(t, __shfl_xor_sync(~0u, t, step));
+        const float moved = fmaxf(m[rows][j], t - RESCALE_MARGIN);
+        const float scale = ex2_approx_ftz(m[rows][j] - moved);
+        m[rows][j] = moved;
+        l[rows][j] *= scale;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++)
+          o[step][rows][j] *= scale, o[step][rows][j + 2] *= scale;
+      }
+  }
+
+  // Turns scores into weights, as fragments of the second operand.
+  __device__ __forceinline__ void weigh(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
+                                        u32 (&weights)[TOKEN_BLOCKS][ROW_BLOCKS][2]) {
+#pragma unroll
+    for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+      for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const float x = ex2_approx_ftz(s[block][rows][2 * half] - m[rows][0]);
+          const float y = ex2_approx_ftz(s[block][rows][2 * half + 1] - m[rows][1]);
+          l[rows][0] += x;
+          l[rows][1] += y;
+          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2(x, y));
+        }
+  }
+
+  // To shared memory, where the CTA's warps meet.
+  __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane) const {
+    const int pair = lane % 4 * 2;
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int row = rows * 8 + pair + j;
+        float sum = l[rows][j];
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        if (lane < 4) logs[warp * ROWS + row] = make_float2(m[rows][j], sum);
+        if (row < ROW_COUNT)
+#pragma unroll
+          for (int step = 0; step < STEPS; step++) {
+            float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 + lane / 4;
+            to[0] = o[step][rows][j];
+            to[8] = o[step][rows][j + 2];
+          }
+      }
+  }
+};
+
+// Addresses of ldmatrix within a stage; the 16-byte piece of a row is XORed with the row (128-byte
+// swizzle).
+__device__ __forceinline__ u32 k_address(u32 stage, int lane, int step, int block) {
+  const u32 k_lane = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
+  return ((stage + k_lane) ^ (step % 4 << 5)) + step / 4 * (CHUNK * 128) + block * 2048;
+}
+
+__device__ __forceinline__ u32 v_address(u32 stage, int lane, int step, int block) {
+  const u32 v_lane = HALF_STAGE + ((lane & 7) + (lane >> 4 << 3)) * 128 +
+                     ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
+  return ((stage + v_lane) ^ (step % 4 << 5)) + step / 4 * (CHUNK * 128) + block * 2048;
+}
+
+// S^T = scale K Q^T of a chunk.
+__device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
+                                               const Query &query, u32 stage, int lane,
+                                               float scale) {
+  // Sums: with two of them few instructions wait for one another.
+  constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
+  float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
+#pragma unroll
+  for (int chain = 0; chain < CHAINS; chain++)
+#pragma unroll
+    for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+      for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) chains[chain][block][rows][i] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < STEPS; step++) {
+    u32 columns[ROW_BLOCKS][2];
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++) query.fragment(columns[rows], step, rows);
+#pragma unroll
+    for (int block = 0; block < TOKEN_BLOCKS; block++) {
+      u32 k[4];
+      ldmatrix_x4(k, k_address(stage, lane, step, block));
+#pragma unroll
+      for (int rows = 0; rows < ROW_BLOCKS; rows++)
+        mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[rows][0], columns[rows][1]);
+    }
+  }
+#pragma unroll
+  for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        s[block][rows][i] = chains[0][block][rows][i] * scale;
+        if (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
+      }
+}
+
+// Masks the tokens that a row does not see: past the sequence's end, or past its query token (the
+// causal tail).
+__device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], int token,
+                                            int tokens, int row_offset, int lane) {
+#pragma unroll
+  for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int query = (row_offset + rows * 8 + lane % 4 * 2 + i % 2) / GROUP_SIZE;
+        const int seen = Q_LEN == 1 ? tokens : min(tokens, tokens - (Q_LEN - 1) + query);
+        if (token + block * 16 + lane / 4 + i / 2 * 8 >= seen) s[block][rows][i] = -INFINITE;
+      }
+}
+
+// Zeroes the values of a stage from token `from` on: what lies in the cache past the sequence may
+// be NaN, which a weight of 0 does not silence.
+__device__ __forceinline__ void zero_values(u32 stage, int from, int lane) {
+  // Four rows of 128 bytes at once, 16 bytes a lane.
+  const u32 lane_at = stage + HALF_STAGE + 16 * lane;
+#pragma unroll
+  for (int row = 0; row < CHUNK; row += 4)
+    if (row + lane / 8 >= from) {
+#pragma unroll
+      for (int column = 0; column < COLUMNS; column++)
+        st_shared_v4(lane_at + column * CHUNK * 128 + row * 128, 0);
+    }
+#if BULK
+  fence_proxy_async_shared_cta();
+#endif
+  __syncwarp();
+}
+
+// Attends to a chunk that has arrived: `tokens` of the sequence, the chunk's first is `token`.
+__device__ __forceinline__ void attend_chunk(State &state, const Query &query, u32 stage, int token,
+                                             int tokens, int lane, float scale) {
+  const bool masked = token + CHUNK > tokens - (Q_LEN - 1);
+  if (masked) zero_values(stage, tokens - token, lane);
+  float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
+  compute_scores(s, query, stage, lane, scale);
+  // The first values wait in registers while the weights are computed.
+  u32 early[EARLY_VALUES > 0 ? EARLY_VALUES : 1][4];
+#pragma unroll
+  for (int step = 0; step < EARLY_VALUES; step++)
+    ldmatrix_x4_trans(early[step], v_address(stage, lane, step, 0));
+  if (masked) mask_scores(s, token, tokens, query.row_offset, lane);
+  state.rescale(s);
+  u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
+  state.weigh(s, weights);
+#pragma unroll
+  for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+      u32 v[4];
+      if (block == 0 && step < EARLY_VALUES) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = early[step < EARLY_VALUES ? step : 0][i];
+      } else {
+        ldmatrix_x4_trans(v, v_address(stage, lane, step, block));
+      }
+#pragma unroll
+      for (int rows = 0; rows < ROW_BLOCKS; rows++)
+        mma_m16n8k16(state.o[step][rows], v, weights[block][rows][0], weights[block][rows][1]);
+    }
+}

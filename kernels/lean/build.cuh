@@ -1,0 +1,86 @@
+// What a build of lean.cu is made for: its macros, and the constants that follow from them.
+//
+//   HEAD_DIM       64, 80, 96, 128 or 256
+//   BF16           1: bf16, 0: fp16
+//   GROUP_SIZE     query heads that share a KV head
+//   Q_LEN          query tokens of a sequence; row r of an output tile is query token
+//                  r / GROUP_SIZE
+//   ROWS           rows of an output tile, padded: 8, 16 or 32
+//   CHUNK          tokens that a warp takes at a time: a multiple of 16
+//   WARPS, STAGES  warps of a CTA; chunks that each of them has in flight
+//   CTAS_PER_SM    for the registers of a thread
+//   CLUSTER        CTAs that share a work range; above 1 their partials meet in distributed shared
+//                  memory
+//   BULK           1: bulk tensor copies on mbarriers (compute capability 9.0), 0: 16-byte cp.async
+//                  (8.0)
+//   RAGGED         1: lengths are read from cache_seqlens
+//   PAGE           tokens of a page, 0: the cache is contiguous
+//   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
+//   PARAMS_BYTES   size of Params as the host has it
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int COLUMNS = (HEAD_DIM + 63) / 64;  // 128-byte columns of a row in shared memory
+constexpr int STEPS = HEAD_DIM / 16;           // matrix instructions along head_dim
+constexpr int ROW_BLOCKS = ROWS / 8;
+constexpr int TOKEN_BLOCKS = CHUNK / 16;
+constexpr int ALL_ROWS = GROUP_SIZE * Q_LEN;
+constexpr int ROW_TILES = (ALL_ROWS + ROWS - 1) / ROWS;
+constexpr int ROW_COUNT = ALL_ROWS < ROWS ? ALL_ROWS : ROWS;
+constexpr int THREADS = 32 * WARPS;
+constexpr int RANGE_WARPS = WARPS * CLUSTER;       // warps of a work range
+constexpr int HALF_STAGE = COLUMNS * CHUNK * 128;  // K or V of a chunk
+constexpr int STAGE = 2 * HALF_STAGE;
+// Tokens of one copy: none crosses a page.
+constexpr int BOX = PAGE > 0 && PAGE < CHUNK ? PAGE : CHUNK;
+constexpr int PAGE_OR_1 = PAGE > 0 ? PAGE : 1;
+// Query fragments of more rows than this take too many registers: they are read from shared memory
+// each time.
+constexpr bool SHARED_QUERY = ROW_BLOCKS * STEPS > 16;
+// Blocks of V that are read before the weights are known, as far as registers allow.
+constexpr int EARLY_VALUES = ROW_BLOCKS * STEPS <= 8 ? STEPS : 0;
+constexpr int QUERY_ROW = HEAD_DIM + 8;    // 8: rows fall into different banks
+constexpr int SCRATCH_ROW = HEAD_DIM + 4;  // 4: as for a warp's fragments
+constexpr int SCRATCH_WARP = ROW_COUNT * SCRATCH_ROW;
+constexpr int QUADS = ROW_COUNT * HEAD_DIM / 4;  // 16-byte pieces of a partial
+constexpr int ROW_QUADS = HEAD_DIM / 4;
+constexpr int SLICE = (QUADS + CLUSTER - 1) / CLUSTER;  // of a partial, for one CTA of a cluster
+constexpr int SLOT = 5 * QUADS;  // numbers of a slot: the pieces, then a logarithm for each
+constexpr int MERGE_BITS = 4;
+// Partials that a CTA merges at once, its own among them; more go through a tree.
+constexpr int MERGE = 1 << MERGE_BITS;
+
+// Adjacent threads that merge a piece together where there are threads to spare: it pays for reads
+// of other CTAs' slots.
+constexpr int team_of(int pieces) {
+  int team = 1;
+  while (CLUSTER == 1 && team < 2 && 2 * team * pieces <= THREADS) team *= 2;
+  return team;
+}
+
+// Shared memory, in bytes from a 1024-byte boundary; CudaBuild.shared_bytes is its size.
+constexpr int RING_BYTES = WARPS * STAGES * STAGE;
+constexpr int SCRATCH_BYTES = 4 * WARPS * SCRATCH_WARP;
+// States of many rows lie over the ring: no copy into it starts before the part before has been
+// merged.
+constexpr bool SCRATCH_OVER_RING = SHARED_QUERY;
+constexpr int SCRATCH_AT = SCRATCH_OVER_RING ? 0 : RING_BYTES;
+// (m, l) of each warp's rows.
+constexpr int LOGS_AT =
+    SCRATCH_OVER_RING && RING_BYTES > SCRATCH_BYTES ? RING_BYTES : SCRATCH_AT + SCRATCH_BYTES;
+// CLUSTER > 1: the CTA's partial, for its peers.
+constexpr int OWN_AT = LOGS_AT + 8 * WARPS * ROWS;
+constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 3) / 4) : 0);
+constexpr int BARRIERS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
+
+constexpr u32 EMPTY = 0xffffffffu;  // what a slot holds until a number arrives
+#define INFINITE __int_as_float(0x7f800000)
+constexpr float LOWEST = -1e30f;  // finite: LOWEST - LOWEST is 0
+// The exponent of a score is taken against a reference that is moved only where a score passes it
+// by the threshold, to the margin below the new maximum: few chunks re-scale, weights stay below
+// 2^15, and fp16 keeps weights down to 2^-31 of them.
+constexpr float RESCALE_THRESHOLD = 15.0f;
+constexpr float RESCALE_MARGIN = 7.0f;

@@ -1,0 +1,153 @@
+// A warp's ring of stages, and the copies of K and V into it.
+#pragma once
+#include "params.cuh"
+#include "ptx.cuh"
+#include "schedule.cuh"
+
+constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
+constexpr int CHUNKS_AHEAD = 32 / BOXES;  // whose pages a warp knows, a box to each lane
+
+// A warp, and where its stages lie.
+struct Warp {
+  u32 ring, barriers;  // shared addresses: this warp's stages, and their barriers
+  int lane, range_warp;
+  // PAGE > 0: the pages of this warp's next chunks, one read for all of them; how many of the
+  // chunks are left.
+  int page, known;
+
+  __device__ __forceinline__ void start(unsigned char *shared, int rank, int number, int lane_) {
+    lane = lane_;
+    range_warp = rank * WARPS + number;
+    known = 0;
+    ring = shared_address(shared) + number * STAGES * STAGE;
+    barriers = shared_address(shared) + BARRIERS_AT + number * STAGES * 8;
+#if BULK
+    if (lane == 0) {
+      for (int stage = 0; stage < STAGES; stage++) mbarrier_init(barriers + 8 * stage);
+      fence_mbarrier_init_release_cluster();
+      fence_proxy_async_shared_cta();
+    }
+    __syncwarp();
+#endif
+  }
+
+  __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position) {
+    const int at = position.token + (position.chunk + lane / BOXES * RANGE_WARPS) * CHUNK +
+                   lane % BOXES * BOX;
+    const int *row = p.block_table + (i64)position.sequence * p.pages_per_sequence;
+    page = lane < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1) : 0;
+    known = CHUNKS_AHEAD;
+  }
+
+  // Starts the copies of K and V of the chunk at `position`.
+  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage) {
+    const int token = position.token + position.chunk * CHUNK;
+    const int kv_head = position.head / ROW_TILES;
+    const u32 to = ring + stage * STAGE;
+    int pages[BOXES];
+    int boxes = 1;
+    if (PAGE > 0) {
+      if (known == 0 || position.chunk == range_warp) look_up_pages(p, position);
+#pragma unroll
+      for (int box = 0; box < BOXES; box++)
+        pages[box] = __shfl_sync(~0u, page, (CHUNKS_AHEAD - known) * BOXES + box);
+      known--;
+      boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
+    }
+#if BULK
+    // One lane starts them all; the copies write the 128-byte swizzle.
+    if (lane == 0) {
+      const u32 barrier = barriers + 8 * stage;
+      mbarrier_arrive_expect_tx(barrier, boxes * (2 * COLUMNS * BOX * 128));
+#pragma unroll
+      for (int box = 0; box < BOXES; box++)
+        if (box < boxes) {
+          const int at = token + box * BOX;
+          const int row = PAGE > 0 ? at % PAGE_OR_1 : at;
+          const int outer = PAGE > 0 ? pages[box] : position.sequence;
+#pragma unroll
+          for (int column = 0; column < COLUMNS; column++) {
+            const u32 offset = to + column * CHUNK * 128 + box * BOX * 128;
+            cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, 64 * column, row, kv_head, outer);
+            cp_async_bulk_tensor_4d(offset + HALF_STAGE, &p.v_map, barrier, 64 * column, row,
+                                    kv_head, outer);
+          }
+        }
+    }
+#else
+    constexpr int PIECES = HEAD_DIM / 8;  // 16-byte pieces of a row; a row has this many lanes:
+    constexpr int ROW_LANES = PIECES <= 8 ? 8 : PIECES <= 16 ? 16 : 32;
+    constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
+    const int column = lane % ROW_LANES, row = lane / ROW_LANES;
+    if (PIECES == ROW_LANES || column < PIECES) {
+      const u32 lane_to = to + column / 8 * (CHUNK * 128) + row * 128 + ((column % 8 ^ row) << 4);
+      const unsigned short *k_head = p.k + kv_head * p.stride_k_head + column * 8;
+      const unsigned short *v_head = p.v + kv_head * p.stride_v_head + column * 8;
+#pragma unroll
+      for (int box = 0; box < BOXES; box++) {
+        if (PAGE > 0 && box >= boxes) break;
+        const i64 outer = PAGE > 0 ? pages[box] : position.sequence;
+        const unsigned short *k = k_head + outer * p.stride_k_batch;
+        const unsigned short *v = v_head + outer * p.stride_v_batch;
+        const int at = token + box * BOX;
+        const int first = PAGE > 0 ? at % PAGE_OR_1 : at;
+        const int last = PAGE > 0 ? PAGE - 1 : position.tokens - 1;  // all of a page is there
+#pragma unroll
+        for (int i = 0; i < BOX; i += ROWS_AT_ONCE) {
+          // Past the end the last token again: it is masked.
+          const i64 from = min(first + row + i, last);
+          const u32 offset = (lane_to ^ (i % 8 << 4)) + (box * BOX + i) * 128;
+          cp_async_cg_16(offset, k + from * p.stride_k_token);
+          cp_async_cg_16(offset + HALF_STAGE, v + from * p.stride_v_token);
+        }
+      }
+    }
+#endif
+  }
+};
+
+// A warp's ring: how full it is, and which stage comes next.
+struct Ring {
+  Position next;  // of the next chunk to copy
+  bool more;
+  int next_stage, empty_stages, stage;
+  u32 parity;
+
+  // The one place where copies start: until the ring is full, then one chunk for each that was
+  // attended to.
+  __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
+#pragma unroll 1
+    for (; empty_stages > 0; empty_stages--) {
+      if (SCRATCH_OVER_RING)
+        more = next.chunk < next.chunks;
+      else
+        more = more && next.to_next_chunk(p, end, warp.range_warp);
+      if (more) {
+        warp.copy_chunk(p, next, next_stage);
+        next.chunk += RANGE_WARPS;
+        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+      }
+#if !BULK
+      cp_async_commit_group();
+#endif
+    }
+  }
+
+  // The address of the next chunk, once it is there.
+  __device__ __forceinline__ u32 wait(const Warp &warp) {
+#if BULK
+    mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
+    parity ^= 1 << stage;
+#else
+    cp_async_wait_group<STAGES - 1>();
+    __syncwarp();
+#endif
+    return warp.ring + stage * STAGE;
+  }
+
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    empty_stages = 1;
+  }
+};

@@ -1,0 +1,36 @@
+// Timeline events of a CTA, as in kernels/events.py.
+#pragma once
+#include "params.cuh"
+#include "ptx.cuh"
+
+constexpr int BEGIN = 0, TILES = 1, REDUCTION = 3;
+
+// What the CTA did and when; one thread stores it. Nothing of it is left where MAX_EVENTS is 0.
+struct Events {
+  u64 *row;
+  int count;
+
+  __device__ __forceinline__ void start(const Params &p) {
+    if (MAX_EVENTS == 0) return;
+    row = p.events + (u64)blockIdx.x * (4 + 2 * MAX_EVENTS);
+    count = 0;
+    const u32 sm = smid();
+    if (threadIdx.x == 0) row[0] = globaltimer(), row[2] = sm;
+  }
+
+  __device__ __forceinline__ void record(int kind, int output_tile) {
+    if (MAX_EVENTS == 0) return;
+    __syncthreads();
+    if (threadIdx.x == 0 && count < MAX_EVENTS) {
+      row[4 + 2 * count] = (u64)kind << 32 | (u32)output_tile;
+      row[5 + 2 * count] = globaltimer();
+    }
+    count++;
+  }
+
+  __device__ __forceinline__ void end() {
+    if (MAX_EVENTS == 0) return;
+    __syncthreads();
+    if (threadIdx.x == 0) row[1] = globaltimer(), row[3] = count;
+  }
+};

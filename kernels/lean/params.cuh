@@ -1,0 +1,36 @@
+// What a launch passes; kernels/lean/cuda_params.py has the same structures.
+#pragma once
+#include "build.cuh"
+
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+// Division of numbers below 2^31 by a number that the host knows: n / d = n x multiplier >> shift.
+struct Divisor {
+  u32 multiplier, shift;
+};
+
+struct Params {
+  TensorMap k_map, v_map;  // BULK: (head_dim, token, KV head, sequence or page)
+  const unsigned short *q, *k, *v;
+  unsigned short *out;
+  float *lse;
+  u32 *partials;  // the partials workspace: a slot per work range, all EMPTY between launches
+  const int *cache_seqlens, *block_table;
+  i64 stride_q_batch, stride_k_batch, stride_k_head, stride_v_batch, stride_v_head;
+  i64 stride_out_batch;
+  int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
+  int stride_out_token, stride_out_head;
+  int context, batch, kv_heads, pages_per_sequence;
+  int tile_shift;  // log2 of a LeanTile's tokens
+  int end_tiles;   // RAGGED: empty LeanTiles that an output tile counts at its end in the schedule
+  int min_tiles_per_range, share, longer;
+  // RAGGED: by_heads only, the others come from the lengths.
+  Divisor by_tiles, by_heads, by_share, by_share_plus_1;
+  float qk_scale;  // softmax scale x log2(e)
+  u64 *events;     // MAX_EVENTS: see kernels/events.py
+};
+
+static_assert(sizeof(Params) == PARAMS_BYTES,
+              "Params differs from the one of kernels/lean/cuda_params.py");

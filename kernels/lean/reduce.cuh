@@ -1,0 +1,143 @@
+// An output tile's end, all threads together: the CTA's warps, the cluster's CTAs and the output
+// tile's splits are merged, and its rows written.
+#pragma once
+#include "params.cuh"
+#include "partials.cuh"
+#include "ptx.cuh"
+#include "schedule.cuh"
+
+__device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
+                                             const Piece &piece) {
+  const int row = (part.head % ROW_TILES) * ROWS + quad / ROW_QUADS;
+  if (ROW_TILES > 1 && row >= ALL_ROWS) return;
+  const int head = part.head / ROW_TILES * GROUP_SIZE + row % GROUP_SIZE;
+  const int query = row / GROUP_SIZE;
+  const int column = quad % ROW_QUADS * 4;
+  unsigned short *at = p.out + part.sequence * p.stride_out_batch +
+                       (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
+  *reinterpret_cast<uint2 *>(at) =
+      make_uint2(cvt_rn_x2(piece.o.x, piece.o.y), cvt_rn_x2(piece.o.z, piece.o.w));
+  if (column == 0)
+    p.lse[((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * Q_LEN + query] =
+        piece.log * 0.6931471805599453f;
+}
+
+// A piece of the CTA's partial: its warps'.
+template <int TEAM>
+__device__ __forceinline__ Piece merge_warps(const float *scratch, const float2 *logs, int quad) {
+  constexpr int EACH = (WARPS + TEAM - 1) / TEAM;
+  const int row = quad / ROW_QUADS;
+  Parts<EACH> parts;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const int warp = i * TEAM + threadIdx.x % TEAM;
+    const int from = min(warp, WARPS - 1);
+    const float2 state = logs[from * ROWS + row];
+    parts.o[i] = *reinterpret_cast<const float4 *>(scratch + from * SCRATCH_WARP +
+                                                   row * SCRATCH_ROW + quad % ROW_QUADS * 4);
+    parts.m[i] = warp < WARPS ? state.x : -INFINITE;
+    parts.l[i] = state.y;
+  }
+  return parts.template merged<TEAM>();
+}
+
+#if CLUSTER > 1
+// A piece of the cluster's partial: its CTAs'.
+template <int TEAM>
+__device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
+  constexpr int EACH = (CLUSTER + TEAM - 1) / TEAM;
+  Parts<EACH> parts;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const int rank = i * TEAM + threadIdx.x % TEAM;
+    const int peer = min(rank, CLUSTER - 1);
+    parts.o[i] = ld_shared_cluster_v4(mapa_shared_cluster(own + 16 * quad, peer));
+    parts.m[i] = rank < CLUSTER ? ld_shared_cluster(mapa_shared_cluster(
+                                      own + 16 * QUADS + 4 * (quad / ROW_QUADS), peer))
+                                : -INFINITE;
+    parts.l[i] = 1.0f;
+  }
+  return parts.template merged<TEAM>();
+}
+
+// Publishes the CTA's partial where its peers read it.
+__device__ __forceinline__ void publish_partial(float4 *own, const float *scratch,
+                                                const float2 *logs) {
+  constexpr int TEAM = team_of(QUADS);
+#pragma unroll(SHARED_QUERY ? 2 : 1)
+  for (int base = 0; base < QUADS; base += THREADS / TEAM) {
+    const int quad = base + threadIdx.x / TEAM;
+    const Piece piece = merge_warps<TEAM>(scratch, logs, min(quad, QUADS - 1));
+    if (quad < QUADS && threadIdx.x % TEAM == 0) {
+      own[quad] = piece.o;
+      if (quad % ROW_QUADS == 0)
+        reinterpret_cast<float *>(own + QUADS)[quad / ROW_QUADS] = piece.log;
+    }
+  }
+}
+#endif
+
+// A piece of this work range's partial goes to the output, to the range's slot, or on up the tree
+// of the output tile's splits. A split waits for splits after it only, which belong to ranges that
+// started earlier.
+template <int TEAM>
+__device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
+                                                const Splits &splits, int range, int quad,
+                                                bool valid, Piece piece) {
+  u32 *slot = p.partials + (i64)range * SLOT;
+  bool stored = false;
+#pragma unroll 1
+  for (int level = 0; splits.count - 1 >> level; level += MERGE_BITS) {
+    stored = (splits.mine >> level) % MERGE != 0;
+    if (stored) break;
+    const i64 stride = (i64)SLOT << level;
+    const int others = valid ? min(MERGE - 1, splits.count - 1 - splits.mine >> level) : 0;
+    piece = gather_partials<TEAM>(piece, slot + stride, stride, others, quad);
+  }
+  if (valid && threadIdx.x % TEAM == 0) {
+    if (stored)
+      store_partial(slot, quad, piece);
+    else
+      write_output(p, part, quad, piece);
+  }
+#pragma unroll 1
+  for (int level = 0; splits.count - 1 >> level && (splits.mine >> level) % MERGE == 0;
+       level += MERGE_BITS) {
+    const i64 stride = (i64)SLOT << level;
+    if (valid)
+      clear_partials<TEAM>(slot + stride, stride,
+                           min(MERGE - 1, splits.count - 1 - splits.mine >> level), quad);
+  }
+}
+
+// Merges the CTA's warps, and the cluster's CTAs, and reduces this CTA's slice. All threads stay to
+// the end: they shuffle.
+__device__ __forceinline__ void reduce_part(const Params &p, const Position &part,
+                                            const Splits &splits, int range, int rank,
+                                            unsigned char *shared, bool first_part) {
+  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
+  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
+#if CLUSTER > 1
+  float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
+  if (!first_part) barrier_cluster_wait();  // the peers have read the part before
+  publish_partial(own, scratch, logs);
+  barrier_cluster_arrive();
+  barrier_cluster_wait();
+#endif
+  constexpr int TEAM = team_of(SLICE);
+#pragma unroll 1
+  for (int base = 0; base < SLICE; base += THREADS / TEAM) {
+    const int within = base + threadIdx.x / TEAM, wanted = rank * SLICE + within;
+    const bool valid = within < SLICE && wanted < QUADS;
+    const int quad = valid ? wanted : QUADS - 1;
+#if CLUSTER > 1
+    const Piece piece = merge_cluster<TEAM>(shared_address(own), quad);
+#else
+    const Piece piece = merge_warps<TEAM>(scratch, logs, quad);
+#endif
+    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece);
+  }
+#if CLUSTER > 1
+  barrier_cluster_arrive();
+#endif
+}

@@ -1,0 +1,175 @@
+// Which LeanTiles a work range holds, where a warp is in it, and how an output tile is split:
+// leanbench.core.decomposition.stream_k; RAGGED: stream_k_with_ends.
+#pragma once
+#include "params.cuh"
+#include "ptx.cuh"
+
+__device__ __forceinline__ int divide(int n, Divisor by) {
+  return (int)((u64)(u32)n * by.multiplier >> by.shift);
+}
+
+// A quotient below 2^21: through a reciprocal, a third of an integer division's latency.
+__device__ __forceinline__ int divide(int n, int d) {
+  int q = (int)(__int2float_rz(n) * rcp_approx_ftz(__int2float_rz(d)));
+  const int rest = n - q * d;
+  if (rest < 0) q--;
+  if (rest >= d) q++;
+  return q;
+}
+
+__device__ __forceinline__ int lean_tiles(int tokens, int shift) {
+  int tiles = (tokens + (1 << shift) - 1) >> shift;
+  return tiles > 1 ? tiles : 1;  // an empty sequence has one too: its output gets written
+}
+
+// RAGGED: LeanTiles of an output tile, with those that count for its end.
+__device__ __forceinline__ int counted_tiles(const Params &p, int tokens) {
+  return lean_tiles(tokens, p.tile_shift) + p.end_tiles;
+}
+
+// First LeanTile of a work range.
+__device__ __forceinline__ int range_start(int range, int share, int longer) {
+  return range * share + min(range, longer);
+}
+
+// The work range that holds a LeanTile.
+__device__ __forceinline__ int range_of(const Params &p, int lean_tile, int share, int longer) {
+  const int boundary = longer * (share + 1);
+  const bool early = lean_tile < boundary;
+  const int n = early ? lean_tile : lean_tile - boundary;
+  if (RAGGED) return (early ? 0 : longer) + divide(n, early ? share + 1 : share);
+  return (early ? 0 : longer) + divide(n, early ? p.by_share_plus_1 : p.by_share);
+}
+
+// A warp's position in its work range: the part of an output tile that it is in, from there to the
+// end of the output tile or of the work range, and its next chunk of that part.
+struct Position {
+  int at;               // LeanTile, among all LeanTiles of the launch
+  int sequence, head;   // `head`: KV head x ROW_TILES + row tile
+  int sequence_start;   // RAGGED: the sequence's first LeanTile
+  int tokens, tiles;    // of the sequence
+  int first, last;      // LeanTiles of the output tile
+  int token;            // first token of the part
+  int chunks, chunk;    // of the part; this warp's next
+
+  __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
+    if (RAGGED) {
+      tokens = __ldg(p.cache_seqlens + sequence);
+      tiles = counted_tiles(p, tokens);
+      int within = at - sequence_start;
+      head = divide(within, tiles);
+      first = within - head * tiles;
+    } else {
+      int output_tile = divide(at, p.by_tiles);
+      first = at - output_tile * tiles;
+      sequence = divide(output_tile, p.by_heads);
+      head = output_tile - sequence * p.kv_heads * ROW_TILES;
+    }
+    last = min(tiles, first + end - at);
+    token = first << p.tile_shift;
+    int stop = min(last << p.tile_shift, tokens);
+    chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
+    chunk = range_warp;
+  }
+
+  __device__ __forceinline__ void leave_part(const Params &p) {
+    at += last - first;
+    if (RAGGED) {
+      int sequence_end = sequence_start + tiles * p.kv_heads * ROW_TILES;
+      if (at >= sequence_end) {
+        sequence += 1;
+        sequence_start = sequence_end;
+      }
+    }
+  }
+
+  // To the next chunk that this warp takes, whichever part it is of; false at the range's end.
+  __device__ __forceinline__ bool to_next_chunk(const Params &p, int end, int range_warp) {
+    while (chunk >= chunks) {
+      leave_part(p);
+      if (at >= end) return false;
+      enter_part(p, end, range_warp);
+    }
+    return true;
+  }
+};
+
+// All LeanTiles of a ragged batch, as counted; by a warp together.
+__device__ __forceinline__ int total_tiles(const Params &p, int lane) {
+  int sum = 0;
+  for (int i = lane; i < p.batch; i += 32) sum += counted_tiles(p, __ldg(p.cache_seqlens + i));
+  return __reduce_add_sync(~0u, sum) * p.kv_heads * ROW_TILES;
+}
+
+// RAGGED: the sequence that holds LeanTile `position.at`, and its first LeanTile; by a warp
+// together.
+__device__ __forceinline__ void find_sequence(const Params &p, int lane, Position &position) {
+  int seen = 0;
+  for (int base = 0; base < p.batch; base += 32) {
+    int i = base + lane;
+    int tiles =
+        i < p.batch ? counted_tiles(p, __ldg(p.cache_seqlens + i)) * p.kv_heads * ROW_TILES : 0;
+    int end = tiles;
+    for (int step = 1; step < 32; step *= 2) {
+      int before = __shfl_up_sync(~0u, end, step);
+      if (lane >= step) end += before;
+    }
+    u32 holders = __ballot_sync(~0u, i < p.batch && seen + end > position.at);
+    if (holders) {
+      int holder = __ffs(holders) - 1;
+      position.sequence = base + holder;
+      position.sequence_start = seen + __shfl_sync(~0u, end - tiles, holder);
+      return;
+    }
+    seen += __shfl_sync(~0u, end, 31);
+  }
+}
+
+// The work range that a CTA, or its cluster, walks, up to LeanTile `end`. Ranges are equal shares
+// of all LeanTiles; the first `longer` of them have one more.
+struct WorkRange {
+  int index, end, share, longer;
+
+  // Sets `position` to its start. Ranges are dealt from the last to the first, so that who merges
+  // waits for CTAs that started before it. False: there is none, the lengths need fewer ranges.
+  __device__ __forceinline__ bool find(const Params &p, int lane, int range_warp,
+                                       Position &position) {
+    const int ranges = gridDim.x / CLUSTER;
+    index = ranges - 1 - (int)(blockIdx.x / CLUSTER);
+    share = p.share, longer = p.longer;
+    position.sequence = position.sequence_start = 0;
+    if (RAGGED) {
+      const int total = total_tiles(p, lane);
+      // Ends are no work to share: how many ranges there are follows from the real LeanTiles.
+      const int real = total - p.end_tiles * p.batch * p.kv_heads * ROW_TILES;
+      const int used = max(1, min(ranges, divide(real, p.min_tiles_per_range)));
+      share = divide(total, used);
+      longer = total - share * used;
+      index -= ranges - used;
+      if (index < 0) return false;
+    } else {
+      position.tokens = p.context;
+      position.tiles = lean_tiles(p.context, p.tile_shift);
+    }
+    end = range_start(index + 1, share, longer);
+    position.at = range_start(index, share, longer);
+    if (RAGGED) find_sequence(p, lane, position);
+    position.enter_part(p, end, range_warp);
+    return true;
+  }
+};
+
+// The splits of an output tile, and which of them a work range has. Split 0 is the host block's.
+struct Splits {
+  int count, mine;
+
+  __device__ __forceinline__ void find(const Params &p, const Position &part,
+                                       const WorkRange &range) {
+    count = 1, mine = 0;
+    if (part.last - part.first == part.tiles) return;
+    const int tile_start = part.at - part.first;
+    const int host = range_of(p, tile_start, range.share, range.longer);
+    count = range_of(p, tile_start + part.tiles - 1, range.share, range.longer) - host + 1;
+    mine = range.index - host;
+  }
+};
