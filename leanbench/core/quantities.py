@@ -25,6 +25,8 @@ RAN: tuple[Status, ...] = ("ok", "noisy", "suspect", "incorrect")
 
 #: In the order of tables.
 Group = Literal[
+    "repeat",
+    "problem",
     "row",
     "latency",
     "energy",
@@ -44,6 +46,7 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 #: `bytes` in MB.
 Kind = Literal[
     "text",
+    "outcome",
     "sentence",
     "command",
     "count",
@@ -77,6 +80,17 @@ UNITS = {
 }
 #: Units of the kinds whose values are not written in the unit in which they are held.
 _WRITTEN_IN: dict[Kind, str] = {"bytes": "MB", "share": "%", "change": "%"}
+_FORMATS: dict[Kind, str] = {
+    "count": "d",
+    "tokens": "d",
+    "figure": ".4g",
+    "fixed": ".2f",
+    "fixed3": ".3f",
+    "share": ".1%",
+    "change": "+.1%",
+    "bytes": ".4g",
+    "exponent": ".1e",
+}
 
 
 @dataclass(frozen=True)
@@ -88,8 +102,8 @@ class Quantity:
     heading: str
     group: Group
     kind: Kind
-    #: One line for whoever hovers over the heading.
-    meaning: str
+    #: One line for whoever hovers over the heading; empty where the heading says it.
+    meaning: str = ""
     #: Of the value as it is held, see `UNITS`; other words stand as they are.
     unit: str = ""
     shown: Shown = "page"
@@ -104,6 +118,28 @@ class Quantity:
     def unit_text(self) -> str:
         """The unit of the value as tables write it: ``µs``, ``%``, ``MB``."""
         return _WRITTEN_IN.get(self.kind) or UNITS.get(self.unit, self.unit)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether a table aligns it as a number."""
+        return self.kind in _FORMATS
+
+    @property
+    def head(self) -> str:
+        """Heading and unit in one line: ``latency µs``. What `write` ends with is left out."""
+        unit = "" if self.unit_text in ("%", "×") else self.unit_text
+        return f"{self.heading} {unit}".rstrip()
+
+    def write(self, value: Any) -> str:
+        """A value as text, without its unit but for ``%``."""
+        if not self.is_number:
+            return str(value)
+        if self.kind == "bytes":
+            value /= 1e6
+        if self.kind in ("bytes", "figure") and abs(value) >= 10_000:
+            # An exponent says nothing in a table.
+            return f"{value:.0f}"
+        return format(value, _FORMATS[self.kind])
 
     @property
     def stem(self) -> str:

@@ -6,10 +6,12 @@ two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.quantities import Quantity
 from leanbench.report.command import sweep_command
 
 if TYPE_CHECKING:
@@ -31,30 +33,32 @@ COMPARED = ("run", "source", "gpu", "cache")
 COMPARABLE = (*COMPARED, *PROBLEM_COLUMNS)
 
 
+@dataclass(frozen=True)
+class Derived:
+    """A column that is computed from the rows' own."""
+
+    quantity: Quantity
+    #: The column in front of it.
+    after: str
+    values: Callable[[DataFrame], Series]
+
+
 def results_frame(*runs: Run) -> DataFrame:
     """One row a result, in the runs' order, with flat columns.
 
-    Columns: the problem's fields and `DERIVED_COLUMNS`, `gpu`, `run` (its name), `command` (what
-    repeats the row), every field of `Row` (`config` and lists as text), and
-
-    - `lean_speedup`, `lean_energy_ratio`: this row's latency and energy over those of `lean` on the
-      same problem, null for `lean` itself and for rows that are not `ok`;
-    - `crosscheck_difference`, `sustained_slowdown`: cross-check and sustained latency over latency,
-      less 1;
-    - `energy_over_floor`: energy over the energy floor.
-
-    Not measured is null, never 0.
+    Columns: the problem's fields and `DERIVED_COLUMNS`; the quantities of `Row` (`config` and lists
+    as text) with those of `DERIVED` among them; `gpu`, `run` (its name), `command` (what repeats
+    the row). Not measured is null, never 0.
     """
     import pandas as pd
 
-    from leanbench.records.row import Row
+    from leanbench.records.row import QUANTITIES
 
-    row_fields = [name for name in Row.model_fields if name != "problem"]
     columns = [
         *DERIVED_COLUMNS[:1],
         *PROBLEM_COLUMNS,
         *DERIVED_COLUMNS[1:],
-        *row_fields,
+        *(quantity.name for quantity in QUANTITIES),
         "gpu",
         "run",
         "command",
@@ -64,20 +68,9 @@ def results_frame(*runs: Run) -> DataFrame:
     for name in columns:
         if kind := _numeric_type(name):
             frame[name] = frame[name].astype(kind)
-    _insert(frame, "read_floor_share", "lean_speedup", _over_lean(frame, "latency_us"))
-    _insert(
-        frame,
-        "crosscheck_us",
-        "crosscheck_difference",
-        frame["crosscheck_us"] / frame["latency_us"] - 1,
-    )
-    _insert(
-        frame, "sustained_us", "sustained_slowdown", frame["sustained_us"] / frame["latency_us"] - 1
-    )
-    _insert(
-        frame, "energy_floor_mj", "energy_over_floor", frame["energy_mj"] / frame["energy_floor_mj"]
-    )
-    _insert(frame, "energy_over_floor", "lean_energy_ratio", _over_lean(frame, "energy_mj"))
+    for derived in DERIVED:
+        place = list(frame.columns).index(derived.after) + 1
+        frame.insert(place, derived.quantity.name, derived.values(frame))
     return frame
 
 
@@ -184,8 +177,72 @@ def _over_lean(frame: DataFrame, column: str) -> Series:
     return pd.Series(values, index=frame.index, dtype="float64")
 
 
-def _insert(frame: DataFrame, after: str, name: str, values: Any) -> None:
-    frame.insert(list(frame.columns).index(after) + 1, name, values)
+def _ratio(frame: DataFrame, column: str, over: str) -> Series:
+    return cast("Series", frame[column] / frame[over])
+
+
+#: In the order of tables.
+DERIVED = (
+    Derived(
+        Quantity(
+            "lean_speedup",
+            f"speedup of {SUBJECT}",
+            "latency",
+            "fixed",
+            f"this row's latency over that of {SUBJECT}",
+            "x",
+            shown="paper",
+        ),
+        "read_floor_share",
+        lambda frame: _over_lean(frame, "latency_us"),
+    ),
+    Derived(
+        Quantity(
+            "energy_over_floor",
+            "over the floor",
+            "energy",
+            "fixed",
+            "energy over the energy floor",
+            "x",
+        ),
+        "energy_floor_mj",
+        lambda frame: _ratio(frame, "energy_mj", "energy_floor_mj"),
+    ),
+    Derived(
+        Quantity(
+            "lean_energy_ratio",
+            f"energy over {SUBJECT}",
+            "energy",
+            "fixed",
+            f"this row's energy over that of {SUBJECT}",
+            "x",
+        ),
+        "energy_over_floor",
+        lambda frame: _over_lean(frame, "energy_mj"),
+    ),
+    Derived(
+        Quantity(
+            "sustained_slowdown",
+            "sustained over burst",
+            "sustained",
+            "change",
+            "sustained over burst latency, less 1",
+        ),
+        "sustained_us",
+        lambda frame: _ratio(frame, "sustained_us", "latency_us") - 1,
+    ),
+    Derived(
+        Quantity(
+            "crosscheck_difference",
+            "cross-check off by",
+            "samples",
+            "change",
+            "cross-check over latency, less 1",
+        ),
+        "crosscheck_us",
+        lambda frame: _ratio(frame, "crosscheck_us", "latency_us") - 1,
+    ),
+)
 
 
 def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:

@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.columns import DATA, HIDDEN_WHEN_CONSTANT, LEFT_OUT, ON_PAPER, SHOWN, Column
+from leanbench.core.quantities import Quantity
+from leanbench.report.columns import COLUMNS, HIDDEN_WHEN_CONSTANT
 from leanbench.report.frame import has_values
 from leanbench.report.series import Axis
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+#: Columns that charts and maps read, whether or not a table shows them.
+DATA = ("problem", "group_size", "read_floor_tb_s")
+
 
 def page_columns(frame: DataFrame, axes: list[Axis]) -> list[dict[str, Any]]:
-    """The columns that the page holds: the fields of `Column`, and whether the table shows it, on
-    paper too.
+    """The columns that the page holds, with all that its scripts need to know of each.
 
-    Columns without any value are left out; one that `Row` gains later is shown last under its own
-    name. A column of texts that repeat has them once, in `texts`, and rows hold their places there.
+    Columns without any value are left out. A column of texts that repeat has them once, in `texts`,
+    and rows hold their places there.
     """
-    varying = {axis.name for axis in axes}
-    known = [column.name for column in SHOWN]
-    more = [name for name in frame.columns if name not in {*known, *DATA, *LEFT_OUT}]
-    columns = []
-    for column in (*SHOWN, *(Column(name, name, kind=_kind(frame, name)) for name in more)):
-        hidden = column.name in HIDDEN_WHEN_CONSTANT and len(set(frame[column.name].tolist())) < 2
-        columns.append({**asdict(column), "shown": not hidden, "on_paper": column.name in ON_PAPER})
-    for name in dict.fromkeys([*DATA, *varying]):
-        if name not in known and name not in more:
-            columns.append({**asdict(Column(name, name)), "shown": False})
+    columns = [_described(column, frame) for column in COLUMNS if column.is_in("page")]
+    known = {column["name"] for column in columns}
+    for name in dict.fromkeys([*DATA, *(axis.name for axis in axes)]):
+        if name not in known:
+            columns.append({"name": name, "shown": False})
     held = [column for column in columns if has_values(frame, column["name"])]
     return [
         {**column, "texts": _texts(map(_json_value, frame[column["name"]].tolist()))}
         for column in held
     ]
+
+
+def _described(column: Quantity, frame: DataFrame) -> dict[str, Any]:
+    name = column.name
+    return {
+        "name": name,
+        "heading": column.heading,
+        "unit": column.unit_text,
+        "kind": column.kind,
+        "is_number": column.is_number,
+        "meaning": column.meaning,
+        "notes": column.notes,
+        "shown": name not in HIDDEN_WHEN_CONSTANT or len(set(frame[name].tolist())) > 1,
+        "on_paper": column.is_in("paper"),
+    }
 
 
 def page_rows(frame: DataFrame, columns: list[dict[str, Any]]) -> list[list[Any]]:
@@ -60,12 +72,6 @@ def _texts(values: Iterable[Any]) -> list[str] | None:
         if all(isinstance(text, str) for text in texts) and 2 * len(texts) <= len(known)
         else None
     )
-
-
-def _kind(frame: DataFrame, name: str) -> str:
-    from pandas.api.types import is_numeric_dtype
-
-    return "figures" if is_numeric_dtype(frame[name]) else "text"
 
 
 def _json_value(value: Any) -> Any:

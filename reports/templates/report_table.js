@@ -12,14 +12,15 @@
     text: String,
     command: String,
     sentence: String,
-    int: String,
+    outcome: String,
+    count: String,
     tokens,
-    figures: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value && value.toPrecision(4)),
+    figure: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value && value.toPrecision(4)),
     fixed: (value) => value.toFixed(value >= 100 ? 1 : 2),
     fixed3: (value) => value.toFixed(3),
-    percent: (value) => (100 * value).toFixed(1),
-    signed: (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`,
-    mega: (value) => formats.figures(value / 1e6),
+    share: (value) => (100 * value).toFixed(1),
+    change: (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`,
+    bytes: (value) => formats.figure(value / 1e6),
     exponent: (value) => value.toExponential(1),
   };
   const textOf = (row, column) => (row[column.index] === null ? "" : formats[column.kind](row[column.index]));
@@ -49,9 +50,9 @@
     return [...measured.sort((a, b) => sign * compare(a[index], b[index])), ...missing];
   }
 
-  const isText = (column) => ["text", "sentence", "command"].includes(column.kind);
-  const classOf = (column) => `${isText(column) ? column.kind : "number"}${column.on_paper ? "" : " screen"}`;
-  const warningsAt = page.columns.findIndex((column) => column.name === "warnings");
+  const classOf = (column) => `${column.is_number ? "number" : column.kind}${column.on_paper ? "" : " screen"}`;
+  // Sentences that belong to a figure show where the pointer is on it.
+  const notesAt = new Map(columns.map((column) => [column, page.columns.findIndex(({ name }) => name === column.notes)]));
 
   /** Shows the command, selected, and puts it on the clipboard where the browser lets a local file do that. */
   async function copy(command) {
@@ -85,12 +86,13 @@
       if (row[column.index]) td.append(copyButton(row[column.index]));
       return td;
     }
-    if (column.name === "latency_us" && row[warningsAt]) {
+    const notes = row[notesAt.get(column)];
+    if (notes) {
       td.classList.add("warned");
-      td.title = row[warningsAt];
+      td.title = notes;
     }
     td.textContent = textOf(row, column);
-    if (column.name === "status") td.classList.add("status", row[column.index]);
+    if (column.kind === "outcome") td.classList.add("status", row[column.index]);
     return td;
   }
 

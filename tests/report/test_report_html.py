@@ -21,10 +21,8 @@ from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.model import known_error
 from leanbench.records.reading import read_run
-from leanbench.records.row import Row
 from leanbench.report import write_report
 from leanbench.report.charts import CHARTS
-from leanbench.report.columns import DATA, LEFT_OUT, SHOWN
 from leanbench.report.figures import PALETTE, figure, kernel_styles
 from leanbench.report.frame import results_frame
 from leanbench.report.html import page_context
@@ -445,9 +443,6 @@ def test_columns_without_values_are_hidden_and_the_others_explained(write_run: W
         < order.index("latency_p25_us")
         < order.index("crosscheck_us")
     )
-    measured = {name for name in Row.model_fields if name not in LEFT_OUT}
-    # A field without a heading of its own would be shown under its Python name.
-    assert measured - {column.name for column in SHOWN} - set(DATA) - {"problem"} == set()
 
 
 @pytest.mark.parametrize(
