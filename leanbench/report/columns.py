@@ -4,42 +4,40 @@ quantities of rows, and those that are computed from them (`leanbench.report.fra
 
 from __future__ import annotations
 
+from leanbench.core.axes import RAGGED
+from leanbench.core.axis import Axis
+from leanbench.core.problem import PROBLEM_AXES
 from leanbench.core.quantities import GROUPS, Quantity
 from leanbench.records.row import QUANTITIES
 from leanbench.report.frame import COMPARED, DERIVED
 
-PROBLEM = (
-    Quantity(
-        "max_context",
-        "context",
-        "problem",
-        "tokens",
-        "cached tokens; of the longest sequence in a ragged batch",
-        "tokens",
-    ),
-    Quantity("batch", "batch", "problem", "count"),
-    Quantity("q_heads", "query heads", "problem", "count"),
-    Quantity("kv_heads", "KV heads", "problem", "count"),
-    Quantity("head_dim", "head_dim", "problem", "count"),
-    Quantity("q_len", "q_len", "problem", "count", "new tokens per sequence"),
-    Quantity("ragged", "batch lengths", "problem", "text"),
-    Quantity("dtype", "dtype", "problem", "text"),
-    Quantity(
-        "kv_layout",
-        "layout",
-        "problem",
-        "text",
-        "of K and V: HND is heads, tokens, head_dim; NHD is tokens, heads, head_dim",
-    ),
-    Quantity(
-        "page_size",
-        "page size",
-        "problem",
-        "text",
-        "tokens of a page of K and V; none: a sequence's tokens lie in a row",
-    ),
+#: The axis `context` with a number for each row; its own column is text where batches are ragged.
+CONTEXT = Quantity(
+    "max_context",
+    "context",
+    "problem",
+    "tokens",
+    "cached tokens; of the longest sequence in a ragged batch",
+    "tokens",
+    "paper",
 )
-ORIGIN = (Quantity("run", "run", "row", "text"), Quantity("gpu", "GPU", "row", "text"))
+
+
+def _of_axis(axis: Axis) -> Quantity:
+    kind = "count" if axis.is_number else "text"
+    return Quantity(axis.name, axis.title, "problem", kind, axis.meaning, shown="paper")
+
+
+PROBLEM = (
+    CONTEXT,
+    *(_of_axis(axis) for axis in PROBLEM_AXES if axis.name != "context"),
+    # In words: see leanbench.report.series.add_series_columns.
+    Quantity(RAGGED.name, RAGGED.title, "problem", "text", shown="paper"),
+)
+ORIGIN = (
+    Quantity("run", "run", "row", "text", shown="paper"),
+    Quantity("gpu", "GPU", "row", "text", shown="paper"),
+)
 COMMAND = Quantity(
     "command",
     "repeat",
