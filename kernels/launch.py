@@ -188,6 +188,8 @@ def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
 class TritonKernel(Kernel):
     """A kernel of this room, told by its launches."""
 
+    axes = Kernel.axes | {"q_len", "page_size", "ragged"}
+
     @abstractmethod
     def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
         """The launches of one call, in order."""

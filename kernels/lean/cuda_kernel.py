@@ -58,11 +58,12 @@ class LeanCuda(Kernel):
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
     tuned_as = "lean"
     implementation = "cuda"
+    axes = Kernel.axes | {"q_len", "page_size", "ragged"}
 
     def unavailable_reason(self) -> str | None:
         return missing()
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         return missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:

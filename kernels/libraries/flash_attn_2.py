@@ -37,11 +37,9 @@ class FlashAttn(LibraryKernel):
     distribution = "flash-attn"
     written_for = "2.8"
     head_dims = (64, 80, 96, 128, 256)
-    takes_ragged = True
-    takes_pages = True
-    takes_several_queries = True
+    axes = LibraryKernel.axes | {"q_len", "page_size", "ragged"}
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.page_size is not None and problem.page_size % _PAGE_TOKENS:
             return (
                 f"{self.name} takes pages of multiples of {_PAGE_TOKENS} tokens, this problem has"
@@ -52,7 +50,7 @@ class FlashAttn(LibraryKernel):
                 f"{self.name} tells an LSE of +inf for a query token that sees nothing, not -inf:"
                 f" with q_len {problem.q_len} choose contexts of at least {problem.q_len} tokens"
             )
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttnLaunch:
         return FlashAttnLaunch(inputs, num_splits=1)

@@ -30,9 +30,7 @@ class FlashAttn3(LibraryKernel):
     distribution = "flash_attn_3"
     written_for = "3.0"
     head_dims = (64, 80, 96, 128, 256)
-    takes_ragged = True
-    takes_pages = True
-    takes_several_queries = True
+    axes = LibraryKernel.axes | {"q_len", "page_size", "ragged"}
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs)

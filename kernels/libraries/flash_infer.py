@@ -49,21 +49,20 @@ class FlashInferKernel(LibraryKernel):
     lse_base = 2.0
     use_tensor_cores = True
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if not self.use_tensor_cores and problem.group_size not in _CUDA_CORE_GROUPS:
             groups = ", ".join(map(str, _CUDA_CORE_GROUPS))
             return (
                 f"{self.name} has no kernel for groups of {problem.group_size} query heads, choose"
                 f" from {groups}"
             )
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
 
 class FlashInfer(FlashInferKernel):
     name = "flashinfer"
     title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
-    takes_ragged = True
-    takes_pages = True
+    axes = FlashInferKernel.axes | {"page_size", "ragged"}
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)
@@ -90,8 +89,7 @@ class FlashInferPersistent(FlashInferKernel):
     title = (
         "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
     )
-    takes_ragged = True
-    takes_pages = True
+    axes = FlashInferKernel.axes | {"page_size", "ragged"}
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)

@@ -20,10 +20,10 @@ class FlashInferSingle(FlashInferKernel):
     name = "flashinfer_single"
     title = "FlashInfer's decode of a single sequence on tensor cores"
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.batch > 1:
             return f"{self.name} decodes a single sequence, this problem has batch {problem.batch}"
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
     def launch(
         self, inputs: AttentionInputs, config: KernelConfig | None

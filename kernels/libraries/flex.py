@@ -31,13 +31,13 @@ class TorchFlex(LibraryKernel):
     lse_base = None
     head_dims = (64, 80, 96, 128, 256)
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.group_size & (problem.group_size - 1):
             return (
                 "torch_flex decodes groups of a power of two of query heads, this problem has"
                 f" {problem.group_size}"
             )
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> TorchFlexLaunch:
         return TorchFlexLaunch(inputs)

@@ -70,10 +70,10 @@ class Cudnn(SdpaKernel):
     # 256 depends on the GPU and on the versions of cuDNN and torch.
     head_dims = (64, 80, 96, 128)
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.max_context == 1:
             return "cudnn refuses a context of one token, choose 2 or more"
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
 
 class TorchFlash(SdpaKernel):
@@ -99,13 +99,13 @@ class TorchEfficient(SdpaKernel):
     backend = "EFFICIENT_ATTENTION"
     head_dims = (64, 80, 96, 128, 256)
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.group_size > 1:
             return (
                 "torch_efficient takes a KV head for every query head, not one for"
                 f" {problem.group_size} of them"
             )
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
 
 class TorchMath(SdpaKernel):

@@ -31,7 +31,7 @@ class Standard(LibraryKernel):
     lse_base = None
     head_dims = (64, 80, 96, 128, 256)
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.dtype == "fp16" and problem.max_context > _FP16_TOKENS:
             return (
                 "standard keeps softmax weights in fp16, too coarse for those of"
@@ -42,7 +42,7 @@ class Standard(LibraryKernel):
                 "standard would copy K and V of several sequences and KV heads in the layout NHD:"
                 " choose HND"
             )
-        return super().unsupported_reason(problem)
+        return super().refusal(problem)
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> StandardLaunch:
         return StandardLaunch(inputs)

@@ -82,7 +82,9 @@ app.command("trace", short_help="Draw what every CTA did and when.")(trace)
 app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
 app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
-app.add_typer(predict, name="predict", short_help="What predictions rest on, and how wrong they are.")
+app.add_typer(
+    predict, name="predict", short_help="What predictions rest on, and how wrong they are."
+)
 app.add_typer(
     configs, name="configs", short_help="List, show, move and verify kept launch settings."
 )

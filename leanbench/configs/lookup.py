@@ -20,13 +20,16 @@ from leanbench.configs.formula import Shape, divide, grid_of
 from leanbench.configs.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
 from leanbench.configs.space import build_key
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.core.registry import BATCH_INVARIANT, Kernel, KernelConfig
 
 if TYPE_CHECKING:
     from leanbench.configs.entry import Entry
     from leanbench.configs.tuned import Family
 
+#: Axes that kept configs are kept for; at another value than the default of any other axis the
+#: heuristic chooses.
+_FAMILY = ("head_dim", "dtype", "kv_layout")
 #: Folders of the user's files, how often this process saved any, whether they are turned off.
 State = tuple[str | None, str | None, int, bool]
 
@@ -104,17 +107,11 @@ def choose(
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
     if _off():
         return _heuristic(kernel, problem, spec, f"{SWITCH} turns kept configs off")
-    if problem.q_len != 1:
-        return _heuristic(
-            kernel, problem, spec, f"configs are kept for q_len 1, not for q_len {problem.q_len}"
-        )
-    if problem.page_size is not None:
-        return _heuristic(
-            kernel,
-            problem,
-            spec,
-            f"configs are kept for a contiguous cache, not for page_size {problem.page_size}",
-        )
+    for axis in PLAIN_AXES:
+        value = getattr(problem, axis.name)
+        if axis.name not in _FAMILY and value != axis.default:
+            why = f"configs are kept for {axis.default_words}, not for {axis.name} {value}"
+            return _heuristic(kernel, problem, spec, why)
     key = (problem.head_dim, problem.dtype, problem.group_size, problem.kv_layout, objective)
     entry = _entry(kernel, spec, key, state())
     if entry is None:

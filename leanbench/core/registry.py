@@ -16,8 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
+from leanbench.core.axes import AXES, RAGGED
+from leanbench.core.axis import Axis
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.gpu_spec import GpuSpec
@@ -157,6 +159,17 @@ class Kernel(ABC):
     config_choice: str | None = None
     #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
     lse_base: float | None = math.e
+    #: Axes of leanbench.core.axes of which it takes other values than the default, `ragged` for
+    #: several lengths. A problem that is not at the default of any other axis is refused, so an
+    #: axis that comes later is never ignored.
+    axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "unsupported_reason" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.unsupported_reason would hide the check of axes: name it refusal"
+            )
 
     def unavailable_reason(self) -> str | None:
         """One sentence why this kernel cannot run here, whatever the problem, or None; without a
@@ -164,8 +177,18 @@ class Kernel(ABC):
         """
         return None
 
+    @final
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
         """One sentence why this kernel cannot run the problem, or None."""
+        for name in problem.special:
+            if name not in self.axes:
+                return f"{self.name} {_beyond(AXES[name], problem)}"
+        return self.refusal(problem)
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        """One sentence why this kernel cannot run a problem that differs from others in `axes`
+        alone, or None.
+        """
         return None
 
     @abstractmethod
@@ -266,6 +289,15 @@ class Kernel(ABC):
     ) -> TracedCall | None:
         """The same call in an instrumented build; None where the kernel has none."""
         return None
+
+
+def _beyond(axis: Axis, problem: AttentionProblem) -> str:
+    """What a kernel without `axis` does, what the problem has, and the fix."""
+    does = axis.refusal or f"takes no {axis.name}"
+    if axis is RAGGED:
+        return f"{does}, all sequences must have the same context"
+    value = axis.write(getattr(problem, axis.name))
+    return f"{does}, this problem has {axis.name} {value}: leave it out"
 
 
 #: Of the latest search: a sentence for each family that could not be loaded.

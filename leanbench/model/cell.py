@@ -54,6 +54,10 @@ def predict_energy_mj(
     return energy_mj(predicted_us, problem.kv_bytes, running_sms, spec, in_use.constants, limit_w)
 
 
+#: Axes whose values, the default or not, predictions rest on. Any other is refused.
+AXES = frozenset({"dtype", "kv_layout", "q_len", "page_size", "ragged"})
+
+
 def predict_cell(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> dict[str, Any]:
@@ -73,6 +77,9 @@ def predict_cell(
     if kernel.implementation == "cuda":
         return {**fields, "status": "unsupported", "reason": _not_calibrated(asked)}
     if (reason := kernel.unsupported_reason(problem)) is not None:
+        return {**fields, "status": "unsupported", "reason": reason}
+    if unknown := [name for name in problem.special if name not in AXES]:
+        reason = f"the performance model does not know {unknown[0]}: leave it out"
         return {**fields, "status": "unsupported", "reason": reason}
     if (reason := _memory_shortage(problem, spec)) is not None:
         return {**fields, "status": "out_of_memory", "reason": reason}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 import leanbench.kernels
 from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig, family_faults, kernel, kernels
 from leanbench.gpu.catalogue import find
@@ -160,6 +163,50 @@ def test_pages_and_several_query_tokens_are_supported(name):
         kernel(name).unsupported_reason(AttentionProblem(1, 8, 8, 100, 64, q_len=3, page_size=16))
         is None
     )
+
+
+class Narrow(Kernel):
+    """Takes one query token over contiguous caches of one length."""
+
+    name = "narrow"
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        return "narrow takes one KV head" if problem.kv_heads > 1 else None
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+        return None
+
+    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"dtype": "bf16", "kv_layout": "NHD"}, None),
+        (
+            {"q_len": 4},
+            "narrow decodes one query token per sequence, this problem has q_len 4: leave it out",
+        ),
+        (
+            {"page_size": 16},
+            "narrow takes no paged cache, this problem has page_size 16: leave it out",
+        ),
+        (
+            {"batch": 2, "context": (7, 9)},
+            "narrow takes no ragged batch, all sequences must have the same context",
+        ),
+        ({"q_heads": 8, "kv_heads": 2}, "narrow takes one KV head"),
+    ],
+)
+def test_a_kernel_takes_the_axes_that_it_names_and_no_others(fields, sentence):
+    problem = replace(AttentionProblem(1, 8, 1, 100, 64), **fields)
+    assert Narrow().unsupported_reason(problem) == sentence
+
+
+def test_a_kernel_cannot_hide_the_check_of_axes():
+    with pytest.raises(TypeError, match=r"^Bold.unsupported_reason would hide the check of axes"):
+        type("Bold", (Narrow,), {"unsupported_reason": lambda self, problem: None})
 
 
 def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():

@@ -104,7 +104,7 @@ class FakeKernel(Kernel):
     def __init__(self, factor: float | None, reason: str | None = None) -> None:
         self.factor, self.reason = factor, reason
 
-    def unsupported_reason(self, problem):
+    def refusal(self, problem):
         return self.reason
 
     def default_config(self, problem, gpu):

@@ -112,7 +112,7 @@ def test_what_is_installed_is_available():
     [
         (
             AttentionProblem(2, 4, 4, (50, 20), 64),
-            {**dict.fromkeys(PLAIN, "ragged"), **dict.fromkeys(SINGLE, "batch 2")},
+            dict.fromkeys((*PLAIN, *SINGLE), "ragged"),
         ),
         (
             AttentionProblem(1, 4, 4, 50, 64, page_size=16),

@@ -45,7 +45,7 @@ class Right(Kernel):
         self.prepared: list[KernelConfig | None] = []
         self.launches = 0
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         return f"{self.name} knows no head_dim 256" if problem.head_dim == 256 else None
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:

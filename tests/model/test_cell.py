@@ -32,11 +32,12 @@ class Plain(Kernel):
     title = "one CTA per tile"
     decomposition = "one_cta_per_tile"
     source = "test"
+    axes = Kernel.axes | {"page_size", "ragged"}
 
     def __init__(self, *configs: KernelConfig) -> None:
         self.configs = configs
 
-    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+    def refusal(self, problem: AttentionProblem) -> str | None:
         return "plain knows no head_dim 256" if problem.head_dim == 256 else None
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
