@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from leanbench.cli.sweep_tables import show_ending
 from leanbench.core.problem import AttentionProblem
-from leanbench.records.row import Row
+from leanbench.records.reading import Run
+from leanbench.records.row import SCHEMA_VERSION, Row
 
 
 def row(cell: str, **fields: Any) -> dict[str, Any]:
@@ -25,3 +29,14 @@ def row(cell: str, **fields: Any) -> dict[str, Any]:
         "environment": "e",
     }
     return Row.model_validate({"cell": cell, **asked, **taken, **fields}).model_dump(mode="json")
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints what a sweep ends with; rows need a problem, a kernel, a source and a status."""
+    written = [row(f"c{number}", **fields) for number, fields in enumerate(rows)]
+    results = [(Row.model_validate(fields), _problem(fields)) for fields in written]
+    show_ending(Run(Path("runs/example"), {"schema_version": SCHEMA_VERSION}, tuple(results)))
+
+
+def _problem(fields: Mapping[str, Any]) -> AttentionProblem:
+    return AttentionProblem.from_dict(fields["problem"])

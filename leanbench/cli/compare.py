@@ -10,7 +10,7 @@ from leanbench.cli import output
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
-    from leanbench.report.compare import Comparison
+    from leanbench.report.compare.core import Comparison
 
 FORMATS = ("table", "markdown", "json", "csv")
 
@@ -51,7 +51,7 @@ def compare(
     so, or worked (ok or noisy) and does so no longer. PERCENT is written with its sign: 5%.
     """
     from leanbench.core.syntax import choose, parse_percent
-    from leanbench.report import compare as core
+    from leanbench.report.compare import core
 
     choose("--format", format_, FORMATS)
     names = _names(kernels)
@@ -79,23 +79,26 @@ def _names(kernels: str | None) -> list[str]:
 
 
 def _show(comparison: Comparison, format_: str, all_: bool) -> None:
+    from leanbench.report.compare.data import csv_text, json_text
+    from leanbench.report.compare.document import comparison_document
+
     if format_ == "table":
-        from leanbench.cli.compare_table import show_comparison
+        from leanbench.cli.document import show_document
 
-        show_comparison(comparison, every=all_)
+        # What a reader looks for last stands last, above the prompt.
+        document = comparison_document(comparison, every=all_)
+        show_document(document.only("sides", "cells", "outcome", "statistics"))
     elif format_ == "markdown":
-        from leanbench.report.compare_markdown import markdown_text
+        from leanbench.report.markdown import markdown_text
 
-        output.show(markdown_text(comparison).rstrip("\n"))
+        output.show(markdown_text(comparison_document(comparison)).rstrip("\n"))
     else:
-        from leanbench.report.compare_data import csv_text, json_text
-
         output.show((json_text if format_ == "json" else csv_text)(comparison).rstrip("\n"))
 
 
 def _say_failures(comparison: Comparison, above: float, asked: str) -> bool:
     """Names the cells that fail on stderr; whether there are any."""
-    from leanbench.report.compare_summary import change
+    from leanbench.report.compare.sentences import change
 
     if comparison.only_in_base:
         count = len(comparison.only_in_base)

@@ -6,11 +6,12 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from leanbench.gpu.local import Target
 
@@ -20,7 +21,7 @@ PIPED_COLUMNS = 200
 GAP = 2
 
 #: A heading and the cells below it.
-Column = tuple[str, Sequence[str]]
+Column = tuple[str, Sequence["str | Text"]]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -86,28 +87,34 @@ def table(title: str | None = None) -> Table:
 
 
 def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]) -> None:
-    """A table of right-aligned columns behind those of labels; where the terminal is too narrow for
+    """A table of columns of figures behind those of labels; where the terminal is too narrow for
     all, several below one another, each with the labels: a figure is never cut, nor broken over two
     lines.
 
     Args:
-        labels: what a row is about; text is left-aligned, numbers are not.
+        labels: what a row is about. Words are left-aligned, figures are right-aligned.
     """
     from rich.text import Text
 
     for number, part in enumerate(_parts(labels, columns)):
         # As wide as the terminal, not as the table.
-        console().print(Text(title if number == 0 else f"{title}, continued", style="bold"))
+        if title:
+            console().print(Text(title if number == 0 else f"{title}, continued", style="bold"))
         shown = table()
         for heading, cells in labels:
-            shown.add_column(
-                heading, justify="right" if all(map(str.isdigit, cells)) else "left", no_wrap=True
-            )
-        for heading, _ in part:
-            shown.add_column(heading, justify="right", no_wrap=True)
+            is_count = all(str(cell).isdigit() for cell in cells)
+            shown.add_column(heading, justify="right" if is_count else "left", no_wrap=True)
+        for heading, cells in part:
+            shown.add_column(heading, justify=_justified(cells), no_wrap=True)
         for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
-            shown.add_row(*row)
+            # What a run brings along is text, not markup.
+            shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
         show_table(shown)
+
+
+def _justified(cells: Sequence[str | Text]) -> Literal["left", "right"]:
+    has_digit = any(character.isdigit() for cell in cells for character in str(cell))
+    return "right" if has_digit else "left"
 
 
 def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:
@@ -131,7 +138,7 @@ def _columns_wide(columns: Sequence[Column]) -> int:
     from rich.cells import cell_len
 
     lines = (
-        [line for text in (heading, *cells) for line in text.splitlines()]
+        [line for text in (heading, *cells) for line in str(text).splitlines()]
         for heading, cells in columns
     )
     return sum(max(map(cell_len, of_one), default=0) + GAP for of_one in lines) - GAP
@@ -149,16 +156,6 @@ def _in_two(heading: str) -> str:
 def _in_words(heading: str) -> str:
     """A heading broken at its spaces and after its underscores."""
     return heading.replace(" ", "\n").replace("_", "_\n")
-
-
-def without_shared(labels: list[str]) -> tuple[str, list[str]]:
-    """The words that all labels share, and each label without them; labels that are all alike stay
-    as they are.
-    """
-    split = [label.split() for label in labels]
-    shared = [word for word in split[0] if all(word in words for words in split)]
-    rest = [" ".join(word for word in words if word not in shared) for words in split]
-    return (" ".join(shared), rest) if all(rest) else ("", labels)
 
 
 def si_bytes(count: int) -> str:

@@ -204,8 +204,9 @@ def _run(
 ) -> bool:
     """Runs what is left and shows the table. Returns whether a row says that a kernel failed."""
     from leanbench.cli.progress import SweepProgress
-    from leanbench.cli.sweep_tables import show_summary
-    from leanbench.records.directory import RunDirectory, read_rows
+    from leanbench.cli.sweep_tables import show_ending
+    from leanbench.records.directory import RunDirectory
+    from leanbench.records.reading import read_run
     from leanbench.run.runner import Stopped, run_cells
     from leanbench.run.worker_process import WorkerTarget
 
@@ -235,11 +236,12 @@ def _run(
             raise
         if left:
             _say_how_to_go_on("The budget is spent", run, len(cells), command)
-    rows = read_rows(path)
+    finished = read_run(path)
     if not quiet:
-        show_summary(rows)
+        show_ending(finished)
         output.say(f"Run directory: {path}")
-    return any(row["status"] in ("crashed", "timeout", "incorrect") for row in rows)
+    failed = ("crashed", "timeout", "incorrect")
+    return any(row.status in failed for row, _ in finished.results)
 
 
 def _measure_flags(

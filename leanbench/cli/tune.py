@@ -8,6 +8,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.core.errors import UserError
+from leanbench.report.document import without_shared
 
 if TYPE_CHECKING:
     from leanbench.configs.tuned import Family
@@ -199,7 +200,7 @@ def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) 
 
 
 def _show_table(summaries: list[Summary], title: str) -> None:
-    shared, families = output.without_shared([summary.family.label for summary in summaries])
+    shared, families = without_shared([summary.family.label for summary in summaries])
     columns: list[output.Column] = [
         ("problems", [str(each.problems) for each in summaries]),
         ("timed", [str(each.timed) for each in summaries]),

@@ -16,7 +16,7 @@ from leanbench.core.errors import UserError, nearest
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from leanbench.records.reading import Run
+    from leanbench.report.facts.results import Results
 
 #: Each format's file.
 FILES = {
@@ -33,12 +33,12 @@ def write_report(
     run_dir: Path,
     out_dir: Path,
     formats: Sequence[str] = DEFAULT_FORMATS,
-    beside: Sequence[Path] = (),
+    more_runs: Sequence[Path] = (),
 ) -> list[Path]:
     """Write a file of `FILES` into `out_dir` for each format, and return their paths in that order.
 
     Args:
-        beside: more run directories, which the report sets beside the first.
+        more_runs: run directories that the report compares with the first.
 
     Raises:
         UserError: an unknown format, one whose library is missing, an `out_dir` that cannot be
@@ -51,32 +51,38 @@ def write_report(
     check_writable(out_dir, targets.values())
 
     from leanbench.records.reading import read_runs
-    from leanbench.report.frame import results_frame
+    from leanbench.report.facts.results import Results
 
-    runs = read_runs([run_dir, *beside])
+    runs = read_runs([run_dir, *more_runs])
     for run in runs:
         for note in run.notes:
-            logging.getLogger(__name__).warning(f"{run.name}: {note}" if beside else note)
-    frame = results_frame(*runs)
-    contents = {target: _render(format_, runs, frame) for format_, target in targets.items()}
+            logging.getLogger(__name__).warning(f"{run.name}: {note}" if more_runs else note)
+    results = Results(runs)
+    contents = {target: _render(format_, results) for format_, target in targets.items()}
     for target, content in contents.items():
         write_whole(target, content)
     return list(targets.values())
 
 
-def _render(format_: str, runs: Sequence[Run], frame: DataFrame) -> str | bytes:
-    if format_ == "csv":
+def _render(format_: str, results: Results) -> str | bytes:
+    if format_ in ("csv", "parquet"):
+        from leanbench.report.frame import results_frame
+
+        frame = results_frame(*results.runs)
         # Every row, every column, full precision; not measured is an empty field.
-        return frame.to_csv(index=False, lineterminator="\n")
-    if format_ == "parquet":
-        return _parquet(frame)
+        return (
+            frame.to_csv(index=False, lineterminator="\n") if format_ == "csv" else _parquet(frame)
+        )
+    from leanbench.report.facts import facts
+
+    document = facts(results)
     if format_ == "markdown":
         from leanbench.report.markdown import markdown_text
 
-        return markdown_text(runs, frame)
-    from leanbench.report.html import html_text
+        return markdown_text(document)
+    from leanbench.report.page.html import html_text
 
-    return html_text(runs, frame)
+    return html_text(document, results)
 
 
 def _parquet(frame: DataFrame) -> bytes:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.report.frame import SUBJECT, has_values
+from leanbench.report.frame import SUBJECT, has_values, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from leanbench.report.series import Axis
+
+#: Statuses with a latency that was taken; `noisy` is drawn hollow and enters no statistic.
+DRAWN = ("ok", "noisy")
 
 
 @dataclass(frozen=True)
@@ -144,11 +150,17 @@ CHARTS = (
 )
 
 
-def charts_of(drawn: DataFrame, several_series: bool) -> list[Chart]:
+def drawn_rows(frame: DataFrame) -> DataFrame:
+    """The rows that charts show."""
+    return where(frame, frame["status"].isin(DRAWN) & frame["latency_us"].notna())
+
+
+def charts_of(drawn: DataFrame, axes: Sequence[Axis]) -> list[Chart]:
     """The charts that these rows have values for.
 
     With one series, the speedups of all problems are those that the speedup chart shows already.
     """
+    several_series = len(axes) > any(axis.is_x for axis in axes)
     candidates = [chart for chart in CHARTS if several_series or chart.key != "speedup_all"]
     return [chart for chart in candidates if has_values(drawn, chart.y)]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.report.compare.ratios import MARGIN
 from leanbench.report.figures import LOOK, NEUTRAL, PALETTE, kernel_styles
 from leanbench.report.frame import SUBJECT, best_ok_rows, has_values
-from leanbench.report.winners import MARGIN
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -182,7 +182,7 @@
     Object.assign(floor, { x: [], y: [] });
   }
 
-  const element = (chart) => document.getElementById(`chart-${chart.figure.layout.meta.key}`);
+  const element = (chart) => document.getElementById(`charts-${chart.figure.layout.meta.key}`);
   const seriesText = () => choosable().map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
 
   /** `paper`: the size of a chart where the page cannot stretch it. */
@@ -213,7 +213,7 @@
         again();
       }));
     }
-    replaceSelectors("selectors", controls);
+    replaceSelectors("charts-selectors", controls);
   }
 
   function save(chart, format) {

@@ -89,7 +89,7 @@
     return { data: [filled], layout };
   }
 
-  const element = (map) => document.getElementById(`map-${map.key}`);
+  const element = (map) => document.getElementById(`maps-${map.key}`);
   const heightOf = (rows, each) => each * rows + 70;
 
   function draw(paper) {
@@ -125,7 +125,7 @@
         state.kernel = page.kernels[i];
         again();
       }));
-    replaceSelectors("map-selectors", controls);
+    replaceSelectors("maps-selectors", controls);
   }
 
   function titleOf(map) {

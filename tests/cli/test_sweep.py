@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_rows import show_rows
 from typer.testing import CliRunner, Result
 
 from leanbench.cli import sweep as module
 from leanbench.cli.main import app
-from leanbench.cli.sweep_tables import show_summary
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -416,7 +416,7 @@ def row(
 
 def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
     lean = row("lean", 10.0, bandwidth_tb_s=2.346, read_floor_share=0.876)
-    show_summary(
+    show_rows(
         [
             lean,
             row("fa2", 25.0),
@@ -428,23 +428,26 @@ def test_the_summary_has_a_line_per_problem_with_speedups(capsys):
     assert lines[0].strip() == "measured latency in µs"
     line = next(line for line in lines if line.startswith("b1 h8 n1024"))
     # One problem alone keeps its whole name.
-    assert line.split()[6:] == ["10.0", "25.0", "9.0", "timeout", "2.50x", "0.90x", "2.35", "88%"]
-    assert lines[-1] == "timeout: reference · b1 h8 n1024 d64 fp16 HND: too slow"
+    rest = ["timeout", "2.50x", "0.90x", "2.35", "88%"]
+    assert line.split()[6:] == ["10.0", "25.0", "*", "9.0", *rest]
+    assert "timeout: reference · b1 h8 n1024 d64 fp16 HND: too slow" in lines
+    assert lines[-3:] == [
+        "Fastest: fixed_split.",
+        "By how much: lean is 0.90× as fast as the fastest other kernel.",
+        "Beware: 1 of 4 rows enter no statistic: 1 timeout.",
+    ]
 
 
 def test_the_summary_says_once_what_all_problems_share(capsys, monkeypatch):
     monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 50)
     long = AttentionProblem(1, 32, 8, 262144, 64).to_dict()
-    show_summary(
-        [row("lean", 10.0), row("fixed_split", 9.0), {**row("lean", 20.0), "problem": long}]
-    )
+    show_rows([row("lean", 10.0), row("fixed_split", 9.0), {**row("lean", 20.0), "problem": long}])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "measured latency in µs, all b1 d64 fp16 HND"
-    assert [line.split()[:3] for line in lines[-2:]] == [
-        ["h8", "n1024", "10.0"],
-        ["h32/8", "n262144", "20.0"],
-    ]
-    # Headings break at their last space, and no row wraps.
+    shown = [line.split() for line in lines if line.startswith("h")]
+    assert [words[:3] for words in shown] == [["h8", "n1024", "10.0"], ["h32/8", "n262144", "20.0"]]
+    # Headings break at their last space, and no row of the table wraps.
+    lines = lines[: lines.index("* the fastest of its problem, or within 1% of it")]
     assert [line.split() for line in lines[1:3]] == [
         ["lean", "vs"],
         ["problem", "lean", "fixed_split", "fixed_split"],
@@ -453,14 +456,14 @@ def test_the_summary_says_once_what_all_problems_share(capsys, monkeypatch):
 
 
 def test_a_wrong_result_gives_no_speedup(capsys):
-    show_summary([row("lean", 10.0), row("fa2", 5.0, "incorrect", reason="off by 3")])
+    show_rows([row("lean", 10.0), row("fa2", 5.0, "incorrect", reason="off by 3")])
     out = capsys.readouterr().out
     assert "incorrect 5.0" in out
     assert "0.50x" not in out
 
 
 def test_a_run_without_lean_has_no_speedups(capsys):
-    show_summary([row("fa2", 25.0)])
+    show_rows([row("fa2", 25.0)])
     out = capsys.readouterr().out
     assert "25.0" in out
     assert " vs " not in out

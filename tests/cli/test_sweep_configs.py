@@ -13,10 +13,8 @@ from kept_examples import H200, HEURISTIC, LARGE, family, tuned
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
-from leanbench.cli.sweep_tables import show_summary
 from leanbench.configs import store
 from leanbench.configs.store import save_families
-from leanbench.core.problem import AttentionProblem
 from leanbench.records.directory import read_manifest, read_rows
 
 PIN = (
@@ -151,16 +149,3 @@ def test_given_settings_are_run_and_resumed(tmp_path):
     # Other settings are other cells.
     refused = sweep(tmp_path, "--config", fa2, "--name", "given", "--resume")
     assert "is a run of other cells" in refused.stderr
-
-
-def test_the_summary_of_rows_from_before_there_were_kept_configs(capsys):
-    row = {
-        "problem": AttentionProblem(1, 8, 8, 1024, 64).to_dict(),
-        "kernel": "lean",
-        "source": "measured",
-        "status": "ok",
-        "latency_us": 10.0,
-        "config_choice": "default",
-    }
-    show_summary([row])
-    assert "cell" not in capsys.readouterr().out

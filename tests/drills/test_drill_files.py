@@ -22,17 +22,17 @@ from kept_examples import PROBLEM as TUNED
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
-from leanbench.cli.sweep_tables import show_summary
+from leanbench.cli.sweep_tables import show_ending
 from leanbench.configs import store
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.records.directory import RunDirectory, newest_run, read_rows
+from leanbench.records.directory import RunDirectory, newest_run
 from leanbench.records.reading import read_run
 from leanbench.records.row import Row, read_row
 from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
-from leanbench.report.compare import compare
-from leanbench.report.compare_data import json_text
+from leanbench.report.compare.core import compare
+from leanbench.report.compare.data import json_text
 
 PROBLEM = AttentionProblem(2, 32, 8, (4096, 512), 128)
 
@@ -151,7 +151,7 @@ def _as_compare(run: Path) -> None:
 
 
 def _as_table(run: Path) -> None:
-    show_summary(read_rows(run))
+    show_ending(read_run(run))
 
 
 def _as_resume(run: Path) -> None:

@@ -1,6 +1,6 @@
 // Put at the end of a report by test_report_browser.py: helpers, then the test's own lines in place of PROBE.
 const all = (selector) => [...document.querySelectorAll(selector)];
-const chart = (key) => document.getElementById(`chart-${key}`);
+const chart = (key) => document.getElementById(`charts-${key}`);
 // A kernel's ceiling has the kernel's name and a column of its own.
 const trace = (key, kernel, column) =>
   chart(key).data.find((each) => each.meta.kernel === kernel && each.meta.column === column);
@@ -11,13 +11,13 @@ const column = (name) => {
   const index = all("#results th").findIndex((th) => th.dataset.column === name);
   return all("#results tbody tr").map((tr) => tr.cells[index].textContent);
 };
-const choose = (label, option, place = "#selectors") => {
+const choose = (label, option, place = "#charts-selectors") => {
   const control = all(`${place} label`).find((each) => nameOf(each) === label).lastChild;
   control.selectedIndex = [...control.options].findIndex((each) => each.text === option);
   control.dispatchEvent(new Event("change"));
 };
 const optionOf = (label) => label.lastChild.selectedOptions[0].text;
-const selected = () => Object.fromEntries(all("#selectors label").map((label) => [nameOf(label), optionOf(label)]));
+const selected = () => Object.fromEntries(all("#charts-selectors label").map((label) => [nameOf(label), optionOf(label)]));
 const sortBy = (name) => {
   const th = document.querySelector(`#results th[data-column="${name}"]`);
   th.querySelector("button").click();
@@ -35,8 +35,8 @@ addEventListener("load", async () => {
   let seen = null;
   try { seen = await probe(); } catch (error) { failures.push(`probe: ${error}`); }
   const isDrawn = (each) => each.querySelector("svg.main-svg .trace .points path") !== null;
-  const charts = all(".chart:not(.map, .beside)").map((each) => [each.id.slice("chart-".length), isDrawn(each)]);
-  if (!all(".map").every((each) => each.querySelector(".heatmaplayer image"))) failures.push("a map is not drawn");
+  const charts = all(".chart.charts").map((each) => [each.id.slice("charts-".length), isDrawn(each)]);
+  if (!all(".chart.maps").every((each) => each.querySelector(".heatmaplayer image"))) failures.push("a map is not drawn");
   const loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
   const answer = document.createElement("pre");
   answer.id = "probe";

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from leanbench.core.errors import UserError
 from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES
-from leanbench.report.compare import Comparison, compare, counts, group
-from leanbench.report.compare_pair import Pair, judge, make_pair
-from leanbench.report.compare_summary import (
+from leanbench.report.compare.core import Comparison, compare, counts, group
+from leanbench.report.compare.pair import Pair, judge, make_pair
+from leanbench.report.compare.sentences import (
     best_gain,
     difference,
     microseconds,

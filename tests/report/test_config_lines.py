@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanbench.report.config_lines import config_lines
+from leanbench.report.facts.config_lines import config_lines
 
 FILE = "measured 2026-11-21 on NVIDIA H200, shipped"
 

@@ -51,11 +51,11 @@ console.error = (...text) => failures.push(text.join(" "));
 PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
 
-def look(directory: Path, probe: str = "return null;", *beside: Path) -> Any:
+def look(directory: Path, probe: str = "return null;", *more_runs: Path) -> Any:
     """Open the report in headless Chromium, run `probe` in it and return its answer; any failure in
     the page fails.
     """
-    [report] = write_report(directory, directory, ["html"], beside)
+    [report] = write_report(directory, directory, ["html"], more_runs)
     page = report.read_text(encoding="utf-8").replace("<head>", f"<head>{WATCH}", 1)
     head, body_end, tail = page.rpartition("</body>")
     watched = directory / "watched.html"
@@ -153,14 +153,14 @@ def map_rows() -> list[dict[str, Any]]:
 
 
 def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> None:
-    probe = """const map = (key) => { const { x, y, z, text } = document.getElementById(`map-${key}`).data[0];
+    probe = """const map = (key) => { const { x, y, z, text } = document.getElementById(`maps-${key}`).data[0];
         return [x, y, z, text]; };
       const first = [map("winner"), map("speedup"), map("floor")];
       const tops = all(".map").map((each) => each.getBoundingClientRect().top);
-      const hover = document.getElementById("map-winner").data[0].hovertext[0][1];
-      choose("read floor share of", "fa2", "#map-selectors"); const fa2 = map("floor")[2];
-      choose("dtype", "bf16", "#map-selectors");
-      const { xaxis, yaxis } = document.getElementById("map-winner").layout;
+      const hover = document.getElementById("maps-winner").data[0].hovertext[0][1];
+      choose("read floor share of", "fa2", "#maps-selectors"); const fa2 = map("floor")[2];
+      choose("dtype", "bf16", "#maps-selectors");
+      const { xaxis, yaxis } = document.getElementById("maps-winner").layout;
       return { first, hover, tops, fa2, side: xaxis.side, title: yaxis.title.text, bf16: map("winner"),
         charts: points("latency", "lean").length };"""
     seen, _ = look(write_run(map_rows()), probe)
@@ -260,14 +260,14 @@ def test_an_empty_picture_says_what_to_choose(write_run: WriteRun) -> None:
 
 def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None:
     first, second = two_runs(write_run)
-    probe = """const picture = () => document.getElementById("beside-chart").data.map((each) =>
+    probe = """const picture = () => document.getElementById("sides-sides").data.map((each) =>
         [each.name, each.x, each.y, each.line.dash]);
       const lean = picture();
-      choose("kernel", "fa2", "#beside-selectors"); const fa2 = picture();
-      choose("shown", "Bandwidth", "#beside-selectors");
+      choose("kernel", "fa2", "#sides-selectors"); const fa2 = picture();
+      choose("shown", "Bandwidth", "#sides-selectors");
       // The charts show one run at a time.
       return { lean, fa2, unit: text0(), first: points("latency", "lean"), runs: selected() };
-      function text0() { return document.querySelector("#beside-chart .ytitle").textContent; }"""
+      function text0() { return document.querySelector("#sides-sides .ytitle").textContent; }"""
     seen, _ = look(first, probe, second)
     names = ["here, NVIDIA H200, measured", "there, NVIDIA B200, predicted"]
     assert seen["lean"] == [
@@ -453,12 +453,12 @@ def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> 
     first, second = (
         write_run(rows, folder=folder, name=f"{HOSTILE} {folder}") for folder in ("a", "b")
     )
-    probe = """all("#map-selectors select, #beside-selectors select").forEach((control) => {
+    probe = """all("#maps-selectors select, #sides-selectors select").forEach((control) => {
         control.selectedIndex = control.options.length - 1;
         control.dispatchEvent(new Event("change"));
       });
-      const [lean] = document.getElementById("map-winner").data[0].hovertext[1][1].split("<br>").slice(1);
-      const names = document.getElementById("beside-chart").querySelectorAll(".legendtext");
+      const [lean] = document.getElementById("maps-winner").data[0].hovertext[1][1].split("<br>").slice(1);
+      const names = document.getElementById("sides-sides").querySelectorAll(".legendtext");
       return [document.images.length, lean, [...names].map((each) => each.textContent)];"""
     seen, _ = look(first, probe, second)
     assert seen == [0, "lean 5 µs", [f"{HOSTILE} a, NVIDIA H200", f"{HOSTILE} b, NVIDIA H200"]]
@@ -472,7 +472,7 @@ def test_paper_shows_the_main_columns(write_run: WriteRun) -> None:
 
 
 def test_legend_hides_a_kernel_in_every_chart(write_run: WriteRun) -> None:
-    probe = """const keys = all('.chart').map((each) => each.id.slice(6));
+    probe = """const keys = all('.chart').map((each) => each.id.slice(7));
       document.querySelector('#legend button[data-kernel="fa2"]').click();
       return keys.map((key) => trace(key, "fa2").visible);"""
     seen, charts = look(write_run(measured_rows()), probe)
@@ -500,11 +500,11 @@ def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> N
 
 def test_the_overview_of_many_runs_leads_to_each(write_run: WriteRun) -> None:
     runs = [write_run(measured_rows(), folder=f"run{number}") for number in range(4)]
-    probe = """const link = all('.overview a')[2], details = document.querySelector('#run-3').closest('details');
+    probe = """const link = all('#summary table a')[2], details = document.querySelector('#run-3').closest('details');
       const before = details.open;
       link.click();
       for (let i = 0; i < 50 && !details.open; i++) await new Promise((done) => setTimeout(done, 20));
-      return [all('.overview tbody tr').length, link.textContent, before, details.open,
+      return [all('#summary table tbody tr').length, link.textContent, before, details.open,
         document.querySelector('#run-3').textContent];"""
     (count, name, before, after, heading), _ = look(runs[0], probe, *runs[1:])
     assert (count, before, after) == (4, False, True)

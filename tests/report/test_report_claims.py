@@ -11,7 +11,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.model.claims import SAMPLES, claims
 from leanbench.records.reading import read_runs
 from leanbench.report import write_report
-from leanbench.report.claims_table import Measured, claims_of_runs, measured_claims, sweep_name
+from leanbench.report.facts.claims import Measured, claims_of_runs, measured_claims, sweep_name
 from leanbench.run.sweep_file import shipped_sweeps
 
 OVER_FA2 = "7a: LA over FA2 at 512k"
@@ -266,7 +266,7 @@ def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
         in lines
     )
     lacking = "7b LA over FA2 at 64 heads 2.15x not measured in this run b1 h64 n65536 d64 fp16 HND"
-    assert f'class="lacking"> {lacking}' in lines
+    assert any(line.endswith(lacking) for line in lines)
     assert (
         f"{len(claims())} claims: 0 hold, 1 do not, {len(claims()) - 1} not measured in this run"
         in lines[0]

@@ -19,6 +19,8 @@ from pandas import DataFrame
 
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
+from leanbench.report.compare.ratios import geomean
+from leanbench.report.facts.summary import status_counts, summaries
 from leanbench.report.frame import gpu_name, has_values, kernel_order, results_frame, speedups
 from leanbench.report.series import (
     add_series_columns,
@@ -27,7 +29,6 @@ from leanbench.report.series import (
     short_labels,
     varying_axes,
 )
-from leanbench.report.summary import geomean, status_counts, summaries
 
 
 def frame_of(directory):
@@ -100,14 +101,14 @@ def test_speedups_by_problem(write_run: WriteRun) -> None:
 
 def test_summary_values(write_run: WriteRun) -> None:
     [summary] = summaries(frame_of(write_run(measured_rows())))
-    fa2, fixed_split = summary.speedups
-    assert fa2.baseline == "fa2"
+    assert list(summary.speedups) == ["fa2", "fixed_split"]
+    fa2, fixed_split = summary.speedups.values()
     assert fa2.geomean == pytest.approx(4.0)
     assert (fa2.lowest, fa2.lowest_at) == (2.0, "b1 h56 n1024 d64 fp16 HND")
     assert (fa2.highest, fa2.highest_at) == (8.0, "b1 h56 n65536 d64 fp16 HND")
-    assert (fa2.less, fa2.same, fa2.more, fa2.problems) == (2, 0, 0, 2)
+    assert (fa2.above, fa2.same, fa2.below, fa2.problems) == (2, 0, 0, 2)
     assert fixed_split.geomean == pytest.approx(math.sqrt(0.5))
-    assert (fixed_split.less, fixed_split.same, fixed_split.more, fixed_split.problems) == (
+    assert (fixed_split.above, fixed_split.same, fixed_split.below, fixed_split.problems) == (
         0,
         1,
         1,
@@ -124,8 +125,8 @@ def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
     rows = [row(problem(1024 << i), "lean", 100.0, energy_mj=50.0) for i in range(6)]
     rows += [row(problem(1024 << i), "fa2", us, energy_mj=us / 2) for i, us in enumerate(fa2)]
     [summary] = summaries(frame_of(write_run(rows)))
-    for ratios in (summary.speedups[0], summary.energies["fa2"]):
-        assert (ratios.less, ratios.same, ratios.more) == (1, 4, 1)
+    for ratios in (summary.speedups["fa2"], summary.energies["fa2"]):
+        assert (ratios.above, ratios.same, ratios.below) == (1, 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteR
     rows = [row(problem(), "lean", 10.0), row(problem(), "fa2", 30.0), row(problem(), "fa2", 20.0)]
     frame = frame_of(write_run(rows))
     [summary] = summaries(frame)
-    assert [(s.geomean, s.problems) for s in summary.speedups] == [(pytest.approx(2.0), 1)]
+    assert [(s.geomean, s.problems) for s in summary.speedups.values()] == [(pytest.approx(2.0), 1)]
     assert frame["lean_speedup"].tolist()[1:] == [3.0, 2.0]
 
 
@@ -159,7 +160,7 @@ def test_only_ok_rows_enter_a_statistic(write_run: WriteRun) -> None:
     ]
     frame = frame_of(write_run(rows))
     [summary] = summaries(frame)
-    assert summary.speedups == ()
+    assert summary.speedups == {}
     assert not has_values(frame, "lean_speedup")
 
 
@@ -171,7 +172,7 @@ def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
         row(problem(), "fa2", 5.0, source="predicted"),
     ]
     frame = frame_of(write_run(rows))
-    assert [(s.source, s.speedups[0].geomean) for s in summaries(frame)] == [
+    assert [(s.source, s.speedups["fa2"].geomean) for s in summaries(frame)] == [
         ("measured", pytest.approx(2.0)),
         ("predicted", pytest.approx(5.0)),
     ]
@@ -189,7 +190,7 @@ def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
     ]
     frame = frame_of(write_run(rows))
     found = [
-        (s.cache, [(r.geomean, r.problems) for r in s.speedups], s.energies["fa2"].geomean)
+        (s.cache, [(r.geomean, r.problems) for r in s.speedups.values()], s.energies["fa2"].geomean)
         for s in summaries(frame)
     ]
     assert found == [
@@ -263,7 +264,7 @@ def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
 
 def test_noisy_and_suspect_rows_stay_out_and_warned_ones_in(write_run: WriteRun) -> None:
     [summary] = summaries(frame_of(write_run(rows_with_all_fields())))
-    assert [(r.baseline, r.problems) for r in summary.speedups] == [("fa2", 2)]
+    assert [(name, r.problems) for name, r in summary.speedups.items()] == [("fa2", 2)]
     assert summary.energies["fa2"].geomean == pytest.approx(4.0)
     assert list(summary.energies) == ["fa2"]
     assert summary.lean_energy is not None

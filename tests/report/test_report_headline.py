@@ -8,15 +8,26 @@ from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fie
 from leanbench.model import known_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
+from leanbench.report.facts.headline import (
+    FEW_RUNS,
+    caveats,
+    headline,
+    near,
+    overview_of,
+    title,
+)
+from leanbench.report.facts.results import Part, Results
+from leanbench.report.facts.winners import Winner, Winners, winners
 from leanbench.report.frame import results_frame
-from leanbench.report.headline import FEW_RUNS, headline, overview, parts_of, title
-from leanbench.report.series import add_series_columns
-from leanbench.report.winners import Winner, Winners, winners
 
 
-def said_of(directory: Path) -> list[dict[str, str]]:
-    frame = add_series_columns(results_frame(read_run(directory)))
-    return [dict(headline(part)) for part in parts_of(frame)]
+def sentences_of(directory: Path) -> list[dict[str, str]]:
+    parts = Results([read_run(directory)]).parts
+    return [{each.name: str(each.words) for each in headline(part)} for part in parts]
+
+
+def parts_of(directories: list[Path]) -> list[Part]:
+    return Results(read_runs(directories)).parts
 
 
 def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
@@ -40,8 +51,8 @@ def test_winners_are_counted_with_ties(write_run: WriteRun) -> None:
 
 
 def test_headline_says_who_wins_by_how_much_and_what_to_beware_of(write_run: WriteRun) -> None:
-    [said] = said_of(write_run(measured_rows()))
-    assert said == {
+    [sentences] = sentences_of(write_run(measured_rows()))
+    assert sentences == {
         "Fastest": (
             "fixed_split is the fastest, or within 1% of it, on 2 of 2 problems, alone so on 1."
         ),
@@ -58,7 +69,7 @@ def test_headline_of_energy_and_warnings(write_run: WriteRun) -> None:
         row_with_all_fields(problem(), "lean", 10.0),
         row_with_all_fields(problem(), "fa2", 15.0, warnings=["a", "b"]),
     ]
-    assert said_of(write_run(rows)) == [
+    assert sentences_of(write_run(rows)) == [
         {
             "Fastest": "lean.",
             "By how much": "lean is 1.50× as fast as the fastest other kernel.",
@@ -72,10 +83,10 @@ def test_headline_of_a_prediction_says_so(write_run: WriteRun) -> None:
     rows = [
         row(problem(), name, us, source="predicted") for name, us in (("lean", 10.0), ("fa2", 10.0))
     ]
-    [said] = said_of(write_run(rows, source="predicted"))
-    assert said["Fastest"] == "lean and fa2, within 1% of each other."
+    [sentences] = sentences_of(write_run(rows, source="predicted"))
+    assert sentences["Fastest"] == "lean and fa2, within 1% of each other."
     assert (
-        said["Beware"]
+        sentences["Beware"]
         == f"Predicted by the performance model, nothing was measured. {known_error('NVIDIA H200')}"
     )
 
@@ -84,8 +95,8 @@ def test_headline_of_a_prediction_says_so(write_run: WriteRun) -> None:
 def test_without_lean_or_without_others_nothing_is_compared_with_it(
     write_run: WriteRun, names: list[str]
 ) -> None:
-    [said] = said_of(write_run(row(problem(), name, 10.0 + len(name)) for name in names))
-    assert said == ({} if names == ["lean"] else {"Fastest": "fa2."})
+    [sentences] = sentences_of(write_run(row(problem(), name, 10.0 + len(name)) for name in names))
+    assert sentences == ({} if names == ["lean"] else {"Fastest": "fa2."})
 
 
 def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> list[Path]:
@@ -105,18 +116,18 @@ def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> li
 
 def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     runs = runs_of(write_run, [20.0, 15.0, 9.0, 10.05])
-    parts = parts_of(add_series_columns(results_frame(*read_runs(runs))))
-    found = overview(parts)
+    parts = parts_of(runs)
+    found = overview_of(parts)
     assert found is not None
-    [(about, said)] = found.sentences
-    assert about == parts[0].summary.gpu
+    [sentence] = found.sentences
+    assert sentence.name == parts[0].summary.gpu
     assert (
-        said
+        sentence.words
         == "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts"
         " in each); at worst 0.90× as fast as the fastest other kernel, at best 2.00×."
     )
-    assert [part.near for _, part in found.parts] == [2, 2, 0, 2]
-    assert overview(parts[:FEW_RUNS]) is None
+    assert [near(part) for _, part in found.parts] == [2, 2, 0, 2]
+    assert overview_of(parts[:FEW_RUNS]) is None
 
 
 def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
@@ -130,9 +141,10 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
             [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"
         )
     )
-    found = overview(parts_of(add_series_columns(results_frame(*read_runs(runs)))))
+    found = overview_of(parts_of(runs))
     assert found is not None
-    about, said = zip(*found.sentences, strict=True)
+    about = [sentence.name for sentence in found.sentences]
+    said = [str(sentence.words) for sentence in found.sentences]
     assert [words.split(", ", 1)[1] for words in about] == ["cold L2", "predicted, cold L2"]
     assert "on 4 of 6 problems" in said[0]
     assert "on 1 of 1 problem (" in said[1]
@@ -143,15 +155,13 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
         "warm, warm L2",
         "without, cold L2",
     ]
-    assert "nothing was measured" in " ".join(found.parts[3][1].caveats)
+    assert "nothing was measured" in " ".join(caveats(found.parts[3][1]))
 
 
 def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:
-    parts = parts_of(
-        add_series_columns(results_frame(*read_runs(runs_of(write_run, [20.0, 15.0, 9.0, 10.0]))))
-    )
-    assert title(list("abcd"), overview(parts)) == f"{parts[0].summary.gpu}: 4 runs"
-    assert title(["a", "b", "c"], overview(parts[:FEW_RUNS])) == "a, b and c"
+    parts = parts_of(runs_of(write_run, [20.0, 15.0, 9.0, 10.0]))
+    assert title(list("abcd"), overview_of(parts)) == f"{parts[0].summary.gpu}: 4 runs"
+    assert title(["a", "b", "c"], overview_of(parts[:FEW_RUNS])) == "a, b and c"
 
 
 def test_many_runs_without_rows_are_named(write_run: WriteRun) -> None:

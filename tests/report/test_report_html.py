@@ -23,9 +23,11 @@ from leanbench.model import known_error
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
 from leanbench.report.charts import CHARTS
+from leanbench.report.facts.figures import charts_section
+from leanbench.report.facts.results import Results
+from leanbench.report.facts.warnings import flagged_section
 from leanbench.report.figures import PALETTE, figure, kernel_styles
-from leanbench.report.frame import results_frame
-from leanbench.report.html import page_context
+from leanbench.report.page.data import page_data
 
 PREDICTED_GPU = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
 
@@ -36,8 +38,7 @@ def html_of(directory: Path) -> str:
 
 
 def page_of(directory: Path) -> dict[str, Any]:
-    run = read_run(directory)
-    return page_context([run], results_frame(run))
+    return page_data(Results([read_run(directory)]))
 
 
 def without_plotly(html: str) -> str:
@@ -126,10 +127,7 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
 
 def test_measured_run_does_not_say_predicted(write_run: WriteRun) -> None:
     html = without_plotly(html_of(write_run(measured_rows())))
-    assert (
-        "Measured on <strong>NVIDIA H200</strong> · driver 580.1 · torch 2.11.0 · triton 3.6.0"
-        in html
-    )
+    assert "Measured on NVIDIA H200 · driver 580.1 · torch 2.11.0 · triton 3.6.0" in html
     body = html[html.index("<body>") : html.index('<script type="application/json"')]
     assert "redicted" not in body
 
@@ -140,14 +138,14 @@ def test_summary_shows_the_figures(write_run: WriteRun) -> None:
         re.sub("<[^>]+>", " ", html[html.index('id="summary"') : html.index('id="charts"')]).split()
     )
     assert (
-        "lean over fa2 4.00× geometric mean faster on 2 of 2, within 1% on 0, slower on 0 "
+        "lean over fa2 4.00× geometric mean problems 2 faster on 2, within 1% on 0, slower on 0 "
         "highest 8.00× context 64k, batch 1 lowest 2.00× context 1k, batch 1" in text
     )
     assert (
-        "fixed_split 0.71× geometric mean faster on 0 of 2, within 1% on 1, slower on 1 highest"
+        "fixed_split 0.71× geometric mean problems 2 faster on 0, within 1% on 1, slower on 1"
         in text
     )
-    assert "rows 9 6 ok 1 crashed 1 noisy 1 unsupported" in text
+    assert "rows of this run 9 in all ok 6 crashed 1 noisy 1 unsupported 1" in text
 
 
 def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
@@ -155,14 +153,15 @@ def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
         row(problem(1024 << i), "fa2", status="timeout", reason="no answer within 60 s")
         for i in range(30)
     ]
-    [group] = page_of(write_run(rows))["runs"][0]["flagged"]
-    assert (group.kernel, group.kind, group.sentence, group.count) == (
-        "fa2",
+    section = flagged_section(Results([read_run(write_run(rows))]))
+    [[status, kernel, reason, count, problems]] = section.blocks[1].rows
+    assert (status.words, kernel, reason, count) == (
         "timeout",
+        "fa2",
         "no answer within 60 s",
-        30,
+        "30",
     )
-    assert len(group.problems) == 20
+    assert (len(problems.more), problems.unnamed) == (19, 10)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +198,7 @@ def test_manifest_with_nothing_but_its_version(write_run: WriteRun) -> None:
 def test_not_finite_numbers_are_refused_and_missing_ones_are_null(write_run: WriteRun) -> None:
     missing = row(problem(), "lean", 10.0, relative_error=None)
     directory = write_run([missing, row(problem(), "fa2", 10.0 / 3.0)])
-    page = page_of(directory)["page"]
+    page = page_of(directory)
     names = [column["name"] for column in page["columns"]]
     assert [values[names.index("relative_error")] for values in page["rows"]] == [None, 3.2e-4]
     # The CSV has every digit.
@@ -219,7 +218,7 @@ def test_texts_that_repeat_are_in_the_page_once(write_run: WriteRun) -> None:
         row(problem(n), "lean", 10.0, gpu_kernels=["k"] if n < 4096 else None)
         for n in (1024, 2048, 4096, 8192)
     ]
-    page = page_of(write_run(rows))["page"]
+    page = page_of(write_run(rows))
     columns = {
         column["name"]: (index, column["texts"]) for index, column in enumerate(page["columns"])
     }
@@ -249,25 +248,23 @@ def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: 
     html = path.read_text(encoding="utf-8")
     header = text_of(html, "<header>", "</header>")
     assert header.startswith(
-        "r0, r1 and r2 r0 : Measured on NVIDIA H200 · 2026-01-02 03:04 UTC · leanbench sweep"
+        "r0, r1 and r2 r0 : Measured on NVIDIA H200 · 2026-01-02 03:04 UTC leanbench sweep"
     )
     assert header.count("driver 580.1 · torch 2.11.0 · triton 3.6.0") == 1
-    summary = text_of(html, '<section id="summary"', '<section id="beside"')
+    summary = text_of(html, '<section id="summary"', '<section id="claims"')
     # In the words that tell a run's own problems apart.
     assert (
         "at worst 1.91× (context 2k), at best 2.00× (context 1k). Figures of r0 lean over fa2"
         in summary
     )
     assert "at worst 1.00× (heads 8), at best 1.00× (heads 8). Figures of r1" in summary
-    # A run of one kernel has no sentences: its figures are open.
+    # A run of one kernel has no sentences: its figures are not folded away.
     folded = re.findall(r"<details( open)?><summary>Figures of (r\d)", html)
-    assert folded == [("", "r0"), ("", "r1"), (" open", "r2")]
+    assert folded == [("", "r0"), ("", "r1")]
 
 
 def test_table_shows_what_varies_and_what_was_measured(write_run: WriteRun) -> None:
-    page = page_of(write_run([row(problem(), "lean", 10.0), row(problem(heads=8), "lean", 5.0)]))[
-        "page"
-    ]
+    page = page_of(write_run([row(problem(), "lean", 10.0), row(problem(heads=8), "lean", 5.0)]))
     shown = {column["name"] for column in page["columns"] if column["shown"]}
     assert {
         "max_context",
@@ -286,7 +283,7 @@ def test_axes_are_what_varies(write_run: WriteRun) -> None:
         row(p, "lean", 10.0)
         for p in (problem(), problem(4096), problem((10, 20)), problem(dtype="bf16"))
     ]
-    axes = page_of(write_run(rows))["page"]["axes"]
+    axes = page_of(write_run(rows))["axes"]
     assert [(axis["name"], axis["values"], axis["is_x"]) for axis in axes] == [
         ("max_context", [20, 1024, 4096], True),
         ("batch", [1, 2], True),
@@ -311,14 +308,15 @@ def test_every_axis_has_its_unit() -> None:
 
 
 def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> None:
-    context = page_of(write_run([row_with_all_fields(problem(), "lean", 10.0)]))
+    results = Results([read_run(write_run([row_with_all_fields(problem(), "lean", 10.0)]))])
+    [drawn] = charts_section(results).blocks
     assert (
-        context["notes"]["sm_busy"]
+        next(figure.note for figure in drawn.items if figure.key == "sm_busy")
         == "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over"
         " bars: CTA slots with work, by the schedule (no limit, as one working CTA of several"
         " makes an SM busy)"
     )
-    [chart] = [each for each in context["page"]["charts"] if each["title"] == "SM busy share"]
+    [chart] = [each for each in page_data(results)["charts"] if each["title"] == "SM busy share"]
     [dotted] = [trace for trace in chart["figure"]["data"] if "column" in trace["meta"]]
     assert dotted["meta"] == {"kernel": "lean", "column": "quantisation_efficiency"}
     assert dotted["hovertemplate"].startswith(
@@ -329,8 +327,8 @@ def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> Non
 @pytest.mark.parametrize(
     ("short", "says"),
     [
-        (["w"], "% of the read floor, has a warning at context 2k"),
-        ([], "% of the read floor at context 1k"),
+        (["w"], "best bandwidth of lean, has a warning 2.94 TB/s of the read floor 93.4% at"),
+        ([], "best bandwidth of lean 1.47 TB/s of the read floor 56.7% at context 1k"),
     ],
 )
 def test_a_best_bandwidth_with_a_warning_says_so(
@@ -367,10 +365,10 @@ def test_energy_is_in_the_summary(write_run: WriteRun) -> None:
         for us, n in ((10.0, 1024), (200.0, 65536))
     ]
     assert (
-        f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× the energy of only reading K and V,"
+        f"energy of lean {(floors[0] * floors[1]) ** 0.5:.2f}× over only reading K and V,"
         " geometric mean" in text
     )
-    assert "rows 6 4 ok 1 noisy 1 suspect" in text
+    assert "rows of this run 6 in all ok 4 noisy 1 suspect 1" in text
 
 
 def test_without_energy_nothing_speaks_of_it(write_run: WriteRun) -> None:
@@ -400,13 +398,13 @@ def test_the_page_says_how_far_to_trust_it(write_run: WriteRun) -> None:
     assert "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows." in text
     # Two rows, one line, the worse numbers and their problem.
     assert (
-        "fa2 warning the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1 h56 n1024"
+        "warning fa2 at worst, the cross-check (22.0 µs) differs by 10.0% from the latency 2 b1 h56"
         in text
     )
     assert "differs by 3.0%" not in text
     flagged = text_of(html, '<section id="flagged"', '<section id="rows"')
     assert (
-        "fixed_split suspect 2.00 µs beats a kernel that only reads the same bytes 1 b1 h56 n65536"
+        "suspect fixed_split 2.00 µs beats a kernel that only reads the same bytes 1 b1 h56 n65536"
         in flagged
     )
 
@@ -415,7 +413,7 @@ def test_columns_without_values_are_hidden_and_the_others_explained(write_run: W
     rows = [
         row_with_all_fields(problem(n), "lean", 10.0, counted_dram_bytes=None) for n in (1024, 2048)
     ]
-    page = page_of(write_run(rows))["page"]
+    page = page_of(write_run(rows))
     shown = {column["name"]: column for column in page["columns"] if column["shown"]}
     assert {
         "energy_mj",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,28 +12,37 @@ from leanbench.cli.main import app
 from leanbench.core.errors import UserError
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
+from leanbench.report.facts.side_by_side import Side, SideBySide, side_by_side, sides_of
+from leanbench.report.facts.summary import summaries
 from leanbench.report.frame import results_frame
-from leanbench.report.side_by_side import Side, beside, beside_figure, sides
-from leanbench.report.summary import summaries
+from leanbench.report.page.sides import sides_figure
+
+
+def side_by_side_of(directories: Iterable[Path]) -> list[SideBySide]:
+    return side_by_side(read_runs([*directories]), ["lean", "fa2"])
 
 
 def test_kernels_are_compared_where_both_runs_are_ok(write_run: WriteRun) -> None:
-    frame = results_frame(*read_runs(two_runs(write_run)))
-    lean, fa2 = beside(frame)
-    assert (lean.kernel, lean.base.run, lean.other.run, lean.problems) == (
+    lean, fa2 = side_by_side_of(two_runs(write_run))
+    assert (lean.kernel, lean.base.run, lean.other.run, lean.latency.problems) == (
         "lean",
         "here",
         "there",
         2,
     )
-    assert lean.geomean == pytest.approx((0.5 * 0.25) ** 0.5)
-    assert (lean.lowest, lean.lowest_at) == (0.25, problem(4096).label)
-    assert (lean.highest, lean.highest_at) == (0.5, problem(1024).label)
+    assert lean.latency.geomean == pytest.approx((0.5 * 0.25) ** 0.5)
+    assert (lean.latency.lowest, lean.latency.lowest_at) == (0.25, problem(4096).label)
+    assert (lean.latency.highest, lean.latency.highest_at) == (0.5, problem(1024).label)
     assert lean.energy == pytest.approx((1 / 2 * 1 / 4) ** 0.5)
     floors_us = [problem(context).kv_bytes / 4e6 + 2.0 for context in (1024, 4096)]
     assert lean.base_floor_share == pytest.approx((floors_us[0] / 10 * floors_us[1] / 40) ** 0.5)
     # The noisy row of the first run is left out.
-    assert (fa2.kernel, fa2.problems, fa2.geomean, fa2.energy) == ("fa2", 1, 0.5, None)
+    assert (fa2.kernel, fa2.latency.problems, fa2.latency.geomean, fa2.energy) == (
+        "fa2",
+        1,
+        0.5,
+        None,
+    )
 
 
 def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
@@ -44,18 +54,21 @@ def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
         }.items()
     ]
     frame = results_frame(*read_runs(directories))
-    assert [(each.run, each.speedups[0].geomean) for each in summaries(frame)] == [
+    assert [(each.run, each.speedups["fa2"].geomean) for each in summaries(frame)] == [
         ("a", 2.0),
         ("b", 4.0),
     ]
     assert frame["lean_speedup"].dropna().tolist() == [2.0, 4.0]
-    assert [side.name for side in sides(frame)] == ["a, NVIDIA H200", "b, NVIDIA H200"]
+    assert [side.name for side in sides_of(read_runs(directories))] == [
+        "a, NVIDIA H200",
+        "b, NVIDIA H200",
+    ]
 
 
 def test_a_cold_run_is_not_set_beside_a_warm_one(write_run: WriteRun) -> None:
     cold = write_run([row(problem(), "lean", 10.0)], folder="cold", name="cold")
     warm = write_run([row(problem(), "lean", 1.0, cache="warm")], folder="warm", name="warm")
-    assert beside(results_frame(*read_runs([cold, warm]))) == []
+    assert side_by_side_of([cold, warm]) == []
     [path] = write_report(cold, cold.parent / "out", ["html"], [warm])
     assert "The runs have no problem in common that the same kernel ran." in path.read_text(
         encoding="utf-8"
@@ -70,7 +83,7 @@ def test_without_an_ok_row_there_is_no_picture(write_run: WriteRun) -> None:
     [path] = write_report(first, first.parent / "out", ["html"], [second])
     html = path.read_text(encoding="utf-8")
     assert "The runs have no problem in common" in html
-    assert 'id="beside-chart"' not in html
+    assert 'id="sides-sides"' not in html
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(write_run: WriteRun) -> None:
@@ -85,7 +98,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(write_run: WriteRun) -> 
 
 def test_no_two_lines_of_many_runs_look_alike() -> None:
     names = [f"run{index}" for index in range(12)]
-    figure = beside_figure([Side(name, "measured", "NVIDIA H200", "cold", name) for name in names])
+    figure = sides_figure([Side(name, "measured", "NVIDIA H200", "cold", name) for name in names])
     lines = figure.to_plotly_json()["data"]
     looks = {(line["marker"]["color"], line["marker"]["symbol"]) for line in lines}
     assert [line["name"] for line in lines] == names
@@ -103,7 +116,7 @@ def test_report_of_two_runs(write_run: WriteRun, tmp_path: Path) -> None:
     assert (
         "there: predicted by the performance model for NVIDIA B200; nothing was measured." in html
     )
-    section = html[html.index('<section id="beside">') : html.index('<section id="claims">')]
+    section = html[html.index('<section id="side-by-side">') : html.index('<section id="claims">')]
     text = " ".join(re.sub("<[^>]+>", " ", section).split())
     assert (
         "lean there, NVIDIA B200, predicted here, NVIDIA H200, measured 2 0.35× 0.25× context 4k"

@@ -4,37 +4,37 @@ from typing import Any
 
 from example_runs import measured_rows, problem, row, row_with_all_fields, rows_with_all_fields
 
-from leanbench.report.trust import facts, percent
+from leanbench.report.facts.trust import facts, percent
 
 SHORT, LONG = problem(1024).label, problem(65536).label
 
 
 def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
-    return {fact.name: fact.text for fact in facts(rows)}
+    return {fact.name: str(fact.words) for fact in facts(rows)}
 
 
 def test_every_fact_of_a_run_with_all_fields() -> None:
     assert texts(rows_with_all_fields()) == {
         "stopping rule": (
             "4 of 5 timed rows met the stopping rule (1 more is suspect); half-width of the 95%"
-            " interval of the median: 1.00% in the median row, 1.00% in the worst"
+            " interval of the median: 1.00% in the median row, 1.00% in the worst."
         ),
         "cross-check": (
-            "the cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs"
+            "The cross-check differs from the latency by 2.00% in the median of 2 rows above 20 µs"
             f" and by 3.00% in the worst (fa2 · {LONG}); by 2.00 µs in the worst of 2 rows below 20"
-            f" µs (fa2 · {SHORT})"
+            f" µs (fa2 · {SHORT})."
         ),
-        "throttling": "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows",
+        "throttling": "3 samples were thrown away and repeated for lowered clocks, in 1 of 6 rows.",
         "lowered clocks": (
-            "clocks were lowered in samples that were kept of 1 of 4 rows: sw_power_cap in 1"
+            "Clocks were lowered in samples that were kept of 1 of 4 rows: sw_power_cap in 1."
         ),
         "energy": (
-            "the two readings of energy differ by 2.00% in the median of 4 rows and by 2.00% in"
-            f" the worst (lean · {SHORT})"
+            "The two readings of energy differ by 2.00% in the median of 4 rows and by 2.00% in"
+            f" the worst (lean · {SHORT})."
         ),
         "instrumentation": (
-            "the stamps behind the SM busy share made launches 1.020x as long in the median of 4"
-            f" rows and 1.100x in the worst (lean · {LONG})"
+            "The stamps behind the SM busy share made launches 1.020x as long in the median of 4"
+            f" rows and 1.100x in the worst (lean · {LONG})."
         ),
     }
 
@@ -82,15 +82,15 @@ def test_sustained_below_the_burst_is_told() -> None:
     assert "sustained" not in texts([sustained(120.0), sustained(99.2), noisy])
     assert (
         texts([sustained(120.0), sustained(98.0), sustained(92.5, "fa2"), noisy])["sustained"]
-        == "sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the"
-        f" worst (fa2 · {SHORT}); the cause is not known"
+        == "Sustained latency is below the burst's by more than 1% in 2 of 3 rows, by 7.50% in the"
+        f" worst (fa2 · {SHORT}); the cause is not known."
     )
 
 
 def test_no_throttling_is_a_fact_and_unknown_throttling_is_none() -> None:
     assert (
         texts([row_with_all_fields(problem(), "lean", 9.0)])["throttling"]
-        == "no sample was thrown away for lowered clocks"
+        == "No sample was thrown away for lowered clocks."
     )
     assert "throttling" not in texts([row(problem(), "lean", 9.0)])
 
@@ -101,8 +101,8 @@ def test_a_cross_check_below_20_us_is_told_in_microseconds_alone() -> None:
     ]
     assert (
         found
-        == "the cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs"
-        f" (lean · {SHORT})"
+        == "The cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs"
+        f" (lean · {SHORT})."
     )
 
 

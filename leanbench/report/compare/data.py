@@ -10,13 +10,13 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.compare import counts, group
-from leanbench.report.compare_summary import METHOD, best_gain, summarise, worst_regression
+from leanbench.report.compare.core import counts, group
+from leanbench.report.compare.sentences import METHOD, best_gain, summarise, worst_regression
 from leanbench.report.frame import PROBLEM_COLUMNS, page_size_text
 
 if TYPE_CHECKING:
-    from leanbench.report.compare import Comparison, Selection
-    from leanbench.report.compare_pair import Pair
+    from leanbench.report.compare.core import Comparison, Selection
+    from leanbench.report.compare.pair import Pair
 
 #: Fields of the rows that both formats show for each side.
 _OF_ROWS = ("kernel", "status", "samples", "energy_mj", "config")
@@ -59,8 +59,8 @@ def csv_text(comparison: Comparison) -> str:
 
 def _side(side: Selection) -> dict[str, Any]:
     manifest = side.run.manifest
-    told = {name: manifest.get(name) for name in ("name", "command", "created")}
-    return {"run": str(side.run.directory), "kernel": side.kernel, "gpu": side.gpu, **told}
+    about = {name: manifest.get(name) for name in ("name", "command", "created")}
+    return {"run": str(side.run.directory), "kernel": side.kernel, "gpu": side.gpu, **about}
 
 
 def _record(pair: Pair) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from leanbench.report.compare import counts
-from leanbench.report.summary import geomean
+from leanbench.report.compare.core import counts
+from leanbench.report.compare.ratios import geomean
 
 if TYPE_CHECKING:
-    from leanbench.report.compare import Comparison
-    from leanbench.report.compare_pair import Pair
+    from leanbench.report.compare.core import Comparison
+    from leanbench.report.compare.pair import Pair
 
 METHOD = (
     "Hodges and Lehmann's 95% interval of new over base from the raw samples, the one that belongs"
@@ -147,15 +147,15 @@ def difference(pair: Pair) -> str:
 
 
 def energy_difference(pair: Pair) -> str:
-    """Energy of a launch, new over base, as a signed percentage."""
+    """Energy of a launch, new over base, as a signed percentage; empty where not measured."""
     # z: no minus before what rounds to zero.
-    return "-" if pair.energy_ratio is None else f"{pair.energy_ratio - 1:+z.1%}"
+    return "" if pair.energy_ratio is None else f"{pair.energy_ratio - 1:+z.1%}"
 
 
 def interval(pair: Pair) -> str:
-    """``+0.10% to +0.35%``."""
+    """``+0.10% to +0.35%``; empty without one."""
     if pair.ratio_low is None or pair.ratio_high is None:
-        return "-"
+        return ""
     return f"{_percent(pair.ratio_low)} to {_percent(pair.ratio_high)}"
 
 

@@ -5,35 +5,15 @@ ended.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from leanbench.report.compare_pair import judge
-from leanbench.report.frame import COMPARED, SUBJECT, baselines, best_ok_rows, ratios_to_lean, where
-from leanbench.report.winners import MARGIN, Winners, winners
+from leanbench.report.compare.ratios import Ratios, geomean, ratios_of
+from leanbench.report.facts.winners import Winners, winners
+from leanbench.report.frame import COMPARED, SUBJECT, best_ok_rows, ratios_to_lean, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """How many times lean's latency or energy `baseline` needs, over the problems where both are
-    `ok`.
-    """
-
-    baseline: str
-    problems: int
-    geomean: float
-    lowest: float
-    lowest_at: str
-    highest: float
-    highest_at: str
-    #: Problems on which lean needs less or more than `baseline`, or the same within `MARGIN`.
-    less: int
-    same: int
-    more: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +29,7 @@ class BestBandwidth:
 
 @dataclass(frozen=True)
 class LeanEnergy:
-    """What lean's energy is beside that of only reading K and V, over its `ok` problems."""
+    """Lean's energy and that of only reading K and V, over its `ok` problems."""
 
     problems: int
     #: Geometric mean of energy over the energy floor; null where no floor was measured.
@@ -70,10 +50,11 @@ class Summary:
     gpu: str
     cache: str
     winners: Winners | None
-    speedups: tuple[Ratios, ...]
-    #: Over the fastest other kernel of each problem; null where no other ran, or `lean` did not.
+    #: How many times lean's latency each other kernel needs, over the problems where both are `ok`.
+    speedups: dict[str, Ratios]
+    #: Of the fastest other kernel of each problem; null where no other ran, or `lean` did not.
     over_best: Ratios | None
-    #: By baseline.
+    #: The same of energy.
     energies: dict[str, Ratios]
     lean_energy: LeanEnergy | None
     best: BestBandwidth | None
@@ -88,9 +69,9 @@ def summaries(frame: DataFrame) -> list[Summary]:
         Summary(
             *key,
             winners=winners(rows),
-            speedups=tuple(_ratios(rows, "latency_us")),
+            speedups=_ratios(rows, "latency_us"),
             over_best=_over_best(rows),
-            energies={ratios.baseline: ratios for ratios in _ratios(rows, "energy_mj")},
+            energies=_ratios(rows, "energy_mj"),
             lean_energy=_lean_energy(rows),
             best=_best(rows),
         )
@@ -112,47 +93,22 @@ def status_counts(frame: DataFrame) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
 
 
-def geomean(values: list[float]) -> float:
-    """The mean for ratios: doubling and halving cancel out."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def _ratios(rows: DataFrame, column: str) -> list[Ratios]:
+def _ratios(rows: DataFrame, column: str) -> dict[str, Ratios]:
     table = ratios_to_lean(rows, column)
-    found = [
-        _ratios_of(name, cast("Series", table[name])) for name in baselines(rows) if name in table
-    ]
-    return [ratios for ratios in found if ratios is not None]
+    ratios = {str(name): _ratios_of(cast("Series", table[name])) for name in table}
+    return {name: each for name, each in ratios.items() if each is not None}
 
 
 def _over_best(rows: DataFrame) -> Ratios | None:
     table = ratios_to_lean(rows, "latency_us")
-    return _ratios_of("the fastest other kernel", cast("Series", table.min(axis=1)))
+    return _ratios_of(cast("Series", table.min(axis=1)))
 
 
-def _ratios_of(baseline: str, over_lean: Series) -> Ratios | None:
+def _ratios_of(over_lean: Series) -> Ratios | None:
     """`over_lean` has a value for each problem, or null."""
     over_lean = over_lean.dropna()
-    if over_lean.empty:
-        return None
-    labels, values = (
-        list(over_lean.index.get_level_values("problem")),
-        [float(value) for value in over_lean],
-    )
-    lowest, highest = min(values), max(values)
-    verdicts = Counter(judge(1 / value, 1 / value, MARGIN) for value in values)
-    return Ratios(
-        baseline=baseline,
-        problems=len(values),
-        geomean=geomean(values),
-        lowest=lowest,
-        lowest_at=labels[values.index(lowest)],
-        highest=highest,
-        highest_at=labels[values.index(highest)],
-        less=verdicts["faster"],
-        same=verdicts["same"],
-        more=verdicts["slower"],
-    )
+    labels = list(over_lean.index.get_level_values("problem"))
+    return ratios_of(labels, [float(value) for value in over_lean])
 
 
 def _lean_energy(rows: DataFrame) -> LeanEnergy | None:

@@ -1,5 +1,5 @@
-"""Compares two runs, or two kernels, cell by cell. leanbench.report.compare_pair says how a verdict
-is reached.
+"""Compares two runs, or two kernels, cell by cell; `leanbench.report.compare.pair` says how a
+verdict is reached.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.reading import RUNS, Run, find_run, read_run
+from leanbench.report.compare.match import match
 from leanbench.report.frame import gpu_name
 
 if TYPE_CHECKING:
     from leanbench.records.row import Row
-    from leanbench.report.compare_pair import Pair
+    from leanbench.report.compare.pair import Pair
 
 #: What two rows share to be a pair: problem, kernel ("" where two kernels are compared), configs
 #: request, cache state.
@@ -243,23 +244,16 @@ def _request(run: Run, row: Row) -> str:
 
 
 def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
-    from leanbench.report.compare_pair import make_pair
-
-    shared = [key for key in base.rows if key in new.rows]
-    if not shared:
+    if not any(key in new.rows for key in base.rows):
         raise UserError(_why_no_pairs(base, new))
-    samples = [_samples_us(side.run.directory) for side in (base, new)]
-    pairs = []
-    for key in shared:
-        rows = base.rows[key], new.rows[key]
-        of_rows = samples[0].get(rows[0].cell, ()), samples[1].get(rows[1].cell, ())
-        pairs.append(make_pair(key[0], rows, of_rows, margin))
+    samples = _samples_us(base.run.directory), _samples_us(new.run.directory)
+    pairs = match(base.rows, new.rows, margin, samples)
     return Comparison(
         base,
         new,
         margin,
-        tuple(sorted(pairs, key=_urgency)),
-        tuple(_differences(base, new, shared)),
+        tuple(sorted(pairs.values(), key=_urgency)),
+        tuple(_differences(base, new, list(pairs))),
         tuple(_cell_label(key, row) for key, row in base.rows.items() if key not in new.rows),
         tuple(_cell_label(key, row) for key, row in new.rows.items() if key not in base.rows),
     )

@@ -6,35 +6,61 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leanbench.report.warnings import label
+from leanbench.report.document import Block, Section, Sentence, Sentences, sentences
+from leanbench.report.facts.config_lines import config_lines
+from leanbench.report.facts.warnings import label, warned, warnings_table
+from leanbench.report.frame import gpu_name
+
+if TYPE_CHECKING:
+    from leanbench.records.reading import Run
+    from leanbench.report.facts.results import Results
 
 Rows = Sequence[Mapping[str, Any]]
 
-#: Below this latency a fixed cost of a launch weighs more than a share of it: differences are told
+#: Below this latency a fixed cost of a launch weighs more than a share of it: differences are given
 #: in microseconds.
 SHORT_US = 20.0
-#: Sustained may be shorter than the burst by this share before it is told.
+#: Sustained may be shorter than the burst by this share before it is worth a sentence.
 SUSTAINED_MARGIN = 0.01
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One thing to know about a run's figures."""
+def trust_section(results: Results) -> Section:
+    """What is known of each run's GPUs and L2 states, and the warnings of its rows."""
+    sections: list[Block] = []
+    for run in results.runs:
+        of_run = f"{run.name}: " if results.are_several else ""
+        groups = _groups(run)
+        for name, rows in groups.items():
+            if known := (*map(Sentence, config_lines(rows)), *facts(rows)):
+                heading = f"{of_run}{name}" if results.are_several or len(groups) > 1 else ""
+                sections.append(Section("", heading, (Sentences(known, "facts"),)))
+        warnings = warned([row.model_dump() for row, _ in run.results])
+        if warnings:
+            hint = (
+                "Rows with a warning enter statistics and are marked !. Sentences that differ in"
+                " numbers alone are one line, with the worst."
+            )
+            heading = f"Warnings of {run.name}" if results.are_several else "Warnings"
+            blocks = (sentences(hint, layout="hint"), warnings_table(warnings))
+            sections.append(Section("warnings", heading, blocks))
+    return Section("trust", "How far to trust these numbers", tuple(sections))
 
-    name: str
-    #: Stands alone.
-    text: str
-    #: What was done, or what the words mean.
-    note: str
+
+def _groups(run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Rows by GPU and L2 state."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row, _ in run.results:
+        name = f"{gpu_name(run.manifest, row.environment)}, {row.cache} L2"
+        groups.setdefault(name, []).append(row.model_dump())
+    return groups
 
 
-def facts(rows: Rows) -> list[Fact]:
-    """What is known about measured rows of one GPU and one state of the L2; nothing about
-    predictions.
+def facts(rows: Rows) -> list[Sentence]:
+    """What is known about measured rows of one GPU and one state of the L2, a sentence each with a
+    note on what was done; nothing about predictions.
 
     Args:
         rows: as in results.jsonl. Only `ok` ones enter a median or a worst case.
@@ -44,11 +70,15 @@ def facts(rows: Rows) -> list[Fact]:
     ]
     ok = [row for row in measured if row["status"] == "ok"]
     of_latency = [_stopping(measured, ok), _crosscheck(ok), _repeated(measured), _lowered(ok)]
-    found = [*of_latency, _sustained(ok), _energy(ok), _stamps(ok)]
-    return [fact for fact in found if fact is not None]
+    known = [*of_latency, _sustained(ok), _energy(ok), _stamps(ok)]
+    return [sentence for sentence in known if sentence is not None]
 
 
-def _stopping(measured: Rows, ok: Rows) -> Fact | None:
+def _fact(name: str, text: str, note: str) -> Sentence:
+    return Sentence(f"{text[0].upper()}{text[1:]}.", name, note)
+
+
+def _stopping(measured: Rows, ok: Rows) -> Sentence | None:
     reaches = [reach for row in ok if (reach := _interval_reach(row)) is not None]
     timed = len(ok) + sum(row["status"] == "noisy" for row in measured)
     suspect = sum(row["status"] == "suspect" for row in measured)
@@ -65,10 +95,10 @@ def _stopping(measured: Rows, ok: Rows) -> Fact | None:
         " half-width is that to its farther end. Where it stayed wide, or something else used the"
         " GPU, a row is noisy. Suspect figures contradict a physical limit."
     )
-    return Fact("stopping rule", text, note)
+    return _fact("stopping rule", text, note)
 
 
-def _crosscheck(ok: Rows) -> Fact | None:
+def _crosscheck(ok: Rows) -> Sentence | None:
     checked = _with(ok, "crosscheck_us")
     long = [row for row in checked if row["latency_us"] > SHORT_US]
     short = [row for row in checked if row["latency_us"] <= SHORT_US]
@@ -92,10 +122,12 @@ def _crosscheck(ok: Rows) -> Fact | None:
         "The same launches in a graph under torch's profiler: from one launch's first kernel to the"
         " next one's, by CUPTI's time stamps."
     )
-    return Fact("cross-check", f"the cross-check differs from the latency {'; '.join(parts)}", note)
+    return _fact(
+        "cross-check", f"the cross-check differs from the latency {'; '.join(parts)}", note
+    )
 
 
-def _repeated(measured: Rows) -> Fact | None:
+def _repeated(measured: Rows) -> Sentence | None:
     known = _with(measured, "throttled_samples")
     if not known:
         return None
@@ -108,24 +140,24 @@ def _repeated(measured: Rows) -> Fact | None:
             f"{samples} {were} thrown away and repeated for lowered clocks, in {hit} of"
             f" {_rows(known)}"
         )
-    return Fact("throttling", text, "Samples are repeated where the GPU had lowered its clocks.")
+    return _fact("throttling", text, "Samples are repeated where the GPU had lowered its clocks.")
 
 
-def _lowered(ok: Rows) -> Fact | None:
+def _lowered(ok: Rows) -> Sentence | None:
     hit = [row for row in ok if row.get("throttle_reasons")]
     if not hit:
         return None
     reasons = Counter(reason for row in hit for reason in row["throttle_reasons"])
     named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
     text = f"clocks were lowered in samples that were kept of {len(hit)} of {_rows(ok)}: {named}"
-    return Fact(
+    return _fact(
         "lowered clocks",
         text,
         "Reasons NVML gave for lowered clocks during the samples that were kept.",
     )
 
 
-def _sustained(ok: Rows) -> Fact | None:
+def _sustained(ok: Rows) -> Sentence | None:
     read = _with(ok, "sustained_us")
     over_burst = [row["sustained_us"] / row["latency_us"] - 1 for row in read]
     below = sum(share < -SUSTAINED_MARGIN for share in over_burst)
@@ -137,14 +169,14 @@ def _sustained(ok: Rows) -> Fact | None:
         f" {_rows(read)}, by {percent(-min(over_burst))} in the worst ({_named(worst)}); the cause"
         " is not known"
     )
-    return Fact(
+    return _fact(
         "sustained",
         text,
         "Heat and the power limit make sustained launches longer than a burst's, not shorter.",
     )
 
 
-def _energy(ok: Rows) -> Fact | None:
+def _energy(ok: Rows) -> Sentence | None:
     read = [row for row in _with(ok, "energy_by_power_mj") if (row.get("energy_mj") or 0) > 0]
     if not read:
         return None
@@ -157,10 +189,10 @@ def _energy(ok: Rows) -> Fact | None:
         "The figures come from NVML's energy counter; the second reading is the instantaneous power"
         " integrated over the same window."
     )
-    return Fact("energy", text, note)
+    return _fact("energy", text, note)
 
 
-def _stamps(ok: Rows) -> Fact | None:
+def _stamps(ok: Rows) -> Sentence | None:
     read = _with(ok, "instrumentation_cost")
     if not read:
         return None
@@ -171,7 +203,7 @@ def _stamps(ok: Rows) -> Fact | None:
         f" median of {_rows(read)} and {max(costs):.3f}x in the worst ({_named(worst)})"
     )
     note = "Instrumented latency over plain latency; every other figure is of the plain kernel."
-    return Fact("instrumentation", text, note)
+    return _fact("instrumentation", text, note)
 
 
 def percent(share: float) -> str:
@@ -179,9 +211,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f}%" if abs(share) < 0.0995 else f"{100 * share:.1f}%"
 
 
-def _differences(rows: Rows, one: str, other: str) -> tuple[list[float], str]:
-    """|one / other - 1| of each row, and the worst in words."""
-    off = [abs(row[one] / row[other] - 1) for row in rows]
+def _differences(rows: Rows, of: str, over: str) -> tuple[list[float], str]:
+    """|of / over - 1| of each row, and the worst in words."""
+    off = [abs(row[of] / row[over] - 1) for row in rows]
     return off, f"by {percent(max(off))} in the worst ({_named(rows[off.index(max(off))])})"
 
 

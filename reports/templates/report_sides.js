@@ -1,19 +1,19 @@
 // Draws one kernel's figures of several runs into one picture, each run a line.
 (() => {
   const measured = records.filter((row) => row.latency_us > 0 && row.status === "ok");
-  if (!page.beside || !measured.length) return;
+  if (!page.sides || !measured.length) return;
 
   // What tells the runs apart is no series of the picture.
   const ofSide = ["run", "source", "gpu"];
   const xAxis = page.axes.find((axis) => axis.is_x) ?? { name: "max_context", label: "context (tokens)" };
   const axes = page.axes.filter((axis) => axis.name !== xAxis.name && ![...ofSide, "cache"].includes(axis.name));
   const kernels = page.kernels.filter((kernel) => measured.some((row) => row.kernel === kernel));
-  const { figure, quantities } = page.beside;
+  const { figure, quantities } = page.sides;
   const state = {
     chosen: fullestSeries(measured, axes, (row) => `${row.run} ${row.source} ${row.gpu} ${row[xAxis.name]}`),
     kernel: kernels[0], quantity: quantities[0],
   };
-  const element = document.getElementById("beside-chart");
+  const element = document.getElementById("sides-sides");
 
   function build() {
     const { column } = state.quantity;
@@ -63,15 +63,15 @@
         state.chosen = nearestSeries(measured, axes, state.chosen, { name: axis.name, value: axis.values[i] });
         again();
       }));
-    replaceSelectors("beside-selectors", controls);
+    replaceSelectors("sides-selectors", controls);
   }
 
-  document.querySelectorAll("#beside .save").forEach((button) =>
+  document.querySelectorAll("#side-by-side .save").forEach((button) =>
     button.addEventListener("click", () => {
       const { data, layout } = build();
       const series = axes.map((axis) => `${axis.label} ${state.chosen[axis.name]}`).join(", ");
       const title = `${plain(`${state.quantity.title} of ${state.kernel}`)}${series && `<br><sub>${plain(series)}</sub>`}`;
-      savePicture("beside", title, data, layout, button.dataset.format, 480);
+      savePicture("sides", title, data, layout, button.dataset.format, 480);
     }));
   addEventListener("beforeprint", () => draw({ width: 680, height: 260 }));
   addEventListener("afterprint", () => draw());

@@ -1,4 +1,4 @@
-"""The paper's claims beside what runs say of the same problems."""
+"""The paper's claims and what runs say of the same problems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from leanbench.model.claims import SAMPLES, Claim, claims
+from leanbench.model.claims import SAMPLES, TOLERANCE, Claim, claims
+from leanbench.report.compare.match import fastest
+from leanbench.report.document import Section, Text, sentences, table
 from leanbench.report.frame import gpu_name
 from leanbench.report.series import tokens
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
+    from leanbench.report.facts.results import Results
 
+#: Kernels' rows, by problem.
 Fastest = Mapping["AttentionProblem", Mapping[str, "Row"]]
 
 
@@ -52,6 +56,64 @@ class _Figure:
     time: str
 
 
+def claims_section(results: Results) -> Section:
+    """Every claim, in a table for each GPU, L2 state and source."""
+    hint = (
+        "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6: LA is lean,"
+        f" FA2 is fa2, FD is fixed_split. A figure holds within {TOLERANCE:.0%} of the paper's, a"
+        " bound on its side. Occupancy is the SM busy share where it was measured (--occupancy),"
+        " the schedule's quantisation efficiency in a prediction. The paper does not say which"
+        f" problems its samples were: {SAMPLES} or more multi-head problems of a run stand for"
+        " them, named beside the figure."
+    )
+    if results.are_several:
+        hint += (
+            " Each claim is of one run: of the sweep made for it, else the one that measured it"
+            " last."
+        )
+    sections = [
+        _table_section(name, of_group, predicted=predicted, several=results.are_several)
+        for name, predicted, of_group in claims_of_runs(results.runs)
+    ]
+    return Section("claims", "The paper's claims", (sentences(hint, layout="hint"), *sections))
+
+
+def _table_section(
+    name: str, of_group: Sequence[Measured], *, predicted: bool, several: bool
+) -> Section:
+    word = "predicted" if predicted else "measured"
+    lacking = f"not {word} in {'these runs' if several else 'this run'}"
+    verdicts = [each.verdict for each in of_group]
+    counts = (
+        f"{len(verdicts)} claims: {verdicts.count('holds')} hold,"
+        f" {len([each for each in verdicts if each not in ('holds', '')])} do not,"
+        f" {verdicts.count('')} {lacking}"
+    )
+    rows = [
+        [
+            each.claim.figure,
+            each.claim.words,
+            each.claim.paper_words,
+            each.words,
+            Text(each.verdict or lacking, _role(each)),
+            each.run,
+            each.cell,
+        ]
+        for each in of_group
+    ]
+    headings = ["figure", "claim", "paper:", f"{word}:", "verdict", "run", "cell"]
+    if not several:
+        headings.remove("run")
+        rows = [[*row[:5], row[6]] for row in rows]
+    folded = "closed" if verdicts.count("") == len(verdicts) else "open"
+    every = table(headings, rows, keep_empty=True)
+    return Section("", f"{name}, {word}: {counts}", (every,), folded)
+
+
+def _role(measured: Measured) -> str:
+    return {"holds": "holds", "": "lacking"}.get(measured.verdict, "fails")
+
+
 def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]]:
     """For each GPU, L2 state and source: the first two in words, whether it is predicted, and every
     claim.
@@ -87,32 +149,26 @@ def measured_claims(
             each kernel the fastest of a problem.
         sweeps: the name of each run's sweep, by the run's name.
     """
-    fastest = {run: _fastest(rows) for run, rows in results.items()}
-    return [_measured(claim, fastest, sweeps) for claim in claims()]
+    by_run = {run: _by_problem(rows) for run, rows in results.items()}
+    return [_measured(claim, by_run, sweeps) for claim in claims()]
 
 
-def _fastest(results: Iterable[tuple[Row, AttentionProblem]]) -> Fastest:
-    fastest: dict[AttentionProblem, dict[str, Row]] = {}
-    for row, problem in results:
-        if row.status == "ok" and row.latency_us is not None and row.latency_us > 0:
-            of_problem = fastest.setdefault(_same(problem), {})
-            best = of_problem.get(row.kernel)
-            if best is None or row.latency_us < (best.latency_us or 0):
-                of_problem[row.kernel] = row
-    return fastest
+def _by_problem(results: Iterable[tuple[Row, AttentionProblem]]) -> Fastest:
+    rows: dict[AttentionProblem, dict[str, Row]] = {}
+    same = ((row, _same(problem)) for row, problem in results)
+    for (problem, kernel), row in fastest(same).items():
+        rows.setdefault(problem, {})[kernel] = row
+    return rows
 
 
 def _measured(claim: Claim, runs: Mapping[str, Fastest], sweeps: Mapping[str, str]) -> Measured:
-    found = {run: _figures(claim, fastest) for run, fastest in runs.items()}
+    figures = {run: _figures(claim, rows) for run, rows in runs.items()}
     needed = SAMPLES if claim.is_of_samples else len(claim.problems)
-    whole = {run: figures for run, figures in found.items() if len(figures) >= needed}
+    whole = {run: of_run for run, of_run in figures.items() if len(of_run) >= needed}
     if not whole:
-        return Measured(
-            claim, None, "", _lacking(claim, max(map(len, found.values()), default=0)), ""
-        )
-    newest = {
-        run: max(figure.time for figure in figures.values()) for run, figures in whole.items()
-    }
+        most = max(map(len, figures.values()), default=0)
+        return Measured(claim, None, "", _lacking(claim, most), "")
+    newest = {run: max(figure.time for figure in of_run.values()) for run, of_run in whole.items()}
     run = max(whole, key=lambda run: (sweeps.get(run) == claim.sweep, newest[run]))
     values = {problem: figure.value for problem, figure in whole[run].items()}
     value = claim.value(list(values.values()))
@@ -124,10 +180,10 @@ def _measured(claim: Claim, runs: Mapping[str, Fastest], sweeps: Mapping[str, st
     return Measured(claim, value, verdict, _cell(claim, values), run)
 
 
-def _figures(claim: Claim, fastest: Fastest) -> dict[AttentionProblem, _Figure]:
-    asked = filter(_is_sample, fastest) if claim.is_of_samples else map(_same, claim.problems)
-    found = ((problem, _figure(claim, fastest.get(problem, {}))) for problem in asked)
-    return {problem: figure for problem, figure in found if figure is not None}
+def _figures(claim: Claim, rows: Fastest) -> dict[AttentionProblem, _Figure]:
+    problems = filter(_is_sample, rows) if claim.is_of_samples else map(_same, claim.problems)
+    figures = {problem: _figure(claim, rows.get(problem, {})) for problem in problems}
+    return {problem: figure for problem, figure in figures.items() if figure is not None}
 
 
 def _same(problem: AttentionProblem) -> AttentionProblem:
@@ -163,12 +219,12 @@ def _figure(claim: Claim, rows: Mapping[str, Row]) -> _Figure | None:
     return _Figure(above / below, max(of.time, over.time)) if above and below else None
 
 
-def _lacking(claim: Claim, found: int) -> str:
+def _lacking(claim: Claim, problems: int) -> str:
     if claim.is_of_samples:
-        return f"needs {SAMPLES} multi-head problems, has {found}"
+        return f"needs {SAMPLES} multi-head problems, has {problems}"
     if len(claim.problems) == 1:
         return claim.problems[0].label
-    return f"has {found} of {len(claim.problems)} problems, {_ends(claim.problems)}"
+    return f"has {problems} of {len(claim.problems)} problems, {_ends(claim.problems)}"
 
 
 def _cell(claim: Claim, values: Mapping[AttentionProblem, float]) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leanbench.report.compare.ratios import MARGIN
 from leanbench.report.frame import kernel_order, latencies_by_kernel, where
 from leanbench.report.series import narrower_words
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-#: A difference within this is none, as `leanbench compare` has it.
-MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,14 @@ def winners(rows: DataFrame) -> Winners | None:
     near = table.le(table.min(axis=1) * (1 + MARGIN), axis=0)
     alone = where(near, near.sum(axis=1) == 1)
     compared = where(rows, rows["problem"].isin(_problems(table)))
-    found = []
+    counted = []
     for kernel in kernel_order(rows):
         if kernel in table:
             labels = _problems(where(alone, alone[kernel]))
             at = narrower_words(where(compared, compared["problem"].isin(labels)), compared)
-            found.append(Winner(kernel, near[kernel].tolist().count(True), len(labels), at))
-    found.sort(key=lambda winner: (-winner.near, -winner.alone))
-    return Winners(len(table), len(table) - len(alone), tuple(found))
+            counted.append(Winner(kernel, near[kernel].tolist().count(True), len(labels), at))
+    counted.sort(key=lambda winner: (-winner.near, -winner.alone))
+    return Winners(len(table), len(table) - len(alone), tuple(counted))
 
 
 def _problems(table: DataFrame) -> list[str]:

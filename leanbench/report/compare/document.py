@@ -1,0 +1,99 @@
+"""A comparison as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from leanbench.report.compare.core import Comparison, Selection, group
+from leanbench.report.compare.sentences import (
+    counted,
+    difference,
+    energy_difference,
+    interval,
+    microseconds,
+    outcome,
+    sentences,
+)
+from leanbench.report.document import (
+    Document,
+    Section,
+    Sentence,
+    Sentences,
+    Table,
+    Text,
+    Words,
+    table,
+    without_shared,
+)
+
+if TYPE_CHECKING:
+    from leanbench.report.compare.pair import Pair
+
+#: Rows of the table on a terminal, unless all are asked for.
+ROWS = 30
+
+
+def comparison_document(comparison: Comparison, *, every: bool = True) -> Document:
+    """What it comes to, what is compared, and every cell.
+
+    Args:
+        every: a terminal shows all rows, not the first `ROWS`.
+    """
+    cells = _table(comparison.pairs, comparison.source)
+    if not every:
+        cells = replace(cells, most=ROWS, rest=", use --all")
+    statements = tuple(map(Sentence, sentences(comparison)))
+    outcome_line = Sentence(Text(f"{counted(comparison.pairs)}.", "strong", comparison.source))
+    return Document(
+        "",
+        (
+            Section("outcome", "", (Sentences((outcome_line,)),)),
+            Section("sides", "", (Sentences(tuple(_sides(comparison)), "list"),)),
+            Section("statistics", "", (Sentences(statements, "list"),)),
+            Section("cells", f"Every cell ({len(comparison.pairs)})", (cells,), "closed"),
+        ),
+    )
+
+
+def _sides(comparison: Comparison) -> list[Sentence]:
+    """Both sides, and how their runs differ."""
+    differences = [
+        Sentence(f"{', '.join(each.base)} → {', '.join(each.new)}", f"they differ in {each.field}")
+        for each in comparison.differences
+    ]
+    return [_side("base", comparison.base), _side("new", comparison.new), *differences]
+
+
+def _side(name: str, side: Selection) -> Sentence:
+    created = str(side.run.manifest.get("created") or "")[:16].replace("T", " ")
+    return Sentence(Text(side.name, "code", ", ".join(filter(None, (side.gpu, created)))), name)
+
+
+def _table(pairs: Sequence[Pair], source: str) -> Table:
+    kernels = {pair.kernels for pair in pairs}
+    shared, problems = without_shared([pair.problem_label for pair in pairs])
+    # What is the same in every row stands above the table alone.
+    subject = f"{pairs[0].kernels}, " if len(kernels) == 1 else ""
+    title = f"{subject}{source}{f', all {shared}' if shared else ''}"
+    headings = ["problem", "kernel", "base µs:", "new µs:", "difference:", "interval:", "energy:"]
+    rows = [
+        _row(pair, problem, pair.kernels if len(kernels) > 1 else "")
+        for pair, problem in zip(pairs, problems, strict=True)
+    ]
+    return table([*headings, "verdict"], rows, title)
+
+
+def _row(pair: Pair, problem: str, kernels: str) -> list[Words]:
+    base_us, new_us = map(microseconds, pair.latencies_us)
+    return [
+        Text(problem, title=pair.label),
+        kernels,
+        base_us,
+        new_us,
+        difference(pair),
+        interval(pair),
+        energy_difference(pair),
+        Text(outcome(pair), group(pair), note=pair.reason or ""),
+    ]

@@ -1,0 +1,59 @@
+"""Ratios of latencies or energies over problems, as every comparison sums them up."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leanbench.report.compare.pair import judge
+
+#: A relative difference within this is none, unless another margin is chosen.
+MARGIN = 0.01
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Ratios of one side over another, over the problems where both have a figure."""
+
+    problems: int
+    geomean: float
+    lowest: float
+    #: Label of the problem.
+    lowest_at: str
+    highest: float
+    highest_at: str
+    #: Problems with a ratio above 1, within `MARGIN` of 1, and below it.
+    above: int
+    same: int
+    below: int
+
+
+def ratios_of(labels: Sequence[str], values: Sequence[float]) -> Ratios | None:
+    """The statistics of one value a problem; None without any."""
+    if not values:
+        return None
+    lowest, highest = min(values), max(values)
+    verdicts = Counter(judge(value, value, MARGIN) for value in values)
+    return Ratios(
+        problems=len(values),
+        geomean=geomean(values),
+        lowest=lowest,
+        lowest_at=labels[values.index(lowest)],
+        highest=highest,
+        highest_at=labels[values.index(highest)],
+        above=verdicts["slower"],
+        same=verdicts["same"],
+        below=verdicts["faster"],
+    )
+
+
+def geomean(values: Sequence[float]) -> float:
+    """The mean for ratios: doubling and halving cancel out."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def times(value: float | None) -> str:
+    """``1.08×``; empty for None."""
+    return "" if value is None else f"{value:.2f}×"

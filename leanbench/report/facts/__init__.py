@@ -1,0 +1,66 @@
+"""From runs to a document: every figure and every sentence, once for all renderers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from leanbench.report.document import Document, Section
+from leanbench.report.facts.claims import claims_section
+from leanbench.report.facts.environment import environment_section
+from leanbench.report.facts.figures import charts_section, maps_section
+from leanbench.report.facts.head import banner_section, head_section
+from leanbench.report.facts.headline import overview_of, title
+from leanbench.report.facts.outcome import summary_section
+from leanbench.report.facts.problems import problems_section
+from leanbench.report.facts.results import Results
+from leanbench.report.facts.rows import rows_section
+from leanbench.report.facts.side_by_side import side_by_side_section
+from leanbench.report.facts.trust import trust_section
+from leanbench.report.facts.warnings import flagged_section
+
+SECTIONS: dict[str, Callable[[Results], Section]] = {
+    "banner": banner_section,
+    "head": head_section,
+    "summary": summary_section,
+    "problems": problems_section,
+    "claims": claims_section,
+    "maps": maps_section,
+    "charts": charts_section,
+    "side-by-side": side_by_side_section,
+    "trust": trust_section,
+    "flagged": flagged_section,
+    "rows": rows_section,
+    "environment": environment_section,
+}
+#: What a terminal shows after a sweep: the conclusion last, where the eye is.
+ENDING = ("problems", "trust", "flagged", "summary")
+
+
+def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
+    """The document of the sections of these keys, those that have something to say.
+
+    Args:
+        keys: of `SECTIONS`; None for a report's, in the order in which it is read.
+    """
+    sections = [SECTIONS[key](results) for key in (_report(results) if keys is None else keys)]
+    tags = []
+    if "predicted" in results.sources:
+        tags.append("predicted" if len(results.sources) == 1 else "measured and predicted")
+    tags += [results.l2] if results.l2 else []
+    names = [run.name for run in results.runs]
+    return Document(
+        title(names, overview_of(results.parts)),
+        tuple(section for section in sections if section.blocks),
+        tuple(tags),
+    )
+
+
+def _report(results: Results) -> list[str]:
+    if results.frame.empty:
+        return ["banner", "head", "summary", "environment"]
+    figures = ["claims", "maps", "charts"]
+    if results.are_several:
+        # Several GPUs are what a reader compares; runs of one GPU differ in what they ran.
+        at = 0 if len(results.gpus) > 1 else len(figures)
+        figures.insert(at, "side-by-side")
+    return ["banner", "head", "summary", *figures, "trust", "flagged", "rows", "environment"]

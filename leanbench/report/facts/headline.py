@@ -1,0 +1,168 @@
+"""What a run comes to in four sentences: the fastest kernel where, by how much, energy, and what to
+beware of.
+
+Many runs come to a sentence for each GPU and a line for each run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leanbench.model import known_error
+from leanbench.report.compare.ratios import MARGIN, times
+from leanbench.report.document import Sentence
+from leanbench.report.facts.summary import status_counts
+from leanbench.report.frame import SUBJECT
+from leanbench.report.series import listed
+
+if TYPE_CHECKING:
+    from leanbench.report.compare.ratios import Ratios
+    from leanbench.report.facts.results import Part
+    from leanbench.report.facts.summary import Summary
+    from leanbench.report.facts.winners import Winner, Winners
+
+#: Kernels named after the first; a run with more has them in the charts.
+NAMED = 3
+#: More runs than this have an overview first.
+FEW_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Of many runs."""
+
+    #: What they come to, each under what it is about: the GPU, whether it is predicted, and the L2
+    #: where that differs.
+    sentences: tuple[Sentence, ...]
+    #: Every part, by the run's name and whatever else tells it from the others.
+    parts: tuple[tuple[str, Part], ...]
+
+
+def title(runs: Sequence[str], overview: Overview | None) -> str:
+    """The runs by name; of many their number and the GPUs."""
+    if overview is None:
+        return listed(runs)
+    gpus = list(dict.fromkeys(part.summary.gpu for _, part in overview.parts))
+    return f"{listed(gpus)}: {len(runs)} runs"
+
+
+def headline(part: Part) -> list[Sentence]:
+    """Sentences about one part, each under a name."""
+    summary = part.summary
+    sentences = []
+    if summary.winners:
+        sentences.append(Sentence(_fastest(summary.winners), "Fastest"))
+    if summary.over_best:
+        sentences.append(Sentence(_by_how_much(summary.over_best, part.short), "By how much"))
+    if summary.energies:
+        sentences.append(Sentence(_energy(summary.energies), "Energy"))
+    if words := caveats(part):
+        sentences.append(Sentence(" ".join(words), "Beware"))
+    return sentences
+
+
+def caveats(part: Part) -> list[str]:
+    """What a reader must know before the figures of a part are used."""
+    sentences = []
+    if part.summary.source == "predicted":
+        model_error = known_error(part.summary.gpu)
+        sentences.append(
+            f"Predicted by the performance model, nothing was measured. {model_error}".strip()
+        )
+    failed = {status: count for status, count in status_counts(part.rows).items() if status != "ok"}
+    if failed:
+        counts = ", ".join(
+            f"{count} {status.replace('_', ' ')}" for status, count in failed.items()
+        )
+        sentences.append(
+            f"{sum(failed.values())} of {len(part.rows)} rows enter no statistic: {counts}."
+        )
+    if warned := part.rows["warnings"].notna().tolist().count(True):
+        sentences.append(f"{warned} row{' has' if warned == 1 else 's have'} a warning.")
+    return sentences
+
+
+def near(part: Part) -> int:
+    """Problems on which the subject is the fastest, or within `MARGIN` of it."""
+    kernels = part.summary.winners.kernels if part.summary.winners else ()
+    return sum(each.near for each in kernels if each.kernel == SUBJECT)
+
+
+def overview_of(parts: Sequence[Part]) -> Overview | None:
+    """None where the runs are few."""
+    if len({part.summary.run for part in parts}) <= FEW_RUNS:
+        return None
+    several_gpus = len({part.summary.gpu for part in parts}) > 1
+    several_caches = len({part.summary.cache for part in parts}) > 1
+
+    def about(summary: Summary, *, gpu: bool) -> str:
+        words = [summary.gpu] if gpu else []
+        words += ["predicted"] if summary.source == "predicted" else []
+        return ", ".join([*words, *([f"{summary.cache} L2"] if several_caches else [])])
+
+    alike: dict[str, list[Part]] = defaultdict(list)
+    for part in parts:
+        if part.summary.over_best:
+            alike[about(part.summary, gpu=True)].append(part)
+    sentences = [Sentence(_of_many(group), words) for words, group in alike.items()]
+    names = [
+        ", ".join(filter(None, (part.summary.run, about(part.summary, gpu=several_gpus))))
+        for part in parts
+    ]
+    return Overview(tuple(sentences), tuple(zip(names, parts, strict=True)))
+
+
+def _of_many(parts: Sequence[Part]) -> str:
+    """Of parts in which the subject met another kernel."""
+    overs = [part.summary.over_best for part in parts if part.summary.over_best]
+    fastest_on, problems = sum(map(near, parts)), sum(over.problems for over in overs)
+    lowest, highest = min(over.lowest for over in overs), max(over.highest for over in overs)
+    noun = "problem" if problems == 1 else "problems"
+    return (
+        f"{SUBJECT} is the fastest, or within {MARGIN:.0%} of it, on {fastest_on} of"
+        f" {problems} {noun} (one of several runs counts in each); at worst {times(lowest)} as fast"
+        f" as the fastest other kernel, at best {times(highest)}."
+    )
+
+
+def _fastest(winners: Winners) -> str:
+    first, *others = winners.kernels
+    if winners.problems == 1:
+        tied = [each.kernel for each in winners.kernels if each.near]
+        how = f", within {MARGIN:.0%} of each other" if len(tied) > 1 else ""
+        return f"{' and '.join(tied)}{how}."
+    words = [
+        f"{first.kernel} is the fastest, or within {MARGIN:.0%} of it, on {first.near} of"
+        f" {winners.problems} problems, alone so on {first.alone}"
+    ]
+    losing = [_ahead(each) for each in others if each.alone]
+    words += losing[:NAMED]
+    if len(losing) > NAMED:
+        words.append(f"{len(losing) - NAMED} other kernels on some")
+    return f"{'; '.join(words)}."
+
+
+def _ahead(winner: Winner) -> str:
+    at = f" ({winner.at})" if winner.at else ""
+    return f"{winner.kernel} is ahead of all others on {winner.alone}{at}"
+
+
+def _by_how_much(over: Ratios, short: Mapping[str, str]) -> str:
+    over_what = "the fastest other kernel"
+    if over.problems == 1:
+        return f"{SUBJECT} is {times(over.geomean)} as fast as {over_what}."
+    return (
+        f"{SUBJECT} is {times(over.geomean)} as fast as {over_what} (geometric mean); at worst"
+        f" {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
+        f" ({short[over.highest_at]})."
+    )
+
+
+def _energy(energies: Mapping[str, Ratios]) -> str:
+    kernels = [f"{kernel} takes {times(energy.geomean)}" for kernel, energy in energies.items()]
+    several = max(energy.problems for energy in energies.values()) > 1
+    mean = " (geometric means)" if several else ""
+    return f"Of a launch: {', '.join(kernels)} of what {SUBJECT} takes{mean}."

@@ -1,0 +1,168 @@
+"""The summary's section: sentences first, then the figures behind them as cards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leanbench.report.compare.ratios import MARGIN, times
+from leanbench.report.document import Block, Section, Sentences, Table, Text, sentences, table
+from leanbench.report.facts.headline import caveats, headline, near, overview_of
+from leanbench.report.facts.summary import status_counts
+from leanbench.report.frame import SUBJECT
+
+if TYPE_CHECKING:
+    from leanbench.report.compare.ratios import Ratios
+    from leanbench.report.document import Words
+    from leanbench.report.facts.headline import Overview
+    from leanbench.report.facts.results import Part, Results
+    from leanbench.report.facts.summary import BestBandwidth, LeanEnergy, Summary
+
+
+def summary_section(results: Results) -> Section:
+    """What the runs come to."""
+    blocks: list[Block] = []
+    overview = overview_of(results.parts)
+    if results.frame.empty:
+        blocks.append(sentences("This run has no rows yet.", layout="empty"))
+    if overview:
+        blocks += _overview(overview)
+        sections = _parts(results, folded="")
+        blocks.append(Section("figures", "Figures of each run", tuple(sections), "closed"))
+    elif len(results.parts) > 1:
+        blocks += _parts(results, folded="closed")
+    else:
+        blocks += [block for part in results.parts for block in _part(part, results)]
+    if results.parts and not any(part.summary.speedups for part in results.parts):
+        blocks.append(
+            sentences(
+                f"No speedups: no problem has an ok row of {SUBJECT} and of another kernel.",
+                layout="empty",
+            )
+        )
+    return Section("summary", "", tuple(blocks))
+
+
+def _overview(overview: Overview) -> list[Block]:
+    headings = [
+        "run",
+        f"{SUBJECT} fastest, or within {MARGIN:.0%}:",
+        "over the fastest other, mean:",
+        *("lowest:", "at", "highest:", "at", "beware"),
+    ]
+    rows = []
+    for number, (name, part) in enumerate(overview.parts, 1):
+        over = part.summary.over_best
+        figures = [f"{SUBJECT} met no other kernel", *[""] * 5]
+        if over:
+            figures = [
+                f"{near(part)} of {over.problems}",
+                times(over.geomean),
+                times(over.lowest),
+                part.short[over.lowest_at],
+                times(over.highest),
+                part.short[over.highest_at],
+            ]
+        rows.append([Text(name, link=f"run-{number}"), *figures, " ".join(caveats(part))])
+    return [Sentences(overview.sentences, "headline"), table(headings, rows)]
+
+
+def _parts(results: Results, folded: str) -> list[Section]:
+    """A section for each part, its cards folded away below the sentences that begin it."""
+    sections = []
+    for number, part in enumerate(results.parts, 1):
+        summary = part.summary
+        name = f"{summary.run}, {summary.source}"
+        name = name if results.are_several else summary.source.capitalize()
+        l2 = f", {summary.cache} L2" if results.l2 else ""
+        blocks = _part(part, results)
+        if folded and isinstance(blocks[0], Sentences):
+            of = summary.run if results.are_several else summary.source
+            blocks[1:] = [Section("", f"Figures of {of}", tuple(blocks[1:]), folded)]
+        sections.append(Section(f"run-{number}", f"{name}: {summary.gpu}{l2}", tuple(blocks)))
+    return sections
+
+
+def _part(part: Part, results: Results) -> list[Block]:
+    summary = part.summary
+    blocks: list[Block] = []
+    if words := headline(part):
+        blocks.append(Sentences(tuple(words), "headline"))
+    if summary.speedups:
+        blocks.append(_speedups(part))
+    if summary.best:
+        blocks.append(_best(summary.best, part))
+    if summary.lean_energy:
+        blocks.append(_energy(summary.lean_energy))
+    if part is results.parts[-1]:
+        blocks.append(_statuses(results))
+    return blocks
+
+
+def _speedups(part: Part) -> Table:
+    of_many = any(each.problems > 1 for each in part.summary.speedups.values())
+    mean = "geometric mean:" if of_many else "on one problem:"
+    headings = [f"{SUBJECT} over", _mark(mean, part.summary)]
+    headings += ["problems:", "faster on:", "highest:", "lowest:", "energy:"]
+    rows = []
+    for kernel, ratios in part.summary.speedups.items():
+        energy = part.summary.energies.get(kernel)
+        figures: list[Words] = ["", "", "", ""]
+        if ratios.problems > 1:
+            figures = [
+                str(ratios.problems),
+                f"{ratios.above}, within {MARGIN:.0%} on {ratios.same}, slower on {ratios.below}",
+                _extreme(ratios.highest, ratios.highest_at, part),
+                _extreme(ratios.lowest, ratios.lowest_at, part),
+            ]
+        taken = _energy_over(kernel, energy) if energy else ""
+        rows.append([kernel, times(ratios.geomean), *figures, taken])
+    return table(headings, rows, layout="cards")
+
+
+def _mark(heading: str, summary: Summary) -> str:
+    """A heading of numbers that says so where they are predicted."""
+    return heading.replace(":", ", predicted:") if summary.source == "predicted" else heading
+
+
+def _extreme(value: float, label: str, part: Part) -> Text:
+    return Text(times(value), note=part.short[label], title=label)
+
+
+def _energy_over(kernel: str, energy: Ratios) -> Text:
+    note = f"{kernel}'s over {SUBJECT}'s"
+    if energy.problems > 1:
+        note += (
+            f"; {SUBJECT} needs less on {energy.above} of {energy.problems}, within {MARGIN:.0%} on"
+            f" {energy.same}, more on {energy.below}"
+        )
+    return Text(times(energy.geomean), note=note)
+
+
+def _best(best: BestBandwidth, part: Part) -> Table:
+    share = "" if best.read_floor_share is None else f"{best.read_floor_share:.1%}"
+    kernel = f"{best.kernel}, has a warning" if best.warned else best.kernel
+    row = [kernel, f"{best.bandwidth_tb_s:.2f}", share, Text(part.short[best.at], title=best.at)]
+    headings = ["best bandwidth of", _mark("TB/s:", part.summary), "of the read floor:", "at"]
+    return table(headings, [row], layout="cards")
+
+
+def _energy(energy: LeanEnergy) -> Table:
+    several = energy.problems > 1
+    over = "over only reading K and V, geometric mean:" if several else "over only reading K and V:"
+    power = sustained = ""
+    if energy.power_w is not None:
+        note = f"median; highest {energy.highest_power_w:.0f} W" if several else ""
+        power = Text(f"{energy.power_w:.0f} W", note=note)
+    if energy.slowdown is not None:
+        note = "against burst latency, median" if several else "against burst latency"
+        sustained = Text(f"{energy.slowdown:+.1%}", note=note)
+    headings = ["energy of", over, "mean power:", "sustained:"]
+    return table(headings, [[SUBJECT, times(energy.over_floor), power, sustained]], layout="cards")
+
+
+def _statuses(results: Results) -> Table:
+    counts = status_counts(results.frame)
+    about = "all runs" if results.are_several else "this run"
+    rows = [[about, str(len(results.frame)), *map(str, counts.values())]]
+    headings = ["rows of", "in all:", *(f"{status}:" for status in counts)]
+    return table(headings, rows, layout="cards")

@@ -1,0 +1,86 @@
+"""What a report is of: runs, their rows as a table, and the parts that figures never span."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from leanbench.report.facts.summary import Summary, rows_of, summaries
+from leanbench.report.frame import gpu_name, results_frame
+from leanbench.report.series import Axis, add_series_columns, short_labels, varying_axes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from leanbench.records.reading import Run
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one run, source, GPU and state of the L2."""
+
+    summary: Summary
+    rows: DataFrame
+    #: Of their problems, by label: only what tells it from the others.
+    short: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs and what they hold."""
+
+    runs: Sequence[Run]
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """As `results_frame`, with the columns that series are told apart by."""
+        frame = results_frame(*self.runs)
+        return add_series_columns(
+            frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6)
+        )
+
+    @cached_property
+    def axes(self) -> list[Axis]:
+        """The axes that vary."""
+        return varying_axes(self.frame)
+
+    @cached_property
+    def short(self) -> Mapping[str, str]:
+        """Of all problems, by label: only what tells it from the others."""
+        return short_labels(self.frame, self.axes)
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """In the order of the rows."""
+        parts = []
+        for summary in summaries(self.frame):
+            rows = rows_of(self.frame, summary)
+            parts.append(Part(summary, rows, short_labels(rows, varying_axes(rows))))
+        return parts
+
+    @property
+    def are_several(self) -> bool:
+        """More runs than one."""
+        return len(self.runs) > 1
+
+    @cached_property
+    def sources(self) -> list[str]:
+        """`measured`, `predicted` or both; of runs without rows what the first is to hold."""
+        return list(dict.fromkeys(self.frame["source"])) or [
+            str(run.manifest.get("source", "measured")) for run in self.runs[:1]
+        ]
+
+    @cached_property
+    def gpus(self) -> list[str]:
+        """Products, each once."""
+        return list(dict.fromkeys(self.frame["gpu"])) or [gpu_name(self.runs[0].manifest)]
+
+    @cached_property
+    def l2(self) -> str:
+        """``warm L2``; empty for runs with a cold L2 alone, as in serving: they say nothing of
+        it.
+        """
+        caches = sorted(set(self.frame["cache"]))
+        return f"{' and '.join(caches)} L2" if "warm" in caches else ""

@@ -1,0 +1,171 @@
+"""Runs side by side: the same kernel on the same problem in two runs, say on two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from leanbench.report.charts import CHARTS
+from leanbench.report.compare.match import fastest, match
+from leanbench.report.compare.ratios import MARGIN, Ratios, geomean, ratios_of, times
+from leanbench.report.document import (
+    Block,
+    Figure,
+    Figures,
+    Section,
+    Table,
+    Text,
+    sentences,
+    table,
+)
+from leanbench.report.frame import best_ok_rows, gpu_name, has_values, kernel_order
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from leanbench.core.problem import AttentionProblem
+    from leanbench.records.reading import Run
+    from leanbench.records.row import Row
+    from leanbench.report.compare.pair import Pair
+    from leanbench.report.facts.results import Results
+
+#: What a figure of several runs can show: keys of charts.
+QUANTITIES = ("latency", "bandwidth", "energy", "power")
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rows of one run and source on one GPU in one state of the L2."""
+
+    run: str
+    source: str
+    gpu: str
+    cache: str
+    #: Run and GPU, and what else tells it from the others.
+    name: str
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """One kernel on two sides, over the problems that are `ok` on both. Ratios are the later
+    side's over the base's.
+    """
+
+    kernel: str
+    base: Side
+    other: Side
+    latency: Ratios
+    #: Geometric means of the read floor's share; null where not measured.
+    base_floor_share: float | None
+    other_floor_share: float | None
+    #: Geometric mean of energy; null where not measured on both sides.
+    energy: float | None
+
+
+def side_by_side_section(results: Results) -> Section:
+    """A table of ratios, and a picture of one kernel in every run."""
+    hint = (
+        "Latency in a run over that in another, of the same kernel on the same problems, those that"
+        " are ok in both: below 1×, the run in the column “run” is faster."
+    )
+    rows = side_by_side(results.runs, kernel_order(results.frame))
+    blocks: list[Block] = [
+        sentences("The runs have no problem in common that the same kernel ran.", layout="empty")
+    ]
+    if rows:
+        blocks = [sentences(hint, layout="hint"), _table(rows, results.short)]
+    if quantities(best_ok_rows(results.frame)):
+        note = "its fastest row at each point; a predicted run is dotted"
+        label = "One kernel in every run"
+        blocks.append(Figures((Figure("sides", "One kernel, every run", note, label),), "sides"))
+    return Section("side-by-side", "Runs side by side", tuple(blocks))
+
+
+def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
+    headings = ["kernel", "run", "over", "problems:", "latency, geometric mean:"]
+    headings += ["lowest:", "at", "highest:", "at", "of the read floor (run, over):", "energy:"]
+    cells = []
+    for each in rows:
+        latency, floors = each.latency, (each.other_floor_share, each.base_floor_share)
+        shares = [f"{share:.1%}" for share in floors if share]
+        cells.append(
+            [
+                *(each.kernel, _name(each.other), _name(each.base), str(latency.problems)),
+                Text(times(latency.geomean), "strong"),
+                *(times(latency.lowest), short[latency.lowest_at]),
+                *(times(latency.highest), short[latency.highest_at]),
+                ", ".join(shares) if len(shares) > 1 else "",
+                times(each.energy),
+            ]
+        )
+    return table(headings, cells)
+
+
+def _name(side: Side) -> str:
+    is_marked = side.source != "predicted" or "predicted" in side.name
+    return side.name if is_marked else f"{side.name}, predicted"
+
+
+def sides_of(runs: Sequence[Run]) -> dict[Side, dict[tuple[AttentionProblem, str], Row]]:
+    """The sides in the order of the runs, each with its fastest `ok` rows; a run on several GPUs,
+    or with a cold and a warm L2, has several.
+    """
+    results: dict[tuple[str, str, str, str], list[tuple[Row, AttentionProblem]]] = {}
+    for run in runs:
+        for row, problem in run.results:
+            key = (run.name, row.source, gpu_name(run.manifest, row.environment), row.cache)
+            results.setdefault(key, []).append((row, problem))
+    several_sources = len({source for _, source, _, _ in results}) > 1
+    several_caches = len({cache for _, _, _, cache in results}) > 1
+    sides = {}
+    for (run, source, gpu, cache), of_side in results.items():
+        differing = [source] * several_sources + [cache] * several_caches
+        name = ", ".join([run, gpu, *differing])
+        sides[Side(run, source, gpu, cache, name)] = fastest(of_side)
+    return sides
+
+
+def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide]:
+    """Each later side over the first one with the same state of the L2, kernel by kernel."""
+    rows = []
+    sides = sides_of(runs)
+    for index, (side, of_side) in enumerate(sides.items()):
+        base = next((each for each in list(sides)[:index] if each.cache == side.cache), None)
+        if base is None:
+            continue
+        pairs = match(sides[base], of_side, MARGIN)
+        for kernel in kernels:
+            of_kernel = [pair for (_, name), pair in pairs.items() if name == kernel]
+            if of_kernel:
+                rows.append(_side_by_side(kernel, base, side, of_kernel))
+    return rows
+
+
+def _side_by_side(kernel: str, base: Side, other: Side, pairs: Sequence[Pair]) -> SideBySide:
+    by_label = [(pair.problem.label, pair.ratio) for pair in pairs if pair.ratio is not None]
+    latency = ratios_of([label for label, _ in by_label], [ratio for _, ratio in by_label])
+    assert latency is not None, "rows that are ok have a latency"
+    return SideBySide(
+        kernel,
+        base,
+        other,
+        latency,
+        _mean(pair.base.read_floor_share for pair in pairs),
+        _mean(pair.new.read_floor_share for pair in pairs),
+        _mean(pair.energy_ratio for pair in pairs),
+    )
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None and value > 0]
+    return geomean(known) if known else None
+
+
+def quantities(frame: DataFrame) -> list[dict[str, str]]:
+    """What the figure can show: columns that several runs may have, with their axis titles."""
+    return [
+        {"column": chart.y, "title": chart.title, "y_title": chart.y_title, "scale": chart.y_scale}
+        for chart in CHARTS
+        if chart.key in QUANTITIES and has_values(frame, chart.y)
+    ]

@@ -1,0 +1,71 @@
+"""A report as one self-contained HTML page: no network, every text of a result file escaped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leanbench.core.paths import REPORT_TEMPLATES
+from leanbench.report.charts import charts_of, drawn_rows
+from leanbench.report.compare.ratios import MARGIN
+from leanbench.report.figures import MARKERS, kernel_styles
+from leanbench.report.frame import SUBJECT, has_values, kernel_order
+from leanbench.report.page.data import page_data
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from leanbench.report.document import Document
+    from leanbench.report.facts.results import Results
+
+#: Glyphs of `figures.MARKERS`, for the legend.
+GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
+#: `report_<name>.js`, in this order.
+SCRIPTS = ("common", "sides", "maps", "charts", "table")
+
+
+def html_text(document: Document, results: Results) -> str:
+    """The whole page: the document, and the rows from which its scripts draw."""
+    import plotly.offline
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    # Autoescape whatever the file is called: result files are input, not markup.
+    templates = Environment(
+        loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
+    templates.trim_blocks = templates.lstrip_blocks = True
+    templates.filters["kind"] = lambda block: type(block).__name__
+
+    def raw(name: str) -> Markup:
+        return Markup((REPORT_TEMPLATES / name).read_text(encoding="utf-8"))
+
+    return templates.get_template("report.html.j2").render(
+        document=document,
+        sections={section.key: section for section in document.sections},
+        style=raw("report.css"),
+        script=Markup("\n").join(raw(f"report_{part}.js") for part in SCRIPTS),
+        plotly=Markup(plotly.offline.get_plotlyjs()),
+        page=page_data(results),
+        legend=_legend(results),
+    )
+
+
+def _legend(results: Results) -> dict[str, Any]:
+    """What the marks of the pictures mean."""
+    drawn = drawn_rows(results.frame)
+    charts = charts_of(drawn, results.axes)
+    floors = [
+        chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)
+    ]
+    styles = kernel_styles(kernel_order(results.frame))
+    return {
+        "kernels": [
+            {"name": name, "color": color, "glyph": GLYPHS[marker]}
+            for name, (color, marker) in styles.items()
+        ],
+        "floors": list(dict.fromkeys(floors)),
+        "has_noisy": bool((drawn["status"] == "noisy").any()),
+        "has_warnings": has_values(drawn, "warnings"),
+        "margin": f"{MARGIN:.0%}",
+        "baseline": SUBJECT,
+    }
