@@ -127,7 +127,7 @@ class LeanTriton(TritonKernel):
         return KernelConfig(tile_tokens, warps, stages, per_sm, min_tiles, align_grid=align_grid)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        config = self.default_config(problem, gpu)
+        config = self.default_config(replace(problem, context=problem.max_context), gpu)
         min_tiles = min(config.min_tiles_per_cta or 1, _ANY_LENGTH_MIN_TILES)
         return replace(config, min_tiles_per_cta=min_tiles, align_grid=False)
 

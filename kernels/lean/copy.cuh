@@ -59,6 +59,8 @@ struct Warp {
     if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
       mbarrier_arrive_expect_tx(barrier, boxes * (2 * COLUMNS * BOX * 128));
+      // Other row tiles read the same K and V again, from the L2.
+      const u64 policy = ROW_TILES == 1 ? createpolicy_evict_first() : createpolicy_evict_normal();
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         if (box < boxes) {
@@ -68,9 +70,10 @@ struct Warp {
 #pragma unroll
           for (int column = 0; column < COLUMNS; column++) {
             const u32 offset = to + column * CHUNK * 128 + box * BOX * 128;
-            cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, 64 * column, row, kv_head, outer);
+            cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, 64 * column, row, kv_head, outer,
+                                    policy);
             cp_async_bulk_tensor_4d(offset + HALF_STAGE, &p.v_map, barrier, 64 * column, row,
-                                    kv_head, outer);
+                                    kv_head, outer, policy);
           }
         }
     }

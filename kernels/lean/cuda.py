@@ -22,6 +22,7 @@ from leanbench.kernels.lean.cuda_params import (
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.problem import ELEMENT_BYTES
 from leanbench.core.registry import KernelConfig, LaunchResources
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ _ALIGNMENT_BYTES = 16
 #: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
 #: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
 _END_TILES = 1
+#: Where all lengths on the device are equal, work ranges stay within an output tile as long as that
+#: idles CTAs for less than it takes to read this (H200).
+_ALIGN_BYTES = 42e6
+#: What a CTA reads while a merge through memory goes on, about a microsecond (H200).
+_MERGE_BYTES = 70e3
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,14 @@ def build_of(inputs: AttentionInputs, config: KernelConfig) -> CudaBuild:
     )
 
 
+def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
+    """LeanTiles of `_ALIGN_BYTES` and of `_MERGE_BYTES`, see
+    leanbench.core.decomposition.equal_splits.
+    """
+    tile_bytes = 2 * ELEMENT_BYTES * tile_tokens * build.head_dim
+    return int(_ALIGN_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
+
+
 def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = None) -> CudaLaunch:
     """The launch over these tensors.
 
@@ -173,6 +187,8 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     params = _params(inputs, build)
     params.partials = workspace.partials.data_ptr()
     params.tile_shift = tile_tokens.bit_length() - 1
+    if not config.fixed_run_tiles:
+        params.align_tiles, params.merge_tiles = dealt_tiles(build, tile_tokens)
     params.end_tiles = end_tiles
     params.min_tiles_per_range = min_tiles_per_range
     params.share, params.longer = share, longer

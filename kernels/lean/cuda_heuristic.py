@@ -56,8 +56,13 @@ _FEW_IDLE_SHARE = 0.04
 #: tiles; runs of pairs may be this much longer than their mean.
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
-#: Query rows of a KV head up to which four warps are enough where contexts differ.
+#: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough.
 _FEW_QUERIES = 4
+#: KV heads of all sequences from which on output tiles have as many rows as they can: with fewer,
+#: eight rows make more output tiles. By head_dim: up to 64, and above.
+_MANY_HEADS_64, _MANY_HEADS_128 = 16, 32
+#: Output tiles to an SM from which on two CTAs share it.
+_MANY_OUTPUT_TILES = 1.5
 #: Below this, few clusters are enough.
 _SMALL_BYTES = 4e6
 #: Output tiles of so few LeanTiles are not cut, where they are many.
@@ -215,9 +220,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
     lean_tiles = -(-problem.max_context // 128)
-    if problem.is_ragged:
-        config = _ragged_config(problem, rows, output_tiles, gpu)
-    elif output_tiles >= gpu.sms:
+    if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if problem.head_dim <= 64 else 3
         config = cuda_config(_small_chunk(problem), 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
@@ -240,46 +243,36 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
 
 
 def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-    """Settings for a cache that holds sequences of any length up to `problem.max_context`.
+    """Settings for lengths on the device: for a cache that holds sequences of any length.
 
-    Nothing follows from the capacity: work is dealt by the lengths on the device alone, a LeanTile
-    or two to a CTA at least. Chosen by the regret over 118 fills of 39 caches on an H200:
-    docs/performance-log.md, entry 33.
+    They follow from the model's shape and the batch alone, not from capacity or lengths; the kernel
+    deals the work by the lengths (leanbench.core.decomposition.stream_k_by_lengths). Chosen by the
+    regret over 80 batches from traces and other distributions on an H200: docs/performance-log.md,
+    entry 34.
     """
     heads, queries = problem.batch * problem.kv_heads, problem.group_size * problem.q_len
-    rows = (
-        8 if heads < _SOME_HEADS else rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    )
-    copy = copy_of(gpu)
-    if heads * -(-queries // rows) <= 2 and gpu.compute_capability >= HOPPER:
+    many_heads = _MANY_HEADS_64 if problem.head_dim <= 64 else _MANY_HEADS_128
+    most_rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    rows = most_rows if heads >= many_heads else TILE_ROWS[0]
+    output_tiles = heads * -(-queries // rows)
+    chunk, warps, stages, ctas_per_sm, cluster = 2 * _LEAST_CHUNK, 4, 2, 1, 1
+    if output_tiles <= 2 and gpu.compute_capability >= HOPPER:
         # All partials are of one or two output tiles: a cluster merges its own before they go
-        # through memory. A LeanTile to each of its CTAs.
-        chunk = 32 if problem.head_dim <= 128 else _LEAST_CHUNK
-        config = cuda_config(chunk, 4, 2, 1, 8, rows, copy, 8, False)
+        # through memory.
+        stages, cluster = 3, 8
     elif problem.head_dim <= 64:
-        # A LeanTile has half as many bytes as one of head_dim 128.
-        config = cuda_config(32, 4, 2, 2, 1, rows, copy, 2, False)
-    elif problem.head_dim > 128 or rows == 8:
-        chunk = 32 if problem.head_dim <= 128 else _LEAST_CHUNK
-        config = cuda_config(chunk, 4, 2, 1, 1, rows, copy, 1, False)
-    else:
-        config = cuda_config(_LEAST_CHUNK, 8, 2, 1, 1, rows, copy, 1, False)
-    return fitted(config, problem, gpu)
-
-
-def _ragged_config(
-    problem: AttentionProblem, rows: int, output_tiles: int, gpu: GpuSpec
-) -> KernelConfig:
-    """Where contexts differ: two stages, as timed."""
-    if gpu.compute_capability < HOPPER or not 64 < problem.head_dim <= 128:
-        return cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(gpu), 1, True)
-    queries = problem.group_size * problem.q_len
-    large_partials = min(rows, queries) * problem.head_dim > _LARGE_PARTIAL
-    cluster = 4 if output_tiles <= _FEW_TILES and large_partials else 1
-    chunk, warps = (
-        (_LEAST_CHUNK, 8) if queries > _FEW_QUERIES and cluster == 1 else (2 * _LEAST_CHUNK, 4)
+        ctas_per_sm = 2
+    elif output_tiles >= _MANY_OUTPUT_TILES * gpu.sms:
+        # One CTA reads while the other ends an output tile.
+        chunk, ctas_per_sm = _LEAST_CHUNK, 2
+    elif problem.group_size > _FEW_QUERIES and queries <= rows:
+        chunk, warps = _LEAST_CHUNK, 8
+    if problem.head_dim > 128:
+        chunk, warps, stages, ctas_per_sm = _LEAST_CHUNK, 4, 3, 1
+    config = cuda_config(
+        chunk, warps, stages, ctas_per_sm, cluster, rows, copy_of(gpu), 1, align_grid=False
     )
-    return cuda_config(chunk, warps, 2, 1, cluster, rows, copy_of(gpu), 1, True)
+    return fitted(config, problem, gpu)
 
 
 def _hopper_heuristic(

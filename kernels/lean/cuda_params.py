@@ -57,7 +57,14 @@ class Params(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_int32)
-            for name in ("end_tiles", "min_tiles_per_range", "share", "longer")
+            for name in (
+                "end_tiles",
+                "min_tiles_per_range",
+                "share",
+                "longer",
+                "align_tiles",
+                "merge_tiles",
+            )
         ),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),

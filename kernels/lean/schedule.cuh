@@ -1,5 +1,5 @@
 // Which LeanTiles a work range holds, where a warp is in it, and how an output tile is split:
-// leanbench.core.decomposition.stream_k; RAGGED: stream_k_with_ends.
+// leanbench.core.decomposition.stream_k; RAGGED: stream_k_by_lengths.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -22,9 +22,9 @@ __device__ __forceinline__ int lean_tiles(int tokens, int shift) {
   return tiles > 1 ? tiles : 1;  // an empty sequence has one too: its output gets written
 }
 
-// RAGGED: LeanTiles of an output tile, with those that count for its end.
-__device__ __forceinline__ int counted_tiles(const Params &p, int tokens) {
-  return lean_tiles(tokens, p.tile_shift) + p.end_tiles;
+// RAGGED: tokens of a sequence, whatever the length tensor says: none below 0, none past the cache.
+__device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
+  return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 
 // First LeanTile of a work range.
@@ -47,6 +47,7 @@ struct Position {
   int at;               // LeanTile, among all LeanTiles of the launch
   int sequence, head;   // `head`: KV head x ROW_TILES + row tile
   int sequence_start;   // RAGGED: the sequence's first LeanTile
+  int end_tiles;        // RAGGED: empty LeanTiles that an output tile counts at its end
   int tokens, tiles;    // of the sequence
   int first, last;      // LeanTiles of the output tile
   int token;            // first token of the part
@@ -54,8 +55,8 @@ struct Position {
 
   __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
     if (RAGGED) {
-      tokens = __ldg(p.cache_seqlens + sequence);
-      tiles = counted_tiles(p, tokens);
+      tokens = tokens_of(p, sequence);
+      tiles = lean_tiles(tokens, p.tile_shift) + end_tiles;
       int within = at - sequence_start;
       head = divide(within, tiles);
       first = within - head * tiles;
@@ -94,12 +95,22 @@ struct Position {
   }
 };
 
-// All LeanTiles of a ragged batch, as counted; by a warp together.
-__device__ __forceinline__ int total_tiles(const Params &p, int lane) {
-  int sum = 0;
-  for (int i = lane; i < p.batch; i += 32) sum += counted_tiles(p, __ldg(p.cache_seqlens + i));
-  return __reduce_add_sync(~0u, sum) * p.kv_heads * ROW_TILES;
-}
+// RAGGED: LeanTiles of one KV head's row tile: of all sequences, of the shortest and the longest.
+struct Lengths {
+  int sum, least, most;
+
+  // By a warp together.
+  __device__ __forceinline__ void read(const Params &p, int lane) {
+    sum = 0, least = 0x7fffffff, most = 0;
+    for (int i = lane; i < p.batch; i += 32) {
+      const int tiles = lean_tiles(tokens_of(p, i), p.tile_shift);
+      sum += tiles, least = min(least, tiles), most = max(most, tiles);
+    }
+    sum = __reduce_add_sync(~0u, sum);
+    least = __reduce_min_sync(~0u, least);
+    most = __reduce_max_sync(~0u, most);
+  }
+};
 
 // RAGGED: the sequence that holds LeanTile `position.at`, and its first LeanTile; by a warp
 // together.
@@ -107,8 +118,9 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, Positio
   int seen = 0;
   for (int base = 0; base < p.batch; base += 32) {
     int i = base + lane;
-    int tiles =
-        i < p.batch ? counted_tiles(p, __ldg(p.cache_seqlens + i)) * p.kv_heads * ROW_TILES : 0;
+    int tiles = 0;
+    if (i < p.batch)
+      tiles = (lean_tiles(tokens_of(p, i), p.tile_shift) + p.end_tiles) * p.kv_heads * ROW_TILES;
     int end = tiles;
     for (int step = 1; step < 32; step *= 2) {
       int before = __shfl_up_sync(~0u, end, step);
@@ -126,9 +138,40 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, Positio
 }
 
 // The work range that a CTA, or its cluster, walks, up to LeanTile `end`. Ranges are equal shares
-// of all LeanTiles; the first `longer` of them have one more.
+// of all LeanTiles, the first `longer` of them have one more; or, where `splits` is not 0, each is
+// one of so many splits of an output tile.
 struct WorkRange {
-  int index, end, share, longer;
+  int index, end, share, longer, splits;
+
+  // RAGGED: splits of every output tile, where none of the ranges is to cross from one to the next;
+  // 0: stream-K.
+  __device__ __forceinline__ int equal_splits(const Params &p, const Lengths &lengths, int ranges,
+                                              int output_tiles, int real) const {
+    if (ranges < output_tiles) return 0;
+    int count = 0;
+    if (lengths.least == lengths.most) {
+      count = min(divide(ranges, output_tiles), lengths.most);
+      // Not where the ranges that are left over would idle for too long.
+      const i64 idle = (i64)(ranges - count * output_tiles) * real;
+      if (count < lengths.most && idle >= (i64)p.align_tiles * ranges) count = 0;
+    }
+    const int longest_split = count > 0 ? divide(lengths.most + count - 1, count)
+                                        : divide(real + ranges - 1, ranges);
+    // Whole, where a merge takes longer than splitting saves.
+    return lengths.most <= longest_split + p.merge_tiles ? 1 : count;
+  }
+
+  __device__ __forceinline__ void enter_split(const Params &p, Position &position) {
+    const int output_tile = divide(index, splits), split = index - output_tile * splits;
+    const int each = p.kv_heads * ROW_TILES;
+    position.sequence = divide(output_tile, each);
+    position.end_tiles = 0;
+    const int tiles = lean_tiles(tokens_of(p, position.sequence), p.tile_shift);
+    const int length = divide(tiles, splits), rest = tiles - length * splits;
+    const int start = (output_tile - position.sequence * each) * tiles;
+    position.at = start + range_start(split, length, rest);
+    end = start + range_start(split + 1, length, rest);
+  }
 
   // Sets `position` to its start. Ranges are dealt from the last to the first, so that who merges
   // waits for CTAs that started before it. False: there is none, the lengths need fewer ranges.
@@ -136,13 +179,19 @@ struct WorkRange {
                                        Position &position) {
     const int ranges = gridDim.x / CLUSTER;
     index = ranges - 1 - (int)(blockIdx.x / CLUSTER);
-    share = p.share, longer = p.longer;
+    share = p.share, longer = p.longer, splits = 0;
     position.sequence = position.sequence_start = 0;
+    position.end_tiles = p.end_tiles;
     if (RAGGED) {
-      const int total = total_tiles(p, lane);
+      Lengths lengths;
+      lengths.read(p, lane);
+      const int output_tiles = p.batch * p.kv_heads * ROW_TILES;
+      const int real = lengths.sum * p.kv_heads * ROW_TILES;
+      splits = equal_splits(p, lengths, ranges, output_tiles, real);
       // Ends are no work to share: how many ranges there are follows from the real LeanTiles.
-      const int real = total - p.end_tiles * p.batch * p.kv_heads * ROW_TILES;
-      const int used = max(1, min(ranges, divide(real, p.min_tiles_per_range)));
+      const int used = splits > 0 ? splits * output_tiles
+                                  : max(1, min(ranges, divide(real, p.min_tiles_per_range)));
+      const int total = real + p.end_tiles * output_tiles;
       share = divide(total, used);
       longer = total - share * used;
       index -= ranges - used;
@@ -151,9 +200,13 @@ struct WorkRange {
       position.tokens = p.context;
       position.tiles = lean_tiles(p.context, p.tile_shift);
     }
-    end = range_start(index + 1, share, longer);
-    position.at = range_start(index, share, longer);
-    if (RAGGED) find_sequence(p, lane, position);
+    if (RAGGED && splits > 0) {
+      enter_split(p, position);
+    } else {
+      end = range_start(index + 1, share, longer);
+      position.at = range_start(index, share, longer);
+      if (RAGGED) find_sequence(p, lane, position);
+    }
     position.enter_part(p, end, range_warp);
     return true;
   }
@@ -167,6 +220,10 @@ struct Splits {
                                        const WorkRange &range) {
     count = 1, mine = 0;
     if (part.last - part.first == part.tiles) return;
+    if (RAGGED && range.splits > 0) {
+      count = range.splits, mine = range.index % range.splits;
+      return;
+    }
     const int tile_start = part.at - part.first;
     const int host = range_of(p, tile_start, range.share, range.longer);
     count = range_of(p, tile_start + part.tiles - 1, range.share, range.longer) - host + 1;

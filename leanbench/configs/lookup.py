@@ -95,11 +95,11 @@ def choose(
     Args:
         objective: `latency`, `energy` or `edp`: what the kept configs were tuned for.
         uniform: False where lengths are on the device and `problem.context` is only the longest
-            they may be. Nothing was tuned for that.
+            they may be, as it always is for a ragged batch. Nothing was tuned for that.
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
-    if not uniform:
+    if not uniform or problem.is_ragged:
         config = kernel.any_length_config(problem, spec)
         why = "lengths are on the device, these settings are for any of them"
         return Choice(config, "heuristic" if config else "none", why)
@@ -119,8 +119,6 @@ def choose(
         return _heuristic(
             kernel, problem, spec, f"nothing is kept that fits {what} on {spec.product}"
         )
-    if problem.is_ragged:
-        return _choose_lengths(entry, problem)
     context = -(-problem.max_context // entry.granule) * entry.granule
     return _choose_sizes(entry, problem.batch, problem.kv_heads, context)
 
@@ -146,16 +144,6 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int) -> Choi
     known = timed.gain is not None and _same_launch(entry, shape, timed.heuristic, heuristic)
     gain = f", {timed.gain:.1%} faster than the heuristic" if known else ""
     return Choice(timed.config, "kept", f"{entry.said}: {timed.said}{gain}")
-
-
-@lru_cache(maxsize=4096)
-def _choose_lengths(entry: Entry, problem: AttentionProblem) -> Choice:
-    """A ragged batch counts as one of its longest context, see Shape.of; the heuristic knows the
-    lengths.
-    """
-    heuristic = entry.kernel.default_config(problem, entry.spec)
-    assert heuristic is not None
-    return _by_formula(entry, Shape.of(problem), heuristic)
 
 
 def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:

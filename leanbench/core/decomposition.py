@@ -199,6 +199,56 @@ def stream_k_with_ends(
     return stream_k(counted, stream_k_grid(tiles.total, max_grid, min_tiles_per_cta))
 
 
+def equal_splits(tiles: TileGrid, max_grid: int, align_tiles: int, merge_tiles: int) -> int:
+    """Splits of every output tile with which no CTA crosses from one to the next; 0: stream-K.
+
+    The choice of lean.cu where lengths are on the device. Output tiles of one length are split into
+    as many as `max_grid` CTAs allow, unless the CTAs left over idle for `align_tiles` LeanTiles or
+    more all together. They stay whole where splits save no more than `merge_tiles`, what a merge
+    through memory takes; so do output tiles of different lengths.
+    """
+    if max_grid < tiles.output_tiles:
+        return 0
+    most = max(tiles.lean_tiles)
+    splits = 0
+    if most == min(tiles.lean_tiles):
+        splits = min(max_grid // tiles.output_tiles, most)
+        idle = (max_grid - splits * tiles.output_tiles) * tiles.total
+        if splits < most and idle >= align_tiles * max_grid:
+            splits = 0
+    longest_split = -(-most // splits) if splits else -(-tiles.total // max_grid)
+    return 1 if most <= longest_split + merge_tiles else splits
+
+
+def stream_k_by_lengths(
+    tiles: TileGrid,
+    max_grid: int,
+    min_tiles_per_cta: int,
+    end_tiles: int,
+    align_tiles: int = 0,
+    merge_tiles: int = 0,
+) -> Schedule:
+    """Stream-K as lean.cu deals it by lengths on the device: `equal_splits`, or else
+    `stream_k_with_ends`.
+
+    Dealt from the last to the first, as in `stream_k`.
+    """
+    splits = equal_splits(tiles, max_grid, align_tiles, merge_tiles)
+    if splits == 0:
+        return stream_k_with_ends(tiles, max_grid, min_tiles_per_cta, end_tiles)
+    grid = splits * tiles.output_tiles
+
+    def walk() -> Iterator[Segment]:
+        for cta in range(grid):
+            output_tile, split = divmod(grid - 1 - cta, splits)
+            of = tiles.of_output_tile(output_tile)
+            first = stream_k_start(split, of, splits)
+            last = stream_k_start(split + 1, of, splits)
+            yield Segment(cta, output_tile, first, last, of)
+
+    return Schedule("stream_k", grid, tuple(walk()))
+
+
 def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
     """Stream-K whose cuts depend on a sequence's own length alone: a CTA for every `run_tiles`
     LeanTiles of an output tile, and one for what is left of it.

@@ -67,12 +67,12 @@ def run_cells(
     todo = [cell for cell in cells if cell.key not in run.finished]
     left = len(todo)
     started = time.monotonic()
-    with _stop_on_signals(), contextlib.closing(_Workers(run, target, limits.timeout_s)) as workers:
+    with _stop_on_signals(), contextlib.closing(_Bench(run, target, limits.timeout_s)) as bench:
         for cells_together in _by_problem(todo):
             if limits.budget_s is not None and time.monotonic() - started >= limits.budget_s:
                 break
             observer.starts(cells_together[0])
-            for cell, row, samples in workers.run(cells_together):
+            for cell, row, samples in bench.run(cells_together):
                 run.append(row, samples)
                 left -= 1
                 observer.finished(cell, row)
@@ -85,8 +85,8 @@ def _by_problem(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         yield list(together)
 
 
-class _Workers:
-    """One worker at a time, replaced when it dies."""
+class _Bench:
+    """A worker that is replaced when it dies."""
 
     def __init__(self, run: RunDirectory, target: WorkerTarget, timeout_s: float) -> None:
         self._run, self._target, self._timeout_s = run, target, timeout_s
@@ -139,7 +139,7 @@ class _Workers:
 
         from leanbench.records.row import Row
 
-        fields = {
+        asked = {
             "cell": cell.key,
             "problem": cell.problem.to_dict(),
             "kernel": cell.kernel,
@@ -152,14 +152,14 @@ class _Workers:
             "environment": self._environment,
         }
         try:
-            row = Row.model_validate({**outcome, **fields})
+            row = Row.model_validate({**outcome, **asked})
         except ValidationError as error:
             first = error.errors()[0]
             reason = (
                 f"the kernel's result is malformed: {'.'.join(map(str, first['loc']))}:"
                 f" {first['msg']}"
             )
-            row = Row.model_validate({**fields, "status": "crashed", "reason": reason})
+            row = Row.model_validate({**asked, "status": "crashed", "reason": reason})
         # Through JSON text, because that writes NaN and infinity as null.
         return json.loads(row.model_dump_json())
 

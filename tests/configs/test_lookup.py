@@ -190,22 +190,6 @@ def test_a_heuristic_that_has_changed_since_leaves_the_timed_one():
     )
 
 
-def test_a_ragged_batch_takes_the_formula_without_an_aligned_grid():
-    """LARGE has a border's cost in it that align_grid avoids where all lengths are alike."""
-    even, crossing = build(9.0), build(9.0, border_us=5.0, more_borders_us=1e-9)
-    save_families(H200, [family(builds=[build(10.0), crossing], problems=[])])
-    # 100 output tiles of 32 LeanTiles on 132 SMs: aligned, a CTA has a tile for itself.
-    problem = AttentionProblem(25, 16, 4, 4096, 128)
-    ragged = AttentionProblem(25, 16, 4, (4096,) * 24 + (100,), 128)
-    assert choose(LEAN, problem, H200).how == "kept"
-    assert choose(LEAN, ragged, H200).how == "heuristic"
-    timed = tuned(4096, chosen=0, batch=25, kv_heads=4)
-    save_families(H200, [family(builds=[build(10.0), even], problems=[timed])])
-    # What was timed on a uniform batch says nothing of another.
-    assert choose(LEAN, problem, H200).how == "heuristic"
-    assert choose(LEAN, ragged, H200).how == "kept"
-
-
 @pytest.mark.parametrize("name", ["lean", "lean_triton", "lean_cuda"])
 def test_lengths_on_the_device_take_settings_for_any_of_them(name):
     save_families(H200, [family()])
@@ -216,6 +200,10 @@ def test_lengths_on_the_device_take_settings_for_any_of_them(name):
         "heuristic",
         "lengths are on the device, these settings are for any of them",
     )
+    # What a sweep knows of the lengths changes nothing: a caller's host does not know them.
+    lengths = (PROBLEM.max_context, *[16] * (PROBLEM.batch - 1))
+    if PROBLEM.batch > 1:
+        assert choose(asked, replace(PROBLEM, context=lengths), H200) == choice
     assert choose(asked, PROBLEM, H200, LARGE, uniform=False).how == "given"
 
 

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from leanbench.core.decomposition import (
     Schedule,
     TileGrid,
+    equal_splits,
     fixed_split,
     fixed_split_heuristic,
     one_cta_per_tile,
     quantisation_efficiency,
     stream_k,
+    stream_k_by_lengths,
     stream_k_grid,
     stream_k_run,
     stream_k_start,
@@ -214,3 +216,40 @@ def test_row_tiles_are_output_tiles():
     tiles = TileGrid.of(problem, 128)
     assert tiles.per_sequence == 3 * 2
     assert tiles.lean_tiles == (8, 8)
+
+
+@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3), st.integers(0, 4))
+def test_dealing_by_lengths_covers_every_output_tile(
+    tiles, max_grid, align_tiles, merge_tiles, min_tiles
+):
+    schedule = stream_k_by_lengths(tiles, max_grid, max(1, min_tiles), 0, align_tiles, merge_tiles)
+    walked(schedule, tiles)
+    assert schedule.grid <= max_grid
+    splits = equal_splits(tiles, max_grid, align_tiles, merge_tiles)
+    if splits:
+        assert schedule.grid == splits * tiles.output_tiles
+        crossing = Counter(segment.cta for segment in schedule.segments)
+        assert set(crossing.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "per_sequence", "splits"),
+    [
+        # 8 output tiles, 16 CTAs each, of 132.
+        ((32,), 8, 16),
+        # 64 output tiles, 2 CTAs each.
+        ((8,) * 8, 8, 2),
+        # Two LeanTiles: a merge takes as long as it saves.
+        ((2,) * 8, 8, 1),
+        # 56 output tiles and 20 CTAs left over, of 512 LeanTiles too much idle time.
+        ((512,), 56, 0),
+        ((64,), 56, 2),
+        # More output tiles than CTAs.
+        ((4,) * 20, 8, 0),
+        # Lengths differ: whole where none is much longer than a CTA's share.
+        ((512, 1, 1, 1), 8, 0),
+        ((2, 1, 1, 1), 8, 1),
+    ],
+)
+def test_equal_splits(lengths, per_sequence, splits):
+    assert equal_splits(TileGrid(lengths, per_sequence), 132, 640, 1) == splits

@@ -204,6 +204,38 @@ def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_inva
     assert all_workspaces_are_empty()
 
 
+@pytest.mark.parametrize("which", ["ragged", "paged", "paged drafts"])
+def test_lengths_outside_the_cache_count_as_its_ends(which):
+    if kernel("lean_cuda").unavailable_reason() is not None or spec().compute_capability != (9, 0):
+        pytest.skip("the Triton kernel trusts the lengths")
+    inputs = make_inputs(PROBLEMS[which], "cuda")
+    assert inputs.cache_seqlens is not None
+    given = [-5, 2**30, 2**31 - 1, inputs.context + 1, 700]
+    inside = [min(max(length, 0), inputs.context) for length in given]
+    batch = inputs.q.shape[0]
+    inputs.cache_seqlens.copy_(torch.tensor(inside[:batch], dtype=torch.int32))
+    if inputs.block_table is not None:
+        pages = torch.randint_like(inputs.block_table, inputs.k_cache.shape[0])
+        inputs.block_table.copy_(pages)
+    expected = attend(inputs)
+    assert_right(inputs, *expected)
+    inputs.cache_seqlens.copy_(torch.tensor(given[:batch], dtype=torch.int32))
+    for result, other in zip(attend(inputs), expected, strict=True):
+        assert torch.equal(result, other)
+
+
+@pytest.mark.parametrize("length", [0, 1, 129, 300, 4000])
+@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 8), (3, 8), (8, 8), (40, 8)])
+def test_equal_lengths_on_the_device(batch, kv_heads, length):
+    """Output tiles whole, split alike, and more of them than CTAs."""
+    problem = AttentionProblem(batch, 4 * kv_heads, kv_heads, (4096,) * (batch - 1) + (4095,), 128)
+    inputs = make_inputs(problem, "cuda")
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens.fill_(length)
+    assert_right(inputs, *attend(inputs))
+    assert all_workspaces_are_empty()
+
+
 def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
     """As in a process that has not called the kernel yet, so that the second call is the first to
     want a larger one.

@@ -146,7 +146,7 @@ def test_params_stand_where_the_kernel_reads_them():
     assert Params.stride_q_batch.offset == 256 + 8 * 8
     assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 6 * 8
     assert Params.context.offset == Params.stride_q_token.offset + 6 * 4
-    assert Params.by_tiles.offset == Params.context.offset + 9 * 4
+    assert Params.by_tiles.offset == Params.context.offset + 11 * 4
     assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
     assert Params.events.offset % 8 == 0
 
@@ -313,22 +313,33 @@ def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, row
     [
         (1, 32, 8, 131_072, 128, (32, 4, 2, 1, 8, 1)),
         (8, 32, 8, 32_768, 128, (32, 4, 2, 1, 8, 1)),
+        (64, 32, 8, 32_768, 128, (16, 4, 2, 2, 8, 1)),
+        (8, 64, 8, 32_768, 128, (16, 8, 2, 1, 8, 1)),
         (1, 32, 2, 131_072, 128, (32, 4, 2, 1, 8, 1)),
-        (16, 16, 1, 4096, 128, (16, 8, 2, 1, 16, 1)),
-        (16, 71, 1, 4096, 128, (16, 8, 2, 1, 32, 1)),
-        (8, 64, 8, 131_072, 64, (32, 4, 2, 2, 8, 2)),
-        (4, 16, 8, 8192, 256, (16, 4, 2, 1, 8, 1)),
+        (16, 16, 1, 4096, 128, (32, 4, 2, 1, 8, 1)),
+        (32, 16, 1, 4096, 128, (16, 8, 2, 1, 16, 1)),
+        (1, 8, 1, 131_072, 128, (32, 4, 3, 1, 8, 8)),
+        (2, 8, 1, 131_072, 128, (32, 4, 3, 1, 8, 8)),
+        (8, 64, 8, 131_072, 64, (32, 4, 2, 2, 8, 1)),
+        (8, 32, 2, 131_072, 64, (32, 4, 2, 2, 16, 1)),
+        (4, 16, 8, 8192, 256, (16, 4, 3, 1, 8, 1)),
     ],
 )
 def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, build):
-    """(chunk, warps, stages, CTAs to an SM, rows, least LeanTiles of a CTA); the same for a cache
-    of 256 tokens: nothing follows from the capacity.
+    """(chunk, warps, stages, CTAs to an SM, rows, CTAs of a cluster); the same whatever the
+    capacity and the lengths are, with pages and without.
     """
     problem = AttentionProblem(batch, heads, kv_heads, capacity, head_dim)
-    for asked in (problem, replace(problem, context=256), replace(problem, page_size=64)):
-        config = kernel("lean").any_length_config(asked, find("h200"))
+    uneven = (capacity, *[16] * (batch - 1))
+    for other in (
+        problem,
+        replace(problem, context=256),
+        replace(problem, context=uneven),
+        replace(problem, page_size=64),
+    ):
+        config = kernel("lean").any_length_config(other, find("h200"))
         assert config is not None
-        assert (config.implementation, config.cluster_size) == ("cuda", 1)
+        assert (config.implementation, config.min_tiles_per_cta) == ("cuda", 1)
         assert config.align_grid is False
         assert build == (
             config.chunk_tokens,
@@ -336,17 +347,8 @@ def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, buil
             config.num_stages,
             config.ctas_per_sm,
             config.tile_rows,
-            config.min_tiles_per_cta,
+            config.cluster_size,
         )
-
-
-@pytest.mark.parametrize(("heads", "cluster", "least"), [(8, 8, 8), (16, 8, 8), (24, 1, 1)])
-def test_one_or_two_output_tiles_of_any_length_take_clusters(heads, cluster, least):
-    config = kernel("lean").any_length_config(
-        AttentionProblem(1, heads, 1, 131_072, 128), find("h200")
-    )
-    assert config is not None
-    assert (config.cluster_size, config.min_tiles_per_cta) == (cluster, least)
 
 
 def test_any_length_in_triton_keeps_the_build_of_a_full_cache():
