@@ -40,6 +40,10 @@ class Values(ABC):
         """The text that `parse` reads back."""
         return "none" if value is None else str(value)
 
+    def to_json(self, value: Any) -> Any:
+        """The value in JSON: equal values are written alike, 30 and 30.0."""
+        return None if value is None else self.json_type(value)
+
     def reads(self, text: str) -> bool:
         """Whether `text`, what follows the letter in a word of a problem, is meant for the axis."""
         return text[:1] in {*"0123456789+-"}
@@ -108,6 +112,9 @@ class Decimals(Values):
     def check(self, name: str, value: float | None) -> None:
         if not (value is None and self.or_none) and (value is None or not 0 < value <= self.most):
             raise self._refusal(name, value)
+
+    def write(self, value: float | None) -> str:
+        return super().write(value).removesuffix(".0")
 
     def _refusal(self, name: str, value: Any) -> UserError:
         none = f", or none for {self.or_none}" if self.or_none else ""

@@ -229,12 +229,14 @@ class AttentionProblem:
         those that were there from the start: a problem reads, and its cell is named, as in runs
         from before there was the axis.
         """
-        values = {
-            field.name: getattr(self, field.name)
+        context = list(self.contexts) if self.is_ragged else self.context
+        return {
+            field.name: context
+            if field.name == "context"
+            else field.values.to_json(getattr(self, field.name))
             for field in PROBLEM_AXES
             if field.always_in_json or getattr(self, field.name) != field.default
         }
-        return {**values, "context": list(self.contexts) if self.is_ragged else self.context}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionProblem:

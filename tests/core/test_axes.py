@@ -1,10 +1,12 @@
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from leanbench.core.axes import AXES
+from leanbench.core.axis_values import Words
 from leanbench.core.errors import UserError
 from leanbench.core.syntax import (
     MAX_NUMBER,
@@ -303,3 +305,21 @@ def test_any_text_is_values_or_a_user_error_and_bounded(text):
                 assert 1 <= value <= MAX_NUMBER
             if isinstance(value, float):
                 assert 0 < value < math.inf
+
+
+def test_the_docs_have_the_table_of_axes():
+    lines = [
+        f"| `{axis.flag}` | {axis.letter} | {axis.grid_text} | {axis.help} |"
+        for axis in AXES.values()
+    ]
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    documented = [line for line in text.splitlines() if line.startswith("| `--")]
+    assert documented == lines
+
+
+def test_letters_and_words_name_one_axis_each():
+    letters = [axis.letter for axis in AXES.values() if axis.letter]
+    assert len(letters) == len(set(letters))
+    bare = [axis.values for axis in AXES.values() if not axis.letter]
+    words = [word for values in bare if isinstance(values, Words) for word in values.choices]
+    assert len(words) == len(set(words))

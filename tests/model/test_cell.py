@@ -235,3 +235,14 @@ def test_energy_is_capped_by_the_power_limit() -> None:
     }
     assert 690 < power_w["lean"] < 700
     assert 450 < power_w["fa2"] < 560
+
+
+def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
+    problem = AttentionProblem(1, 32, 8, 4096, 128, page_size=64)
+    assert predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))["status"] == "ok"
+    monkeypatch.setattr("leanbench.model.cell.AXES", {"dtype", "kv_layout"})
+    row = predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))
+    assert (row["status"], row["reason"]) == (
+        "unsupported",
+        "the performance model does not know page_size: leave it out",
+    )

@@ -1,0 +1,159 @@
+"""The axis of CONTRIBUTING.md, declared in one place of a copy of the sources, is everywhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("leanbench", "kernels", "sweeps", "reports/templates")
+#: Runs commands in one process that imports the copy; a line of JSON for each.
+DRIVER = """
+import json, sys
+from typer.testing import CliRunner
+from leanbench.cli.main import app
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, words)
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]))
+"""
+#: Grid and kernel of the sweeps; its cell with a softcap is refused.
+SWEEP = """
+name = "capped"
+kernels = ["fa2"]
+context = 1024
+softcap = ["none", 30]
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of the rooms, in which AttentionProblem has one more field."""
+    folder = tmp_path_factory.mktemp("copy")
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    field = re.search(r"An axis of your own.*?```python\n(.*?)```", text, re.DOTALL)
+    assert field is not None
+    problem = folder / "leanbench/core/problem.py"
+    source = problem.read_text(encoding="utf-8")
+    place = "    def __post_init__"
+    assert source.count(place) == 1
+    source = source.replace(place, f"{field[1]}\n{place}")
+    source = source.replace("axis_values import Whole", "axis_values import Decimals, Whole")
+    problem.write_text(source, encoding="utf-8")
+    (folder / "capped.toml").write_text(SWEEP, encoding="utf-8")
+    return folder
+
+
+def run(copy: Path, *commands: str) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each command, run in the copy."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LEANBENCH_")}
+    own = {
+        "PYTHONPATH": str(copy),
+        "LEANBENCH_HOME": str(copy / "home"),
+        "LEANBENCH_CACHE": str(copy / "cache"),
+        "COLUMNS": "200",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    words = json.dumps([shlex.split(command) for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, words],
+        cwd=copy,
+        env={**kept, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def answers(copy: Path) -> dict[str, str]:
+    """What commands print, by their name here."""
+    commands = {
+        "help": "sweep --help",
+        "list": "list axes",
+        "dry run": "sweep capped.toml --dry-run --gpu h200",
+        "flag": "sweep --softcap 50,none --context 1k --kernels lean --dry-run --gpu h200",
+        "wrong": "sweep --softcap 2000 --dry-run",
+        "trace": "trace h32/8 n1k d128 c30 --kernels fa2 --gpu h200",
+        "sweep": "sweep capped.toml --gpu h200 --name first",
+        "again": "sweep capped.toml --softcap none,50 --gpu h200 --name second",
+        "report": "report first --format markdown",
+        "compare": "compare first second --format json",
+    }
+    results = run(copy, *commands.values())
+    return {name: result[1] + result[2] for name, result in zip(commands, results, strict=True)}
+
+
+def rows(copy: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((copy / "runs/first/report.csv").read_text())))
+
+
+def test_it_is_a_flag_with_its_help_and_default(answers):
+    assert "--softcap LIST" in answers["help"]
+    assert "Caps of the scores: 30,50" in answers["help"]
+    [line] = [line for line in answers["list"].splitlines() if line.startswith("--softcap")]
+    assert line.split()[:3] == ["--softcap", "c", "none"]
+
+
+def test_a_sweep_file_and_a_flag_make_cells_and_a_wrong_value_is_a_sentence(answers):
+    labels = ["b1 h32/8 n1024 d128 fp16 HND", "b1 h32/8 n1024 d128 c30 fp16 HND"]
+    for label in labels:
+        assert label in answers["dry run"]
+    assert "b1 h32/8 n1024 d128 c50 fp16 HND" in answers["flag"]
+    assert answers["wrong"] == (
+        "Error: softcap '2000' is not a cap of the scores, write numbers above 0 and up to 1000"
+        " such as 30,50, or none for scores as they are\n"
+    )
+
+
+def test_kernels_that_do_not_know_it_refuse_it(answers, copy):
+    assert "fa2 takes no softcap, this problem has softcap 30: leave it out" in answers["trace"]
+    assert [(row["softcap"], row["status"]) for row in rows(copy)] == [
+        ("none", "ok"),
+        ("30", "unsupported"),
+    ]
+
+
+def test_rows_keep_it_and_problems_without_it_are_as_ever(answers, copy):
+    lines = (copy / "runs/first/results.jsonl").read_text().splitlines()
+    problems = [json.loads(line)["problem"] for line in lines]
+    assert [problem.get("softcap", "absent") for problem in problems] == ["absent", 30.0]
+    cells = [json.loads(line)["cell"] for line in lines]
+    assert cells[0] == "fa2-b1-h32-8-n1024-d128-fp16-HND-default-d00019f9"
+    assert cells[1].startswith("fa2-b1-h32-8-n1024-d128-c30-fp16-HND-default-")
+
+
+def test_reports_have_it(answers, copy):
+    page = (copy / "runs/first/report.html").read_text()
+    assert '"label": "softcap", "name": "softcap", "values": ["none", "30"]' in page  # a selector
+    assert '"heading": "softcap"' in page  # a column
+    markdown = (copy / "runs/first/report.md").read_text()
+    assert "b1 h32/8 n1024 d128 c30 fp16 HND" in markdown
+
+
+def test_a_comparison_pairs_by_it(answers):
+    compared = json.loads(answers["compare"])
+    assert [pair["problem"].get("softcap") for pair in compared["pairs"]] == [None]
+    assert compared["only_in_base"] == ["fa2 · b1 h32/8 n1024 d128 c30 fp16 HND"]
+    assert compared["only_in_new"] == ["fa2 · b1 h32/8 n1024 d128 c50 fp16 HND"]
+
+
+def test_the_command_of_a_row_repeats_it(answers, copy):
+    commands = [row["command"] for row in rows(copy)]
+    assert ["--softcap 30" in command for command in commands] == [False, True]
+    [(code, text, _)] = run(copy, commands[1].removeprefix("leanbench ") + " --dry-run")
+    assert code == 0
+    assert "b1 h32/8 n1024 d128 c30 fp16 HND" in text
