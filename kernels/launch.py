@@ -28,8 +28,11 @@ INTERPRETER_SMS = 5
 #: Numbers of a partial's row beside its D columns: a logarithm, and three that keep the next slot's
 #: rows on 16-byte borders.
 PARTIAL_ROW_EXTRA = 4
-#: Marks of a CTA; most is 16 KB, and more would need some 400k output tiles.
-_LEAST_MARKS, _MOST_MARKS = 8, 1024
+#: What a slot of the partials workspace holds until a number arrives: the bits of a NaN that no
+#: arithmetic produces.
+EMPTY_BITS = -1
+#: Events that a CTA's row holds; the most is 16 KB, and more would need some 400k output tiles.
+_LEAST_EVENTS, _MOST_EVENTS = 8, 1024
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,11 @@ class TritonLaunch:
 
         return launch
 
-    def stamped(self, stamps: torch.Tensor, marks: int) -> TritonLaunch:
-        """The same launch of a build with room for `marks` marks a CTA; see
-        leanbench.kernels.stamps.
+    def traced(self, events: torch.Tensor, max_events: int) -> TritonLaunch:
+        """The same launch of a build that records up to `max_events` events a CTA; see
+        leanbench.kernels.events.
         """
-        return replace(self, options={**self.options, "stamps": stamps, "MARKS": marks})
+        return replace(self, options={**self.options, "events": events, "MAX_EVENTS": max_events})
 
     def compile(self) -> LaunchResources:
         """What a CTA takes, compiled for the active target.
@@ -163,9 +166,9 @@ class Launch(Protocol):
         """A function that makes the launch."""
         ...
 
-    def stamped(self, stamps: torch.Tensor, marks: int) -> Launch:
-        """The same launch of a build with room for `marks` marks a CTA; see
-        leanbench.kernels.stamps.
+    def traced(self, events: torch.Tensor, max_events: int) -> Launch:
+        """The same launch of a build that records up to `max_events` events a CTA; see
+        leanbench.kernels.events.
         """
         ...
 
@@ -203,10 +206,10 @@ class TritonKernel(Kernel):
             launches = self.launches(shape_only(problem), config)
             return tuple(launch.compile() for launch in launches)
 
-    def most_marks(
+    def most_events(
         self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]
     ) -> int:
-        """Marks that a CTA of the traced launches makes at most, see leanbench.kernels.stamps."""
+        """Events that a CTA of the traced launches has at most, see leanbench.kernels.events."""
         return 2
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
@@ -221,18 +224,19 @@ class TritonKernel(Kernel):
         return tuple(resources for resources in found if resources is not None)
 
     def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall:
-        from leanbench.kernels.trace import StampedCall
+        from leanbench.kernels.traced import TracedLaunches
 
         assert config is not None
         launches = self.launches(inputs, config)
-        return StampedCall(launches, self.most_marks(inputs, config, launches), inputs.q.device)
+        max_events = self.most_events(inputs, config, launches)
+        return TracedLaunches(launches, max_events, inputs.q.device)
 
 
-def room_for_marks(marks: int) -> int:
-    """Of a CTA's row of stamps. A power of two: every number of marks is another build of the
-    kernel.
+def events_per_row(events: int) -> int:
+    """Events that a CTA's row holds where a CTA has up to `events`. A power of two: every number of
+    them is another build of the kernel.
     """
-    return min(_MOST_MARKS, padded(max(_LEAST_MARKS, marks)))
+    return min(_MOST_EVENTS, padded(max(_LEAST_EVENTS, events)))
 
 
 def most_parts(

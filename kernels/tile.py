@@ -14,7 +14,7 @@ import os
 
 import triton
 import triton.language as tl
-from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
+from leanbench.kernels.launch import EMPTY_BITS, PARTIAL_ROW_EXTRA
 
 #: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened
 #: first.
@@ -23,8 +23,8 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 #: `PARTIAL_ROW_EXTRA`, for use inside kernels.
 SLOT_PADDING = tl.constexpr(PARTIAL_ROW_EXTRA)
 
-#: What a slot holds until a number arrives: the bits of a NaN that no arithmetic produces.
-EMPTY = tl.constexpr(-1)
+#: `EMPTY_BITS`, for use inside kernels.
+EMPTY = tl.constexpr(EMPTY_BITS)
 
 
 @triton.jit

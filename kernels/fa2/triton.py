@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
+from leanbench.kernels.events import (
+    BEGIN,
+    TILES,
+    end_events,
+    record_event,
+    start_events,
+)
 from leanbench.kernels.launch import (
     LaunchShape,
     TritonLaunch,
@@ -19,7 +26,6 @@ from leanbench.kernels.launch import (
     row_strides,
     run_all,
 )
-from leanbench.kernels.stamps import BEGIN, TILES, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import lean_tiles, load_query, row_offsets, sequence_tiles, write_output
 
 if TYPE_CHECKING:
@@ -62,10 +68,10 @@ def fa2_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
-    MARKS: tl.constexpr = 0,
-    stamps=None,  # see leanbench.kernels.stamps
+    MAX_EVENTS: tl.constexpr = 0,
+    events=None,  # see leanbench.kernels.events
 ):
-    marks = stamp_start(stamps, MARKS)
+    recorded = start_events(events, MAX_EVENTS)
     output_tile = tl.program_id(0)
     per_sequence = kv_heads * row_tiles
     sequence = (output_tile // per_sequence).to(tl.int64)
@@ -76,7 +82,7 @@ def fa2_kernel(
     q_heads = kv_heads * GROUP_SIZE
 
     tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
-    marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
+    recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
     q_rows = load_query(
         q + sequence * stride_q_batch + q_head * stride_q_head,
         row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
@@ -123,8 +129,8 @@ def fa2_kernel(
         valid_rows,
         HEAD_DIM,
     )
-    marks = mark(stamps, marks, TILES, output_tile, MARKS)
-    stamp_end(stamps, marks, MARKS)
+    recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
+    end_events(events, recorded, MAX_EVENTS)
 
 
 def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
+from leanbench.kernels.events import (
+    BEGIN,
+    REDUCTION,
+    TILES,
+    end_events,
+    record_event,
+    start_events,
+)
 from leanbench.kernels.fa2.triton import launches as fa2_launches
 from leanbench.kernels.launch import (
     PARTIAL_ROW_EXTRA,
@@ -23,7 +31,6 @@ from leanbench.kernels.launch import (
     row_strides,
     run_all,
 )
-from leanbench.kernels.stamps import BEGIN, REDUCTION, TILES, mark, stamp_end, stamp_start
 from leanbench.kernels.tile import (
     lean_tiles,
     load_query,
@@ -72,10 +79,10 @@ def split_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
-    MARKS: tl.constexpr = 0,
-    stamps=None,  # see leanbench.kernels.stamps
+    MAX_EVENTS: tl.constexpr = 0,
+    events=None,  # see leanbench.kernels.events
 ):
-    marks = stamp_start(stamps, MARKS)
+    recorded = start_events(events, MAX_EVENTS)
     slot = tl.program_id(0)
     output_tile = slot // splits
     split = slot % splits
@@ -91,7 +98,7 @@ def split_kernel(
     first = tl.minimum(split * share, tiles)
     last = tl.minimum(first + share, tiles)
     if first < last:
-        marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
+        recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
         q_rows = load_query(
             q + sequence * stride_q_batch + kv_head * GROUP_SIZE * stride_q_head,
             row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
@@ -128,8 +135,8 @@ def split_kernel(
             NUM_STAGES,
         )
         write_partial(acc, m, l, partials, slot, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
-        marks = mark(stamps, marks, TILES, output_tile, MARKS)
-    stamp_end(stamps, marks, MARKS)
+        recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
+    end_events(events, recorded, MAX_EVENTS)
 
 
 @triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
@@ -154,10 +161,10 @@ def merge_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     PARTIALS_AT_ONCE: tl.constexpr,
     RAGGED: tl.constexpr,
-    MARKS: tl.constexpr = 0,
-    stamps=None,  # see leanbench.kernels.stamps
+    MAX_EVENTS: tl.constexpr = 0,
+    events=None,  # see leanbench.kernels.events
 ):
-    marks = stamp_start(stamps, MARKS)
+    recorded = start_events(events, MAX_EVENTS)
     # One CTA per query head and query position.
     per_sequence = kv_heads * GROUP_SIZE * Q_LEN
     sequence = (tl.program_id(0) // per_sequence).to(tl.int64)
@@ -171,7 +178,7 @@ def merge_kernel(
     _, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
     share = (tiles + splits - 1) // splits
     used = (tiles + share - 1) // share
-    marks = mark(stamps, marks, BEGIN, output_tile, MARKS)
+    recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
     acc, m, l = merge_partials(  # noqa: E741
         partials,
         output_tile * splits,
@@ -188,8 +195,8 @@ def merge_kernel(
         out += position * stride_out_position
     only = tl.arange(0, 1)
     write_output(acc, m, l, out, lse + tl.program_id(0), only, only, valid_rows, HEAD_DIM)
-    marks = mark(stamps, marks, REDUCTION, output_tile, MARKS)
-    stamp_end(stamps, marks, MARKS)
+    recorded = record_event(events, recorded, REDUCTION, output_tile, MAX_EVENTS)
+    end_events(events, recorded, MAX_EVENTS)
 
 
 #: Numbers that a merge step holds in registers, 32 a thread of 128.

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.launch import (
-    PARTIAL_ROW_EXTRA,
     LaunchShape,
     TritonKernel,
     TritonLaunch,
+    events_per_row,
     merge_rows_at_once,
     most_parts,
-    padded,
-    room_for_marks,
 )
 from leanbench.kernels.lean.cuda_heuristic import HOPPER
 from leanbench.kernels.lean.cuda_kernel import LeanCuda
+from leanbench.kernels.lean.workspace import (
+    PARTIALS_AT_ONCE,
+    lean_grid_limit,
+    one_number_each,
+)
 
 from leanbench.core.decomposition import (
     Schedule,
@@ -29,17 +32,12 @@ from leanbench.core.decomposition import (
     stream_k_grid,
     tile_rows,
 )
-from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import BATCH_INVARIANT, KernelConfig, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
-
-#: The workspace's size whatever the problem: the grid is capped so that its partials fit. With
-#: fixed runs, whose number the problem alone decides, it grows instead.
-WORKSPACE_BYTES = 16 * 1000 * 1000
 
 #: What `--configs best` tries, as (tile_tokens, num_warps, num_stages, ctas_per_sm,
 #: min_tiles_per_cta, align_grid): on an H200, those that were among the fastest of 128 for some of
@@ -79,14 +77,6 @@ _ANY_LENGTH_MIN_TILES = 4
 #: Tokens of a CTA where a sequence's bits must not depend on the batch. Half as many would be twice
 #: the partials.
 _FIXED_RUN_TOKENS = 1024
-
-#: Partials that a merge loads at once, by whether a thread holds one number of each;
-#: kernels/lean/mailbox.py.
-PARTIALS_AT_ONCE = {True: 8, False: 16}
-
-#: Offsets of a partial's numbers, 4 bytes each, are 32-bit; the largest power of two among the
-#: sizes.
-_MAX_PARTIALS_BYTES = 4 << 30
 
 
 class LeanTriton(TritonKernel):
@@ -197,7 +187,7 @@ class LeanTriton(TritonKernel):
 
         return launches(inputs, config)
 
-    def most_marks(
+    def most_events(
         self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]
     ) -> int:
         """From the lengths as they are now."""
@@ -209,38 +199,7 @@ class LeanTriton(TritonKernel):
             1 if fixed else most_parts(inputs, config.tile_tokens, per_sequence, grid, min_tiles)
         )
         # The beginning; each part; a wait and a reduction for the last one.
-        return room_for_marks(1 + parts + 2)
-
-
-def one_number_each(row_count: int, head_dim: int, num_warps: int) -> bool:
-    """Whether a thread of the merge holds one number of the rows that are merged at once."""
-    return merge_rows_at_once(row_count, head_dim, num_warps) * padded(head_dim) <= 32 * num_warps
-
-
-def lean_grid_limit(row_count: int, head_dim: int, wanted: int) -> int:
-    """The largest grid up to `wanted` whose partials, two per CTA, fit the workspace."""
-    return min(wanted, WORKSPACE_BYTES // (2 * partial_bytes(row_count, head_dim)))
-
-
-def fixed_run_bytes(runs: int, each_bytes: int) -> int:
-    """What the partials of `runs` runs take, one of `each_bytes` each.
-
-    Raises:
-        UserError: more than kernels can address.
-    """
-    needed = runs * each_bytes
-    if needed > _MAX_PARTIALS_BYTES:
-        raise UserError(
-            f"the partials of {runs} parts that do not depend on the batch take {needed / 1e9:.1f}"
-            f" GB, the limit is {_MAX_PARTIALS_BYTES / 1e9:.1f} GB: pass fewer sequences at a time,"
-            " or a cache that has room for fewer tokens"
-        )
-    return needed
-
-
-def partial_bytes(row_count: int, head_dim: int) -> int:
-    """Of a slot of the Triton kernel's workspace."""
-    return 4 * row_count * (head_dim + PARTIAL_ROW_EXTRA)
+        return events_per_row(1 + parts + 2)
 
 
 class Lean(LeanTriton):

@@ -18,6 +18,7 @@ from leanbench.kernels.lean.cuda_params import (
     check_counts,
     too_far_apart,
 )
+from leanbench.kernels.lean.workspace import SLOTS_BYTES, WORKSPACES, fixed_run_bytes
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
@@ -71,15 +72,17 @@ class CudaLaunch:
 
         return launch
 
-    def stamped(self, stamps: torch.Tensor, marks: int) -> CudaLaunch:
-        """The same launch of a build with room for `marks` marks; see leanbench.kernels.stamps."""
+    def traced(self, events: torch.Tensor, max_events: int) -> CudaLaunch:
+        """The same launch of a build that records up to `max_events` events a CTA; see
+        leanbench.kernels.events.
+        """
         params = Params.from_buffer_copy(self.params)
-        params.events = stamps.data_ptr()
+        params.events = events.data_ptr()
         return replace(
             self,
-            build=replace(self.build, max_events=marks),
+            build=replace(self.build, max_events=max_events),
             params=params,
-            tensors=(*self.tensors, stamps),
+            tensors=(*self.tensors, events),
         )
 
     def most_parts(self, inputs: AttentionInputs) -> int:
@@ -145,11 +148,8 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     Raises:
         UserError: these tensors, or this config on this GPU, are not for this implementation, or
             the partials of fixed runs are too many.
-        RuntimeError: see leanbench.kernels.lean.triton.workspace_of.
+        RuntimeError: see Workspaces.of.
     """
-    from leanbench.kernels.lean import WORKSPACE_BYTES, fixed_run_bytes
-    from leanbench.kernels.lean.triton import workspace_of
-
     reason = refusal(inputs)
     if reason is not None:
         raise UserError(reason)
@@ -171,7 +171,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     check_counts(total, tiles * tile_tokens)
     if config.fixed_run_tiles:
         runs, min_tiles_per_range = total, 1
-        workspace = workspace_of(device, fixed_run_bytes(runs, build.partial_bytes))
+        workspace = WORKSPACES.of(device, fixed_run_bytes(runs, build.partial_bytes))
     else:
         min_tiles_per_range = config.min_tiles_per_cta or 1
         slots = cluster_slots(sms or _sms(device), build.ctas_per_sm, build.cluster)
@@ -180,9 +180,9 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         runs = stream_k_grid(
             output_tiles * real_tiles, slots, min_tiles_per_range, output_tiles if aligned else 1
         )
-        # The workspace holds a partial for each run.
-        runs = min(runs, WORKSPACE_BYTES // 2 // build.partial_bytes)
-        workspace = workspace_of(device)
+        # The workspace holds a partial for each work range.
+        runs = min(runs, SLOTS_BYTES // build.partial_bytes)
+        workspace = WORKSPACES.of(device)
     share, longer = divmod(total, runs)
     params = _params(inputs, build)
     params.partials = workspace.partials.data_ptr()

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from leanbench.kernels.launch import room_for_marks
+from leanbench.kernels.launch import events_per_row
 from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_heuristic import (
     HOPPER,
@@ -137,14 +137,13 @@ class LeanCuda(Kernel):
 
     def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall:
         from leanbench.kernels.lean.cuda import launch_of
-        from leanbench.kernels.trace import StampedCall
+        from leanbench.kernels.traced import TracedLaunches
 
         assert config is not None
         launch = launch_of(inputs, config)
         # The beginning; each part, and its reduction.
-        return StampedCall(
-            (launch,), room_for_marks(1 + 2 * launch.most_parts(inputs)), inputs.q.device
-        )
+        max_events = events_per_row(1 + 2 * launch.most_parts(inputs))
+        return TracedLaunches((launch,), max_events, inputs.q.device)
 
 
 @cache

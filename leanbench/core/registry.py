@@ -91,11 +91,11 @@ class LaunchResources:
 
 
 class TracedCall(ABC):
-    """One call of a kernel whose GPU kernels were compiled with stamps."""
+    """One call of a kernel whose GPU kernels were compiled with timeline events."""
 
     @abstractmethod
     def launch(self) -> None:
-        """Does what the plain launch does, and stamps."""
+        """Does what the plain launch does, and records events."""
 
     @abstractmethod
     def read(self) -> tuple[CtaTimeline, ...]:

@@ -80,7 +80,7 @@ def timer_tick_ns(device: torch.device) -> int:
     """
     import torch
 
-    from leanbench.kernels.stamps import timer_kernel
+    from leanbench.kernels.events import timer_kernel
 
     times = torch.zeros(_TIMER_READS, dtype=torch.int64, device=device)
     with torch.cuda.device_of(times):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,10 @@ implementations = pytest.mark.parametrize("name", ["lean_cuda", "lean_triton"])
 
 def lean() -> ModuleType:
     return importlib.import_module("leanbench.kernels.lean.triton")
+
+
+def workspaces() -> Any:
+    return importlib.import_module("leanbench.kernels.lean.workspace").WORKSPACES
 
 
 def spec() -> GpuSpec:
@@ -80,9 +85,9 @@ def caller(
 
 def all_workspaces_are_empty() -> bool:
     torch.cuda.synchronize()
-    workspaces = {*lean()._workspaces.values(), *lean()._captured}
-    assert workspaces
-    return all(bool((workspace.partials == -1).all()) for workspace in workspaces)
+    made = {*workspaces().of_streams.values(), *workspaces().captured}
+    assert made
+    return all(bool((workspace.partials == -1).all()) for workspace in made)
 
 
 @problems
@@ -240,12 +245,12 @@ def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
     """As in a process that has not called the kernel yet, so that the second call is the first to
     want a larger one.
     """
-    for name in ("_workspaces", "_spares"):
-        monkeypatch.setattr(lean(), name, {})
+    for name in ("of_streams", "spares"):
+        monkeypatch.setattr(workspaces(), name, {})
     stream, call = torch.cuda.Stream(), caller(None, batch_invariant=True)
     small = make_inputs(PROBLEMS["ragged"], "cuda")
     graph, out, lse = captured(small, call, stream)
-    before = lean()._workspaces[small.q.device, stream.cuda_stream]
+    before = workspaces().of_streams[small.q.device, stream.cuda_stream]
     # Room for 40 runs of each of 32 output tiles, 16 rows each: 10 MB of partials at least.
     large = make_inputs(
         AttentionProblem(8, 64, 4, (1500, 3, 1024, 1, 2, 700, 2500, 64), 128, page_size=64), "cuda"
@@ -257,7 +262,7 @@ def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
     with torch.cuda.stream(stream):
         assert_right(large, *call(large))
     torch.cuda.synchronize()
-    after = lean()._workspaces[small.q.device, stream.cuda_stream]
+    after = workspaces().of_streams[small.q.device, stream.cuda_stream]
     assert after.partials.numel() > before.partials.numel()
     graph.replay()
     torch.cuda.synchronize()

@@ -35,10 +35,14 @@ def lean() -> ModuleType:
     return importlib.import_module("leanbench.kernels.lean.triton")
 
 
+def partials_workspace() -> ModuleType:
+    return importlib.import_module("leanbench.kernels.lean.workspace")
+
+
 @pytest.fixture
 def no_workspaces(monkeypatch):
     """As in a process that has not called the kernel yet."""
-    monkeypatch.setattr(lean(), "_workspaces", {})
+    monkeypatch.setattr(partials_workspace().WORKSPACES, "of_streams", {})
 
 
 def captured(inputs: AttentionInputs, stream: torch.cuda.Stream | None = None):
@@ -129,7 +133,7 @@ def test_two_streams_have_workspaces_of_their_own():
     pointers = set()
     for stream in streams:
         with torch.cuda.stream(stream):
-            pointers.add(lean().workspace_of(calls[0].q.device).partials.data_ptr())
+            pointers.add(partials_workspace().WORKSPACES.of(calls[0].q.device).partials.data_ptr())
     assert len(pointers) == 2
     torch.cuda.synchronize()
     together: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[], []]
@@ -171,7 +175,7 @@ def test_a_grid_that_does_not_fit_at_once_ends(ctas_per_sm, times_the_sms, conte
 @pytest.mark.parametrize("problem", [MHA, GQA, RAGGED], ids=lambda problem: problem.label)
 def test_200_repeats_agree_bit_for_bit_and_leave_the_workspace_empty(problem):
     inputs = make_inputs(problem, "cuda")
-    workspace = lean().Workspace.on(inputs.q.device)
+    workspace = partials_workspace().Workspace.on(inputs.q.device)
     launch = lean().prepare(inputs, CONFIG, workspace)
     launch()
     assert_right(inputs, inputs.out, inputs.lse)

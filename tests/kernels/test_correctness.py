@@ -212,7 +212,8 @@ def test_any_split_count(splits, device):
 @pytest.mark.parametrize("align_grid", [False, True])
 def test_any_grid(sms, align_grid, device):
     """From one CTA to one LeanTile each, through merges of more partials than one wait collects."""
-    from leanbench.kernels.lean.triton import Workspace, prepare
+    from leanbench.kernels.lean.triton import prepare
+    from leanbench.kernels.lean.workspace import Workspace
 
     problem = AttentionProblem(1, 2, 2, 390, 64)
     workspace = Workspace.on(torch.device(device))
@@ -242,7 +243,8 @@ def test_merges_of_many_rows_and_partials(problem, device):
 
 def test_one_workspace_serves_different_problems(device):
     """A launch leaves the workspace as it found it, whatever the next one is."""
-    from leanbench.kernels.lean.triton import Workspace, prepare
+    from leanbench.kernels.lean.triton import prepare
+    from leanbench.kernels.lean.workspace import Workspace
 
     workspace = Workspace.on(torch.device(device))
     for problem, sms in [
@@ -259,7 +261,7 @@ def test_one_workspace_serves_different_problems(device):
 
 def test_workspace_is_bounded():
     from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
-    from leanbench.kernels.lean import WORKSPACE_BYTES, lean_grid_limit
+    from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, lean_grid_limit
 
     assert WORKSPACE_BYTES <= 16e6
     for row_count, head_dim in [(1, 64), (16, 128), (64, 128), (32, 256)]:

@@ -13,11 +13,11 @@ import torch
 from attention_calls import assert_right, attend, differing
 from hypothesis import given
 from hypothesis import strategies as st
-from leanbench.kernels.lean import fixed_run_bytes, partial_bytes
 from leanbench.kernels.lean import triton as lean
+from leanbench.kernels.lean.workspace import Workspace, Workspaces, fixed_run_bytes, partial_bytes
+from test_events import assert_covers, recorded, traced_call
+from test_events import expected as expected_spans
 from test_schedules import PROBLEMS, TILE_TOKENS, expected, walks
-from test_stamps import assert_covers, stamped, told
-from test_stamps import expected as expected_spans
 
 from leanbench import attention_op
 from leanbench.core.decomposition import TileGrid, fixed_runs, stream_k
@@ -96,14 +96,14 @@ def test_the_kernel_walks_the_schedule(monkeypatch, problem, run_tiles, sms):
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 @pytest.mark.parametrize("run_tiles", [1, 3])
-def test_stamps_tell_the_schedule(problem, run_tiles, device):
+def test_events_are_those_of_the_schedule(problem, run_tiles, device):
     inputs = make_inputs(problem, device)
-    call = stamped("lean", inputs, replace(CONFIG, fixed_run_tiles=run_tiles))
+    call = traced_call("lean", inputs, replace(CONFIG, fixed_run_tiles=run_tiles))
     call.launch()
     ctas = call.read()
     assert_right(inputs, inputs.out, inputs.lse)
     tiles = TileGrid.of(problem, TILE_TOKENS)
-    assert told(ctas, "lean_kernel") == expected_spans(fixed_runs(tiles, run_tiles), len(ctas))
+    assert recorded(ctas, "lean_kernel") == expected_spans(fixed_runs(tiles, run_tiles), len(ctas))
     assert_covers(ctas, tiles)
 
 
@@ -130,7 +130,7 @@ def launched(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a call wrote; it left the workspace empty."""
     inputs.poison()
-    workspace = lean.Workspace.on(inputs.q.device)
+    workspace = Workspace.on(inputs.q.device)
     lean.prepare(inputs, config, workspace, sms)()
     assert (workspace.partials == -1).all()
     return inputs.out.clone(), inputs.lse.clone()
@@ -267,7 +267,7 @@ def pretended(monkeypatch) -> SimpleNamespace:
     def current_stream(device: Any) -> SimpleNamespace:
         return SimpleNamespace(cuda_stream=now.stream, synchronize=lambda: None)
 
-    make = lean.Workspace.on
+    make = Workspace.on
 
     def on(device: Any, partials_bytes: int) -> Any:
         now.made.append(partials_bytes)
@@ -275,10 +275,8 @@ def pretended(monkeypatch) -> SimpleNamespace:
 
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.capturing)
-    monkeypatch.setattr(lean.Workspace, "on", on)
-    for name in ("_workspaces", "_spares"):
-        monkeypatch.setattr(lean, name, {})
-    monkeypatch.setattr(lean, "_captured", set())
+    monkeypatch.setattr(Workspace, "on", on)
+    now.workspaces = Workspaces()
     return now
 
 
@@ -287,21 +285,21 @@ SMALL, LARGE = 8_000_000, 50_000_000
 
 
 def test_a_workspace_grows_with_the_calls_of_its_stream(pretended):
-    small = lean.workspace_of(GPU)
+    small = pretended.workspaces.of(GPU)
     assert small.partials.numel() * 4 == SMALL
-    assert lean.workspace_of(GPU, 1000) is small
-    large = lean.workspace_of(GPU, LARGE)
+    assert pretended.workspaces.of(GPU, 1000) is small
+    large = pretended.workspaces.of(GPU, LARGE)
     assert large.partials.numel() * 4 == 1 << 26
-    assert lean.workspace_of(GPU, 1 << 26) is large
-    assert lean.workspace_of(GPU) is large
+    assert pretended.workspaces.of(GPU, 1 << 26) is large
+    assert pretended.workspaces.of(GPU) is large
     # Each with a spare.
     assert pretended.made == [SMALL, SMALL, LARGE, LARGE]
     pretended.stream = 2
-    assert lean.workspace_of(GPU) not in (small, large)
+    assert pretended.workspaces.of(GPU) not in (small, large)
 
 
 def test_a_workspace_does_not_grow_while_a_graph_is_captured(pretended):
-    lean.workspace_of(GPU)
+    pretended.workspaces.of(GPU)
     pretended.capturing = True
     for stream in (1, 2):
         pretended.stream = stream
@@ -309,18 +307,18 @@ def test_a_workspace_does_not_grow_while_a_graph_is_captured(pretended):
             RuntimeError,
             match=r"^LeanAttention has no workspace of 58 MB on cuda:0 yet, .* once before",
         ):
-            lean.workspace_of(GPU, LARGE)
+            pretended.workspaces.of(GPU, LARGE)
     assert pretended.made == [SMALL, SMALL]
 
 
 def test_a_stream_that_captures_takes_the_spare_and_what_graphs_use_is_kept(pretended):
-    lean.workspace_of(GPU)
+    pretended.workspaces.of(GPU)
     pretended.capturing, pretended.stream = True, 2
-    captured = lean.workspace_of(GPU)
+    captured = pretended.workspaces.of(GPU)
     pretended.capturing, pretended.stream = False, 1
-    large = lean.workspace_of(GPU, LARGE)
+    large = pretended.workspaces.of(GPU, LARGE)
     pretended.capturing, pretended.stream = True, 2
-    grown = lean.workspace_of(GPU, LARGE)
+    grown = pretended.workspaces.of(GPU, LARGE)
     assert grown.holds(LARGE)
     assert len({captured, large, grown}) == 3
-    assert lean._captured == {captured, grown}
+    assert pretended.workspaces.captured == {captured, grown}

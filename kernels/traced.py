@@ -1,12 +1,12 @@
-"""Launches of a kernel with stamps, and what the stamps say."""
+"""Launches of a kernel with timeline events, and the timelines that these are read as."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from leanbench.kernels.events import EVENT_WORDS, HEADER_WORDS, REDUCTION, TILES, WAIT
 from leanbench.kernels.launch import Launch, run_all
-from leanbench.kernels.stamps import HEADER_WORDS, MARK_WORDS, REDUCTION, TILES, WAIT
 
 from leanbench.core.registry import TracedCall
 from leanbench.core.timeline import CtaTimeline, Span, SpanKind
@@ -20,25 +20,25 @@ _KINDS: dict[int, SpanKind] = {
 _NEVER = -1
 
 
-class StampedCall(TracedCall):
-    """Launches of one call, each with a row of stamps per CTA.
+class TracedLaunches(TracedCall):
+    """Launches of one call, each with a row of events per CTA.
 
     Args:
-        marks: how many marks a CTA's row has room for; each value is compiled on its own.
+        max_events: how many events a CTA's row holds; each value is compiled on its own.
     """
 
-    def __init__(self, launches: Sequence[Launch], marks: int, device: torch.device) -> None:
+    def __init__(self, launches: Sequence[Launch], max_events: int, device: torch.device) -> None:
         self._launches = tuple(launches)
-        self._marks = marks
-        words = HEADER_WORDS.value + MARK_WORDS.value * marks
-        self._stamps = [
+        self._max_events = max_events
+        words = HEADER_WORDS.value + EVENT_WORDS.value * max_events
+        self._events = [
             torch.full((launch.grid, words), _NEVER, dtype=torch.int64, device=device)
             for launch in launches
         ]
         self._run = run_all(
             [
-                launch.stamped(stamps, marks)
-                for launch, stamps in zip(launches, self._stamps, strict=True)
+                launch.traced(events, max_events)
+                for launch, events in zip(launches, self._events, strict=True)
             ]
         )
 
@@ -49,16 +49,15 @@ class StampedCall(TracedCall):
         """See TracedCall.
 
         Raises:
-            RuntimeError: nothing was launched yet, or a CTA made more marks than its row has room
-                for.
+            RuntimeError: nothing was launched yet, or a CTA had more events than its row holds.
         """
-        for stamps in self._stamps:
-            if stamps.is_cuda:
-                torch.cuda.synchronize(stamps.device)
-        rows = [stamps.tolist() for stamps in self._stamps]
+        for events in self._events:
+            if events.is_cuda:
+                torch.cuda.synchronize(events.device)
+        rows = [events.tolist() for events in self._events]
         origin_ns = min(row[0] for launch_rows in rows for row in launch_rows)
         if origin_ns == _NEVER:
-            raise RuntimeError("the stamps were read before the traced call was launched")
+            raise RuntimeError("the events were read before the traced call was launched")
         return tuple(
             self._cta(launch.name, cta, row, origin_ns)
             for launch, launch_rows in zip(self._launches, rows, strict=True)
@@ -66,19 +65,20 @@ class StampedCall(TracedCall):
         )
 
     def _cta(self, launch: str, cta: int, row: list[int], origin_ns: int) -> CtaTimeline:
-        start_ns, end_ns, sm, marks = row[: HEADER_WORDS.value]
-        if marks > self._marks:
+        start_ns, end_ns, sm, recorded = row[: HEADER_WORDS.value]
+        if recorded > self._max_events:
             raise RuntimeError(
-                f"CTA {cta} of {launch} made {marks} marks and has room for {self._marks}: "
-                "its schedule is not the one the call was prepared for, prepare it again"
+                f"CTA {cta} of {launch} had {recorded} events and its row holds"
+                f" {self._max_events}: its schedule is not the one the call was prepared for,"
+                " prepare it again"
             )
 
         def us(time_ns: int) -> float:
             return (time_ns - origin_ns) / 1e3
 
-        kinds = row[HEADER_WORDS.value :: MARK_WORDS.value][:marks]
-        times = row[HEADER_WORDS.value + 1 :: MARK_WORDS.value][:marks]
-        # The first mark ends no span.
+        kinds = row[HEADER_WORDS.value :: EVENT_WORDS.value][:recorded]
+        times = row[HEADER_WORDS.value + 1 :: EVENT_WORDS.value][:recorded]
+        # The first event ends no span.
         spans = tuple(
             Span(_KINDS[kind >> 32], kind & 0xFFFFFFFF, us(begin_ns), us(until_ns))
             for kind, begin_ns, until_ns in zip(kinds[1:], times, times[1:], strict=False)

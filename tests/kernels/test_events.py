@@ -1,4 +1,4 @@
-"""Instrumented builds: outputs stay right, and the stamps tell the schedule of
+"""Instrumented builds: outputs stay right, and the timeline events are those of the schedule in
 leanbench.core.decomposition.
 """
 
@@ -36,22 +36,26 @@ LEAN = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
 FIXED_SPLIT = KernelConfig(TILE_TOKENS, 4, 2, splits=3)
 
 
-def most_marks(family: str, inputs: AttentionInputs, config: KernelConfig, launches: Any) -> int:
+def most_events(family: str, inputs: AttentionInputs, config: KernelConfig, launches: Any) -> int:
     traceable: Any = kernel(family)
-    return traceable.most_marks(inputs, config, launches)
+    return traceable.most_events(inputs, config, launches)
 
 
-def stamped(
-    family: str, inputs: AttentionInputs, config: KernelConfig, marks: int | None = None, **grid
+def traced_call(
+    family: str,
+    inputs: AttentionInputs,
+    config: KernelConfig,
+    max_events: int | None = None,
+    **grid,
 ) -> TracedCall:
-    """A traced call; `marks` are as many as the kernel says by default."""
+    """A traced call; `max_events` are as many as the kernel says by default."""
     launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(
         inputs, config, **grid
     )
-    if marks is None:
-        marks = most_marks(family, inputs, config, launches)
-    trace = importlib.import_module("leanbench.kernels.trace")
-    return trace.StampedCall(launches, marks, inputs.q.device)
+    if max_events is None:
+        max_events = most_events(family, inputs, config, launches)
+    traced = importlib.import_module("leanbench.kernels.traced")
+    return traced.TracedLaunches(launches, max_events, inputs.q.device)
 
 
 def traced(
@@ -59,7 +63,7 @@ def traced(
 ) -> tuple[CtaTimeline, ...]:
     """The CTAs of the second of two traced calls, whose output is right."""
     inputs = make_inputs(problem, device)
-    call = stamped(family, inputs, config, **grid)
+    call = traced_call(family, inputs, config, **grid)
     call.launch()
     inputs.poison()
     call.launch()
@@ -81,7 +85,7 @@ def assert_times_are_sound(ctas: tuple[CtaTimeline, ...]) -> None:
             at = span.end_us
 
 
-def told(ctas: tuple[CtaTimeline, ...], launch: str) -> dict[int, list[tuple[str, int]]]:
+def recorded(ctas: tuple[CtaTimeline, ...], launch: str) -> dict[int, list[tuple[str, int]]]:
     """(kind, output tile) of every span of a launch, by CTA."""
     return {
         cta.cta: [(span.kind, span.output_tile) for span in cta.spans]
@@ -115,7 +119,7 @@ def test_lean(problem, sms, device):
     ctas = traced("lean", problem, LEAN, device, sms=sms)
     # With lengths on the device the grid is launched for the longest context; CTAs past the
     # schedule's are idle.
-    assert told(ctas, "lean_kernel") == expected(
+    assert recorded(ctas, "lean_kernel") == expected(
         stream_k(tiles, sms), len(ctas) if problem.is_ragged else None
     )
     assert {cta.launch for cta in ctas} == {"lean_kernel"}
@@ -126,7 +130,7 @@ def test_lean_aligned(device):
     problem = AttentionProblem(1, 4, 4, 150, 64)
     config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
     ctas = traced("lean", problem, config, device, sms=14)
-    assert told(ctas, "lean_kernel") == expected(
+    assert recorded(ctas, "lean_kernel") == expected(
         stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True)
     )
     assert len(ctas) == 12
@@ -136,7 +140,7 @@ def test_lean_ctas_without_work_start_and_end(device):
     problem = AttentionProblem(3, 2, 2, (200, 1, 1), 64)
     inputs = make_inputs(problem, device)
     config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=4)
-    call = stamped("lean", inputs, config, sms=12)
+    call = traced_call("lean", inputs, config, sms=12)
     call.launch()
     ctas = call.read()
     # 13 + 1 + 1 LeanTiles for each of two heads: 30, enough for 7 CTAs of 4.
@@ -149,7 +153,7 @@ def test_lean_ctas_without_work_start_and_end(device):
 def test_fa2(problem, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("fa2", problem, KernelConfig(TILE_TOKENS, 4, 2), device)
-    assert told(ctas, "fa2_kernel") == expected(one_cta_per_tile(tiles))
+    assert recorded(ctas, "fa2_kernel") == expected(one_cta_per_tile(tiles))
     assert_covers(ctas, tiles)
 
 
@@ -157,13 +161,13 @@ def test_fa2(problem, device):
 def test_fixed_split(problem, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("fixed_split", problem, FIXED_SPLIT, device)
-    assert told(ctas, "split_kernel") == expected(fixed_split(tiles, 3))
+    assert recorded(ctas, "split_kernel") == expected(fixed_split(tiles, 3))
     # One CTA for each query head, in the order of sequences and heads.
     rows = tile_rows(problem.group_size, problem.head_dim)
     row_tiles = -(-problem.group_size // rows)
     heads = [divmod(head, problem.group_size) for head in range(problem.batch * problem.q_heads)]
     merges = [kv_head * row_tiles + row // rows for kv_head, row in heads]
-    assert told(ctas, "merge_kernel") == {
+    assert recorded(ctas, "merge_kernel") == {
         cta: [("reduction", tile)] for cta, tile in enumerate(merges)
     }
     assert_covers(ctas, tiles)
@@ -171,7 +175,7 @@ def test_fixed_split(problem, device):
 
 def test_one_split_is_one_launch(device):
     ctas = traced("fixed_split", PROBLEMS[0], KernelConfig(TILE_TOKENS, 4, 2, splits=1), device)
-    assert told(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
+    assert recorded(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
 
 
 @pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split"])
@@ -194,20 +198,20 @@ def test_the_reference_has_no_instrumented_build(device):
     assert kernel("reference").resources(inputs, None) == ()
 
 
-def test_stamps_that_nobody_wrote_are_not_read(device):
-    call = stamped("fa2", make_inputs(PROBLEMS[0], device), KernelConfig(TILE_TOKENS, 4, 2))
+def test_events_that_nobody_recorded_are_not_read(device):
+    call = traced_call("fa2", make_inputs(PROBLEMS[0], device), KernelConfig(TILE_TOKENS, 4, 2))
     with pytest.raises(RuntimeError, match="before the traced call was launched"):
         call.read()
 
 
-def test_more_marks_than_there_is_room_for(device):
+def test_more_events_than_a_row_holds(device):
     """The output is right all the same, and reading says what happened."""
     inputs = make_inputs(AttentionProblem(1, 4, 4, 40, 64), device)
     # Two whole output tiles a CTA: a beginning and two ends.
-    call = stamped("lean", inputs, LEAN, marks=2, sms=2)
+    call = traced_call("lean", inputs, LEAN, max_events=2, sms=2)
     call.launch()
     assert check_against_reference(inputs).failure("fp16") is None
-    with pytest.raises(RuntimeError, match="CTA 0 of lean_kernel made 3 marks and has room for 2"):
+    with pytest.raises(RuntimeError, match="CTA 0 of lean_kernel had 3 events and its row holds 2"):
         call.read()
 
 
@@ -257,7 +261,7 @@ def test_launches_run_in_order():
 
 
 @pytest.mark.parametrize(
-    ("context", "sms", "marks"),
+    ("context", "sms", "events"),
     [
         # 12 output tiles of 3 LeanTiles each: a CTA has 12, 6, 4, 3 of them, and a part of a 13th
         # costs nothing more.
@@ -272,11 +276,11 @@ def test_launches_run_in_order():
         ((240, *[1] * 35), 3, 32),
     ],
 )
-def test_room_for_the_marks_of_the_busiest_cta(context, sms, marks, device):
+def test_a_row_holds_the_events_of_the_busiest_cta(context, sms, events, device):
     batch = 1 if isinstance(context, int) else len(context)
     heads = 12 if isinstance(context, int) else 1
     inputs = make_inputs(AttentionProblem(batch, heads, heads, context, 64), device)
     launches = importlib.import_module("leanbench.kernels.lean.triton").launches(
         inputs, LEAN, sms=sms
     )
-    assert most_marks("lean", inputs, LEAN, launches) == marks
+    assert most_events("lean", inputs, LEAN, launches) == events

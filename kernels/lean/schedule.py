@@ -1,5 +1,5 @@
-"""Which LeanTiles a CTA's run holds: leanbench.core.decomposition.stream_k's arithmetic, inside the
-kernel.
+"""Which LeanTiles a CTA's work range holds: the arithmetic of
+leanbench.core.decomposition.stream_k, inside the kernel.
 """
 
 import triton
@@ -7,17 +7,17 @@ import triton.language as tl
 
 
 @triton.jit
-def start_of(run, share, longer):
-    """First LeanTile of a run: leanbench.core.decomposition.stream_k_start."""
-    return run * share + tl.minimum(run, longer)
+def range_start(work_range, share, longer):
+    """First LeanTile of a work range: leanbench.core.decomposition.stream_k_start."""
+    return work_range * share + tl.minimum(work_range, longer)
 
 
 @triton.jit
-def run_of(lean_tile, share, longer):
-    """The run that holds a LeanTile: leanbench.core.decomposition.stream_k_run."""
-    border = longer * (share + 1)
+def range_of(lean_tile, share, longer):
+    """The work range that holds a LeanTile: leanbench.core.decomposition.stream_k_run."""
+    boundary = longer * (share + 1)
     return tl.where(
-        lean_tile < border, lean_tile // (share + 1), longer + (lean_tile - border) // share
+        lean_tile < boundary, lean_tile // (share + 1), longer + (lean_tile - boundary) // share
     )
 
 
