@@ -60,7 +60,6 @@ def test_the_command_line_imports_nothing_heavy():
         "triton",
         "numpy",
         "pandas",
-        "plotly",
         "pydantic",
         "jinja2",
         "pynvml",

@@ -29,7 +29,6 @@ class Chart:
     y_title: str
     #: `log`, `linear` (from zero) or `auto`: log when the values span more than a factor of 5.
     y_scale: str
-    y_format: str
     #: Error bars, from and to.
     low: str | None = None
     high: str | None = None
@@ -55,7 +54,6 @@ CHARTS = (
         y="latency_us",
         y_title="latency (µs)",
         y_scale="log",
-        y_format=",.4~r",
         low="latency_p25_us",
         high="latency_p75_us",
         floor="read_floor_us",
@@ -67,7 +65,6 @@ CHARTS = (
         y="bandwidth_tb_s",
         y_title="bandwidth (TB/s)",
         y_scale="linear",
-        y_format=".3~f",
         floor="read_floor_tb_s",
     ),
     Chart(
@@ -77,7 +74,6 @@ CHARTS = (
         y="lean_speedup",
         y_title=f"speedup of {SUBJECT} (×)",
         y_scale="auto",
-        y_format=".3~f",
         line_at=1.0,
     ),
     Chart(
@@ -87,7 +83,6 @@ CHARTS = (
         y="read_floor_share",
         y_title="share of the read floor (%)",
         y_scale="linear",
-        y_format=".1%",
         line_at=1.0,
         all_problems=True,
     ),
@@ -98,7 +93,6 @@ CHARTS = (
         y="lean_speedup",
         y_title=f"speedup of {SUBJECT} (×)",
         y_scale="auto",
-        y_format=".3~f",
         line_at=1.0,
         all_problems=True,
     ),
@@ -109,7 +103,6 @@ CHARTS = (
         y="energy_mj",
         y_title="energy of one launch (mJ)",
         y_scale="log",
-        y_format=",.4~r",
         floor="energy_floor_mj",
         floor_name="energy floor",
     ),
@@ -120,7 +113,6 @@ CHARTS = (
         y="sustained_power_w",
         y_title="mean power (W)",
         y_scale="linear",
-        y_format=",.0f",
         floor="idle_power_w",
         floor_name="idle GPU",
     ),
@@ -131,7 +123,6 @@ CHARTS = (
         y="sustained_slowdown",
         y_title="sustained over burst (%)",
         y_scale="linear",
-        y_format="+.2~%",
         line_at=0.0,
     ),
     Chart(
@@ -141,7 +132,6 @@ CHARTS = (
         y="sm_busy_share",
         y_title="SM busy share (%)",
         y_scale="linear",
-        y_format=".1%",
         beside="quantisation_efficiency",
         beside_name="CTA slots with work, by the schedule",
         beside_note="no limit, as one working CTA of several makes an SM busy",

@@ -1,4 +1,4 @@
-// What maps, charts and the table share: the data of the page, selectors of a series, and saved pictures.
+// What pictures and the table share: the data of the page, how values are written, ticks, and selectors of a series.
 "use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
 page.columns.forEach(({ texts }, i) => {
@@ -12,10 +12,54 @@ function tokens(count) {
 }
 
 const records = page.rows.map((values) => Object.fromEntries(page.columns.map((column, i) => [column.name, values[i]])));
-const plotConfig = { displayModeBar: false, responsive: true };
 
-// Plotly reads a little markup in texts; what comes from a result file is only text.
-const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+const formats = {
+  text: String,
+  command: String,
+  sentence: String,
+  outcome: String,
+  count: String,
+  tokens,
+  figure: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value && value.toPrecision(4)),
+  fixed: (value) => value.toFixed(value >= 100 ? 1 : 2),
+  fixed3: (value) => value.toFixed(3),
+  share: (value) => (100 * value).toFixed(1),
+  change: (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`,
+  bytes: (value) => formats.figure(value / 1e6),
+  exponent: (value) => value.toExponential(1),
+};
+const columnOf = (name) => page.columns.find((column) => column.name === name);
+
+/** A value of a column with its unit. */
+function written(value, name) {
+  const { kind, unit } = columnOf(name);
+  return `${formats[kind](value)}${unit === "%" ? "%" : unit ? ` ${unit}` : ""}`;
+}
+
+/** 1, 2, 5, 10 and so on, written out; powers of ten alone where those would be too many. */
+function logTicks(values, write = (tick) => tick.toLocaleString("en")) {
+  const low = Math.min(...values), high = Math.max(...values);
+  const steps = Math.log10(high / low) > 2.6 ? [1] : [1, 2, 5];
+  const pad = 10 ** Math.max(0.04 * Math.log10(high / low), 0.03);
+  const range = [low / pad, high * pad];
+  const ticks = [];
+  for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.log10(high) + 1; power++)
+    for (const step of steps) ticks.push(+(step * 10 ** power).toPrecision(1));
+  return { type: "log", range, ticks: ticks.filter((tick) => tick >= range[0] && tick <= range[1]).map((tick) => [tick, write(tick)]) };
+}
+
+/** About five round numbers; those of shares in per cent. */
+function linearTicks(low, high, name) {
+  const isShare = ["share", "change"].includes(columnOf(name).kind);
+  const span = high - low || Math.abs(high) || 1;
+  const rough = span / 5, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((each) => each * power >= rough * 0.999);
+  const range = [low === 0 ? 0 : low - 0.05 * span, high === 0 ? 0 : high + 0.05 * span];
+  const ticks = [];
+  for (let i = Math.ceil(range[0] / step); i * step <= range[1] + 1e-9 * step; i++) ticks.push(+(i * step).toPrecision(12));
+  const text = (tick) => (isShare ? `${+(100 * tick).toPrecision(6)}%` : tick.toLocaleString("en", { maximumFractionDigits: 6 }));
+  return { type: "linear", range, ticks: ticks.map((tick) => [tick, text(tick)]) };
+}
 
 /** The values of `axes` of a series that exists: `fixed` holds, and as much as possible of what was chosen before. */
 function nearestSeries(rows, axes, before, fixed) {
@@ -54,20 +98,9 @@ function replaceSelectors(id, controls) {
   controls.find((control) => control.firstChild.textContent === focused)?.lastChild.focus();
 }
 
+/** Lines that say what a saved picture shows. */
 function pictureTitle(title, { source, cache }, series) {
   const tag = source ? ` (${source})` : page.tag;
   const l2 = cache ?? page.l2;
-  return `${plain(title)}${tag}, ${plain(page.gpus)}${l2 && `, ${l2} L2`}${series && `<br><sub>${plain(series)}</sub>`}`;
-}
-
-/** A picture that stands alone: light, and saying what it shows. */
-async function savePicture(key, title, data, layout, format, height) {
-  const alone = {
-    ...layout, paper_bgcolor: "#fff", title: { text: title, font: { size: 15 }, x: 0.02, xanchor: "left" },
-    margin: { ...layout.margin, t: layout.margin.t + 48 },
-  };
-  const link = document.createElement("a");
-  link.href = await Plotly.toImage({ data, layout: alone }, { format, width: 800, height, scale: format === "png" ? 2 : 1 });
-  link.download = `${page.name}-${key}.${format}`;
-  link.click();
+  return [`${title}${tag}, ${page.gpus}${l2 && `, ${l2} L2`}`, series].filter(Boolean);
 }

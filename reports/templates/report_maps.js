@@ -5,12 +5,13 @@
 
   const inMap = ["max_context", "batch", "q_heads", "group_size"];
   const axes = page.axes.filter((axis) => !inMap.includes(axis.name));
-  const others = page.kernels.filter((kernel) => kernel !== page.subject);
+  const names = page.kernels.map((kernel) => kernel.name);
+  const others = names.filter((name) => name !== page.baseline);
   const cellOf = (row) => `${labelOf(row)} ${row.max_context}`;
   const state = {
     chosen: fullestSeries(measured, axes, cellOf),
     against: null,
-    kernel: measured.some((row) => row.kernel === page.subject) ? page.subject : page.kernels[0],
+    kernel: measured.some((row) => row.kernel === page.baseline) ? page.baseline : names[0],
   };
 
   function labelOf(row) {
@@ -43,13 +44,13 @@
       if (!second) return null;
       const ratio = second.latency_us / first.latency_us;
       if (ratio <= 1 + page.margin) return [page.kernels.length, "≈"];
-      return [page.kernels.indexOf(first.kernel), ratioText(ratio)];
+      return [names.indexOf(first.kernel), ratioText(ratio)];
     },
     speedup(rows) {
-      const lean = rows.find((row) => row.kernel === page.subject);
-      const [other] = byLatency(rows.filter((row) => row !== lean && (!state.against || row.kernel === state.against)));
-      if (!lean || !other) return null;
-      const ratio = other.latency_us / lean.latency_us;
+      const base = rows.find((row) => row.kernel === page.baseline);
+      const [other] = byLatency(rows.filter((row) => row !== base && (!state.against || row.kernel === state.against)));
+      if (!base || !other) return null;
+      const ratio = other.latency_us / base.latency_us;
       return [Math.log2(ratio), ratioText(ratio)];
     },
     floor(rows) {
@@ -58,52 +59,42 @@
     },
   };
 
-  function hover(rows) {
-    const lines = byLatency(rows).map((row) => `${plain(row.kernel)} ${+row.latency_us.toPrecision(4)} µs`);
-    return rows.length ? [plain(rows[0].problem), ...lines].join("<br>") : "";
+  /** Beyond 4x a colour is as strong as it gets: a few extremes would fade all others. */
+  function strongest(values) {
+    return Math.min(2, Math.max(Math.log2(1.1), ...values.map(Math.abs)));
   }
 
-  function build(figure, width, height) {
+  /** Colour and its strength. */
+  const colours = {
+    winner: (value) => (value === page.kernels.length ? [NEUTRAL, 0.35] : [page.kernels[value].color, 0.7]),
+    speedup: (value, most) => [value > 0 ? page.kernels[0].color : WARNED, 0.08 + 0.72 * Math.min(1, Math.abs(value) / most)],
+    floor: (value) => [page.colors[0], 0.75 * Math.min(1, value)],
+  };
+
+  function build(map) {
     const { contexts, labels, at } = grid();
-    const [trace] = figure.data;
-    const cells = labels.map((label) => contexts.map((context) => at(label, context)));
-    const found = cells.map((line) => line.map((rows) => (rows.length ? values[trace.meta](rows) : null)));
-    const cellWidth = (width - 90) / contexts.length;
-    const filled = {
-      ...trace, x: contexts.map(tokens), y: labels,
-      z: found.map((line) => line.map((each) => each && each[0])),
-      text: found.map((line) => line.map((each) => (each ? each[1] : ""))),
-      hovertext: cells.map((line) => line.map(hover)),
-      textfont: { size: height < 16 * labels.length ? 7 : Math.max(8, Math.min(11, Math.round(cellWidth / 3.6))) },
-      ...(cellWidth < 21 && { texttemplate: "" }),
+    const cells = labels.flatMap((label, row) => contexts.map((context, column) => ({ row, column, rows: at(label, context) })));
+    const filled = cells.map((cell) => ({ ...cell, value: cell.rows.length ? values[map.key](cell.rows) : null })).filter((cell) => cell.value);
+    const most = strongest(filled.map(({ value }) => value[0]));
+    return {
+      columns: contexts.map(tokens), rows: labels, x_title: "context (tokens)", y_title: "batch, heads",
+      cells: filled.map(({ row, column, rows, value }) => {
+        const [color, opacity] = colours[map.key](value[0], most);
+        const lines = byLatency(rows).map((each) => ({ color: colorOf(each.kernel), text: `${each.kernel} ${+each.latency_us.toPrecision(4)} µs` }));
+        return { row, column, color, opacity, text: value[1], value: value[0], head: rows[0].problem, lines };
+      }),
     };
-    if (trace.meta === "speedup") {
-      const most = Math.max(Math.log2(1.1), ...filled.z.flat().filter((z) => z !== null).map(Math.abs));
-      // Beyond 4x a colour is as strong as it gets: a few extremes would fade all others.
-      filled.zmax = Math.min(2, most);
-      filled.zmin = -filled.zmax;
-    }
-    const layout = { ...figure.layout, autosize: true, dragmode: false };
-    // Beside few lines its title has no room.
-    if (labels.length < 4) layout.yaxis = { ...layout.yaxis, title: { text: "" } };
-    return { data: [filled], layout };
   }
 
+  const colorOf = (name) => page.kernels.find((kernel) => kernel.name === name).color;
   const element = (map) => document.getElementById(`maps-${map.key}`);
-  const heightOf = (rows, each) => each * rows + 70;
+  const heightOf = (rows, each) => each * rows + 52;
 
-  function draw(paper) {
+  function draw() {
     const { source, cache } = state.chosen;
     if (source) document.querySelectorAll("#maps figcaption .tag").forEach((tag) => { tag.textContent = source; });
     if (cache) document.querySelectorAll("#maps figcaption .l2").forEach((tag) => { tag.textContent = `${cache} L2`; });
-    const lines = grid().labels.length;
-    for (const map of page.maps) {
-      const height = heightOf(lines, paper ? 12 : 20);
-      element(map).style.height = `${height}px`;
-      const { data, layout } = build(map.figure, paper?.width ?? element(map).clientWidth, height);
-      if (paper) Object.assign(layout, { autosize: false, ...paper, height, font: { ...layout.font, size: 8 } });
-      Plotly.react(element(map), data, layout, plotConfig);
-    }
+    for (const map of page.maps) place(element(map), drawCells, build(map), heightOf(grid().labels.length, 20));
   }
 
   function drawSelectors() {
@@ -121,8 +112,8 @@
         again();
       }));
     if (has("floor") && page.kernels.length > 1)
-      controls.push(select("read floor share of", page.kernels, page.kernels.indexOf(state.kernel), (i) => {
-        state.kernel = page.kernels[i];
+      controls.push(select("read floor share of", names, names.indexOf(state.kernel), (i) => {
+        state.kernel = names[i];
         again();
       }));
     replaceSelectors("maps-selectors", controls);
@@ -137,13 +128,9 @@
   document.querySelectorAll("#maps .save").forEach((button) =>
     button.addEventListener("click", () => {
       const map = page.maps[button.dataset.chart];
-      const height = heightOf(grid().labels.length, 20) + 60;
-      const { data, layout } = build(map.figure, 800, height);
-      savePicture(`map-${map.key}`, titleOf(map), data, layout, button.dataset.format, height);
+      savePicture(`map-${map.key}`, titleOf(map), drawCells, build(map), button.dataset.format, heightOf(grid().labels.length, 20) + 60);
     }));
-  addEventListener("beforeprint", () => draw({ width: 340 }));
-  addEventListener("afterprint", () => draw());
 
   drawSelectors();
-  draw();
+  keepDrawn(document.querySelector("#maps .grid"), draw);
 })();

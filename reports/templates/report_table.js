@@ -8,21 +8,6 @@
   const more = document.getElementById("more");
   const state = { column: null, descending: false, limit: AT_ONCE };
 
-  const formats = {
-    text: String,
-    command: String,
-    sentence: String,
-    outcome: String,
-    count: String,
-    tokens,
-    figure: (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value && value.toPrecision(4)),
-    fixed: (value) => value.toFixed(value >= 100 ? 1 : 2),
-    fixed3: (value) => value.toFixed(3),
-    share: (value) => (100 * value).toFixed(1),
-    change: (value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`,
-    bytes: (value) => formats.figure(value / 1e6),
-    exponent: (value) => value.toExponential(1),
-  };
   const textOf = (row, column) => (row[column.index] === null ? "" : formats[column.kind](row[column.index]));
   // What the filter sees of each row: the same texts as its reader, who sees of a command a button alone.
   const readable = columns.filter((column) => column.kind !== "command");

@@ -384,7 +384,7 @@ def test_reference_runs_compare(pytestconfig):
 
 
 def test_importing_the_command_is_light():
-    heavy = {"pandas", "plotly", "jinja2", "torch", "numpy", "pydantic", "rich.table"}
+    heavy = {"pandas", "jinja2", "torch", "numpy", "pydantic", "rich.table"}
     code = f"import leanbench.cli.compare, sys; print(sorted({heavy!r} & set(sys.modules)))"
     assert (
         subprocess.run(

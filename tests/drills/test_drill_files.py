@@ -107,12 +107,6 @@ SAMPLES = b"".join(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_plotly(monkeypatch):
-    """Four megabytes of a page that depend on no file."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """One folder for all inputs of a module."""

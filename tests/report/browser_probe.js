@@ -1,10 +1,10 @@
 // Put at the end of a report by test_report_browser.py: helpers, then the test's own lines in place of PROBE.
 const all = (selector) => [...document.querySelectorAll(selector)];
 const chart = (key) => document.getElementById(`charts-${key}`);
-// A kernel's ceiling has the kernel's name and a column of its own.
-const trace = (key, kernel, column) =>
-  chart(key).data.find((each) => each.meta.kernel === kernel && each.meta.column === column);
-const points = (key, kernel) => trace(key, kernel).x.map((x, i) => [x, trace(key, kernel).y[i]]);
+// The floor is the line without a mark; what the schedule allows has the kernel's name and more.
+const line = (key, name) =>
+  chart(key).picture.lines.find((each) => (name === null ? !each.symbol && !each.beside : each.name === name));
+const points = (key, name) => line(key, name).points.map(({ x, y }) => [x, y]);
 const text = (key, selector) => chart(key).querySelector(selector).textContent;
 const nameOf = (label) => label.firstChild.textContent.trim();
 const column = (name) => {
@@ -34,9 +34,9 @@ const probe = async () => { PROBE };
 addEventListener("load", async () => {
   let seen = null;
   try { seen = await probe(); } catch (error) { failures.push(`probe: ${error}`); }
-  const isDrawn = (each) => each.querySelector("svg.main-svg .trace .points path") !== null;
+  const isDrawn = (each) => each.querySelector("svg .mark") !== null;
   const charts = all(".chart.charts").map((each) => [each.id.slice("charts-".length), isDrawn(each)]);
-  if (!all(".chart.maps").every((each) => each.querySelector(".heatmaplayer image"))) failures.push("a map is not drawn");
+  if (!all(".chart.maps").every(isDrawn)) failures.push("a map is not drawn");
   const loaded = performance.getEntriesByType("resource").map((entry) => entry.name);
   const answer = document.createElement("pre");
   answer.id = "probe";

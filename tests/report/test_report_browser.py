@@ -95,12 +95,12 @@ def seven_digits(value: float) -> float:
 def test_charts_show_the_rows(write_run: WriteRun) -> None:
     probe = """return {
       lean: points("latency", "lean"), fa2: points("speedup", "fa2"), fixed: points("speedup", "fixed_split"),
-      floor: points("latency", null), errors: trace("latency", "fa2").error_y.array,
-      type: chart("latency").layout.yaxis.type, ticks: chart("latency").layout.xaxis.ticktext,
+      floor: points("latency", null), errors: line("latency", "fa2").points.map(({ low, high }) => [low, high]),
+      type: chart("latency").picture.y.type, ticks: chart("latency").picture.x.ticks.map(([, text]) => text),
       x: text("latency", ".xtitle"), y: text("latency", ".ytitle"),
-      drawn: chart("latency").querySelectorAll(".scatterlayer .trace").length,
-      symbols: trace("share", "lean").marker.symbol,
-      bytes: chart("share").querySelectorAll(".xtick text")[0].textContent,
+      drawn: chart("latency").querySelectorAll("g.line").length,
+      open: line("share", "lean").points.map((point) => point.open),
+      bytes: text("share", ".xtick"),
     };"""
     seen, charts = look(write_run(measured_rows()), probe)
     assert charts == ["latency", "bandwidth", "speedup", "share", "speedup_all"]
@@ -110,12 +110,12 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
     assert seen["floor"] == [
         [n, seven_digits(problem(n).kv_bytes / 4e6 + 2)] for n in (1024, 65536)
     ]
-    assert seen["errors"] == pytest.approx([1.0, 80.0])
+    assert seen["errors"] == [[19.6, 21.0], [1568.0, 1680.0]]
     assert (seen["type"], seen["ticks"]) == ("log", ["1k", "64k"])
     assert (seen["x"], seen["y"]) == ("context (tokens)", "latency (µs)")
     assert seen["drawn"] == 4
     assert seen["bytes"] == "20 MB"
-    assert seen["symbols"] == ["circle", "circle", "circle-open"]
+    assert seen["open"] == [False, False, True]
 
 
 def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
@@ -124,7 +124,7 @@ def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
         for context in (1024, 4096)
         for kernel, time in TIED.items()
     ]
-    seen, _ = look(write_run(rows), "return chart('speedup').layout.yaxis.range;")
+    seen, _ = look(write_run(rows), "return chart('speedup').picture.y.range;")
     assert seen[0] < 0.9
     assert seen[1] > 1.1
 
@@ -153,32 +153,34 @@ def map_rows() -> list[dict[str, Any]]:
 
 
 def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> None:
-    probe = """const map = (key) => { const { x, y, z, text } = document.getElementById(`maps-${key}`).data[0];
-        return [x, y, z, text]; };
+    probe = """const picture = (key) => document.getElementById(`maps-${key}`).picture;
+      const map = (key) => [picture(key).columns, picture(key).rows,
+        ...["value", "text"].map((name) => picture(key).cells.map((cell) => cell[name]))];
       const first = [map("winner"), map("speedup"), map("floor")];
-      const tops = all(".map").map((each) => each.getBoundingClientRect().top);
-      const hover = document.getElementById("maps-winner").data[0].hovertext[0][1];
+      const tops = all(".chart.maps").map((each) => each.getBoundingClientRect().top);
+      const hover = [picture("winner").cells[1].head, ...picture("winner").cells[1].lines.map((each) => each.text)];
       choose("read floor share of", "fa2", "#maps-selectors"); const fa2 = map("floor")[2];
+      const places = picture("winner").cells.map(({ row, column }) => [row, column]);
       choose("dtype", "bf16", "#maps-selectors");
-      const { xaxis, yaxis } = document.getElementById("maps-winner").layout;
-      return { first, hover, tops, fa2, side: xaxis.side, title: yaxis.title.text, bf16: map("winner"),
+      const titled = document.querySelector("#maps-winner .ytitle") !== null;
+      return { first, hover, tops, fa2, titled, places, bf16: map("winner"),
         charts: points("latency", "lean").length };"""
     seen, _ = look(write_run(map_rows()), probe)
     axes = [["1k", "4k"], ["b1 h8", "b1 h16"]]
     # Kernels are lean, fa2, fixed_split: 3 is a tie. A noisy row is in no map.
     # Where lean ran alone, nobody won.
-    assert seen["first"][0] == [*axes, [[0, 1], [3, None]], [["1.20", "2.00"], ["≈", ""]]]
+    assert seen["first"][0] == [*axes, [0, 1, 3], ["1.20", "2.00", "≈"]]
+    assert seen["places"] == [[0, 0], [0, 1], [1, 0]]
     *sides, logs, texts = seen["first"][1]
-    assert (sides, texts) == (axes, [["1.20", "0.50"], ["1.00", ""]])
-    assert logs[0] == pytest.approx([0.26303, -1], abs=1e-5)
-    assert logs[1][1] is None
-    assert seen["first"][2] == [*axes, [[0.5, 0.5], [0.5, 0.5]], [["50", "50"], ["50", "50"]]]
-    assert seen["hover"] == "b1 h8 n4096 d64 fp16 HND<br>fa2 5 µs<br>lean 10 µs"
-    assert seen["fa2"] == [[0.6, 0.25], [0.502, None]]
-    assert seen["bf16"] == [["1k"], ["b1 h8"], [[0]], [["2.00"]]]
+    assert (sides, texts) == (axes, ["1.20", "0.50", "1.00"])
+    assert logs[:2] == pytest.approx([0.26303, -1], abs=1e-5)
+    assert seen["first"][2] == [*axes, [0.5, 0.5, 0.5, 0.5], ["50", "50", "50", "50"]]
+    assert seen["hover"] == ["b1 h8 n4096 d64 fp16 HND", "fa2 5 µs", "lean 10 µs"]
+    assert seen["fa2"] == [0.6, 0.25, 0.502]
+    assert seen["bf16"] == [["1k"], ["b1 h8"], [0], ["2.00"]]
     assert len(set(seen["tops"])) == 1
     # One line is too low for the title of its axis.
-    assert (seen["side"], seen["title"]) == ("top", "")
+    assert seen["titled"] is False
     # The charts have selectors of their own.
     assert seen["charts"] == 2
 
@@ -249,19 +251,19 @@ def test_an_empty_picture_says_what_to_choose(write_run: WriteRun) -> None:
     )
     others = [row_with_all_fields(problem(n), "lean", 10.0) for n in (1024, 2048)]
     second = write_run(others, folder="b", name="full")
-    probe = """const energy = () => [chart("energy").layout.annotations?.map((each) => each.text) ?? [],
-        trace("energy", "lean").y];
+    probe = """const energy = () => [chart("energy").picture.note ?? [],
+        line("energy", "lean").points.map((point) => point.y)];
       const empty = energy();
       choose("run", "full"); return { empty, chosen: energy() };"""
     seen, _ = look(first, probe, second)
-    assert seen["empty"] == [["no values in this series; choose<br>run full"], []]
+    assert seen["empty"] == [["no values in this series; choose", "run full"], []]
     assert seen["chosen"] == [[], [6.25, 6.25]]
 
 
 def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None:
     first, second = two_runs(write_run)
-    probe = """const picture = () => document.getElementById("sides-sides").data.map((each) =>
-        [each.name, each.x, each.y, each.line.dash]);
+    probe = """const picture = () => document.getElementById("sides-sides").picture.lines.map((each) =>
+        [each.name, each.points.map(({ x, y }) => [x, y]), each.dash]).reverse();
       const lean = picture();
       choose("kernel", "fa2", "#sides-selectors"); const fa2 = picture();
       choose("shown", "Bandwidth", "#sides-selectors");
@@ -271,12 +273,12 @@ def test_runs_side_by_side_are_lines_of_one_picture(write_run: WriteRun) -> None
     seen, _ = look(first, probe, second)
     names = ["here, NVIDIA H200, measured", "there, NVIDIA B200, predicted"]
     assert seen["lean"] == [
-        [names[0], ["1k", "4k"], [10, 40], "solid"],
-        [names[1], ["1k", "4k"], [5, 10], "dot"],
+        [names[0], [["1k", 10], ["4k", 40]], None],
+        [names[1], [["1k", 5], ["4k", 10]], "2,3"],
     ]
     assert seen["fa2"] == [
-        [names[0], ["4k"], [60], "solid"],
-        [names[1], ["1k", "4k"], [8, 30], "dot"],
+        [names[0], [["4k", 60]], None],
+        [names[1], [["1k", 8], ["4k", 30]], "2,3"],
     ]
     assert seen["unit"] == "bandwidth (TB/s)"
     assert seen["first"] == [[1024, 10], [4096, 40]]
@@ -323,7 +325,7 @@ def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
     probe = """const state = () => [selected(), points("latency", "lean")];
       const first = state();
       choose("query heads", "32"); const heads = state();
-      choose("dtype", "bf16"); const dtype = [...state(), trace("latency", "lean").type];
+      choose("dtype", "bf16"); const dtype = [...state(), line("latency", "lean").bar];
       choose("x axis", "query heads"); const axis = [...state(), text("latency", ".xtitle")];
       return { first, heads, dtype, axis };"""
     seen, _ = look(write_run(rows), probe)
@@ -340,7 +342,7 @@ def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
     assert seen["dtype"] == [
         {"x axis": context, "query heads": "16", "dtype": "bf16"},
         [["lean", 7.0]],
-        "bar",
+        True,
     ]
     assert seen["axis"] == [
         {"x axis": "query heads", "context (tokens)": "1k", "dtype": "fp16"},
@@ -368,14 +370,14 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     probe = """return {
       energy: points("energy", "fa2"), floor: points("energy", null), idle: points("power", null),
       power: points("power", "lean"), sustained: points("sustained", "lean"), busy: points("sm_busy", "lean"),
-      slots: trace("sm_busy", "lean", "quantisation_efficiency").y,
-      dash: trace("sm_busy", "lean", "quantisation_efficiency").line.dash,
-      suspect: points("latency", "fixed_split"), rings: trace("latency", "fa2").marker.line.width,
-      none: trace("latency", "lean").marker.line,
+      slots: points("sm_busy", "lean, CTA slots with work, by the schedule"),
+      dash: line("sm_busy", "lean, CTA slots with work, by the schedule").dash,
+      suspect: points("latency", "fixed_split"), rings: line("latency", "fa2").points.map((point) => point.ringed),
+      none: line("latency", "lean").points.map((point) => point.ringed),
       marked: all("#results td.warned").map((cell) => [cell.textContent, cell.title]),
       differs: column("crosscheck_difference"),
       hover: document.querySelector('#results th[data-column="energy_mj"] button').title,
-      ticks: [...chart("sustained").querySelectorAll(".ytick text")].map((each) => each.textContent),
+      ticks: [...chart("sustained").querySelectorAll(".ytick")].map((each) => each.textContent),
     };"""
     seen, charts = look(write_run(rows_with_all_fields()), probe)
     assert charts == [
@@ -397,12 +399,12 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
     assert seen["sustained"] == [[1024, 0.25], [65536, 0.25]]
     assert (seen["busy"], seen["slots"], seen["dash"]) == (
         [[1024, 0.85], [65536, 0.85]],
-        [0.97, 0.97],
-        "dot",
+        [[1024, 0.97], [65536, 0.97]],
+        "2,3",
     )
     # The noisy row is drawn, the suspect one is not.
     assert seen["suspect"] == [[1024, 10.0]]
-    assert (seen["rings"], seen.get("none")) == ([2, 2], None)
+    assert (seen["rings"], seen["none"]) == ([True, True], [False, False])
     assert seen["marked"] == [
         ["20.00", "the cross-check (22.0 µs) differs by 10.0% from the latency"],
         ["1,600", "the cross-check (1552.0 µs) differs by 3.0% from the latency"],
@@ -414,11 +416,11 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
 
 
 def test_one_problem_has_its_schedule_as_a_dash_over_the_bar(write_run: WriteRun) -> None:
-    probe = """const slots = trace("sm_busy", "lean", "quantisation_efficiency");
-      return [slots.mode, slots.marker.symbol, slots.x, slots.y, points("sm_busy", "lean"),
-        chart("power").layout.shapes.map((shape) => shape.y0)];"""
+    probe = """const slots = line("sm_busy", "lean, CTA slots with work, by the schedule");
+      return [slots.stroke, slots.points.map(({ x, y }) => [x, y]), points("sm_busy", "lean"),
+        line("power", null).across, points("power", null)];"""
     seen, _ = look(write_run([row_with_all_fields(problem(), "lean", 10.0)]), probe)
-    assert seen == ["markers", "line-ew", ["lean"], [0.97], [["lean", 0.85]], [100.0]]
+    assert seen == [True, [["lean", 0.97]], [["lean", 0.85]], True, [["lean", 100.0]]]
 
 
 def test_cold_and_warm_never_share_a_chart(write_run: WriteRun) -> None:
@@ -457,7 +459,7 @@ def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> 
         control.selectedIndex = control.options.length - 1;
         control.dispatchEvent(new Event("change"));
       });
-      const [lean] = document.getElementById("maps-winner").data[0].hovertext[1][1].split("<br>").slice(1);
+      const [lean] = document.getElementById("maps-winner").picture.cells.at(-1).lines.map((each) => each.text);
       const names = document.getElementById("sides-sides").querySelectorAll(".legendtext");
       return [document.images.length, lean, [...names].map((each) => each.textContent)];"""
     seen, _ = look(first, probe, second)
@@ -472,11 +474,11 @@ def test_paper_shows_the_main_columns(write_run: WriteRun) -> None:
 
 
 def test_legend_hides_a_kernel_in_every_chart(write_run: WriteRun) -> None:
-    probe = """const keys = all('.chart').map((each) => each.id.slice(7));
+    probe = """const keys = all('.chart').map((each) => each.id.slice("charts-".length));
       document.querySelector('#legend button[data-kernel="fa2"]').click();
-      return keys.map((key) => trace(key, "fa2").visible);"""
+      return keys.map((key) => line(key, "fa2").hidden);"""
     seen, charts = look(write_run(measured_rows()), probe)
-    assert seen == [False] * len(charts)
+    assert seen == [True] * len(charts)
 
 
 def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> None:
@@ -487,14 +489,13 @@ def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> N
       const svg = saved[1].slice(saved[1].indexOf("<svg"));
       const picture = new DOMParser().parseFromString(svg, "image/svg+xml");
       const legend = [...picture.querySelectorAll(".legendtext")].map((each) => each.textContent);
-      return [saved[0], picture.querySelector(".gtitle").textContent, legend];"""
+      const title = [...picture.querySelectorAll(".title")].map((each) => each.textContent);
+      return [saved[0], title, legend];"""
     rows = [dict(row, source="predicted") for row in measured_rows()]
     seen, _ = look(write_run(rows, source="predicted"), probe)
     name, title, legend = seen
     assert name == "example-latency.svg"
-    # Plotly marks the line break with zero-width spaces.
-    lines = [line for line in title.split("\u200b") if line]
-    assert lines == ["Latency (predicted), NVIDIA H200", "batch 1, batch lengths equal"]
+    assert title == ["Latency (predicted), NVIDIA H200", "batch 1, batch lengths equal"]
     assert legend == ["lean", "fa2", "fixed_split", "read floor"]
 
 

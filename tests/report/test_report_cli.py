@@ -152,7 +152,7 @@ def test_second_report_replaces_the_first(write_run: WriteRun) -> None:
 
 
 def test_command_imports_no_heavy_module() -> None:
-    heavy = {"pandas", "plotly", "jinja2", "torch", "numpy", "pydantic"}
+    heavy = {"pandas", "jinja2", "torch", "numpy", "pydantic"}
     code = (
         f"import leanbench.cli.report, leanbench.report, sys; print(sorted({heavy!r} &"
         " set(sys.modules)))"

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import plotly.offline
 import pytest
 from example_runs import (
     HOSTILE,
@@ -26,8 +25,8 @@ from leanbench.report.charts import CHARTS
 from leanbench.report.facts.figures import charts_section
 from leanbench.report.facts.results import Results
 from leanbench.report.facts.warnings import flagged_section
-from leanbench.report.figures import PALETTE, figure, kernel_styles
 from leanbench.report.page.data import page_data
+from leanbench.report.styles import PALETTE, kernel_styles
 
 PREDICTED_GPU = {"name": "a100-80gb", "product": "NVIDIA A100-SXM4-80GB"}
 
@@ -39,11 +38,6 @@ def html_of(directory: Path) -> str:
 
 def page_of(directory: Path) -> dict[str, Any]:
     return page_data(Results([read_run(directory)]))
-
-
-def without_plotly(html: str) -> str:
-    assert html.count(plotly.offline.get_plotlyjs()) == 1
-    return html.replace(plotly.offline.get_plotlyjs(), "")
 
 
 def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
@@ -59,13 +53,12 @@ def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
         environments={HOSTILE: {HOSTILE: HOSTILE}},
         sweep={HOSTILE: HOSTILE},
     )
-    html = without_plotly(html_of(directory))
+    html = html_of(directory)
     assert "<script>alert" not in html
     assert "<img" not in html
-    # The page's own script elements are the only ones: data, plotly's (emptied above), and the
-    # page's code.
-    assert len(re.findall("<script", html)) == 3
-    assert html.count("</script>") == 3
+    # The page's own script elements are the only ones: data and code.
+    assert len(re.findall("<script", html)) == 2
+    assert html.count("</script>") == 2
     # Escaped for markup, and the very text in the data.
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in html
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
@@ -76,7 +69,8 @@ def test_text_of_result_files_is_only_text(write_run: WriteRun) -> None:
 
 
 def test_page_loads_nothing(write_run: WriteRun) -> None:
-    html = without_plotly(html_of(write_run(measured_rows())))
+    # A namespace is a name.
+    html = html_of(write_run(measured_rows())).replace("http://www.w3.org/2000/svg", "")
     assert not re.findall(
         r"https?://|@import|url\(|<(?:link|iframe|img)|<[a-z][^>]*\s(?:src|href)=", html
     )
@@ -84,7 +78,7 @@ def test_page_loads_nothing(write_run: WriteRun) -> None:
 
 
 @pytest.mark.parametrize("all_fields", [False, True], ids=["latency", "all fields"])
-def test_500_problems_and_5_kernels_stay_under_8_mb(write_run: WriteRun, all_fields: bool) -> None:
+def test_500_problems_and_5_kernels_stay_under_3_mb(write_run: WriteRun, all_fields: bool) -> None:
     problems = [
         AttentionProblem(batch, heads, kv_heads, 1024 << power, head_dim)
         for batch in (1, 2, 4, 8, 16)
@@ -97,20 +91,20 @@ def test_500_problems_and_5_kernels_stay_under_8_mb(write_run: WriteRun, all_fie
     directory = write_run(make(p, kernel, 10.0 / 3.0) for p in problems for kernel in kernels)
     [path] = write_report(directory, directory, ["html"])
     assert len(problems) == 500
-    assert path.stat().st_size < 8_000_000
+    assert path.stat().st_size < 3_000_000
 
 
-def test_largest_reference_run_stays_under_8_mb(tmp_path: Path) -> None:
+def test_largest_reference_run_stays_under_3_mb(tmp_path: Path) -> None:
     runs = Path("reports/h200").glob("*/results.jsonl")
     largest = max(runs, key=lambda path: path.stat().st_size).parent
     [path] = write_report(largest, tmp_path, ["html"])
     assert len(read_run(largest).results) > 1000
-    assert path.stat().st_size < 8_000_000
+    assert path.stat().st_size < 3_000_000
 
 
 def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
     rows = [dict(row, source="predicted") for row in measured_rows()]
-    html = without_plotly(html_of(write_run(rows, source="predicted", gpu=PREDICTED_GPU)))
+    html = html_of(write_run(rows, source="predicted", gpu=PREDICTED_GPU))
     banner = "Predicted by the performance model for NVIDIA A100-SXM4-80GB; nothing was measured."
     assert banner in html
     assert known_error("a100") in html
@@ -126,7 +120,7 @@ def test_predicted_run_says_so_everywhere(write_run: WriteRun) -> None:
 
 
 def test_measured_run_does_not_say_predicted(write_run: WriteRun) -> None:
-    html = without_plotly(html_of(write_run(measured_rows())))
+    html = html_of(write_run(measured_rows()))
     assert "Measured on NVIDIA H200 · driver 580.1 · torch 2.11.0 · triton 3.6.0" in html
     body = html[html.index("<body>") : html.index('<script type="application/json"')]
     assert "redicted" not in body
@@ -293,7 +287,7 @@ def test_axes_are_what_varies(write_run: WriteRun) -> None:
 
 
 def test_every_axis_has_its_unit() -> None:
-    titles = {chart.key: figure(chart, ["lean"]).layout.yaxis.title.text for chart in CHARTS}
+    titles = {chart.key: chart.y_title for chart in CHARTS}
     assert titles == {
         "latency": "latency (µs)",
         "bandwidth": "bandwidth (TB/s)",
@@ -315,12 +309,6 @@ def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> Non
         == "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over"
         " bars: CTA slots with work, by the schedule (no limit, as one working CTA of several"
         " makes an SM busy)"
-    )
-    [chart] = [each for each in page_data(results)["charts"] if each["title"] == "SM busy share"]
-    [dotted] = [trace for trace in chart["figure"]["data"] if "column" in trace["meta"]]
-    assert dotted["meta"] == {"kernel": "lean", "column": "quantisation_efficiency"}
-    assert dotted["hovertemplate"].startswith(
-        "%{fullData.name}, CTA slots with work, by the schedule: %{y:"
     )
 
 
@@ -372,7 +360,7 @@ def test_energy_is_in_the_summary(write_run: WriteRun) -> None:
 
 
 def test_without_energy_nothing_speaks_of_it(write_run: WriteRun) -> None:
-    html = without_plotly(html_of(write_run(measured_rows())))
+    html = html_of(write_run(measured_rows()))
     page = html[html.index("<body>") : html.index('<script type="application/json"')]
     # Of the paper's claims, some are about energy.
     page = re.sub('<section id="claims">.*?</section>', "", page, flags=re.DOTALL)
@@ -455,7 +443,7 @@ def test_a_warm_l2_is_said_at_every_picture(
         for n in (1024, 2048)
         for cache in caches
     ]
-    html = without_plotly(html_of(write_run(rows)))
+    html = html_of(write_run(rows))
     captions = re.findall("<figcaption>.*?</figcaption>", html)
     assert len(captions) >= 7
     assert [f'<span class="l2">{words}</span>' in caption for caption in captions] == [

@@ -12,10 +12,11 @@ from leanbench.cli.main import app
 from leanbench.core.errors import UserError
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
-from leanbench.report.facts.side_by_side import Side, SideBySide, side_by_side, sides_of
+from leanbench.report.facts.results import Results
+from leanbench.report.facts.side_by_side import SideBySide, side_by_side, sides_of
 from leanbench.report.facts.summary import summaries
 from leanbench.report.frame import results_frame
-from leanbench.report.page.sides import sides_figure
+from leanbench.report.page.data import page_data
 
 
 def side_by_side_of(directories: Iterable[Path]) -> list[SideBySide]:
@@ -96,13 +97,12 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(write_run: WriteRun) -> 
         read_runs([directories[0], directories[1], directories[0] / ".." / "x"])
 
 
-def test_no_two_lines_of_many_runs_look_alike() -> None:
+def test_no_two_lines_of_many_runs_look_alike(write_run: WriteRun) -> None:
     names = [f"run{index}" for index in range(12)]
-    figure = sides_figure([Side(name, "measured", "NVIDIA H200", "cold", name) for name in names])
-    lines = figure.to_plotly_json()["data"]
-    looks = {(line["marker"]["color"], line["marker"]["symbol"]) for line in lines}
-    assert [line["name"] for line in lines] == names
-    assert len(looks) == 12
+    runs = read_runs([write_run([row(problem(), "lean", 1.0)], folder=n, name=n) for n in names])
+    lines = page_data(Results(runs))["sides"]["lines"]
+    assert [line["run"] for line in lines] == names
+    assert len({(line["color"], line["symbol"]) for line in lines}) == 12
 
 
 def test_report_of_two_runs(write_run: WriteRun, tmp_path: Path) -> None:

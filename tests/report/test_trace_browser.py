@@ -201,3 +201,15 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
 
 def test_an_empty_timeline_opens(tmp_path: Path) -> None:
     assert look(tmp_path, [lean(ctas=())], "return pixel(0, 1, 4, 0.0005);") == PLOT
+
+
+def test_the_legend_is_legible_and_fits(tmp_path: Path) -> None:
+    probe = """const legend = document.getElementById("swatches");
+      legend.style.width = "366px";
+      const boxes = [...legend.querySelectorAll(".swatch")].map((each) => each.getBoundingClientRect());
+      const overlaps = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      return { overlapping: boxes.filter((a, i) => boxes.slice(i + 1).some((b) => overlaps(a, b))).length,
+        opacity: getComputedStyle(legend.querySelector(".swatch")).opacity,
+        width: boxes[1].width > 40, overflows: legend.scrollWidth > legend.clientWidth };"""
+    seen = look(tmp_path, [lean()], probe)
+    assert seen == {"overlapping": 0, "opacity": "1", "width": True, "overflows": False}

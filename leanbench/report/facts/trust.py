@@ -34,7 +34,7 @@ def trust_section(results: Results) -> Section:
         of_run = f"{run.name}: " if results.are_several else ""
         groups = _groups(run)
         for name, rows in groups.items():
-            if known := (*map(Sentence, config_lines(rows)), *facts(rows)):
+            if known := (*_settings(rows), *facts(rows)):
                 heading = f"{of_run}{name}" if results.are_several or len(groups) > 1 else ""
                 sections.append(Section("", heading, (Sentences(known, "facts"),)))
         warnings = warned([row.model_dump() for row, _ in run.results])
@@ -47,6 +47,10 @@ def trust_section(results: Results) -> Section:
             blocks = (sentences(hint, layout="hint"), warnings_table(warnings))
             sections.append(Section("warnings", heading, blocks))
     return Section("trust", "How far to trust these numbers", tuple(sections))
+
+
+def _settings(rows: Rows) -> list[Sentence]:
+    return [Sentence(line, "launch settings") for line in config_lines(rows)]
 
 
 def _groups(run: Run) -> dict[str, list[dict[str, Any]]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from leanbench.report.charts import charts_of, drawn_rows
 from leanbench.report.compare.ratios import MARGIN
 from leanbench.report.facts.side_by_side import quantities, sides_of
-from leanbench.report.figures import figure
 from leanbench.report.frame import SUBJECT, best_ok_rows, kernel_order
-from leanbench.report.maps import map_figure, maps_of
-from leanbench.report.page.sides import sides_figure
+from leanbench.report.maps import maps_of
+from leanbench.report.styles import MARKS, PALETTE, kernel_styles
 from leanbench.report.table import page_columns, page_rows
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ def page_data(results: Results) -> dict[str, Any]:
     """As JSON types."""
     frame, axes = results.frame, results.axes
     columns = page_columns(frame, axes)
-    kernels = kernel_order(frame)
-    charts = charts_of(drawn_rows(frame), axes)
     return {
         "name": "-".join(run.name for run in results.runs),
-        "subject": SUBJECT,
+        "baseline": SUBJECT,
         "tag": " (predicted)" if "predicted" in results.sources else "",
-        "kernels": kernels,
+        "kernels": [
+            {"name": name, "color": color, "symbol": symbol}
+            for name, (color, symbol) in kernel_styles(kernel_order(frame)).items()
+        ],
+        "colors": PALETTE,
         "margin": MARGIN,
         "gpus": " and ".join(results.gpus),
         "l2": "warm" if results.l2 == "warm L2" else "",
@@ -38,26 +40,19 @@ def page_data(results: Results) -> dict[str, Any]:
             for a in axes
         ],
         "sides": _sides(results) if results.are_several else None,
-        "maps": [
-            {
-                "key": each.key,
-                "title": each.title,
-                "figure": map_figure(each, kernels).to_plotly_json(),
-            }
-            for each in maps_of(frame)
-        ],
-        "charts": [
-            {"title": chart.title, "figure": figure(chart, kernels).to_plotly_json()}
-            for chart in charts
-        ],
+        "maps": [asdict(each) for each in maps_of(frame)],
+        "charts": [asdict(chart) for chart in charts_of(drawn_rows(frame), axes)],
     }
 
 
 def _sides(results: Results) -> dict[str, Any]:
-    return {
-        "figure": sides_figure(list(sides_of(results.runs))).to_plotly_json(),
-        "quantities": quantities(best_ok_rows(results.frame)),
-    }
+    """A line for each side, all of them different."""
+    lines = []
+    for index, side in enumerate(sides_of(results.runs)):
+        # Another mark where the colours begin again.
+        mark = MARKS[(index + index // len(PALETTE)) % len(MARKS)]
+        lines.append({**asdict(side), "color": PALETTE[index % len(PALETTE)], "symbol": mark})
+    return {"lines": lines, "quantities": quantities(best_ok_rows(results.frame))}
 
 
 def _plain(values: Any) -> list[Any]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from leanbench.core.paths import REPORT_TEMPLATES
 from leanbench.report.charts import charts_of, drawn_rows
 from leanbench.report.compare.ratios import MARGIN
-from leanbench.report.figures import MARKERS, kernel_styles
-from leanbench.report.frame import SUBJECT, has_values, kernel_order
+from leanbench.report.frame import has_values
 from leanbench.report.page.data import page_data
+from leanbench.report.styles import MARKS
 
 if TYPE_CHECKING:
     from typing import Any
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from leanbench.report.document import Document
     from leanbench.report.facts.results import Results
 
-#: Glyphs of `figures.MARKERS`, for the legend.
-GLYPHS = dict(zip(MARKERS, "●■◆▲▼⬟✚★", strict=True))
+#: Glyphs of `styles.MARKS`, for the legend.
+GLYPHS = dict(zip(MARKS, "●■◆▲▼⬟✚★", strict=True))
 #: `report_<name>.js`, in this order.
-SCRIPTS = ("common", "sides", "maps", "charts", "table")
+SCRIPTS = ("common", "plot", "sides", "maps", "charts", "table")
 
 
 def html_text(document: Document, results: Results) -> str:
     """The whole page: the document, and the rows from which its scripts draw."""
-    import plotly.offline
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -44,7 +43,6 @@ def html_text(document: Document, results: Results) -> str:
         sections={section.key: section for section in document.sections},
         style=raw("report.css"),
         script=Markup("\n").join(raw(f"report_{part}.js") for part in SCRIPTS),
-        plotly=Markup(plotly.offline.get_plotlyjs()),
         page=page_data(results),
         legend=_legend(results),
     )
@@ -57,15 +55,10 @@ def _legend(results: Results) -> dict[str, Any]:
     floors = [
         chart.floor_name for chart in charts if chart.floor and has_values(drawn, chart.floor)
     ]
-    styles = kernel_styles(kernel_order(results.frame))
     return {
-        "kernels": [
-            {"name": name, "color": color, "glyph": GLYPHS[marker]}
-            for name, (color, marker) in styles.items()
-        ],
+        "glyphs": GLYPHS,
         "floors": list(dict.fromkeys(floors)),
         "has_noisy": bool((drawn["status"] == "noisy").any()),
         "has_warnings": has_values(drawn, "warnings"),
         "margin": f"{MARGIN:.0%}",
-        "baseline": SUBJECT,
     }
