@@ -24,11 +24,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@echo 'Installing leanbench with torch and Triton into $(VENV), once: minutes, and GBs where CUDA comes along.'
+	$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo 'Installing what the tests need into $(VENV), once: pytest, hypothesis, ruff, pyright, import-linter.'
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:

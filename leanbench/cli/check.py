@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.completion import kernel_names
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,18 +25,29 @@ _DEFAULT_KERNELS = "lean,fa2,fixed_split"
 
 def check(
     kernels: Annotated[
-        str, typer.Option(help="Kernels to check, separated by commas.")
+        str,
+        typer.Option(
+            "--kernels", help="Kernels to check, separated by commas.", autocompletion=kernel_names
+        ),
     ] = _DEFAULT_KERNELS,
     jobs: Annotated[
-        int, typer.Option(help="Processes; most of the time goes into compiling. 0: by CPU count.")
+        int,
+        typer.Option(
+            "--jobs", help="Processes; most of the time goes into compiling. 0: by CPU count."
+        ),
     ] = 0,
     fuzz: Annotated[
-        int, typer.Option(help="Check so many random problems instead of the grid.")
+        int, typer.Option("--fuzz", help="Check so many random problems instead of the grid.")
     ] = 0,
     seed: Annotated[
-        int, typer.Option(help="Of the random problems; inputs are drawn afresh whatever it is.")
+        int,
+        typer.Option(
+            "--seed", help="Of the random problems; inputs are drawn afresh whatever it is."
+        ),
     ] = 0,
-    limit: Annotated[int, typer.Option(help="Stop after this many problems; 0 runs all.")] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", help="Stop after this many problems; 0 runs all.")
+    ] = 0,
     interpreter: Annotated[
         bool,
         typer.Option(
@@ -71,6 +83,7 @@ def check(
             raise UserError(
                 f"{option} {value} is negative: give 0 for {meaning}, or a number above"
             )
+    output.say_kernel_warnings()
     target = choose(None, require_gpu=False)
     on_gpu = target.local_index is not None and not interpreter
     cases = fuzz_cases(fuzz, seed) if fuzz else gpu_cases() if on_gpu else interpreter_cases()

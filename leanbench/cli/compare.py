@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.completion import kernel_names, run_names
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,21 +18,41 @@ FORMATS = ("table", "markdown", "json", "csv")
 
 def compare(
     base: Annotated[
-        str, typer.Argument(metavar="BASE", help="RUN or RUN:KERNEL; a path or a name under runs/.")
+        str,
+        typer.Argument(
+            metavar="BASE",
+            help="RUN or RUN:KERNEL; a path or a name under runs/.",
+            autocompletion=run_names,
+        ),
     ],
     new: Annotated[
-        str, typer.Argument(metavar="NEW", help="The same, for what is compared with BASE.")
+        str,
+        typer.Argument(
+            metavar="NEW",
+            help="The same, for what is compared with BASE.",
+            autocompletion=run_names,
+        ),
     ],
     kernels: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="These kernels only.", show_default="all that both ran"),
+        typer.Option(
+            "--kernels",
+            metavar="LIST",
+            help="These kernels only.",
+            show_default="all that both ran",
+            autocompletion=kernel_names,
+        ),
     ] = None,
     margin: Annotated[
-        str, typer.Option(metavar="PERCENT", help="A difference within this is none.")
+        str, typer.Option("--margin", metavar="PERCENT", help="A difference within this is none.")
     ] = "1%",
     fail_above: Annotated[
         str | None,
-        typer.Option(metavar="PERCENT", help="Exit with 1 if a cell is slower by more than this."),
+        typer.Option(
+            "--fail-above",
+            metavar="PERCENT",
+            help="Exit with 1 if a cell is slower by more than this.",
+        ),
     ] = None,
     format_: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMATS), help="How to print.")

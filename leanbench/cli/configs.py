@@ -46,13 +46,17 @@ def list_() -> None:
 def show(
     gpu: Gpu,
     head_dim: Annotated[
-        int | None, typer.Option(metavar="N", help="Only families of this head_dim.")
+        int | None, typer.Option("--head-dim", metavar="N", help="Only families of this head_dim.")
     ] = None,
     group: Annotated[
-        int | None, typer.Option(metavar="N", help="Only families of this group size.")
+        int | None, typer.Option("--group", metavar="N", help="Only families of this group size.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="NAME", help="Only fp16 or bf16.")] = None,
-    kv_layout: Annotated[str | None, typer.Option(metavar="NAME", help="Only HND or NHD.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="NAME", help="Only fp16 or bf16.")
+    ] = None,
+    kv_layout: Annotated[
+        str | None, typer.Option("--kv-layout", metavar="NAME", help="Only HND or NHD.")
+    ] = None,
 ) -> None:
     """Show each family's shortlist, and each tuned problem's chosen config with its gain over the
     heuristic.
@@ -152,11 +156,13 @@ def import_(
 @configs.command("verify", short_help="Time the kept choices again on the GPU that is here.")
 def verify(
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")
+        str | None, typer.Option("--gpu", metavar="NAME", help="Which of the GPUs that are here.")
     ] = None,
     sample: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Only N of the tuned problems, evenly spread."),
+        typer.Option(
+            "--sample", metavar="N", min=1, help="Only N of the tuned problems, evenly spread."
+        ),
     ] = None,
 ) -> None:
     """Time each tuned problem's chosen config again, beside those that tied with it and the

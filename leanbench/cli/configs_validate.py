@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 def validate(
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which of the GPUs that are here.")
+        str | None, typer.Option("--gpu", metavar="NAME", help="Which of the GPUs that are here.")
     ] = None,
     problems: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100, help="Problems of each family.")
+        int,
+        typer.Option("--problems", metavar="N", min=1, max=100, help="Problems of each family."),
     ] = 7,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write what was timed, as JSON lines.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Also write what was timed, as JSON lines."),
     ] = None,
 ) -> None:
     """Time every candidate on problems that were not tuned, and say how near the looked-up config

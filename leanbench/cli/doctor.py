@@ -31,7 +31,7 @@ def doctor(
         typer.Option("--counters", help="Read hardware counters for a try; takes half a minute."),
     ] = False,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder that shall hold run directories.")
+        Path, typer.Option("--out", metavar="DIR", help="Folder that shall hold run directories.")
     ] = Path("runs"),
 ) -> None:
     """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels.

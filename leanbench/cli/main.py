@@ -13,6 +13,7 @@ from leanbench.cli.check import check
 from leanbench.cli.compare import compare
 from leanbench.cli.configs import configs
 from leanbench.cli.doctor import doctor
+from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.list import list_
 from leanbench.cli.predict import predict
 from leanbench.cli.report import report
@@ -51,7 +52,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     # Plain usage errors: one line says more in a log than a box does.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -93,4 +93,5 @@ app.command("list", short_help="List kernels, sweeps, axes, models or GPUs.")(li
 
 def main() -> None:
     """The `leanbench` command."""
+    write_ascii_where_needed()
     app(prog_name="leanbench")

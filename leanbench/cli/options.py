@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from leanbench.cli import completion
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 
@@ -33,7 +34,8 @@ def axis_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(axis: Axis) -> inspect.Parameter:
-    option = typer.Option(axis.flag, metavar=axis.metavar, help=axis.help)
+    complete = completion.OF_AXES.get(axis.name)
+    option = typer.Option(axis.flag, metavar=axis.metavar, help=axis.help, autocompletion=complete)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(
         axis.name, kind, default=None, annotation=Annotated[str | None, option]

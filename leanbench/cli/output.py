@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +52,14 @@ def say_note(target: Target) -> None:
     """What is not as usual about a GPU that is measured on."""
     if target.local_index is not None and target.note:
         say(f"{target.note}.")
+
+
+def say_kernel_warnings() -> None:
+    """What of the kernels room and of LEANBENCH_KERNEL_PATH is left out, and why."""
+    from leanbench.core.registry import kernel_warnings
+
+    for warning in kernel_warnings():
+        say(f"! {warning}.")
 
 
 def show(text: str) -> None:
@@ -105,31 +114,44 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
             is_count = all(str(cell).isdigit() for cell in cells)
             shown.add_column(heading, justify="right" if is_count else "left", no_wrap=True)
         for heading, cells in part:
-            shown.add_column(heading, justify=_justified(cells), no_wrap=True)
+            if _holds_figures(cells):
+                shown.add_column(heading, justify="right", no_wrap=True)
+            else:
+                shown.add_column(heading, overflow="fold")
         for row in zip(*(cells for _, cells in (*labels, *part)), strict=True):
             # What a run brings along is text, not markup.
             shown.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
         show_table(shown)
 
 
-def _justified(cells: Sequence[str | Text]) -> Literal["left", "right"]:
-    has_digit = any(character.isdigit() for cell in cells for character in str(cell))
-    return "right" if has_digit else "left"
+def _holds_figures(cells: Sequence[str | Text]) -> bool:
+    """Whether a cell begins with a number, perhaps behind a sign or a mark."""
+    return any(re.match(r"\W*\d", str(cell)) for cell in cells)
 
 
 def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:
-    """The fewest parts, about as long as one another, that each fit the terminal beside the labels,
-    with headings that are broken no more than they must be; single columns where nothing fits.
+    """The fewest parts that each fit the terminal beside the labels: about as long as one another,
+    with headings that are broken no more than they must be, or else as full as they can be.
     """
     width = console().width
-    parts: list[list[Column]] = []
-    for count in range(1, max(len(columns), 1) + 1):
+    packed = _packed(labels, [(_in_words(heading), cells) for heading, cells in columns], width)
+    for count in range(1, len(packed) + 1):
         for broken in (_whole, _in_two, _in_words):
             headed = [(broken(heading), cells) for heading, cells in columns]
             ends = [len(headed) * end // count for end in range(count + 1)]
             parts = [headed[start:end] for start, end in itertools.pairwise(ends)]
             if all(_columns_wide([*labels, *part]) <= width for part in parts):
                 return parts
+    return packed
+
+
+def _packed(labels: Sequence[Column], columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """As many columns to a part as fit beside the labels, and one where none does."""
+    parts: list[list[Column]] = [[]]
+    for column in columns:
+        if parts[-1] and _columns_wide([*labels, *parts[-1], column]) > width:
+            parts.append([])
+        parts[-1].append(column)
     return parts
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.completion import gpu_names, run_names
 
 if TYPE_CHECKING:
     from leanbench.model.calibrate import CellError
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 predict = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Measured runs: paths, or names under runs/.")
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Measured runs: paths, or names under runs/.",
+        autocompletion=run_names,
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Gpu = Annotated[
-    str | None, typer.Option("--gpu", metavar="NAME", help="A GPU from `leanbench list gpus`.")
+    str | None,
+    typer.Option(
+        "--gpu", metavar="NAME", help="A GPU from `leanbench list gpus`.", autocompletion=gpu_names
+    ),
 ]
 
 #: Cells that `check` lists.
@@ -34,7 +43,12 @@ def fit(
     runs: _Runs,
     check: Annotated[
         list[str] | None,
-        typer.Option("--check", metavar="RUN", help="A run to check with; may be given again."),
+        typer.Option(
+            "--check",
+            metavar="RUN",
+            help="A run to check with; may be given again.",
+            autocompletion=run_names,
+        ),
     ] = None,
     gpu: _Gpu = None,
     out: Annotated[

@@ -7,15 +7,23 @@ from typing import Annotated
 
 import typer
 
+from leanbench.cli.completion import run_names
+
 
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Run directories, or names of some under runs/."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories, or names of some under runs/.",
+            autocompletion=run_names,
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to write.", show_default="the run directory"),
+        typer.Option(
+            "--out", metavar="DIR", help="Where to write.", show_default="the run directory"
+        ),
     ] = None,
     format_: Annotated[
         str,

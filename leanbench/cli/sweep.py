@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.completion import gpu_names, kernel_names, sweep_names
 from leanbench.cli.options import axis_options
 from leanbench.core.errors import UserError
 
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from leanbench.run.runner import Limits
 
 
-def _list(help: str, metavar: str = "LIST") -> Any:
-    return typer.Option(metavar=metavar, help=help)
-
-
 @axis_options
 def sweep(
     ctx: typer.Context,
@@ -34,27 +31,44 @@ def sweep(
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="FILE", help="A sweep file, or a name from `leanbench list sweeps`."
+            metavar="FILE",
+            help="A sweep file, or a name from `leanbench list sweeps`.",
+            autocompletion=sweep_names,
         ),
     ] = None,
-    kernels: Annotated[str | None, _list("Names from `leanbench list kernels`.")] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--kernels",
+            metavar="LIST",
+            help="Names from `leanbench list kernels`.",
+            autocompletion=kernel_names,
+        ),
+    ] = None,
     configs: Annotated[
         str | None,
-        _list(
-            "Kept ones or else the heuristic's; the heuristic's; the fastest candidate; kept ones"
-            " of least energy.",
-            "default|heuristic|best|energy|edp",
+        typer.Option(
+            "--configs",
+            metavar="default|heuristic|best|energy|edp",
+            help="Kept ones or else the heuristic's; the heuristic's; the fastest candidate; kept"
+            " ones of least energy.",
         ),
     ] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(
+            "--config",
             metavar="KERNEL:FIELD=VALUE,...",
             help="A kernel's launch settings, whatever --configs says; repeatable.",
         ),
     ] = None,
     cache: Annotated[
-        str | None, _list("The L2 at each launch: cold, as in serving, or warm.", "cold|warm")
+        str | None,
+        typer.Option(
+            "--cache",
+            metavar="cold|warm",
+            help="The L2 at each launch: cold, as in serving, or warm.",
+        ),
     ] = None,
     sustained: Annotated[
         bool, typer.Option("--sustained", help="Also latency over seconds, back to back.")
@@ -63,7 +77,10 @@ def sweep(
         bool, typer.Option("--energy", help="Also energy, over seconds back to back.")
     ] = False,
     window: Annotated[
-        str, typer.Option(metavar="TIME", help="Length of the --sustained and --energy window.")
+        str,
+        typer.Option(
+            "--window", metavar="TIME", help="Length of the --sustained and --energy window."
+        ),
     ] = "3s",
     occupancy: Annotated[
         bool,
@@ -80,25 +97,32 @@ def sweep(
     ci: Annotated[
         str,
         typer.Option(
-            metavar="PERCENT", help="Measure until the median is known to this, 95% interval."
+            "--ci",
+            metavar="PERCENT",
+            help="Measure until the median is known to this, 95% interval.",
         ),
     ] = "0.5%",
     min_samples: Annotated[
-        int, typer.Option(metavar="N", help="Samples of a kernel at least.")
+        int, typer.Option("--min-samples", metavar="N", help="Samples of a kernel at least.")
     ] = 10,
     max_samples: Annotated[
-        int, typer.Option(metavar="N", help="Samples of a kernel at most.")
+        int, typer.Option("--max-samples", metavar="N", help="Samples of a kernel at most.")
     ] = 200,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here."),
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The GPU to use, or to predict for if it is not here.",
+            autocompletion=gpu_names,
+        ),
     ] = None,
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder that holds the run directories.")
+        Path, typer.Option("--out", metavar="DIR", help="Folder that holds the run directories.")
     ] = Path("runs"),
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the run directory.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the run directory.")
     ] = None,
     resume: Annotated[
         bool,
@@ -106,12 +130,16 @@ def sweep(
     ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."),
+        typer.Option(
+            "--budget", metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."
+        ),
     ] = None,
     timeout: Annotated[
         str,
         typer.Option(
-            metavar="TIME", help="Longest time for one cell, beside windows and counters."
+            "--timeout",
+            metavar="TIME",
+            help="Longest time for one cell, beside windows and counters.",
         ),
     ] = "120s",
     dry_run: Annotated[
@@ -131,7 +159,6 @@ def sweep(
 
     Exit code 1 means that a cell crashed, timed out or was incorrect.
     """
-    from leanbench.core.registry import family_faults
     from leanbench.gpu.local import choose
     from leanbench.model import known_error
     from leanbench.run.cells import expand
@@ -153,8 +180,7 @@ def sweep(
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
     predicted = target.local_index is None
-    for fault in family_faults():
-        output.say(f"! {fault}; its kernels are left out.")
+    output.say_kernel_warnings()
     if not quiet:
         _say_whose_shapes(asked)
     if predicted:

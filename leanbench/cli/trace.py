@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.completion import gpu_names, kernel_names
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,24 +31,36 @@ def trace(
         ),
     ],
     kernels: Annotated[
-        str, typer.Option(metavar="LIST", help="Names from `leanbench list kernels`.")
+        str,
+        typer.Option(
+            "--kernels",
+            metavar="LIST",
+            help="Names from `leanbench list kernels`.",
+            autocompletion=kernel_names,
+        ),
     ] = "lean,fixed_split,fa2",
     configs: Annotated[
         str,
         typer.Option(
+            "--configs",
             metavar="default|heuristic|best",
             help="Kept settings or the heuristic's, or the fastest candidate.",
         ),
     ] = "default",
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The GPU to use, or to predict for if it is not here."),
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The GPU to use, or to predict for if it is not here.",
+            autocompletion=gpu_names,
+        ),
     ] = None,
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Folder for the files; a new one under runs/ if not given."
+            "--out", metavar="DIR", help="Folder for the files; a new one under runs/ if not given."
         ),
     ] = None,
     format_: Annotated[
@@ -90,6 +103,7 @@ def trace(
     if (folder / "results.jsonl").exists():
         raise UserError(f"--out {folder} is a run directory: choose another folder for the trace")
     trace_files(folder, formats)
+    output.say_kernel_warnings()
     output.say_note(target)
     try:
         panels = _panels(asked, traced, configs, target, gpu)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.completion import gpu_names
 from leanbench.core.errors import UserError
 from leanbench.report.document import without_shared
 
@@ -27,19 +28,25 @@ _PAPER_TILES = {64: 256, 128: 128}
 def tune(
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The GPU to tune for; by the model if it is not here."),
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The GPU to tune for; by the model if it is not here.",
+            autocompletion=gpu_names,
+        ),
     ] = None,
     head_dim: Annotated[
-        str, typer.Option(metavar="LIST", help="Any of 64, 80, 96, 128, 256.")
+        str, typer.Option("--head-dim", metavar="LIST", help="Any of 64, 80, 96, 128, 256.")
     ] = "64,128",
     group: Annotated[
-        str, typer.Option(metavar="LIST", help="Query heads per KV head; 1 is MHA.")
+        str, typer.Option("--group", metavar="LIST", help="Query heads per KV head; 1 is MHA.")
     ] = "1,4,8",
-    dtype: Annotated[str, typer.Option(metavar="LIST", help="fp16,bf16.")] = "fp16",
-    kv_layout: Annotated[str, typer.Option(metavar="LIST", help="HND,NHD.")] = "HND",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="LIST", help="fp16,bf16.")] = "fp16",
+    kv_layout: Annotated[str, typer.Option("--kv-layout", metavar="LIST", help="HND,NHD.")] = "HND",
     budget: Annotated[
         str | None,
         typer.Option(
+            "--budget",
             metavar="TIME",
             help="Compiling included: 90s, 10m. Default: 60s on a GPU, none for the model.",
         ),
@@ -51,7 +58,7 @@ def tune(
         ),
     ] = False,
     objective: Annotated[
-        str, typer.Option(metavar="latency|energy|edp", help="What is to be least.")
+        str, typer.Option("--objective", metavar="latency|energy|edp", help="What is to be least.")
     ] = "latency",
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
     keep: Annotated[

@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
 import pkgutil
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from leanbench.core.axes import AXES, RAGGED
@@ -23,6 +25,7 @@ from leanbench.core.axis import Axis
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -300,38 +303,62 @@ def _beyond(axis: Axis, problem: AttentionProblem) -> str:
     return f"{does}, this problem has {axis.name} {value}: leave it out"
 
 
-#: Of the latest search: a sentence for each family that could not be loaded.
-_faults: list[str] = []
+#: Of the latest search: a sentence without its full stop for each family that could not be loaded,
+#: and for each folder of `LEANBENCH_KERNEL_PATH` without a kernel.
+_warnings: list[str] = []
 
 
 @cache
 def kernels() -> dict[str, Kernel]:
-    """Every kernel found, by name, in a stable order; those of a family that cannot be loaded are
-    left out.
+    """Every kernel, by name, in a stable order; those of a family that cannot be loaded are left
+    out.
 
     Raises:
         UserError: two have the same name.
     """
-    _faults.clear()
-    room = importlib.import_module("leanbench.kernels")
-    found: dict[str, Kernel] = {}
-    for module in sorted(pkgutil.iter_modules(room.__path__), key=lambda module: module.name):
-        for name, kernel in _family(module.name) if module.ispkg else ():
-            if name in found:
+    _warnings.clear()
+    folders = list(importlib.import_module("leanbench.kernels").__path__)
+    registered: dict[str, Kernel] = {}
+    used = {os.path.abspath(KERNELS)}
+    for module in sorted(pkgutil.iter_modules(folders), key=lambda module: module.name):
+        warned = len(_warnings)
+        family = _family(module.name) if module.ispkg else []
+        for name, kernel in family:
+            if name in registered:
                 raise UserError(f"two kernels are called {name!r}: rename one of them")
-            found[name] = kernel
-    return found
+            registered[name] = kernel
+        if family or len(_warnings) > warned:
+            used.add(os.path.abspath(getattr(module.module_finder, "path", "")))
+    unused = [Path(folder) for folder in folders if os.path.abspath(folder) not in used]
+    _warnings.extend(map(_why_no_kernel, unused))
+    return registered
 
 
-def family_faults() -> list[str]:
-    """A sentence for each family that cannot be loaded: its file and the error."""
+def kernel_warnings() -> list[str]:
+    """A sentence without its full stop for each family that cannot be loaded, with its file and the
+    error, and for each folder of `LEANBENCH_KERNEL_PATH` that holds no kernel.
+    """
     kernels()
-    return list(_faults)
+    return list(_warnings)
+
+
+def _why_no_kernel(folder: Path) -> str:
+    shipped = [module.name for module in pkgutil.iter_modules([str(KERNELS)]) if module.ispkg]
+    shadowed = [name for name in shipped if (folder / name / "__init__.py").is_file()]
+    if not folder.is_dir():
+        why = "it is not a folder"
+    elif (folder / "__init__.py").is_file():
+        why = f"it is a family's own folder, so name the one above, {folder.resolve().parent}"
+    elif shadowed:
+        why = f"leanbench has a family {shadowed[0]} already, so rename that folder"
+    else:
+        why = "a folder in it needs an __init__.py that lists its kernels in KERNELS"
+    return f"{folder}, of LEANBENCH_KERNEL_PATH, holds no kernel: {why}"
 
 
 def _family(name: str) -> list[tuple[str, Kernel]]:
-    """The kernels of the folder `name`, with their names; none, and a fault, where its code fails,
-    however it does.
+    """The kernels of the folder `name`, with their names; none, and a warning, where its code
+    fails, however it does.
     """
     module = f"leanbench.kernels.{name}"
     try:
@@ -340,9 +367,9 @@ def _family(name: str) -> list[tuple[str, Kernel]]:
             for kernel in getattr(importlib.import_module(module), "KERNELS", ())
         ]
     except (Exception, SystemExit) as error:
-        found = importlib.util.find_spec(module)
-        said = (str(error).strip().splitlines() or [""])[0]
-        where = found.origin if found and found.origin else module
+        spec = importlib.util.find_spec(module)
+        message = (str(error).strip().splitlines() or [""])[0]
+        where = spec.origin if spec and spec.origin else module
         # Of a SyntaxError the message names the line, and no frame is the file's.
         lines = [
             frame.lineno
@@ -350,8 +377,10 @@ def _family(name: str) -> list[tuple[str, Kernel]]:
             if frame.filename == where
         ]
         at = f", line {lines[-1]}," if lines else ""
-        _faults.append(
-            f"{where}{at} cannot be loaded ({type(error).__name__}{': ' if said else ''}{said})"
+        _warnings.append(
+            f"{where}{at} cannot be loaded"
+            f" ({type(error).__name__}{': ' if message else ''}{message}), so its kernels are left"
+            " out"
         )
         return []
 
@@ -365,6 +394,6 @@ def kernel(name: str) -> Kernel:
     found = kernels()
     if name not in found:
         raise UserError(
-            "; ".join([*_faults, f"there is no kernel {name!r}, {nearest(name, found)}"])
+            "; ".join([*_warnings, f"there is no kernel {name!r}, {nearest(name, found)}"])
         )
     return found[name]

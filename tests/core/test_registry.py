@@ -13,7 +13,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, family_faults, kernel, kernels
+from leanbench.core.registry import Kernel, KernelConfig, kernel_warnings, kernel, kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
 
@@ -98,6 +98,33 @@ def test_a_module_or_a_family_without_kernels_is_no_error(rooms, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (None, "it is not a folder"),
+        ([], "a folder in it needs an __init__.py that lists its kernels in KERNELS"),
+        (["plain.py"], "a folder in it needs an __init__.py that lists its kernels in KERNELS"),
+        (["__init__.py"], "it is a family's own folder, so name the one above, {above}"),
+        (["fa2/__init__.py"], "leanbench has a family fa2 already, so rename that folder"),
+    ],
+)
+def test_a_folder_without_a_kernel_is_named(rooms, tmp_path, files, why):
+    mine = tmp_path / "mine"
+    if files is not None:
+        mine.mkdir()
+    for file in files or ():
+        (mine / file).parent.mkdir(exist_ok=True)
+        (mine / file).write_text("")
+    rooms += [f"{mine}/", str(FIXTURES)]
+    reason = why.format(above=tmp_path)
+    warning = f"{mine}, of LEANBENCH_KERNEL_PATH, holds no kernel: {reason}"
+    assert kernel_warnings() == [warning]
+    assert "steady" in kernels()
+    with pytest.raises(UserError) as refused:
+        kernel("plain")
+    assert str(refused.value).startswith(f"{warning}; there is no kernel 'plain', ")
+
+
+@pytest.mark.parametrize(
     ("code", "at", "error"),
     [
         (
@@ -118,20 +145,22 @@ def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(
 ):
     monkeypatch.delitem(sys.modules, "leanbench.kernels.broken", raising=False)
     before = list(kernels())
-    assert family_faults() == []
+    assert kernel_warnings() == []
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "__init__.py").write_text(code + "\n")
     rooms += [str(tmp_path), str(FIXTURES)]
     kernels.cache_clear()
-    said = f"{tmp_path}/broken/__init__.py{at} cannot be loaded ({error})"
-    assert family_faults() == [said]
+    said = (
+        f"{tmp_path}/broken/__init__.py{at} cannot be loaded ({error}), so its kernels are left out"
+    )
+    assert kernel_warnings() == [said]
     assert set(before) | {"steady"} <= set(kernels())
     with pytest.raises(UserError) as refused:
         kernel("mine")
     assert str(refused.value).startswith(f"{said}; there is no kernel 'mine', ")
     rooms.remove(str(tmp_path))
     kernels.cache_clear()
-    assert family_faults() == []
+    assert kernel_warnings() == []
 
 
 def test_a_config_as_a_dict_leaves_out_what_the_kernel_does_not_have():

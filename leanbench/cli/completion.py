@@ -1,0 +1,61 @@
+"""What a shell completes: names of kernels, sweeps, GPUs, models and runs. Everything is looked up
+when TAB is pressed, and nothing heavy is imported for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def that_begin(incomplete: str, names: Iterable[str]) -> list[str]:
+    """The names that begin with what was typed."""
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def kernel_names(incomplete: str) -> list[str]:
+    """Of a list of kernels, the last."""
+    from leanbench.core.errors import UserError
+    from leanbench.core.registry import kernels
+
+    try:
+        return _in_list(incomplete, kernels())
+    except UserError:
+        return []
+
+
+def gpu_names(incomplete: str) -> list[str]:
+    from leanbench.gpu.catalogue import CATALOGUE
+
+    return that_begin(incomplete, (gpu.name for gpu in CATALOGUE))
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Of a list of language models, the last."""
+    from leanbench.core.language_models import models
+
+    names = (name for model in models().values() for name in (model.name, *model.also))
+    return _in_list(incomplete, names)
+
+
+def sweep_names(incomplete: str) -> list[str]:
+    """Sweeps that come with leanbench; where none begins so, the shell completes files."""
+    from leanbench.core.paths import SWEEPS
+
+    return that_begin(incomplete, sorted(path.stem for path in SWEEPS.glob("*.toml")))
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Runs under runs/; where none begins so, the shell completes folders."""
+    manifests = Path("runs").glob("*/manifest.json")
+    return that_begin(incomplete, sorted(path.parent.name for path in manifests))
+
+
+#: By the axis' name.
+OF_AXES = {"model": model_names}
+
+
+def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Lists whose last name begins so."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in that_begin(last, names)]

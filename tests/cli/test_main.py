@@ -1,0 +1,147 @@
+"""What all commands share: flags, completion, and output in any encoding."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+import typer
+from typer.models import OptionInfo
+from typer.testing import CliRunner
+
+from leanbench.cli.encoding import _replace
+from leanbench.cli.main import app
+
+
+def commands(group: typer.Typer) -> Iterator[Any]:
+    yield from (command.callback for command in group.registered_commands)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            yield from commands(inner.typer_instance)
+
+
+def test_every_flag_is_spelled_out():
+    """Typer 0.27.0 to 0.27.3 lose an option that has a metavar and whose flag follows from its
+    parameter's name.
+    """
+    options = [
+        (command.__name__, name, info)
+        for command in commands(app)
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        for info in get_args(parameter.annotation)
+        if isinstance(info, OptionInfo)
+    ]
+    assert len(options) > 60
+    # Inside Annotated, the first of the flags stands where a default would.
+    unspelt = [
+        (command, name)
+        for command, name, info in options
+        if not str(info.default).startswith("-") and not info.param_decls
+    ]
+    assert unspelt == []
+
+
+def completed(words: str, folder: os.PathLike[str] | str = ".") -> list[str]:
+    """What bash is offered at the end of the words."""
+    count = len(words.split(" ")) - 1
+    env = os.environ | {
+        "_LEANBENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(count),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "leanbench"], env=env, cwd=folder, capture_output=True, text=True
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("leanbench sweep paper-fig7", ["paper-fig7a", "paper-fig7b", "paper-fig7c"]),
+        ("leanbench sweep --kernels lean,fa", ["lean,fa2"]),
+        ("leanbench check --kernels lean_t", ["lean_triton"]),
+        ("leanbench sweep --gpu rtx", ["rtx-4090", "rtx-5090"]),
+        ("leanbench sweep --model llama-3-8b,llama-3-7", ["llama-3-8b,llama-3-70b"]),
+        ("leanbench list g", ["gpus"]),
+        ("leanbench report par", ["part", "party"]),
+        ("leanbench compare part part", ["part", "party"]),
+        ("leanbench rep", ["report"]),
+    ],
+)
+def test_names_are_completed(words, names, tmp_path):
+    for run in ("part", "party", "other"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "manifest.json").write_text("{}")
+    (tmp_path / "runs" / "partial").mkdir()
+    assert completed(words, tmp_path) == names
+
+
+def test_completion_can_be_installed():
+    result = CliRunner().invoke(app, ["--help"])
+    assert "--install-completion" in result.stdout
+
+
+def test_completion_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom leanbench.cli import completion, main\n"
+        "for name in ('kernel', 'gpu', 'model', 'sweep', 'run'):"
+        " getattr(completion, f'{name}_names')('')\n"
+        "print(*sorted({'torch', 'triton', 'numpy', 'pandas', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "ascii_text"),
+    [
+        ("6.7 µs", "6.7 us"),
+        ("lean · 2×", "lean - 2x"),
+        ("a → b ≥ 1 ±2", "a -> b >= 1 +/-2"),
+        ("──│…", "--|."),
+        ("é ½ 漢", "e 12 ?"),
+        ("run\udcff", b"run\xff"),
+    ],
+)
+def test_what_an_encoding_lacks_is_written_in_ascii(text, ascii_text):
+    error = UnicodeEncodeError("ascii", text, 0, len(text), "ordinal not in range")
+    if isinstance(ascii_text, bytes):
+        # Only the characters that cannot be encoded reach the handler.
+        error = UnicodeEncodeError("ascii", text, 3, len(text), "surrogates not allowed")
+        assert _replace(error) == (ascii_text[3:], len(text))
+        return
+    replaced, end = _replace(error)
+    assert (replaced, end) == (ascii_text, len(text))
+
+
+def in_ascii(*words: str, folder: os.PathLike[str]) -> subprocess.CompletedProcess[bytes]:
+    env = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "leanbench", *words]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "gpus"],
+        ["list", "kernels"],
+        ["list", "sweeps"],
+        ["sweep", "--context", "1k", "--kernels", "lean,fa2", "--gpu", "h100"],
+        ["sweep", "--context", "1k", "--kernels", "lean", "--gpu", "h100", "--dry-run"],
+        ["trace", "h8", "n1k", "d64", "--gpu", "h100"],
+        ["predict", "show"],
+        ["configs", "list"],
+    ],
+    ids=" ".join,
+)
+def test_commands_print_in_an_ascii_locale(words, tmp_path):
+    done = in_ascii(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).isascii()
+    assert done.stdout
