@@ -24,6 +24,7 @@ def row(cell: str, **fields: Any) -> dict[str, Any]:
     taken = {
         "source": "predicted",
         "status": "ok",
+        "latency_us": 1.5,
         "wall_s": 0.1,
         "time": "2026-01-02T03:04:05",
         "environment": "e",

@@ -160,14 +160,15 @@ class RunDirectory:
                 yield cls(path, before, {row["cell"] for row in rows}, results)
 
     def append(self, row: dict[str, Any], samples: Samples | None = None) -> None:
-        """Writes the samples, then the row, each in one piece, and waits until it is on the
-        disk.
+        """Writes the samples, then the row without its nulls, each in one piece, and waits until it
+        is on the disk.
         """
         if samples is not None:
             # Not kept open: a predicted run has none.
             with _appended(self.path / SAMPLES) as file:
                 self._write(file, pack(samples), SAMPLES)
-        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        measured = {name: value for name, value in row.items() if value is not None}
+        line = json.dumps(measured, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         self._write(self._results, line, RESULTS)
         self.finished.add(row["cell"])
 

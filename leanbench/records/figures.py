@@ -6,9 +6,10 @@ set it where it is measured: CONTRIBUTING.md has the steps.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from leanbench.core.quantities import quantity
 
@@ -17,6 +18,11 @@ class Figures(BaseModel):
     """The optional fields of a row. A name that is not declared here is an error."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _infinite_is_not_measured(cls, value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
     latency_us: float | None = quantity(
         "latency",

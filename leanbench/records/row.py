@@ -5,9 +5,10 @@ A field that was not measured is null, never 0, and is not written.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
@@ -16,7 +17,7 @@ from leanbench.core.strict_json import parse
 from leanbench.records.figures import Figures
 
 #: Raised when a field changes its meaning or goes; a new optional field does not raise it.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Identity(BaseModel):
@@ -115,7 +116,25 @@ class Identity(BaseModel):
 
 
 class Row(Figures, Identity):
-    """One cell's result."""
+    """One cell's result.
+
+    Raises:
+        ValidationError: a figure that a row of this status cannot have, or none where it must; a
+            field that is unknown, missing or of another type.
+    """
+
+    @model_validator(mode="after")
+    def _fits_its_status(self) -> Self:
+        for each in QUANTITIES:
+            if self.status not in each.statuses and getattr(self, each.name) is not None:
+                raise _unfit(f"a row that is {self.status} carries no {each.name}")
+        if self.status in ("ok", "noisy") and self.latency_us is None:
+            raise _unfit(f"a row that is {self.status} needs a latency_us")
+        return self
+
+
+def _unfit(sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("status", "{sentence}", {"sentence": sentence})
 
 
 #: Every quantity of a row, in the order of tables.
@@ -131,6 +150,12 @@ _RATIOED = (
     "energy_mj",
 )
 _LEAST, _MOST = 1e-9, 1e18
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong with a row: ``latency_us: Input should be a valid number``."""
+    fault = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
 
 
 def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
@@ -154,8 +179,7 @@ def read_row(line: bytes | str) -> tuple[Row, AttentionProblem]:
         )
         problem = AttentionProblem.from_dict(row.problem)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(first_fault(error)) from None
     except KeyError as error:
         raise ValueError(f"problem.{error.args[0]}: Field required") from None
     except (TypeError, UserError) as error:

@@ -5,7 +5,6 @@ the worker.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import threading
 import time
@@ -137,7 +136,7 @@ class _Bench:
     def _row(self, cell: Cell, outcome: dict[str, Any], wall_s: float) -> dict[str, Any]:
         from pydantic import ValidationError
 
-        from leanbench.records.row import Row
+        from leanbench.records.row import Row, first_fault
 
         asked = {
             "cell": cell.key,
@@ -154,14 +153,9 @@ class _Bench:
         try:
             row = Row.model_validate({**outcome, **asked})
         except ValidationError as error:
-            first = error.errors()[0]
-            reason = (
-                f"the kernel's result is malformed: {'.'.join(map(str, first['loc']))}:"
-                f" {first['msg']}"
-            )
+            reason = f"the kernel's result is malformed: {first_fault(error)}"
             row = Row.model_validate({**asked, "status": "crashed", "reason": reason})
-        # Through JSON text, because that writes NaN and infinity as null.
-        return json.loads(row.model_dump_json())
+        return row.model_dump(mode="json")
 
 
 def _blame(

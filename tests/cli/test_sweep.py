@@ -255,7 +255,7 @@ def test_a_run_of_another_version_is_refused(tmp_path):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "manifest.json").write_text(json.dumps({"schema_version": 99}))
     result = invoke("sweep", "--out", str(tmp_path), "--name", "r", "--resume")
-    assert_refused(result, "was written with schema version 99, this leanbench reads 1")
+    assert_refused(result, "was written with schema version 99, this leanbench reads 2")
 
 
 @pytest.mark.parametrize(

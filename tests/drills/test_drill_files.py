@@ -28,7 +28,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.directory import RunDirectory, newest_run
 from leanbench.records.reading import read_run
-from leanbench.records.row import Row, read_row
+from leanbench.records.row import SCHEMA_VERSION, Row, read_row
 from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
 from leanbench.report.compare.core import compare
@@ -83,7 +83,7 @@ ROWS = [
     {**full_row("fixed_split", 30.0), "status": "noisy"},
 ]
 MANIFEST: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": SCHEMA_VERSION,
     "name": "r",
     "created": "2026-01-02T03:04:05.123456+00:00",
     "command": "leanbench sweep",

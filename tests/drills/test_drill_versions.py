@@ -36,7 +36,7 @@ def out(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("version", "fix"),
-    [(0, OLDER), (2, NEWER), (99, NEWER), ("1", OLDER), (1.0, OLDER), (True, OLDER), (None, OLDER)],
+    [(1, OLDER), (3, NEWER), (99, NEWER), ("2", OLDER), (2.0, OLDER), (True, OLDER), (None, OLDER)],
 )
 def test_a_run_of_another_version_is_refused_by_every_command(out, version, fix):
     path = out / "r"
@@ -54,7 +54,7 @@ def test_a_run_of_another_version_is_refused_by_every_command(out, version, fix)
             done = CliRunner().invoke(app, words)
             assert done.exit_code == 2, done.stderr
             says = (
-                f"{path} was written with schema version {version!r}, this leanbench reads 1: {fix}"
+                f"{path} was written with schema version {version!r}, this leanbench reads 2: {fix}"
             )
             assert done.stderr.splitlines()[-1] == f"Error: {says}"
         assert (path / "results.jsonl").read_bytes() == results

@@ -32,9 +32,26 @@ def run(tmp_path):
 def test_a_run_is_written_and_read_back(run):
     manifest = read_manifest(run)
     assert {key: manifest[key] for key in ASKED} == ASKED
-    assert (manifest["schema_version"], manifest["name"]) == (1, "mine")
+    assert (manifest["schema_version"], manifest["name"]) == (2, "mine")
     assert manifest["created"].endswith("+00:00")
     assert read_rows(run) == [row("one", latency_us=1.5)]
+
+
+def test_what_was_not_measured_is_not_written(run):
+    written = json.loads((run / "results.jsonl").read_text())
+    assert None not in written.values()
+    assert written["latency_us"] == 1.5
+    assert "energy_mj" not in written
+    assert read_rows(run)[0]["energy_mj"] is None
+
+
+def test_a_figure_that_the_status_forbids_is_named(run):
+    unsupported = {**row("two"), "status": "unsupported", "reason": "no pages"}
+    (run / "results.jsonl").write_text(json.dumps(unsupported) + "\n")
+    with pytest.raises(
+        UserError, match=r"line 1 is not a row \(a row that is unsupported carries no latency_us\)"
+    ):
+        read_rows(run)
 
 
 def test_each_row_is_on_disk_at_once(tmp_path):
@@ -101,7 +118,7 @@ def test_another_schema_version_is_refused(run):
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 7}))
     with pytest.raises(
-        UserError, match="was written with schema version 7, this leanbench reads 1"
+        UserError, match="was written with schema version 7, this leanbench reads 2"
     ):
         read_manifest(run)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.records.row import SCHEMA_VERSION
 
 GPU = "NVIDIA H200"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -52,7 +53,7 @@ def row(
 
 def manifest(**fields: Any) -> dict[str, Any]:
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "name": "example",
         "command": "leanbench sweep example",
         "created": "2026-01-02T03:04:05.123456+00:00",

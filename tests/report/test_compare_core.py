@@ -159,7 +159,8 @@ def test_noisy_and_suspect_rows_are_ambiguous_at_best(status):
 )
 def test_a_row_that_failed_has_no_verdict(status):
     # The latency of a wrong result is none.
-    pair = sampled(spread(100.0), spread(100.0), status=status, reason="it failed")
+    samples_us = spread(100.0) if status == "incorrect" else []
+    pair = sampled(spread(100.0), samples_us, status=status, reason="it failed")
     assert (pair.verdict, pair.ratio, pair.latencies_us) == (
         None,
         None,

@@ -182,7 +182,7 @@ def test_small_runs(write_run: WriteRun, rows: list[dict[str, Any]], says: str) 
 
 def test_manifest_with_nothing_but_its_version(write_run: WriteRun) -> None:
     directory = write_run(measured_rows())
-    (directory / "manifest.json").write_text('{"schema_version": 1}')
+    (directory / "manifest.json").write_text('{"schema_version": 2}')
     html = html_of(directory)
     assert "<h1>run</h1>" in html
     assert "unknown GPU" in html

@@ -69,7 +69,7 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
         ),
         (
             json.dumps({**row(problem(), "lean", 1.0), "schema_version": 99}),
-            "has schema version 99, this leanbench reads 1",
+            "has schema version 99, this leanbench reads 2",
         ),
     ],
 )
@@ -83,8 +83,8 @@ def test_any_other_bad_line_is_named(write_run: WriteRun, line: str, says: str) 
 
 
 def test_run_of_another_schema_version_is_refused(write_run: WriteRun) -> None:
-    with pytest.raises(UserError, match="schema version 2, this leanbench reads 1"):
-        read_run(write_run([], schema_version=2))
+    with pytest.raises(UserError, match="schema version 3, this leanbench reads 2"):
+        read_run(write_run([], schema_version=3))
 
 
 def test_folder_without_manifest_is_not_a_run(tmp_path: Path) -> None:
