@@ -52,7 +52,7 @@ def row(
         low, high = median_interval(samples_us)
         measured = {
             "config": {"tile_tokens": 64},
-            "config_choice": "default",
+            "config_choice": "heuristic",
             "latency_us": median(samples_us),
             "latency_ci_low_us": low,
             "latency_ci_high_us": high,

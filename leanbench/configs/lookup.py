@@ -43,7 +43,7 @@ class Choice:
 
     #: None for a kernel without launch settings.
     config: KernelConfig | None
-    #: `given`, `kept`, `heuristic` or `none`.
+    #: `given`, `tuned`, `heuristic` or `none`.
     how: str
     #: One sentence, without its full stop.
     why: str
@@ -143,7 +143,7 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int) -> Choi
     # The heuristic may have been changed since.
     known = timed.gain is not None and _same_launch(entry, shape, timed.heuristic, heuristic)
     gain = f", {timed.gain:.1%} faster than the heuristic" if known else ""
-    return Choice(timed.config, "kept", f"{entry.said}: {timed.said}{gain}")
+    return Choice(timed.config, "tuned", f"{entry.said}: {timed.said}{gain}")
 
 
 def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
@@ -177,7 +177,9 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
         return Choice(heuristic, "heuristic", f"{entry.said}: {why}")
     config, _ = entry.shortlist[costs.index(best)]
     return Choice(
-        config, "kept", f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here"
+        config,
+        "tuned",
+        f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here",
     )
 
 

@@ -60,3 +60,8 @@ def _in_order() -> tuple[Quantity, ...]:
 COLUMNS = _in_order()
 #: Stated in the head of a report when the same in every row.
 HIDDEN_WHEN_CONSTANT = {column.name for column in PROBLEM[1:]} | set(COMPARED)
+#: Where a line has little room: one label in place of the axes.
+NARROW = (
+    Quantity("problem", "problem", "problem", "text"),
+    *(column for column in COLUMNS if column.group != "problem" and column.is_in("markdown")),
+)

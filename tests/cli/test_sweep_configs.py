@@ -97,7 +97,7 @@ def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
     }
     assert chosen["lean", 4096] == (
         LARGE.to_dict(),
-        "kept",
+        "tuned",
         f"{where}: timed at 8 x 4096 tokens, 10.0% faster than the heuristic",
     )
     assert chosen["lean", 8192] == (
@@ -107,7 +107,7 @@ def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
     )
     assert [chosen["fa2", context][1:] for context in (4096, 8192)] == [("heuristic", None)] * 2
     assert (
-        f"lean: 1 of 2 cells with kept configs ({where}), 1 by the heuristic."
+        f"lean: 1 of 2 cells with tuned configs ({where}), 1 by the heuristic."
         in result.stdout.splitlines()
     )
     # The heuristic is still to be had, under its own cells.

@@ -52,7 +52,7 @@ def heuristic_because(why: str, config: KernelConfig = HEURISTIC) -> Choice:
 )
 def test_several_query_tokens_and_pages_run_with_the_heuristic(fields, why):
     save_families(H200, [family()])
-    assert choose(LEAN, PROBLEM, H200).how == "kept"
+    assert choose(LEAN, PROBLEM, H200).how == "tuned"
     problem = replace(PROBLEM, **fields)
     expected = Choice(LEAN.default_config(problem, H200), "heuristic", why)
     assert choose(LEAN, problem, H200) == expected == resolve(LEAN, problem, H200, "default")
@@ -71,11 +71,11 @@ def test_nothing_kept_means_the_heuristic():
 def test_the_users_file_then_the_shipped_one(ship):
     ship(family(large_us=8.0))
     assert choose(LEAN, PROBLEM, H200) == Choice(
-        LARGE, "kept", f"{FROM}, shipped: predicted 20.0% faster than the heuristic here"
+        LARGE, "tuned", f"{FROM}, shipped: predicted 20.0% faster than the heuristic here"
     )
     save_families(H200, [family()])
     assert choose(LEAN, PROBLEM, H200) == Choice(
-        LARGE, "kept", f"{FROM}, yours: predicted 10.0% faster than the heuristic here"
+        LARGE, "tuned", f"{FROM}, yours: predicted 10.0% faster than the heuristic here"
     )
 
 
@@ -87,12 +87,12 @@ def test_the_switch_turns_them_off(monkeypatch):
             "LEANBENCH_CONFIGS turns kept configs off"
         )
     monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
-    assert choose(LEAN, PROBLEM, H200).how == "kept"
+    assert choose(LEAN, PROBLEM, H200).how == "tuned"
 
 
 @pytest.mark.parametrize(
     ("large_us", "how"),
-    [(9.94, "kept"), (9.96, "heuristic"), (10.0, "heuristic"), (12, "heuristic")],
+    [(9.94, "tuned"), (9.96, "heuristic"), (10.0, "heuristic"), (12, "heuristic")],
 )
 def test_less_than_half_a_percent_is_no_reason(large_us, how):
     save_families(H200, [family(10.0, large_us)])
@@ -139,9 +139,9 @@ def test_the_heuristic_is_judged_by_its_build_not_by_its_candidate():
 @pytest.mark.parametrize(
     ("batch", "context", "how"),
     [
-        (1, 4096, "kept"),
-        (4, 4096, "kept"),
-        (4, 8192, "kept"),
+        (1, 4096, "tuned"),
+        (4, 4096, "tuned"),
+        (4, 8192, "tuned"),
         (4, 8256, "heuristic"),
         (5, 64, "heuristic"),
     ],
@@ -167,9 +167,9 @@ def test_a_problem_that_was_timed_takes_what_was_chosen_there():
     """Even where the formula says otherwise."""
     save_families(H200, [family(10.0, 11.0, problems=[tuned(4096)])])
     why = f"{FROM}, yours: timed at 8 x 4096 tokens, 10.0% faster than the heuristic"
-    assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "kept", why)
+    assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "tuned", why)
     # As many (sequence, KV head) pairs are the same launch.
-    assert choose(LEAN, AttentionProblem(2, 16, 4, 4096, 128), H200) == Choice(LARGE, "kept", why)
+    assert choose(LEAN, AttentionProblem(2, 16, 4, 4096, 128), H200) == Choice(LARGE, "tuned", why)
     assert choose(LEAN, replace(PROBLEM, context=8192), H200).how == "heuristic"
     assert choose(LEAN, replace(PROBLEM, batch=2), H200).how == "heuristic"
 
@@ -179,14 +179,14 @@ def test_a_problem_where_the_heuristic_was_chosen():
     assert choose(LEAN, PROBLEM, H200) == heuristic_because(
         f"{FROM}, yours: timed at 8 x 4096 tokens, where nothing was faster"
     )
-    assert choose(LEAN, replace(PROBLEM, context=8192), H200).how == "kept"
+    assert choose(LEAN, replace(PROBLEM, context=8192), H200).how == "tuned"
 
 
 def test_a_heuristic_that_has_changed_since_leaves_the_timed_one():
     candidates = [candidate(SAME_BUILD, 0), candidate(LARGE, 1)]
     save_families(H200, [family(candidates=candidates, problems=[tuned(4096, chosen=0)])])
     assert choose(LEAN, PROBLEM, H200) == Choice(
-        SAME_BUILD, "kept", f"{FROM}, yours: timed at 8 x 4096 tokens"
+        SAME_BUILD, "tuned", f"{FROM}, yours: timed at 8 x 4096 tokens"
     )
 
 
@@ -226,7 +226,7 @@ def test_energy_and_energy_delay_have_their_own_families():
     save_families(
         H200, [family(builds=longer, objective=objective) for objective in ("energy", "edp")]
     )
-    assert choose(LEAN, PROBLEM, H200, objective="energy").how == "kept"
+    assert choose(LEAN, PROBLEM, H200, objective="energy").how == "tuned"
     assert choose(LEAN, PROBLEM, H200, objective="edp").how == "heuristic"
     # Without the heuristic's power nothing can be compared.
     save_families(
@@ -247,7 +247,7 @@ def test_a_corrupt_file_is_said_once_and_passed_over(ship):
             choose(LEAN, problem, H200) for problem in (PROBLEM, problem_of(8), problem_of(1, 64))
         ]
     assert choice == Choice(
-        LARGE, "kept", f"{FROM}, shipped: predicted 10.0% faster than the heuristic here"
+        LARGE, "tuned", f"{FROM}, shipped: predicted 10.0% faster than the heuristic here"
     )
     assert len(said) == 1
 
@@ -295,7 +295,7 @@ def test_what_a_sweep_asks_for():
 def test_the_fields_of_a_row():
     save_families(H200, [family()])
     why = f"{FROM}, yours: predicted 10.0% faster than the heuristic here"
-    kept_fields = {"config": LARGE.to_dict(), "config_choice": "kept", "config_reason": why}
+    kept_fields = {"config": LARGE.to_dict(), "config_choice": "tuned", "config_reason": why}
     assert row_fields(LEAN, choose(LEAN, PROBLEM, H200)) == kept_fields
     fa2 = kernel("fa2")
     config = choose(fa2, PROBLEM, H200).config
@@ -357,6 +357,6 @@ def test_nothing_is_chosen_that_its_formula_calls_slower_than_the_heuristic(
         shape = Shape.of(replace(problem, context=-(-context // granule) * granule))
         return rates_of[build_key(config)].latency_us(divide(shape, config, H200.sms, LEAN))
 
-    if choice.how == "kept":
+    if choice.how == "tuned":
         assert choice.config is not None
         assert latency_us(choice.config) <= latency_us(heuristic) * (1 - LEAST_GAIN) * (1 + 1e-9)

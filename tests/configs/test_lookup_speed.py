@@ -35,7 +35,7 @@ def _home(home):
 def test_what_is_saved_counts_at_once():
     assert choose(LEAN, PROBLEM, H200).how == "heuristic"
     save_families(H200, [family()])
-    assert choose(LEAN, PROBLEM, H200).how == "kept"
+    assert choose(LEAN, PROBLEM, H200).how == "tuned"
 
 
 def test_a_growing_context_asks_the_formula_once_a_lean_tile(monkeypatch):
@@ -96,7 +96,7 @@ def test_a_look_up_imports_no_torch_and_reads_what_is_there(home):
     )
     words = [sys.executable, "-c", script, "lean_triton", "lean"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == '["kept", "heuristic"] 128 set()\n'
+    assert done.stdout == '["tuned", "heuristic"] 128 set()\n'
 
 
 def test_a_file_is_parsed_once(monkeypatch):

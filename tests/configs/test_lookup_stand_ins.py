@@ -38,7 +38,7 @@ def test_dtype_and_layout_stand_in_for_each_other():
     instead = "dtype fp16 for bf16, layout HND for NHD"
     assert bf16 == Choice(
         LARGE,
-        "kept",
+        "tuned",
         f"{FROM}, yours, {instead}: timed at 8 x 4096 tokens, 10.0% faster than the heuristic",
     )
     # One's own comes first, then the one that differs less.
@@ -111,14 +111,14 @@ def test_the_nearest_gpu_stands_in_and_it_is_said_once(ship):
     ) as said:
         choice = choose(LEAN, PROBLEM, h100)
     assert choice == Choice(
-        LARGE, "kept", f"{FROM}, shipped: predicted 10.0% faster than the heuristic here"
+        LARGE, "tuned", f"{FROM}, shipped: predicted 10.0% faster than the heuristic here"
     )
     assert len(said) == 1
     assert "\n" not in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert choose(LEAN, replace(PROBLEM, batch=3), h100).how == "kept"
-        assert choose(LEAN, replace(PROBLEM, dtype="bf16"), h100).how == "kept"
+        assert choose(LEAN, replace(PROBLEM, batch=3), h100).how == "tuned"
+        assert choose(LEAN, replace(PROBLEM, dtype="bf16"), h100).how == "tuned"
     # Another architecture never does.
     assert choose(LEAN, PROBLEM, find("b200")).why.startswith("nothing is kept")
 

@@ -658,7 +658,7 @@ def test_kept_heuristic_and_given_settings_pair(tmp_path):
     base = run_of(tmp_path / "heuristic", cells, configs="heuristic")
     new = write_run(
         tmp_path / "new",
-        [row(SHORT, "lean", spread(9.0), config={"tile_tokens": 128}, config_choice="kept")],
+        [row(SHORT, "lean", spread(9.0), config={"tile_tokens": 128}, config_choice="tuned")],
         configs="default",
     )
     comparison = compare(str(base), str(new), margin=MARGIN)

@@ -20,35 +20,30 @@ NO_GAIN = f"{FILE}: no kept config is predicted at least 0.5% faster than the he
 
 
 def test_kept_and_heuristic():
-    of_lean = [*rows("lean", "kept", KEPT, 9), *rows("lean", "heuristic", NO_GAIN, 3)]
+    of_lean = [*rows("lean", "tuned", KEPT, 9), *rows("lean", "heuristic", NO_GAIN, 3)]
     assert config_lines(of_lean) == [
-        f"lean: 9 of 12 cells with kept configs ({FILE}), 3 by the heuristic."
+        f"lean: 9 of 12 cells with tuned configs ({FILE}), 3 by the heuristic."
     ]
-    assert config_lines(of_lean[:9]) == [f"lean: all 9 cells with kept configs ({FILE})."]
-    assert config_lines(of_lean[:1]) == [f"lean: 1 cell with kept configs ({FILE})."]
+    assert config_lines(of_lean[:9]) == [f"lean: all 9 cells with tuned configs ({FILE})."]
+    assert config_lines(of_lean[:1]) == [f"lean: 1 cell with tuned configs ({FILE})."]
     assert config_lines(of_lean[9:]) == [f"lean: all 3 cells by the heuristic ({FILE})."]
 
 
 def test_several_files_and_given_settings():
     mine = "measured 2026-12-01 on NVIDIA H200, yours: timed on this problem"
     of_lean = [
-        *rows("lean", "kept", KEPT, 2),
-        *rows("lean", "kept", mine),
+        *rows("lean", "tuned", KEPT, 2),
+        *rows("lean", "tuned", mine),
         *rows("lean", "given", "the settings were given"),
     ]
     assert config_lines(of_lean) == [
-        f"lean: 3 of 4 cells with kept configs ({FILE}; measured 2026-12-01 on NVIDIA H200, yours),"
-        " 1 with the given config."
+        f"lean: 3 of 4 cells with tuned configs ({FILE}; measured 2026-12-01 on NVIDIA H200,"
+        " yours), 1 with the given config."
     ]
 
 
 def test_who_had_no_choice_is_not_named():
     assert config_lines([*rows("fa2", "heuristic", None), *rows("reference", None, None)]) == []
-    # Rows from before there were kept configs, and those for which all candidates were timed.
-    assert (
-        config_lines(
-            [{"kernel": "lean", "config_choice": "default"}, *rows("lean", "best of 3", "fastest")]
-        )
-        == []
-    )
+    # Where all candidates were timed.
+    assert config_lines(rows("lean", "best of 3", "fastest")) == []
     assert config_lines([]) == []

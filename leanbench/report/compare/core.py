@@ -240,7 +240,7 @@ def _request(run: Run, row: Row) -> str:
     """
     asked = _mapping(run.manifest.get("sweep")).get("configs")
     asked = asked if isinstance(asked, str) else (row.config_choice or "default").split()[0]
-    return "default" if asked in ("heuristic", "kept", "given") else asked
+    return "default" if asked in ("heuristic", "tuned", "given") else asked
 
 
 def _pair(base: Selection, new: Selection, margin: float) -> Comparison:

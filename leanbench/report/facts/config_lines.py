@@ -8,14 +8,14 @@ from typing import Any
 
 #: What rows call them, as it is said of cells.
 _WORDS = {
-    "kept": "with kept configs",
+    "tuned": "with tuned configs",
     "heuristic": "by the heuristic",
     "given": "with the given config",
 }
 
 
 def config_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``lean: 9 of 12 cells with kept configs (measured 2026-11-21 on NVIDIA H200, shipped), 3 by
+    """``lean: 9 of 12 cells with tuned configs (measured 2026-11-21 on NVIDIA H200, shipped), 3 by
     the heuristic.``
 
     Args:
@@ -37,8 +37,8 @@ def _line(rows: Sequence[Mapping[str, Any]]) -> str:
         reasons = [
             row["config_reason"].partition(":")[0] for row in rows if row["config_choice"] == choice
         ]
-        # With kept ones in the run, the heuristic's cells were decided by the same files.
-        named = choice == "kept" or (choice == "heuristic" and "kept" not in counts)
+        # With tuned ones in the run, the heuristic's cells were decided by the same files.
+        named = choice == "tuned" or (choice == "heuristic" and "tuned" not in counts)
         where = f" ({'; '.join(dict.fromkeys(reasons))})" if named else ""
         parts.append((counts[choice], f"{_WORDS[choice]}{where}"))
     total = sum(counts.values())
