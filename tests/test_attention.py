@@ -394,7 +394,7 @@ def asked(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
     def choose(kernel: Any, problem: AttentionProblem, spec: Any, *, uniform: bool) -> Choice:
         assert kernel.name == "lean"
         found.append((problem, uniform))
-        return Choice(replace(CONFIG, num_stages=1), "kept", "in this test")
+        return Choice(replace(CONFIG, num_stages=1), "tuned", "in this test")
 
     monkeypatch.setattr(attention_op, "choose", choose)
     attention_op._default_config.cache_clear()

@@ -413,7 +413,9 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
         assert (problem, spec) == (PROBLEM, Bench(0).spec)
         asked.append(request)
         given = isinstance(request, KernelConfig)
-        return Choice(request, "given", "given") if given else Choice(FASTER, "kept", "from a file")
+        return (
+            Choice(request, "given", "given") if given else Choice(FASTER, "tuned", "from a file")
+        )
 
     asked: list[object] = []
     monkeypatch.setattr(module.lookup, "resolve", choose)
@@ -425,14 +427,14 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
         [rows[name][field] for field in ("config", "config_choice", "config_reason")]
         for name in rows
     ]
-    assert chosen == [[FASTER.to_dict(), "kept", "from a file"], [CONFIG.to_dict(), "given", None]]
+    assert chosen == [[FASTER.to_dict(), "tuned", "from a file"], [CONFIG.to_dict(), "given", None]]
     assert (tuned.prepared, other.prepared) == ([FASTER] * 3, [CONFIG] * 3)
 
 
 def test_best_tries_what_is_kept_too(gpu, monkeypatch):
     kept = KernelConfig(256, 4, 2)
     monkeypatch.setattr(
-        module.lookup, "resolve", lambda *asked: Choice(kept, "kept", "from a file")
+        module.lookup, "resolve", lambda *asked: Choice(kept, "tuned", "from a file")
     )
     tried: list[object] = []
     monkeypatch.setattr(

@@ -180,4 +180,4 @@ def test_an_old_file_counts_where_the_heuristic_is_triton(ship, monkeypatch):
     monkeypatch.setattr(type(CUDA), "unavailable_reason", lambda self: "there is no NVRTC")
     ship(family(problems=[tuned(4096)]))
     why = f"{FROM}, shipped: timed at 8 x 4096 tokens, 10.0% faster than the heuristic"
-    assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "kept", why)
+    assert choose(LEAN, PROBLEM, H200) == Choice(LARGE, "tuned", why)
