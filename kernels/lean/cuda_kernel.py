@@ -20,7 +20,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     heuristic,
 )
 
-from leanbench.compile.nvrtc import compile_cuda, load_nvrtc
+from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -150,7 +150,7 @@ class LeanCuda(Kernel):
 def missing() -> str | None:
     """What the CUDA C++ implementation lacks on this machine, as a sentence, or None."""
     try:
-        load_nvrtc()
+        check_nvrtc()
     except UserError as error:
         return f"lean_cuda: {error}"
     return None

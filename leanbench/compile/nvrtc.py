@@ -1,21 +1,17 @@
-"""Compiles CUDA C++ at run time by NVRTC, for a GPU that need not be here, and keeps the results on
-disk.
+"""CUDA C++ compiled at run time by NVRTC, through cuda.core, for a GPU that need not be here.
 
-A kept result is one file: the SHA-256 of all that follows, a line of JSON with the kernel's
-resources, the cubin. Its name is the SHA-256 of all that the result depends on: source, options,
-architecture and NVRTC's version (major, minor).
+Compiled kernels are kept on disk by all that they depend on: source, headers, options, architecture
+and NVRTC's version.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import tempfile
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +19,13 @@ from leanbench.compile.cubin import cubin_resources
 from leanbench.core.errors import UserError
 from leanbench.core.paths import cache_folder
 
-#: Of the files; a new one for what this module changes in them.
-_FORMAT_VERSION = 1
 #: Their own instructions (wgmma, tcgen05) are there for this architecture alone, which the `a` asks
 #: for.
 _WITH_OWN_INSTRUCTIONS = {(9, 0), (10, 0)}
 #: The system takes it from every CTA that uses shared memory, and from 9.0 on the cubin says so.
 _SYSTEM_SHARED_BYTES = 1024
+#: Of the SHA-256 that stands before a cubin on disk.
+_CHECKSUM_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -75,149 +71,127 @@ class CudaCompileError(Exception):
 
 
 def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
-    """The kernel of a source, compiled now or taken from what was kept.
+    """The kernel of a source, compiled now or taken from the cache.
 
     Args:
-        folder: where results are kept; `cuda` in leanbench.core.paths.cache_folder() unless it is
-            given. If it cannot be written, nothing is kept, and a warning says so once.
+        folder: of the cache; `cuda` in leanbench.core.paths.cache_folder() unless it is given. If
+            it cannot be written, nothing is kept, and a warning says so once.
 
     Raises:
-        UserError: cuda-bindings, NVRTC or cuobjdump is missing.
+        UserError: cuda-core, cuda-bindings, NVRTC or cuobjdump is missing.
         CudaCompileError: NVRTC refuses the source.
         RuntimeError: the source has no such kernel.
     """
-    nvrtc, version = load_nvrtc()
+    check_nvrtc()
+    from cuda.core.utils import make_program_cache_key
+
+    options = _options(source)
+    key = make_program_cache_key(
+        code=source.text,
+        code_type="c++",
+        options=options,
+        target_type="cubin",
+        extra_digest=_digest_of_headers(source),
+    )
     folder = folder or cache_folder() / "cuda"
-    path = folder / f"{_key(source, version)}.bin"
-    if (kept := _read(path)) is not None:
-        return kept
-    binary = _binary(source, _cubin(nvrtc, source))
-    try:
-        _write(path, binary)
-    except OSError as error:
-        _warn_unwritable(folder, error.strerror or str(error))
-    return binary
+    cubin = _read(folder, key)
+    if cubin is None:
+        cubin = _cubin(source, options)
+        _write(folder, key, cubin)
+    return _binary(source, cubin)
 
 
-def load_nvrtc() -> tuple[Any, tuple[int, int]]:
-    """cuda.bindings.nvrtc, and the version of the library that it loads with the first call.
+@cache
+def check_nvrtc() -> None:
+    """Loads NVRTC, and looks for cuda-core, which takes a quarter of a second to import.
 
     Raises:
-        UserError: one of them is missing or cannot be loaded.
+        UserError: cuda-core, cuda-bindings or NVRTC is missing or cannot be loaded.
     """
     try:
+        core_version = version("cuda-core")
+        if int(core_version.partition(".")[0]) < 1:
+            raise ImportError(f"cuda-core is {core_version}")
         from cuda.bindings import nvrtc  # pyright: ignore[reportAttributeAccessIssue]
 
-        major, minor = _values(nvrtc.nvrtcVersion())
+        status, *_ = nvrtc.nvrtcVersion()
+        if status.value != 0:
+            raise RuntimeError(f"NVRTC fails with {status.name}")
     except (ImportError, OSError, RuntimeError) as error:
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"CUDA kernels need cuda-bindings and NVRTC, which cannot be loaded ({said}): "
-            "pip install cuda-bindings nvidia-cuda-nvrtc"
+            "CUDA kernels need cuda-core 1.0, cuda-bindings and NVRTC, which cannot be loaded"
+            f" ({reason}): pip install 'cuda-core>=1.0' cuda-bindings nvidia-cuda-nvrtc"
         ) from None
-    return nvrtc, (major, minor)
 
 
-def _values(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of the bindings returns after its status."""
-    status, *values = answer
-    if status.value != 0:
-        raise RuntimeError(f"NVRTC fails with {status.name}")
-    return tuple(values)
+def _options(source: CudaSource) -> Any:
+    from cuda.core import ProgramOptions  # pyright: ignore[reportAttributeAccessIssue]
 
-
-def _options(source: CudaSource) -> list[str]:
     major, minor = source.capability
     own = "a" if source.capability in _WITH_OWN_INSTRUCTIONS else ""
-    return [
-        f"--gpu-architecture=sm_{major}{minor}{own}",
-        "--std=c++17",
-        "--device-as-default-execution-space",
-        *([] if source.folder is None else [f"--include-path={source.folder}"]),
-        *(f"--define-macro={name}={value:d}" for name, value in source.defines),
-    ]
-
-
-def _key(source: CudaSource, version: tuple[int, int]) -> str:
-    # The options hold the defines and the compute capability.
-    headers = [] if source.folder is None else _headers(source.folder)
-    parts = [_FORMAT_VERSION, version, source.text, headers, source.kernel, _options(source)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _headers(folder: Path) -> list[tuple[str, str]]:
-    return [(path.name, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.cuh"))]
-
-
-def _cubin(nvrtc: Any, source: CudaSource) -> bytes:
-    options = [option.encode() for option in _options(source)]
-    (program,) = _values(
-        nvrtc.nvrtcCreateProgram(source.text.encode(), f"{source.kernel}.cu".encode(), 0, [], [])
+    return ProgramOptions(
+        name=f"{source.kernel}.cu",
+        arch=f"sm_{major}{minor}{own}",
+        std="c++17",
+        device_as_default_execution_space=True,
+        define_macro=[(name, f"{value:d}") for name, value in source.defines] or None,
+        include_path=None if source.folder is None else str(source.folder),
     )
+
+
+def _digest_of_headers(source: CudaSource) -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(source.folder.glob("*.cuh")) if source.folder is not None else ():
+        digest.update(hashlib.sha256(path.name.encode()).digest())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.digest()
+
+
+def _cubin(source: CudaSource, options: Any) -> bytes:
+    from cuda.core import Program  # pyright: ignore[reportAttributeAccessIssue]
+
+    program = Program(source.text, "c++", options)
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if status.value != 0:
-            log = _filled(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-            raise CudaCompileError(
-                source.kernel, log.rstrip(b"\0").decode(errors="replace").strip() or status.name
-            )
-        return _filled(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        return bytes(program.compile("cubin").code)
+    except Exception as error:
+        # The class of cuda.core's error is private; its message has NVRTC's log at the end.
+        log = str(error).partition("compilation log:")[2] or str(error)
+        raise CudaCompileError(source.kernel, log.strip("\0\n ")) from None
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def _filled(program: Any, size: Any, fill: Any) -> bytes:
-    """What NVRTC writes into memory of the size that it asks for."""
-    (size_bytes,) = _values(size(program))
-    memory = bytearray(size_bytes)
-    _values(fill(program, memory))
-    return bytes(memory)
+        program.close()
 
 
 def _binary(source: CudaSource, cubin: bytes) -> CudaBinary:
-    taken = cubin_resources(cubin, source.kernel)
+    resources = cubin_resources(cubin, source.kernel)
     system_bytes = _SYSTEM_SHARED_BYTES if source.capability >= (9, 0) else 0
     return CudaBinary(
         cubin,
-        taken.registers_per_thread,
-        taken.spilled_registers,
-        max(0, taken.shared_bytes - system_bytes),
+        resources.registers_per_thread,
+        resources.spilled_registers,
+        max(0, resources.shared_bytes - system_bytes),
     )
 
 
-def _read(path: Path) -> CudaBinary | None:
-    """None where nothing is kept, or what is there is damaged."""
+def _read(folder: Path, key: bytes) -> bytes | None:
+    """A cubin from the cache; None where none is kept, or what is there is damaged."""
+    from cuda.core.utils import FileStreamProgramCache
+
     try:
-        checksum, _, content = path.read_bytes().partition(b"\n")
+        content = FileStreamProgramCache(folder).get(key) or b""
     except OSError:
         return None
-    if checksum != _checksum(content):
-        return None
-    resources, _, cubin = content.partition(b"\n")
-    return CudaBinary(cubin, **json.loads(resources))
+    checksum, cubin = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    return cubin if checksum == hashlib.sha256(cubin).digest() else None
 
 
-def _write(path: Path, binary: CudaBinary) -> None:
-    """Others who compile the same find nothing or all of it, and whoever is last wins with the same
-    content.
-    """
-    resources = {name: value for name, value in vars(binary).items() if name != "cubin"}
-    content = json.dumps(resources).encode() + b"\n" + binary.cubin
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+def _write(folder: Path, key: bytes, cubin: bytes) -> None:
+    from cuda.core.utils import FileStreamProgramCache
+
     try:
-        with os.fdopen(part, "wb") as file:
-            file.write(_checksum(content) + b"\n" + content)
-        # Others may share the folder.
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _checksum(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
+        FileStreamProgramCache(folder)[key] = hashlib.sha256(cubin).digest() + cubin
+    except OSError as error:
+        _warn_unwritable(folder, error.strerror or str(error))
 
 
 @cache
@@ -225,5 +199,5 @@ def _warn_unwritable(folder: Path, why: str) -> None:
     warnings.warn(
         f"compiled CUDA kernels are not kept, {folder} cannot be written ({why}): "
         "choose a writable folder in LEANBENCH_CACHE",
-        stacklevel=3,
+        stacklevel=4,
     )
