@@ -41,7 +41,7 @@ class Axis:
     label: str = ""
     heading: str = ""
     meaning: str = ""
-    #: A value, and None, in a line of a report; ``{heading} {value}`` if empty.
+    #: A value, and None, in a line of a report; heading and value if empty.
     phrase: str = ""
     none_phrase: str = ""
     #: What a kernel does that has nothing but the default; follows its name in a sentence.
@@ -83,12 +83,12 @@ class Axis:
         """The text that `parse` reads back."""
         return self.values.write(value)
 
-    def say(self, value: Any) -> str:
-        """A value in a line of a report: ``q_len 4``, ``bf16``, ``pages of 64``."""
-        if value is None and self.none_phrase:
+    def say(self, text: str) -> str:
+        """A written value in a line of a report: ``q_len 4``, ``bf16``, ``pages of 64``."""
+        if text == self.write(None) and self.none_phrase:
             return self.none_phrase
         phrase = self.phrase or ("{}" if isinstance(self.values, Words) else f"{self.title} {{}}")
-        return phrase.format(self.write(value))
+        return phrase.format(text)
 
     @property
     def default_words(self) -> str:

@@ -207,6 +207,18 @@ class AttentionProblem:
         return {**values, **({"ragged": self.contexts} if self.is_ragged else {})}
 
     @property
+    def stated(self) -> dict[str, Any]:
+        """The plain axes that labels and repeat commands name, with their values: what is required,
+        what is not at its default, and what always is named.
+        """
+        values = {field.name: getattr(self, field.name) for field in PLAIN_AXES}
+        return {
+            field.name: values[field.name]
+            for field in PLAIN_AXES
+            if field.always_in_label or values[field.name] != field.default
+        }
+
+    @property
     def label(self) -> str:
         """A short name for people: ``b1 h32/8 n4096 d128 fp16 HND``. Axes with a letter stand in
         front, in the order of the fields.
@@ -217,11 +229,12 @@ class AttentionProblem:
             if self.is_ragged
             else f"{self.max_context}"
         )
+        stated = self.stated
         words = {True: [f"b{self.batch}", f"h{heads}", f"n{context}"], False: []}
         for field in PLAIN_AXES:
-            value = getattr(self, field.name)
-            if field.always_in_label or value != field.default:
-                words[field.letter != ""].append(f"{field.letter}{field.write(value)}")
+            if field.name in stated:
+                text = f"{field.letter}{field.write(stated[field.name])}"
+                words[field.letter != ""].append(text)
         return " ".join([*words[True], *words[False]])
 
     def to_dict(self) -> dict[str, Any]:

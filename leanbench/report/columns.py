@@ -7,7 +7,7 @@ from __future__ import annotations
 from leanbench.core.axes import RAGGED
 from leanbench.core.axis import Axis
 from leanbench.core.problem import PROBLEM_AXES
-from leanbench.core.quantities import GROUPS, Quantity
+from leanbench.core.quantities import GROUPS, Kind, Quantity
 from leanbench.records.row import QUANTITIES
 from leanbench.report.frame import COMPARED, DERIVED
 
@@ -24,7 +24,8 @@ CONTEXT = Quantity(
 
 
 def _of_axis(axis: Axis) -> Quantity:
-    kind = "count" if axis.is_number else "text"
+    kinds: dict[type, Kind] = {int: "count", float: "figure"}
+    kind = kinds[axis.values.json_type] if axis.is_number else "text"
     return Quantity(axis.name, axis.title, "problem", kind, axis.meaning, shown="paper")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.ragged import ragged_contexts
 
@@ -21,28 +22,20 @@ def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, An
 
     None for a ragged batch that was not drawn as `--ragged` draws: no flag names its lengths.
     """
-    heads = (
-        f"{problem.q_heads}" if problem.group_size == 1 else f"{problem.q_heads}/{problem.kv_heads}"
-    )
-    words = ["leanbench", "sweep", "--heads", heads]
-    words += [
-        "--context",
-        str(problem.max_context),
-        "--batch",
-        str(problem.batch),
-        "--head-dim",
-        str(problem.head_dim),
-    ]
-    words += ["--dtype", problem.dtype, "--kv-layout", problem.kv_layout]
-    if problem.q_len > 1:
-        words += ["--q-len", str(problem.q_len)]
-    if problem.page_size is not None:
-        words += ["--page-size", str(problem.page_size)]
+    values: dict[str, Any] = {
+        "heads": (problem.q_heads, problem.kv_heads),
+        "context": problem.max_context,
+        "batch": problem.batch,
+        **problem.stated,
+    }
     if problem.is_ragged:
         share = _share(problem, manifest)
         if share is None:
             return None
-        words += ["--ragged", repr(share)]
+        values["ragged"] = share
+    words = ["leanbench", "sweep"]
+    for name, axis in AXES.items():
+        words += [axis.flag, axis.write(values[name])] if name in values else []
     words += ["--kernels", row.kernel, *_config(row), *_measured(row)]
     gpu = _mapping(manifest.get("gpu")).get("name")
     if row.source == "predicted" and gpu:

@@ -7,10 +7,10 @@ two runs, two sources (`measured`, `predicted`), two GPUs or two states of the L
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import Quantity
 from leanbench.report.command import sweep_command
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 #: The kernel whose speedups are reported.
 SUBJECT = "lean"
-#: Columns that together identify a problem. `context` is text: one number, or one per sequence; so
-#: is `page_size`: a number, or none.
-PROBLEM_COLUMNS = tuple(field.name for field in fields(AttentionProblem))
-NO_PAGES = "none"
+#: Columns that together identify a problem: its fields. Numbers where every value is one and text
+#: elsewhere: `context` has a number, or one per sequence; `page_size` a number, or none.
+PROBLEM_COLUMNS = tuple(axis.name for axis in PROBLEM_AXES)
 DERIVED_COLUMNS = ("problem", "group_size", "max_context", "mean_context", "is_ragged")
 #: No statistic spans two values of these.
 COMPARED = ("run", "source", "gpu", "cache")
@@ -88,9 +87,14 @@ def gpu_name(manifest: dict[str, Any], environment: str | None = None) -> str:
     return str(of_row or gpu.get("product") or gpu.get("name") or "unknown GPU")
 
 
-def page_size_text(problem: AttentionProblem) -> str:
-    """The page size as sweeps are told it: a number, or none for a contiguous cache."""
-    return NO_PAGES if problem.page_size is None else str(problem.page_size)
+def problem_values(problem: AttentionProblem) -> dict[str, Any]:
+    """The values of `PROBLEM_COLUMNS`."""
+    values = {axis.name: getattr(problem, axis.name) for axis in PROBLEM_AXES}
+    texts = {
+        axis.name: axis.write(values[axis.name]) for axis in PROBLEM_AXES if not axis.is_number
+    }
+    lengths = problem.contexts if problem.is_ragged else problem.contexts[:1]
+    return {**values, **texts, "context": " ".join(map(str, lengths))}
 
 
 def where(frame: DataFrame, mask: Any) -> DataFrame:
@@ -248,11 +252,7 @@ DERIVED = (
 def _record(run: Run, row: Row, problem: AttentionProblem) -> dict[str, Any]:
     return {
         "problem": problem.label,
-        **{name: getattr(problem, name) for name in PROBLEM_COLUMNS},
-        "context": " ".join(
-            map(str, problem.contexts if problem.is_ragged else problem.contexts[:1])
-        ),
-        "page_size": page_size_text(problem),
+        **problem_values(problem),
         "group_size": problem.group_size,
         "max_context": problem.max_context,
         "mean_context": problem.total_context / problem.batch,
@@ -286,8 +286,9 @@ def _numeric_type(column: str) -> str | None:
         return "Int64"
     if column == "mean_context":
         return "float64"
-    if column in PROBLEM_COLUMNS:
-        return None if column in ("context", "dtype", "kv_layout", "page_size") else "Int64"
+    for axis in PROBLEM_AXES:
+        if axis.name == column and axis.is_number and column != "context":
+            return {int: "Int64", float: "float64"}[axis.values.json_type]
     field = Row.model_fields.get(column)
     kinds = {field.annotation, *get_args(field.annotation)} if field else set()
     return "float64" if float in kinds else "Int64" if int in kinds else None

@@ -8,23 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanbench.report.frame import COMPARED, NO_PAGES, PROBLEM_COLUMNS
+from leanbench.core.axes import RAGGED
+from leanbench.core.axis import Axis as ProblemAxis
+from leanbench.core.axis_values import Words
+from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
+from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: Names for people. A problem field that is not listed here is shown by its own name.
+#: Names for people.
 LABELS = {
+    **{axis.name: axis.label or axis.name for axis in PROBLEM_AXES},
     "max_context": "context (tokens)",
-    "q_heads": "query heads",
-    "batch": "batch",
-    "head_dim": "head_dim",
-    "q_len": "new tokens (q_len)",
     "group_size": "query heads per KV head",
-    "ragged": "batch lengths",
-    "dtype": "dtype",
-    "kv_layout": "KV layout",
-    "page_size": "page size",
+    RAGGED.name: RAGGED.label,
     "gpu": "GPU",
     "source": "source",
     "cache": "L2",
@@ -33,7 +31,12 @@ LABELS = {
 #: Of the axis `ragged`: every sequence of the batch has the same context.
 EQUAL = "equal"
 #: What may stand on the x axis, the first that varies by default.
-X_AXES = ("max_context", "q_heads", "batch", "head_dim", "q_len")
+X_AXES = (
+    "max_context",
+    "q_heads",
+    "batch",
+    *(axis.name for axis in PLAIN_AXES if axis.is_number),
+)
 
 
 @dataclass(frozen=True)
@@ -91,18 +94,12 @@ def short_labels(frame: DataFrame, axes: list[Axis]) -> dict[str, str]:
             words.append(f"context {tokens(row['max_context'])}")
         if varying & {"q_heads", "group_size"}:
             words.append(f"heads {heads(row['q_heads'], row['kv_heads'])}")
-        words += [
-            f"{name} {row[name]}" for name in ("batch", "head_dim", "q_len") if name in varying
-        ]
-        words += [
-            str(row[name])
-            for name in ("ragged", "dtype", "kv_layout")
-            if name in varying and row[name] != EQUAL
-        ]
-        if "page_size" in varying:
-            words.append(
-                "no pages" if row["page_size"] == NO_PAGES else f"pages of {row['page_size']}"
-            )
+        words += [f"batch {row['batch']}"] if "batch" in varying else []
+        # As on the x axis: numbers first.
+        plain = [axis for axis in PLAIN_AXES if axis.name in varying]
+        words += [axis.say(str(row[axis.name])) for axis in plain if axis.is_number]
+        words += [row["ragged"]] if "ragged" in varying and row["ragged"] != EQUAL else []
+        words += [axis.say(row[axis.name]) for axis in plain if not axis.is_number]
         short[row["problem"]] = ", ".join(words) or row["problem"]
     return short
 
@@ -135,20 +132,28 @@ def fixed_words(frame: DataFrame) -> str:
         _range("batch", frame["batch"]),
         _heads(frame),
         _range("context", frame["max_context"], tokens),
-        _range("head_dim", frame["head_dim"]),
-        "/".join(dict.fromkeys(frame["dtype"])),
-        "/".join(dict.fromkeys(frame["kv_layout"])),
+        *(_fixed(axis, frame) for axis in PLAIN_AXES if not _is_implied(axis, frame)),
     ]
-    if set(frame["q_len"].tolist()) != {1}:
-        words.append(_range("q_len", frame["q_len"]))
-    if (pages := list(dict.fromkeys(frame["page_size"]))) != [NO_PAGES]:
-        words.append(f"page size {'/'.join(pages)}")
     lengths = set(frame["is_ragged"].tolist())
     if True in lengths:
         words.append("equal and ragged batches" if False in lengths else "ragged batches")
     if "warm" in (caches := set(frame["cache"])):
         words.append("cold and warm L2" if "cold" in caches else "warm L2")
     return " · ".join(words)
+
+
+def _is_implied(axis: ProblemAxis, frame: DataFrame) -> bool:
+    """Whether every problem has the default, and that goes without saying."""
+    is_named = axis.is_required or axis.always_in_label
+    return not is_named and {*map(str, frame[axis.name])} == {axis.write(axis.default)}
+
+
+def _fixed(axis: ProblemAxis, frame: DataFrame) -> str:
+    """The values of an axis in a line: ``head_dim 64 to 128``, ``fp16/bf16``, ``page size 16``."""
+    if axis.is_number:
+        return _range(axis.title, frame[axis.name])
+    texts = "/".join(dict.fromkeys(frame[axis.name]))
+    return texts if isinstance(axis.values, Words) else f"{axis.title} {texts}"
 
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:
@@ -170,7 +175,7 @@ def _span(column: str, frame: DataFrame) -> str:
 
 
 def _range(name: str, column: Any, text: Any = str) -> str:
-    low, high = int(column.min()), int(column.max())
+    low, high = column.min(), column.max()
     return f"{name} {text(low)}" if low == high else f"{name} {text(low)} to {text(high)}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.report.compare.core import counts, group
 from leanbench.report.compare.sentences import METHOD, best_gain, summarise, worst_regression
-from leanbench.report.frame import PROBLEM_COLUMNS, page_size_text
+from leanbench.report.frame import problem_values
 
 if TYPE_CHECKING:
     from leanbench.report.compare.core import Comparison, Selection
@@ -84,12 +84,13 @@ def _record(pair: Pair) -> dict[str, Any]:
 
 
 def _flat(pair: Pair) -> dict[str, Any]:
-    fields = {name: getattr(pair.problem, name) for name in PROBLEM_COLUMNS}
-    if pair.problem.is_ragged:
-        fields["context"] = " ".join(map(str, pair.problem.contexts))
-    fields["page_size"] = page_size_text(pair.problem)
     settings = {
         f"{side}_config": " ".join(f"{name}={value}" for name, value in (row.config or {}).items())
         for side, row in (("base", pair.base), ("new", pair.new))
     }
-    return {"problem": pair.problem.label, **fields, **_record(pair), **settings}
+    return {
+        "problem": pair.problem.label,
+        **problem_values(pair.problem),
+        **_record(pair),
+        **settings,
+    }

@@ -196,12 +196,7 @@ def _is_sample(problem: AttentionProblem) -> bool:
     """The paper's samples differ in batch, context and heads; multi-head attention over a
     contiguous cache.
     """
-    return (
-        problem.group_size == 1
-        and not problem.is_ragged
-        and problem.q_len == 1
-        and problem.page_size is None
-    )
+    return problem.group_size == 1 and not problem.special.keys() - {"dtype", "kv_layout"}
 
 
 def _figure(claim: Claim, rows: Mapping[str, Row]) -> _Figure | None:
