@@ -11,7 +11,7 @@ from leanbench.report.frame import SUBJECT, has_values, where
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from leanbench.report.series import Axis
+    from leanbench.report.series import VaryingAxis
 
 #: Statuses with a latency that was taken; `noisy` is drawn hollow and enters no statistic.
 DRAWN = ("ok", "noisy")
@@ -145,7 +145,7 @@ def drawn_rows(frame: DataFrame) -> DataFrame:
     return where(frame, frame["status"].isin(DRAWN) & frame["latency_us"].notna())
 
 
-def charts_of(drawn: DataFrame, axes: Sequence[Axis]) -> list[Chart]:
+def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
     """The charts that these rows have values for.
 
     With one series, the speedups of all problems are those that the speedup chart shows already.

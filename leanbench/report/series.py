@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.axes import RAGGED
-from leanbench.core.axis import Axis as ProblemAxis
+from leanbench.core.axis import Axis
 from leanbench.core.axis_values import Words
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
 from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS
@@ -40,7 +40,7 @@ X_AXES = (
 
 
 @dataclass(frozen=True)
-class Axis:
+class VaryingAxis:
     """One way in which the problems of a run differ."""
 
     name: str
@@ -63,7 +63,7 @@ def add_series_columns(frame: DataFrame) -> DataFrame:
     return frame.assign(ragged=words)
 
 
-def varying_axes(frame: DataFrame) -> list[Axis]:
+def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
     """The axes with more than one value, x axes first. `frame` has the column `ragged`.
 
     `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with
@@ -78,11 +78,11 @@ def varying_axes(frame: DataFrame) -> list[Axis]:
         values = list(dict.fromkeys(frame[name].tolist()))
         if len(values) > 1:
             ordered = values if any(isinstance(value, str) for value in values) else sorted(values)
-            axes.append(Axis(name, LABELS.get(name, name), tuple(ordered), name in X_AXES))
+            axes.append(VaryingAxis(name, LABELS.get(name, name), tuple(ordered), name in X_AXES))
     return axes
 
 
-def short_labels(frame: DataFrame, axes: list[Axis]) -> dict[str, str]:
+def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
     """For each label of the column `problem`, only what tells it from the others: ``context 64k,
     heads 32/8``.
     """
@@ -142,13 +142,13 @@ def fixed_words(frame: DataFrame) -> str:
     return " · ".join(words)
 
 
-def _is_implied(axis: ProblemAxis, frame: DataFrame) -> bool:
+def _is_implied(axis: Axis, frame: DataFrame) -> bool:
     """Whether every problem has the default, and that goes without saying."""
     is_named = axis.is_required or axis.always_in_label
     return not is_named and {*map(str, frame[axis.name])} == {axis.write(axis.default)}
 
 
-def _fixed(axis: ProblemAxis, frame: DataFrame) -> str:
+def _fixed(axis: Axis, frame: DataFrame) -> str:
     """The values of an axis in a line: ``head_dim 64 to 128``, ``fp16/bf16``, ``page size 16``."""
     if axis.is_number:
         return _range(axis.title, frame[axis.name])

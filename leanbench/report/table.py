@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.quantities import Quantity
 from leanbench.report.columns import COLUMNS, HIDDEN_WHEN_CONSTANT
 from leanbench.report.frame import has_values
-from leanbench.report.series import Axis
+from leanbench.report.series import VaryingAxis
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DATA = ("problem", "group_size", "read_floor_tb_s")
 
 
-def page_columns(frame: DataFrame, axes: list[Axis]) -> list[dict[str, Any]]:
+def page_columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, Any]]:
     """The columns that the page holds, with all that its scripts need to know of each.
 
     Columns without any value are left out. A column of texts that repeat has them once, in `texts`,

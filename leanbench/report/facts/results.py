@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.report.facts.summary import Summary, rows_of, summaries
 from leanbench.report.frame import gpu_name, results_frame
-from leanbench.report.series import Axis, add_series_columns, short_labels, varying_axes
+from leanbench.report.series import VaryingAxis, add_series_columns, short_labels, varying_axes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,7 +42,7 @@ class Results:
         )
 
     @cached_property
-    def axes(self) -> list[Axis]:
+    def axes(self) -> list[VaryingAxis]:
         """The axes that vary."""
         return varying_axes(self.frame)
 
