@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -35,32 +34,23 @@ def test_another_distributions_package_wins_over_the_checkout(tmp_path):
     assert done.stdout.split() == ["theirs"] * 3
 
 
-def test_help_answers_at_once():
-    def seconds() -> float:
-        begun = time.perf_counter()
-        script = "from leanbench.cli.main import main; main()"
-        subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, check=True)
-        return time.perf_counter() - begun
-
-    assert min(seconds() for _ in range(3)) < 0.5
+#: Modules of `leanbench --help`, the standard library's among them: 183 in Python 3.11. Importing
+#: is what its time goes into, about 1 ms for two of them; torch alone brings 2,000.
+HELP_MODULES = 240
+HEAVY = {"torch", "triton", "numpy", "pandas", "pydantic", "jinja2", "pynvml", "scipy"}
 
 
-def test_the_command_line_imports_nothing_heavy():
+def test_help_imports_little_and_nothing_heavy():
     script = (
-        "import sys, leanbench.cli.main; print(*sorted({name.partition('.')[0] for name in"
-        " sys.modules}))"
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        "from leanbench.cli.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True
     )
-    loaded = set(done.stdout.split())
-    assert "typer" in loaded
-    assert not loaded & {
-        "torch",
-        "triton",
-        "numpy",
-        "pandas",
-        "pydantic",
-        "jinja2",
-        "pynvml",
-    }
+    modules = done.stderr.split()
+    packages = {name.partition(".")[0] for name in modules}
+    assert "Usage: leanbench" in done.stdout
+    assert "typer" in packages
+    assert not packages & HEAVY
+    assert len(modules) <= HELP_MODULES

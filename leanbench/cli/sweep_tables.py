@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from leanbench.cli import output
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.memory import shortage_on
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
-from leanbench.run.estimate import estimated_seconds, fits
+from leanbench.run.estimate import estimated_seconds
 
 if TYPE_CHECKING:
     from leanbench.records.reading import Run
@@ -29,7 +30,7 @@ def show_dry_run(
     total, large = 0.0, 0
     for number, cell in enumerate(cells):
         seconds = estimated_seconds(cell, gpu, predicted, measure)
-        is_large = not fits(cell.problem, gpu)
+        is_large = shortage_on(cell.problem, gpu) is not None
         total += 0.0 if is_large else seconds
         large += is_large
         if number < LISTED:

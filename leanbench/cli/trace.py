@@ -185,13 +185,14 @@ def _predict(
 def _measure(
     problem: AttentionProblem, kernels: list[Kernel], configs: str, index: int
 ) -> list[Timeline | str]:
-    from leanbench.measure.cell import Bench
+    from leanbench.measure.instruments import open_instruments
+    from leanbench.measure.protocol import measure_timeline
 
-    bench = Bench(index)
+    instruments = open_instruments(index)
     timelines = []
     for kernel in kernels:
-        output.say(f"Tracing {kernel.name} on {bench.spec.product}.")
-        timelines.append(bench.timeline(problem, kernel, configs))
+        output.say(f"Tracing {kernel.name} on {instruments.spec.product}.")
+        timelines.append(measure_timeline(instruments, problem, kernel, configs))
     return timelines
 
 

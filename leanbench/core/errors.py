@@ -1,4 +1,4 @@
-"""The one exception whose message is meant for the person at the keyboard."""
+"""Errors that more than one room tells apart."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ class UserError(Exception):
 
 class DoesNotFit(UserError):
     """Launch settings that the GPU at hand cannot run."""
+
+
+class OutOfMemory(UserError):
+    """A problem that needs more memory than the GPU has free."""
+
+
+class SuspectResult(Exception):
+    """A kernel did what makes its figures meaningless. The message is the sentence for its row."""
+
+
+class GpuUnusable(Exception):
+    """The GPU answers no further call of this process; another process may have more luck."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import GpuUnusable, UserError
 
 
 class NvmlError(UserError):
@@ -23,7 +23,7 @@ class GpuNotFoundError(NvmlError):
     """The driver works, but has no such GPU."""
 
 
-class GpuLostError(NvmlError):
+class GpuLostError(NvmlError, GpuUnusable):
     """The GPU fell off the bus or needs a reset."""
 
 

@@ -6,8 +6,10 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from leanbench.core.errors import OutOfMemory
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.memory import shortage
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import CacheState
 
@@ -51,21 +53,15 @@ def free_memory(spec: GpuSpec) -> None:
     time.sleep(freed / (_CLEARING_SHARE * spec.bandwidth_tb_s * 1e12))
 
 
-def memory_shortage(problem: AttentionProblem, device: torch.device) -> str | None:
-    """One sentence if the problem and its check do not fit into the GPU's free memory, or None."""
+def refuse_shortage(problem: AttentionProblem, device: torch.device) -> None:
+    """Looks whether the problem and its check fit into the GPU's free memory.
+
+    Raises:
+        OutOfMemory: they do not.
+    """
     import torch
 
-    free, _ = torch.cuda.mem_get_info(device)
-    # The fp64 reference holds one head's K, V and scores; 512 MB for the context, workspaces and
-    # graphs.
-    reference = (
-        problem.max_context * (2 * problem.head_dim + 3 * problem.group_size * problem.q_len) * 8
-    )
-    needed = problem.kv_allocated_bytes + reference + 512e6
-    if needed <= free:
-        return None
-    return (
-        f"needs {needed / 1e9:.1f} GB (K and V {problem.kv_allocated_bytes / 1e9:.1f} GB, the rest"
-        f" for the check) and the GPU has {free / 1e9:.1f} GB free: choose a smaller context, batch"
-        " or number of KV heads"
-    )
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    reason = shortage(problem, free_bytes, "the GPU", "free")
+    if reason:
+        raise OutOfMemory(reason)

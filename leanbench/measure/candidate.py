@@ -1,15 +1,22 @@
-"""A kernel that is ready to be timed on a problem."""
+"""A kernel on its way through the measurement of a problem."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.registry import Kernel, KernelConfig
-from leanbench.measure.timing import Launches
+from leanbench.measure.timing import Launches, Replay, Timing
+
+if TYPE_CHECKING:
+    from leanbench.gpu.processes import GpuProcess
+
+#: Fields of a row by name.
+Fields = dict[str, Any]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Candidate:
     """One kernel, prepared on every buffer of the loaded problem and checked once."""
 
@@ -18,5 +25,28 @@ class Candidate:
     #: One for each buffer, in the order of rotation.
     launches: Launches
     #: Fields of its row so far.
-    row: dict[str, Any]
+    row: Fields
+    #: Sentences for its row.
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def is_incorrect(self) -> bool:
+        """Whether a check has failed: nothing more is measured then."""
+        return self.row.get("status") == "incorrect"
+
+
+@dataclass(kw_only=True)
+class TimedCandidate(Candidate):
+    """A candidate after the rounds in which all were timed in turn."""
+
+    #: The graph that was replayed.
+    replay: Replay
+    timing: Timing
+    #: Median latency of the read floor in the same rounds.
+    read_floor_us: float
+    #: That used the GPU meanwhile.
+    other_processes: Sequence[GpuProcess]

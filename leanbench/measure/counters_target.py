@@ -19,9 +19,6 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel
 from leanbench.measure.counters import TARGET_FAILED
 
-#: For the kernels' workspaces and the CUDA context.
-_RESERVE_BYTES = 512 * 1000 * 1000
-
 
 def main() -> None:
     request = json.loads(sys.argv[1])
@@ -38,7 +35,7 @@ def _run(request: dict[str, Any]) -> None:
     import torch
 
     from leanbench.gpu.local import spec_of_device
-    from leanbench.measure.buffers import rotating_inputs
+    from leanbench.measure.buffers import refuse_shortage, rotating_inputs
 
     if not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU that it can use")
@@ -48,22 +45,14 @@ def _run(request: dict[str, Any]) -> None:
     problem = AttentionProblem.from_dict(request["problem"])
     config = None if request["config"] is None else KernelConfig(**request["config"])
     chosen = kernel(request["kernel"])
-    _refuse_shortage(problem, torch.cuda.mem_get_info(device)[0])
-    inputs = rotating_inputs(problem, device, spec_of_device(index), request["cache"])
-    launches = [chosen.prepare(one, config) for one in inputs]
+    refuse_shortage(problem, device)
+    buffers = rotating_inputs(problem, device, spec_of_device(index), request["cache"])
+    launches = [chosen.prepare(inputs, config) for inputs in buffers]
     for launch in launches:
         launch()
     torch.cuda.synchronize()
     # Its inputs are the ones that were read longest ago.
     _profile(launches[0])
-
-
-def _refuse_shortage(problem: AttentionProblem, free_bytes: int) -> None:
-    if problem.kv_allocated_bytes + _RESERVE_BYTES > free_bytes:
-        raise MemoryError(
-            f"K and V take {problem.kv_allocated_bytes / 1e9:.1f} GB and the GPU has"
-            f" {free_bytes / 1e9:.1f} GB free"
-        )
 
 
 def _profile(launch: Callable[[], object]) -> None:

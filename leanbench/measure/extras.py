@@ -1,44 +1,29 @@
-"""What a cell measures beside latency: planning where there is some; when asked, energy, occupancy,
-hardware counters. Row fields each.
+"""What a cell measures beside latency and energy: planning where there is some; when the options
+ask for them, occupancy, SM busy share and hardware counters. Steps of leanbench.measure.protocol.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
 
-from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.inputs import AttentionInputs
-from leanbench.core.problem import AttentionProblem
-from leanbench.measure.options import CacheState
-
-if TYPE_CHECKING:
-    from leanbench.gpu.nvml import Nvml
-    from leanbench.measure.candidate import Candidate
-    from leanbench.measure.energy import EnergyCalibration
-
+from leanbench.gpu.occupancy import theoretical_occupancy
+from leanbench.measure.candidate import Fields, TimedCandidate
+from leanbench.measure.counters import count
+from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.timeline import record_timeline
 
 #: Repeats of a plan: those that count, and those before.
 _PLANS, _FIRST_PLANS = 20, 3
 
 
-def calibrate(nvml: Nvml | None) -> EnergyCalibration | None:
-    """The energy counter's tick and the idle power, before anything runs; takes two seconds."""
-    if nvml is None:
-        return None
-    from leanbench.measure import energy
-
-    return energy.calibrate(nvml)
-
-
-def plan_fields(candidate: Candidate, inputs: AttentionInputs) -> dict[str, Any]:
+def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
     """Wall time of what must run once for a step's lengths, until the GPU has done its part; empty
     without any.
     """
     import torch
 
-    plan = candidate.kernel.planner(inputs)
+    plan = candidate.kernel.planner(loaded.buffers[0])
     if plan is None:
         return {}
     seconds: list[float] = []
@@ -51,52 +36,61 @@ def plan_fields(candidate: Candidate, inputs: AttentionInputs) -> dict[str, Any]
     return {"plan_us": 1e6 * statistics.median(seconds[_FIRST_PLANS:])}
 
 
-def resource_fields(
-    candidate: Candidate, buffers: list[AttentionInputs], spec: GpuSpec
-) -> dict[str, Any]:
+def resource_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
     """Theoretical warp occupancy and what it comes from; a kernel that does not tell leaves them
     out.
     """
-    from leanbench.gpu.occupancy import theoretical_occupancy
-
-    resources = candidate.kernel.resources(buffers[0], candidate.config)
+    instruments = loaded.instruments
+    if not instruments.options.occupancy:
+        return {}
+    resources = candidate.kernel.resources(loaded.buffers[0], candidate.config)
     if not resources:
         return {}
     # The first launch reads K and V.
     reader = resources[0]
     return {
-        "theoretical_warp_occupancy": theoretical_occupancy(reader, spec).share,
+        "theoretical_warp_occupancy": theoretical_occupancy(reader, instruments.spec).share,
         "registers_per_thread": reader.registers_per_thread,
         "shared_kb_per_cta": reader.shared_bytes / 1024,
         "spilled_registers": reader.spilled_registers,
     }
 
 
-def busy_fields(
-    candidate: Candidate, problem: AttentionProblem, buffers: list[AttentionInputs], spec: GpuSpec
-) -> dict[str, Any]:
+def busy_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
     """SM busy share, and what measuring it cost; a kernel without an instrumented build leaves them
     out.
     """
-    from leanbench.measure.timeline import record_timeline
-
-    latency_us = candidate.row["latency_us"]
+    instruments = loaded.instruments
+    if not instruments.options.occupancy:
+        return {}
+    latency_us = candidate.timing.median_us
     timeline = record_timeline(
-        problem, candidate.kernel, candidate.config, buffers, spec, latency_us
+        loaded.problem,
+        candidate.kernel,
+        candidate.config,
+        loaded.buffers,
+        instruments.spec,
+        latency_us,
     )
     if timeline is None:
         return {}
-    cost = None if timeline.traced_latency_us is None else timeline.traced_latency_us / latency_us
+    traced_us = timeline.traced_latency_us
+    cost = None if traced_us is None else traced_us / latency_us
     return {"sm_busy_share": timeline.sm_busy_share, "instrumentation_cost": cost}
 
 
-def counter_fields(
-    candidate: Candidate, problem: AttentionProblem, device_index: int, cache: CacheState
-) -> dict[str, Any]:
+def counter_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
     """Nsight Compute's counters; where it gives none, the candidate gets a warning."""
-    from leanbench.measure.counters import count
-
-    counted = count(problem, candidate.kernel.name, candidate.config, device_index, cache)
+    instruments = loaded.instruments
+    if not instruments.options.counters:
+        return {}
+    counted = count(
+        loaded.problem,
+        candidate.name,
+        candidate.config,
+        instruments.device_index,
+        instruments.options.cache,
+    )
     if isinstance(counted, str):
         candidate.warnings.append(counted)
         return {}

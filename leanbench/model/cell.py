@@ -8,6 +8,7 @@ from leanbench.configs import lookup
 from leanbench.core.decomposition import Schedule, quantisation_efficiency
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.gpu.catalogue import find
@@ -81,7 +82,7 @@ def predict_cell(
     if unknown := [name for name in problem.special if name not in AXES]:
         reason = f"the performance model does not know {unknown[0]}: leave it out"
         return {**fields, "status": "unsupported", "reason": reason}
-    if (reason := _memory_shortage(problem, spec)) is not None:
+    if (reason := shortage_on(problem, spec)) is not None:
         return {**fields, "status": "out_of_memory", "reason": reason}
     choice = lookup.resolve(kernel, problem, spec, configs)
     if choice.config is not None and choice.config.implementation == "cuda":
@@ -131,22 +132,6 @@ def _candidates(
 ) -> list[KernelConfig | None]:
     return list(
         dict.fromkeys([chosen, *(kernel.candidate_configs(problem, spec) if all_of_them else ())])
-    )
-
-
-def _memory_shortage(problem: AttentionProblem, spec: GpuSpec) -> str | None:
-    needed_gb = problem.kv_allocated_bytes / 1e9
-    beside_gb = (problem.io_bytes - problem.kv_bytes) / 1e9
-    if needed_gb + beside_gb <= spec.memory_gb:
-        return None
-    if needed_gb <= spec.memory_gb:
-        return (
-            f"K, V, Q and the output take {needed_gb + beside_gb:.1f} GB, {spec.name} has"
-            f" {spec.memory_gb:g} GB: lower batch or heads, or choose a GPU with more memory"
-        )
-    return (
-        f"K and V take {needed_gb:.1f} GB, {spec.name} has {spec.memory_gb:g} GB: "
-        "lower context, batch or kv_heads, or choose a GPU with more memory"
     )
 
 

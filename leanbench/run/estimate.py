@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
@@ -21,8 +20,6 @@ COUNTERS_S = 15.0
 MEASURED_CANDIDATE_S = 0.2
 #: Seconds to predict one config.
 PREDICTED_CONFIG_S = 0.01
-#: Share of a GPU's memory that one process can get.
-USABLE_MEMORY = 0.95
 
 
 def estimated_seconds(
@@ -44,9 +41,3 @@ def estimated_seconds(
     sustained *= 4 / 3 if options.energy else 1.0
     extras = OCCUPANCY_S * options.occupancy + COUNTERS_S * options.counters
     return MEASURED_CELL_S + candidates * MEASURED_CANDIDATE_S + traffic + sustained + extras
-
-
-def fits(problem: AttentionProblem, gpu: GpuSpec) -> bool:
-    """Whether the caches and the tensors beside them find room in an otherwise empty GPU."""
-    beside = problem.io_bytes - problem.kv_bytes
-    return problem.kv_allocated_bytes + beside <= USABLE_MEMORY * gpu.memory_gb * 1e9

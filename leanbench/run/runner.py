@@ -66,12 +66,12 @@ def run_cells(
     todo = [cell for cell in cells if cell.key not in run.finished]
     left = len(todo)
     started = time.monotonic()
-    with _stop_on_signals(), contextlib.closing(_Bench(run, target, limits.timeout_s)) as bench:
+    with _stop_on_signals(), contextlib.closing(_Workers(run, target, limits.timeout_s)) as workers:
         for cells_together in _by_problem(todo):
             if limits.budget_s is not None and time.monotonic() - started >= limits.budget_s:
                 break
             observer.starts(cells_together[0])
-            for cell, row, samples in bench.run(cells_together):
+            for cell, row, samples in workers.run(cells_together):
                 run.append(row, samples)
                 left -= 1
                 observer.finished(cell, row)
@@ -84,8 +84,8 @@ def _by_problem(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         yield list(together)
 
 
-class _Bench:
-    """A worker that is replaced when it dies."""
+class _Workers:
+    """One worker at a time, replaced when it dies."""
 
     def __init__(self, run: RunDirectory, target: WorkerTarget, timeout_s: float) -> None:
         self._run, self._target, self._timeout_s = run, target, timeout_s
@@ -138,7 +138,7 @@ class _Bench:
 
         from leanbench.records.row import Row, first_fault
 
-        asked = {
+        fields = {
             "cell": cell.key,
             "problem": cell.problem.to_dict(),
             "kernel": cell.kernel,
@@ -151,10 +151,10 @@ class _Bench:
             "environment": self._environment,
         }
         try:
-            row = Row.model_validate({**outcome, **asked})
+            row = Row.model_validate({**outcome, **fields})
         except ValidationError as error:
             reason = f"the kernel's result is malformed: {first_fault(error)}"
-            row = Row.model_validate({**asked, "status": "crashed", "reason": reason})
+            row = Row.model_validate({**fields, "status": "crashed", "reason": reason})
         return row.model_dump(mode="json")
 
 

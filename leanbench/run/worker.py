@@ -1,11 +1,11 @@
 """The worker process: one problem after another on one GPU (or for one predicted GPU), so that a
 crash costs a cell.
 
-Started as ``python -m leanbench.run.worker FD``. It speaks JSON lines over the socket FD: the first
-line names the target and is answered with the environment, each further line is a problem with its
-kernels and is answered with row fields for each kernel. Before a kernel's code runs, a line names
-it: if this process dies or hangs, the parent knows whom to blame. Its own stdout and stderr belong
-to the kernels; the parent sends them to a log.
+Started as ``python -m leanbench.run.worker FD``, with its end of a connection as FD, see
+leanbench.run.messages. The first message names the target and is answered with the environment,
+each further one is a problem with its kernels and is answered with row fields for each kernel.
+Before a kernel's code runs, a message names it: if this process dies or hangs, the parent knows
+whom to blame. Its own stdout and stderr belong to the kernels; the parent sends them to a log.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
+from leanbench.core import registry
+from leanbench.core.errors import GpuUnusable, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernel
+from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]
 #: Row fields by kernel, for a problem, its kernels, how their configs are chosen, and those that
@@ -31,85 +34,90 @@ Outcome = dict[str, Any]
 RunProblem = Callable[
     [AttentionProblem, Sequence[Kernel], str, Mapping[str, KernelConfig]], dict[str, Outcome]
 ]
-#: Told whose code runs next, None for nobody's.
-Announce = Callable[[str | None], None]
 
 #: prctl's option "signal me when my parent dies".
 _PR_SET_PDEATHSIG = 1
 
 
+class Announcer:
+    """Tells the parent whose code runs next, None for nobody's; `current` is the last one."""
+
+    def __init__(self, parent: Connection) -> None:
+        self._parent = parent
+        self.current: str | None = None
+
+    def __call__(self, name: str | None) -> None:
+        if self.current != name:
+            self.current = name
+            send(self._parent, {"at": name})
+
+
 def main() -> None:
-    parent = os.getppid()
-    _die_with_parent(parent)
-    with (
-        socket.socket(fileno=int(sys.argv[1])) as channel,
-        channel.makefile("rw", encoding="utf-8") as lines,
-    ):
+    _die_with_parent(os.getppid())
+    with Connection(int(sys.argv[1])) as parent:
+        _serve(parent)
 
-        def answer(message: Outcome) -> None:
-            lines.write(json.dumps(message) + "\n")
-            lines.flush()
 
-        at: list[str | None] = [None]
-
-        def announce(name: str | None) -> None:
-            if at[0] != name:
-                at[0] = name
-                answer({"at": name})
-
+def _serve(parent: Connection) -> None:
+    """Answers until the parent closes its side, or the process is of no more use."""
+    announce = Announcer(parent)
+    try:
+        run_problem, environment = _start(receive(parent), announce)
+    except Exception as error:
+        send(parent, {"failed": _first_line(error)})
+        return
+    send(parent, {"environment": environment})
+    usable = True
+    while usable:
         try:
-            run_problem, environment = _start(json.loads(lines.readline()), announce)
-        except Exception as error:
-            answer({"failed": _first_line(error)})
+            request = receive(parent)
+        except EOFError:
             return
-        answer({"environment": environment})
-        # Ends when the parent closes its side.
-        for line in lines:
-            announce(None)
-            rows, usable = _attempt(run_problem, json.loads(line), lambda: at[0])
-            answer({"rows": rows, "usable": usable})
-            if not usable:
-                return
+        announce(None)
+        rows, usable = _attempt(run_problem, request, announce)
+        send(parent, {"rows": rows, "usable": usable})
 
 
-def _start(init: dict[str, Any], announce: Announce) -> tuple[RunProblem, dict[str, Any]]:
+def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, Any]]:
     """What runs a problem on the target, and the environment its rows are taken in."""
     from leanbench.records.environment import measured_environment, predicted_environment
 
     index = init["local_index"]
     if index is None:
-        from leanbench.model.cell import predict_cell
-
-        spec = GpuSpec.from_dict(init["gpu"])
-
-        def predict(
-            problem: AttentionProblem,
-            kernels: Sequence[Kernel],
-            configs: str,
-            pins: Mapping[str, KernelConfig],
-        ) -> dict[str, Outcome]:
-            rows = {}
-            for each in kernels:
-                announce(each.name)
-                rows[each.name] = predict_cell(
-                    problem, each, pins.get(each.name, each.config_choice or configs), spec
-                )
-            return rows
-
-        return predict, predicted_environment()
-    from leanbench.measure.cell import Bench
+        return _predictor(GpuSpec.from_dict(init["gpu"]), announce), predicted_environment()
+    from leanbench.measure.instruments import open_instruments
     from leanbench.measure.options import MeasureOptions
+    from leanbench.measure.protocol import measure_problem
 
-    bench = Bench(index, MeasureOptions.from_dict(init["options"]), announce)
+    instruments = open_instruments(index, MeasureOptions.from_dict(init["options"]), announce)
     environment = measured_environment(index)
     # What is imported stays: collecting garbage between problems need not look at it.
     gc.collect()
     gc.freeze()
-    return bench.run, environment
+    return partial(measure_problem, instruments), environment
+
+
+def _predictor(gpu: GpuSpec, announce: Announcer) -> RunProblem:
+    from leanbench.model.cell import predict_cell
+
+    def predict(
+        problem: AttentionProblem,
+        kernels: Sequence[Kernel],
+        configs: str,
+        overrides: Mapping[str, KernelConfig],
+    ) -> dict[str, Outcome]:
+        rows: dict[str, Outcome] = {}
+        for kernel in kernels:
+            announce(kernel.name)
+            request = overrides.get(kernel.name, kernel.config_choice or configs)
+            rows[kernel.name] = predict_cell(problem, kernel, request, gpu)
+        return rows
+
+    return predict
 
 
 def _attempt(
-    run_problem: RunProblem, request: dict[str, Any], at: Callable[[], str | None]
+    run_problem: RunProblem, request: Message, announce: Announcer
 ) -> tuple[dict[str, Outcome], bool]:
     """Row fields by kernel, and whether this process can go on afterwards.
 
@@ -118,14 +126,13 @@ def _attempt(
     """
     names = request["kernels"]
     try:
-        kernels = [kernel(name) for name in names]
-        pins = {name: KernelConfig(**config) for name, config in request.get("pins", {}).items()}
-        return run_problem(
-            AttentionProblem.from_dict(request["problem"]), kernels, request["configs"], pins
-        ), True
+        kernels = [registry.kernel(name) for name in names]
+        overrides = {name: KernelConfig(**fields) for name, fields in request["overrides"].items()}
+        problem = AttentionProblem.from_dict(request["problem"])
+        return run_problem(problem, kernels, request["configs"], overrides), True
     except Exception as error:
         outcome, usable = _failure(error)
-        blamed = at()
+        blamed = announce.current
         return {name: outcome for name in names if blamed in (None, name)}, usable
 
 
@@ -133,10 +140,9 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     """The row fields of an error, and whether this process can go on afterwards."""
     import traceback
 
-    name = type(error).__name__
-    if name == "Alarm":
+    if isinstance(error, SuspectResult):
         return {"status": "suspect", "reason": str(error)}, True
-    if name == "UserError":
+    if isinstance(error, UserError) and not isinstance(error, GpuUnusable):
         # A library of another version, settings that do not fit: a sentence, and nothing of the
         # process is broken.
         return {"status": "unsupported", "reason": str(error)}, True
@@ -144,18 +150,26 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
     reason = _first_line(error)
-    if name == "OutOfMemoryError" or isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_torch_error(error, "OutOfMemoryError"):
         return {"status": "out_of_memory", "reason": reason}, True
     return {"status": "crashed", "reason": reason}, not _is_sticky(error)
 
 
 def _is_sticky(error: Exception) -> bool:
-    """A CUDA error makes every later call of the process fail, as does the loss of the GPU; a new
-    process knows more.
-
-    torch and Triton word it differently.
+    """Whether every later call of the process would fail too: after the loss of the GPU, and after
+    a CUDA error, which torch and Triton word differently.
     """
-    return type(error).__name__ in ("AcceleratorError", "GpuLostError") or "CUDA" in str(error)
+    return (
+        isinstance(error, GpuUnusable)
+        or _is_torch_error(error, "AcceleratorError")
+        or "CUDA" in str(error)
+    )
+
+
+def _is_torch_error(error: Exception, name: str) -> bool:
+    # Nobody can raise an error of a module that was not imported.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, getattr(torch, name))
 
 
 def _first_line(error: Exception) -> str:

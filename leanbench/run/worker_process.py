@@ -5,11 +5,9 @@ it.
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
+from leanbench.run.messages import Message, receive, send
 
 #: Importing torch from a cold disk and opening a GPU takes tens of seconds at worst.
 START_TIMEOUT_S = 180.0
@@ -63,7 +62,6 @@ class WorkerProcess:
 
     def __init__(self, target: WorkerTarget, log: Path) -> None:
         self._log = log
-        self._pending = b""
         try:
             self._spawn()
         except OSError as error:
@@ -77,8 +75,7 @@ class WorkerProcess:
             raise
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._channel = ours
+        self._connection, theirs = multiprocessing.Pipe()
         with theirs, self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 # -P: files of the current folder must not shadow modules.
@@ -118,12 +115,12 @@ class WorkerProcess:
         """
         first = cells[0]
         kernels = [cell.kernel for cell in cells]
-        pins = {cell.kernel: cell.pin.to_dict() for cell in cells if cell.pin is not None}
+        overrides = {cell.kernel: cell.pin.to_dict() for cell in cells if cell.pin is not None}
         request = {
             "problem": first.problem.to_dict(),
             "kernels": kernels,
             "configs": first.configs,
-            "pins": pins,
+            "overrides": overrides,
         }
         answer = self._ask(request, timeout_s)
         return answer["rows"], answer["usable"]
@@ -133,45 +130,39 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._channel.close()
+        self._connection.close()
 
-    def _ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, message: Message, timeout_s: float) -> Message:
         """The answer. Each kernel that the worker says it is at has `timeout_s` for itself, all its
         turns together.
         """
         spent_s: dict[str | None, float] = {}
         at: str | None = None
         try:
-            self._channel.sendall(json.dumps(message).encode() + b"\n")
-            while True:
-                begun = time.monotonic()
-                answer = self._line(timeout_s - spent_s.get(at, 0.0), at)
-                spent_s[at] = spent_s.get(at, 0.0) + time.monotonic() - begun
-                if "at" not in answer:
-                    return answer
-                at = answer["at"]
-        except (BrokenPipeError, ConnectionResetError):
+            send(self._connection, message)
+        except OSError:
             raise self._lost(at) from None
+        while True:
+            begun = time.monotonic()
+            answer = self._receive(timeout_s - spent_s.get(at, 0.0), at)
+            spent_s[at] = spent_s.get(at, 0.0) + time.monotonic() - begun
+            if "at" not in answer:
+                return answer
+            at = answer["at"]
 
-    def _line(self, timeout_s: float, at: str | None) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise WorkerTimeout(blamed=at)
-                received = self._channel.recv(1 << 16)
-                if not received:
-                    raise self._lost(at)
-                self._pending += received
-        line, _, self._pending = self._pending.partition(b"\n")
-        return json.loads(line)
+    def _receive(self, timeout_s: float, at: str | None) -> Message:
+        try:
+            if self._connection.poll(max(0.0, timeout_s)):
+                return receive(self._connection)
+        except (EOFError, OSError):
+            raise self._lost(at) from None
+        raise WorkerTimeout(blamed=at)
 
     def _lost(self, at: str | None) -> WorkerLost:
         try:
             code = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            return WorkerLost("the worker closed its channel", at)
+            return WorkerLost("the worker closed its connection", at)
         if code < 0:
             with contextlib.suppress(ValueError):
                 return WorkerLost(f"the worker was ended by {signal.Signals(-code).name}", at)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig
@@ -130,12 +130,13 @@ class GpuTimer:
     ) -> Mapping[KernelConfig, float] | str:
         from triton.runtime.errors import OutOfResources
 
-        from leanbench.measure.buffers import free_memory, memory_shortage, rotating_inputs
+        from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
 
         free_memory(self._spec)
-        shortage = memory_shortage(problem, self._device)
-        if shortage is not None:
-            return shortage
+        try:
+            refuse_shortage(problem, self._device)
+        except OutOfMemory as error:
+            return str(error)
         buffers = rotating_inputs(problem, self._device, self._spec, "cold")
         replays: dict[KernelConfig, Replay] = {}
         for config in configs:

@@ -21,7 +21,7 @@ from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.model import known_error
 from leanbench.run.cells import Cell, Sweep, expand
-from leanbench.run.estimate import estimated_seconds, fits
+from leanbench.run.estimate import estimated_seconds
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
 
 
@@ -352,15 +352,6 @@ def test_the_banner_says_why_a_gpu_that_is_here_is_not_used(monkeypatch):
         "there is an NVIDIA H200 here, but torch is built without CUDA: this would be predicted"
         in invoke("sweep", "--dry-run").stderr
     )
-
-
-def test_fits_counts_the_caches_as_allocated():
-    gpu = find("a100-80gb")
-    just = int(0.95 * 80e9) // (2 * 8 * 128 * 2)
-    assert fits(AttentionProblem(1, 8, 8, just - 100, 128), gpu)
-    assert not fits(AttentionProblem(1, 8, 8, just + 100, 128), gpu)
-    # A ragged batch allocates room for its longest sequence in every row.
-    assert not fits(AttentionProblem(2, 8, 8, (just - 100, 1), 128), gpu)
 
 
 def test_best_configs_take_longer_than_default_ones():

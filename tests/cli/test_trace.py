@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -83,26 +85,28 @@ def test_no_timeline_at_all_is_exit_code_1_and_leaves_no_folder(tmp_path: Path):
     assert not (tmp_path / "empty").exists()
 
 
-class MeasuringBench:
+def measured_timeline(
+    instruments: Any, problem: AttentionProblem, kernel: Kernel, configs: str
+) -> Timeline | str:
     """In place of the one that needs a GPU: a model's timeline that claims to be measured."""
+    assert configs == "best"
+    if kernel.name == "fa2":
+        return "its build with stamps failed"
+    timeline = predict_timeline(problem, kernel, "default", instruments.spec)
+    assert isinstance(timeline, Timeline)
+    assert timeline.latency_us is not None
+    return replace(timeline, source="measured", traced_latency_us=1.02 * timeline.latency_us)
 
-    def __init__(self, index: int) -> None:
-        assert index == 3
-        self.spec = find("h200")
 
-    def timeline(self, problem: AttentionProblem, kernel: Kernel, configs: str) -> Timeline | str:
-        assert configs == "best"
-        if kernel.name == "fa2":
-            return "its build with stamps failed"
-        timeline = predict_timeline(problem, kernel, "default", self.spec)
-        assert isinstance(timeline, Timeline)
-        assert timeline.latency_us is not None
-        return replace(timeline, source="measured", traced_latency_us=1.02 * timeline.latency_us)
+def opened(index: int) -> SimpleNamespace:
+    assert index == 3
+    return SimpleNamespace(spec=find("h200"))
 
 
 def test_with_a_gpu_it_measures(monkeypatch):
     monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 3))
-    monkeypatch.setattr("leanbench.measure.cell.Bench", MeasuringBench)
+    monkeypatch.setattr("leanbench.measure.instruments.open_instruments", opened)
+    monkeypatch.setattr("leanbench.measure.protocol.measure_timeline", measured_timeline)
     monkeypatch.setattr(
         "leanbench.records.environment.measured_environment", lambda index: {"driver": "580"}
     )

@@ -16,7 +16,8 @@ from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel, written_by
 from leanbench.gpu.local import spec_of_device
-from leanbench.measure.cell import Bench
+from leanbench.measure.instruments import open_instruments
+from leanbench.measure.protocol import measure_problem
 from leanbench.measure.timing import capture
 
 # The first calls of FlashInfer compile for minutes, those of FlexAttention for each problem.
@@ -89,7 +90,7 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
 def test_a_row_holds_the_librarys_own_gpu_kernels(name):
     problem = AttentionProblem(1, 32, 8, 8192, 128)
     or_skip(name, problem)
-    row = Bench(0).run(problem, [kernel(name)], "default")[name]
+    row = measure_problem(open_instruments(0), problem, [kernel(name)])[name]
     if row["status"] == "unsupported" and re.search(REFUSALS, row["reason"]):
         pytest.skip(row["reason"])
     assert row["status"] in ("ok", "noisy"), row["reason"]
@@ -122,7 +123,7 @@ def test_flash_decoding_is_right_with_every_split_count(head_dim):
 def test_flash_attn_splits_as_it_is_told(name):
     problem = AttentionProblem(1, 8, 8, 65_536, 128)
     or_skip(name, problem)
-    row = Bench(0).run(problem, [kernel(name)], "default")[name]
+    row = measure_problem(open_instruments(0), problem, [kernel(name)])[name]
     if row["status"] == "unsupported" and re.search(REFUSALS, row["reason"]):
         pytest.skip(row["reason"])
     # Splits are merged by a second kernel.

@@ -18,8 +18,9 @@ from attention_calls import assert_right, attend
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel
-from leanbench.measure.cell import Bench
+from leanbench.measure.instruments import open_instruments
 from leanbench.measure.options import MeasureOptions
+from leanbench.measure.protocol import measure_problem
 from leanbench.measure.read_floor import fingerprint
 
 # The thread method ends the process: a kernel that waits for ever cannot be interrupted.
@@ -259,9 +260,8 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
     problem = AttentionProblem(1, 32, 8, 3072, 128)
     found = {}
     for cache in ("cold", "warm"):
-        rows = Bench(0, MeasureOptions(cache=cache)).run(
-            problem, [kernel("fa2"), kernel("lean")], "default"
-        )
+        instruments = open_instruments(0, MeasureOptions(cache=cache))
+        rows = measure_problem(instruments, problem, [kernel("fa2"), kernel("lean")])
         assert {row["cache"] for row in rows.values()} == {cache}
         assert {row["status"] for row in rows.values()} <= {"ok", "noisy"}, rows
         found[cache] = rows
@@ -271,8 +271,8 @@ def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
 
 def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
     problem = AttentionProblem(1, 56, 56, 16384, 64)
-    rows = Bench(0).run(
-        problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")], "default"
+    rows = measure_problem(
+        open_instruments(0), problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")]
     )
     for row in rows.values():
         assert row["crosscheck_us"] == pytest.approx(row["latency_us"], rel=0.03, abs=1.0)

@@ -309,10 +309,10 @@ def test_a_row_of_a_library_that_makes_its_own_output(pretended, monkeypatch):
 
 
 def test_an_own_output_that_the_graph_does_not_write_is_an_alarm(pretended, monkeypatch):
-    from leanbench.measure.cell import Alarm
+    from leanbench.core.errors import SuspectResult
 
     gpu = pretended.pretend(monkeypatch)
-    with pytest.raises(Alarm, match="3 of 3 outputs were not written"):
+    with pytest.raises(SuspectResult, match="3 of 3 outputs were not written"):
         pretended.measure(gpu, own_outputs_kernel(pretended, replay_writes=False))
 
 

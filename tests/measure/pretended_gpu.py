@@ -1,4 +1,4 @@
-"""A GPU for `leanbench.measure.cell.Bench` where there is none: inputs and kernels are real, times
+"""A GPU for `leanbench.measure.protocol` where there is none: inputs and kernels are real, times
 are made up.
 """
 
@@ -19,10 +19,11 @@ from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig, kernel
 from leanbench.gpu.catalogue import find
-from leanbench.measure import buffers, cell
-from leanbench.measure.cell import Bench
+from leanbench.measure import buffers, confirm, instruments, loaded, protocol, rounds, sustained
 from leanbench.measure.crosscheck import CrossCheck
+from leanbench.measure.instruments import open_instruments
 from leanbench.measure.options import MeasureOptions
+from leanbench.measure.protocol import measure_problem
 
 H200 = find("h200")
 #: K and V are 102,400 bytes: three buffers exceed the pretended GPU's cold bytes.
@@ -38,6 +39,7 @@ class Right(Kernel):
     title = "the reference"
     decomposition = "one_cta_per_tile"
     source = "test"
+    axes = Kernel.axes | {"ragged"}
 
     def __init__(self, name: str = "right", samples_us: Iterable[float] = (10.0,)) -> None:
         self.name = name
@@ -158,7 +160,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
             gpu.floors.append(again)
             samples_us = itertools.repeat(gpu.best_floor_us if again else gpu.floor_us)
             reader = SimpleNamespace(
-                name=cell.FLOOR, samples_us=samples_us, replay=lambda launches: None
+                name=rounds.FLOOR, samples_us=samples_us, replay=lambda launches: None
             )
             return [Launch(reader, lambda: None) for _ in inputs]
 
@@ -183,16 +185,18 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     monkeypatch.setattr(buffers, "make_inputs", made)
     monkeypatch.setattr(buffers, "_COLD_BYTES", COLD_BYTES)
     monkeypatch.setattr(buffers, "_COLD_L2_MULTIPLE", 0)
-    monkeypatch.setattr(cell, "_open_nvml", lambda device: gpu.nvml)
-    monkeypatch.setattr(cell, "ReadFloor", ReadFloor)
-    monkeypatch.setattr(cell, "Replay", PretendedReplay)
-    monkeypatch.setattr(cell, "cross_check", cross_check)
-    monkeypatch.setattr(cell, "fingerprint", fingerprint)
+    monkeypatch.setattr(instruments, "open_nvml", lambda device: gpu.nvml)
+    monkeypatch.setattr(instruments, "ReadFloor", ReadFloor)
+    for module in (rounds, sustained, protocol):
+        monkeypatch.setattr(module, "Replay", PretendedReplay)
+    monkeypatch.setattr(confirm, "cross_check", cross_check)
+    monkeypatch.setattr(loaded, "fingerprint", fingerprint)
     return gpu
 
 
 def measure(
     gpu: PretendedGpu, *kernels: Right, configs: str = "default", **options: Any
 ) -> dict[str, dict[str, Any]]:
-    """Rows of `PROBLEM` from a new bench."""
-    return Bench(0, MeasureOptions(**options), gpu.announce).run(PROBLEM, kernels, configs)
+    """Rows of `PROBLEM`, measured with new instruments."""
+    instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
+    return measure_problem(instruments, PROBLEM, kernels, configs)

@@ -19,7 +19,6 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig
 from leanbench.measure import counters, counters_target
 from leanbench.measure.counters import CountedKernel, CountedLaunch, count, find_ncu
-from leanbench.measure.counters_target import _refuse_shortage
 from leanbench.records.row import Row
 
 PROBLEM = AttentionProblem(1, 56, 56, 4096, 64)
@@ -309,13 +308,6 @@ def test_the_counted_process_says_why_it_failed(fake_ncu, monkeypatch):
         count(PROBLEM, "lean", CONFIG, 0)
         == "the counted process failed: torch finds no GPU that it can use"
     )
-
-
-def test_inputs_that_do_not_fit_are_refused_with_both_figures():
-    problem = AttentionProblem(1, 56, 56, 4096, 64)
-    _refuse_shortage(problem, 512_000_000 + problem.kv_allocated_bytes)
-    with pytest.raises(MemoryError, match=r"^K and V take 0\.1 GB and the GPU has 0\.6 GB free$"):
-        _refuse_shortage(problem, 512_000_000 + problem.kv_allocated_bytes - 1)
 
 
 def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 from simulated_gpu import SimulatedGpu
 
 from leanbench.core.errors import UserError
-from leanbench.measure.energy import (
-    EnergyCalibration,
-    SustainedReading,
-    _integrated_power_w,
-    calibrate,
-    check_window,
-    measure_sustained,
-    row_fields,
-)
+from leanbench.measure.energy import check_window, measure_sustained, row_fields
+from leanbench.measure.energy_counter import EnergyCalibration, calibrate
+from leanbench.measure.energy_meter import SustainedReading, integrated_power_w
 from leanbench.records.row import Row
 
 LAUNCHES = 40
@@ -292,10 +286,10 @@ def test_idle_power_is_taken_off_as_it_was_read():
 
 
 def test_power_is_integrated_by_trapezoids():
-    assert _integrated_power_w([(1.0, 100.0), (2.0, 300.0), (2.5, 300.0)]) == pytest.approx(
+    assert integrated_power_w([(1.0, 100.0), (2.0, 300.0), (2.5, 300.0)]) == pytest.approx(
         350 / 1.5
     )
-    assert _integrated_power_w([(1.0, 100.0)]) is None
+    assert integrated_power_w([(1.0, 100.0)]) is None
 
 
 @pytest.mark.parametrize(

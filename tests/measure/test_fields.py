@@ -1,4 +1,4 @@
-"""From timings to row fields, and the borders at which a sentence appears."""
+"""From timings to row fields and verdicts, and the limits at which a sentence appears."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
-from leanbench.measure.fields import (
+from leanbench.measure.fields import sample_fields, timing_fields
+from leanbench.measure.judge import (
     disturbance,
     floor_warning,
     impossible,
     noise,
-    sample_fields,
     throttle_warning,
-    timing_fields,
     warm_warning,
 )
 from leanbench.measure.timing import Effort, Timing

@@ -158,7 +158,7 @@ def test_out_of_memory_says_both_numbers() -> None:
     assert fields["status"] == "out_of_memory"
     # What is allocated counts: four sequences as long as the longest.
     assert fields["reason"].startswith(
-        "K and V take 65.5 GB, l4 has 24 GB: lower context, batch or kv_heads"
+        "needs 68.1 GB (K and V 65.5 GB, the rest for Q, the output and the check) and l4 has 24.0"
     )
     assert row(fields).kv_bytes == 2 * 2_000_003 * 32 * 64 * 2
     assert predict_cell(ragged, Plain(FAST), "default", find("a100-80gb"))["status"] == "ok"

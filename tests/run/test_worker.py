@@ -1,29 +1,32 @@
 import json
+import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
-from leanbench.core.errors import UserError
+from leanbench.core.errors import DoesNotFit, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
-from leanbench.measure.cell import Alarm
+from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.records.environment import environment_key, predicted_environment
 from leanbench.run import worker_process
 from leanbench.run.cells import Cell
-from leanbench.run.worker import _attempt
+from leanbench.run.messages import receive, send
+from leanbench.run.worker import Announcer, _attempt
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
@@ -35,19 +38,24 @@ def test_a_gpu_goes_through_json(spec):
     assert GpuSpec.from_dict(json.loads(json.dumps(asdict(spec)))) == spec
 
 
-class AcceleratorError(RuntimeError):
-    """Named as torch's is."""
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named as torch's is."""
-
-
 def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     """As it arrives in the worker."""
-    return json.loads(
-        json.dumps({"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs})
-    )
+    message = {"problem": PROBLEM.to_dict(), "kernels": kernels, "configs": configs}
+    return json.loads(json.dumps({**message, "overrides": {}}))
+
+
+class Silent:
+    """A connection to nobody."""
+
+    def send_bytes(self, data: bytes) -> None:
+        pass
+
+
+def announced(name: str | None) -> Announcer:
+    """After `name` was announced."""
+    announce = Announcer(cast("Connection", Silent()))
+    announce(name)
+    return announce
 
 
 @pytest.mark.parametrize(
@@ -56,13 +64,13 @@ def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
         (ValueError("wrong\nmore"), "crashed", "ValueError: wrong", True),
         (ValueError(), "crashed", "ValueError", True),
         (
-            OutOfMemoryError("CUDA out of memory. Tried"),
+            torch.OutOfMemoryError("CUDA out of memory. Tried"),
             "out_of_memory",
             "CUDA out of memory. Tried",
             True,
         ),
         (
-            AcceleratorError("device-side assert"),
+            torch.AcceleratorError("device-side assert"),
             "crashed",
             "AcceleratorError: device-side assert",
             False,
@@ -82,10 +90,10 @@ def request(*kernels: str, configs: str = "default") -> dict[str, Any]:
     ],
 )
 def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason, usable, capsys):
-    def run_problem(problem, kernels, configs, pins):
+    def run_problem(problem, kernels, configs, overrides):
         raise error
 
-    rows, can_go_on = _attempt(run_problem, request("lean", "fa2", "fixed_split"), lambda: "fa2")
+    rows, can_go_on = _attempt(run_problem, request("lean", "fa2", "fixed_split"), announced("fa2"))
     # The others are asked for again.
     assert list(rows) == ["fa2"]
     assert rows["fa2"]["status"] == status
@@ -96,10 +104,10 @@ def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason
 
 
 def test_what_a_kernel_refuses_when_it_is_prepared_is_a_sentence(capsys):
-    def run_problem(problem, kernels, configs, pins):
+    def run_problem(problem, kernels, configs, overrides):
         raise UserError("flash-attn 1.0 is too old: update it")
 
-    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: "fa2")
+    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), announced("fa2"))
     assert rows == {
         "fa2": {"status": "unsupported", "reason": "flash-attn 1.0 is too old: update it"}
     }
@@ -107,11 +115,28 @@ def test_what_a_kernel_refuses_when_it_is_prepared_is_a_sentence(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_what_fails_where_no_kernels_code_runs_is_everybodys():
-    def run_problem(problem, kernels, configs, pins):
-        raise OutOfMemoryError("no room for the inputs")
+def test_settings_that_do_not_fit_are_unsupported_and_a_lost_gpu_is_not():
+    def refuse(problem, kernels, configs, overrides):
+        raise DoesNotFit("lean needs 300 KB of shared memory")
 
-    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), lambda: None)
+    def lose(problem, kernels, configs, overrides):
+        raise GpuLostError("the GPU no longer answers")
+
+    assert _attempt(refuse, request("lean"), announced("lean")) == (
+        {"lean": {"status": "unsupported", "reason": "lean needs 300 KB of shared memory"}},
+        True,
+    )
+    assert _attempt(lose, request("lean"), announced("lean")) == (
+        {"lean": {"status": "crashed", "reason": "GpuLostError: the GPU no longer answers"}},
+        False,
+    )
+
+
+def test_what_fails_where_no_kernels_code_runs_is_everybodys():
+    def run_problem(problem, kernels, configs, overrides):
+        raise torch.OutOfMemoryError("no room for the inputs")
+
+    rows, can_go_on = _attempt(run_problem, request("lean", "fa2"), announced(None))
     for name in ("lean", "fa2"):
         assert rows.pop(name) == {
             "status": "out_of_memory",
@@ -122,10 +147,10 @@ def test_what_fails_where_no_kernels_code_runs_is_everybodys():
 
 
 def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
-    def run_problem(problem, kernels, configs, pins):
-        raise Alarm("lean changed its inputs")
+    def run_problem(problem, kernels, configs, overrides):
+        raise SuspectResult("lean changed its inputs")
 
-    assert _attempt(run_problem, request("lean", "fa2"), lambda: "lean") == (
+    assert _attempt(run_problem, request("lean", "fa2"), announced("lean")) == (
         {"lean": {"status": "suspect", "reason": "lean changed its inputs"}},
         True,
     )
@@ -133,21 +158,21 @@ def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
 
 
 def test_a_request_reaches_its_kernels_unchanged():
-    def run_problem(problem, kernels, configs, pins):
-        return {each.name: {"seen": (problem, configs, pins)} for each in kernels}
+    def run_problem(problem, kernels, configs, overrides):
+        return {each.name: {"seen": (problem, configs, overrides)} for each in kernels}
 
-    rows, can_go_on = _attempt(run_problem, request("fa2", "lean", configs="best"), lambda: None)
+    rows, can_go_on = _attempt(run_problem, request("fa2", "lean", configs="best"), announced(None))
     assert rows == {"fa2": {"seen": (PROBLEM, "best", {})}, "lean": {"seen": (PROBLEM, "best", {})}}
     assert list(rows) == ["fa2", "lean"]
     assert can_go_on
 
 
 def test_given_settings_reach_the_worker():
-    def run_problem(problem, kernels, configs, pins):
-        return {each.name: {"seen": pins.get(each.name, configs)} for each in kernels}
+    def run_problem(problem, kernels, configs, overrides):
+        return {each.name: {"seen": overrides.get(each.name, configs)} for each in kernels}
 
-    asked = {**request("fa2", "lean", configs="heuristic"), "pins": {"lean": PIN.to_dict()}}
-    rows, _ = _attempt(run_problem, json.loads(json.dumps(asked)), lambda: None)
+    asked = {**request("fa2", "lean", configs="heuristic"), "overrides": {"lean": PIN.to_dict()}}
+    rows, _ = _attempt(run_problem, json.loads(json.dumps(asked)), announced(None))
     assert rows == {"fa2": {"seen": "heuristic"}, "lean": {"seen": PIN}}
 
 
@@ -214,21 +239,21 @@ def test_a_worker_that_dies_before_any_kernel_ran_blames_nobody(tmp_path):
 
 
 class Scripted(WorkerProcess):
-    """A worker of which only the waiting for lines is left: each takes its time, on a clock that
+    """A worker of which only the waiting for messages is left: each takes its time, on a clock that
     moves only then.
     """
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, *lines: tuple[float, dict[str, Any]]
     ) -> None:
-        self._channel: Any = SimpleNamespace(sendall=lambda data: None)
+        self._connection: Any = SimpleNamespace(send_bytes=lambda data: None)
         self._script = list(lines)
         self._now_s = 0.0
         #: (seconds allowed, whose code ran) of each wait.
         self.waits: list[tuple[float, str | None]] = []
         monkeypatch.setattr(worker_process, "time", SimpleNamespace(monotonic=lambda: self._now_s))
 
-    def _line(self, timeout_s: float, at: str | None) -> dict[str, Any]:
+    def _receive(self, timeout_s: float, at: str | None) -> dict[str, Any]:
         self.waits.append((round(timeout_s, 9), at))
         seconds, line = self._script.pop(0)
         if seconds > timeout_s:
@@ -267,21 +292,27 @@ def test_the_turns_of_a_kernel_count_together(monkeypatch):
     ]
 
 
-def test_a_worker_says_whose_code_runs():
-    ours, theirs = socket.socketpair()
+@contextmanager
+def spawned() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
+    """A worker and our end of its connection, which is closed in the end."""
+    ours, theirs = multiprocessing.Pipe()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
         )
-    with ours, ours.makefile("rw", encoding="utf-8") as lines:
+    with ours:
+        yield ours, process
+
+
+def test_a_worker_says_whose_code_runs():
+    with spawned() as (connection, process):
 
         def ask(message: dict[str, Any]) -> list[dict[str, Any]]:
-            lines.write(json.dumps(message) + "\n")
-            lines.flush()
-            answers = [json.loads(lines.readline())]
+            send(connection, message)
+            answers = [receive(connection)]
             while "at" in answers[-1]:
-                answers.append(json.loads(lines.readline()))
+                answers.append(receive(connection))
             return answers
 
         ask(asdict(WorkerTarget(find("a100"), None)))
@@ -292,20 +323,14 @@ def test_a_worker_says_whose_code_runs():
         ]
         # Between problems nobody's does.
         assert [answer.get("at", "rows") for answer in ask(request("fa2"))] == [None, "fa2", "rows"]
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=60) == 0
 
 
-def test_a_worker_ends_when_its_parent_closes_the_channel():
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "leanbench.run.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-        )
-    with ours:
-        ours.sendall(json.dumps(asdict(WorkerTarget(find("a100"), None))).encode() + b"\n")
-        assert b'"environment"' in ours.recv(1 << 16)
-    assert process.wait(timeout=20) == 0
+def test_a_worker_ends_when_its_parent_closes_the_connection():
+    with spawned() as (connection, process):
+        send(connection, asdict(WorkerTarget(find("a100"), None)))
+        assert "environment" in receive(connection)
+    assert process.wait(timeout=60) == 0
 
 
 def test_a_worker_that_cannot_start_says_why_and_where_to_look(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a bench makes of kernels that are wrong, cheat or vary, on a pretended GPU."""
+"""What becomes of kernels that are wrong, cheat or vary, on a pretended GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from pretended_gpu import PROBLEM, Launch, PretendedGpu, Right, measure, pretend
 
+from leanbench.core.errors import GpuUnusable, SuspectResult
 from leanbench.core.inputs import AttentionInputs
-from leanbench.core.registry import KernelConfig
-from leanbench.measure import cell as module
-from leanbench.measure.cell import Alarm, Bench
+from leanbench.core.registry import KernelConfig, LaunchResources
+from leanbench.gpu.nvml_library import GpuLostError
+from leanbench.measure import extras, protocol
 from leanbench.measure.crosscheck import CrossCheck
+from leanbench.measure.instruments import open_instruments
+from leanbench.measure.protocol import measure_problem
 from leanbench.measure.timing import Effort
 
 
@@ -86,7 +89,7 @@ def test_work_that_a_graph_does_not_hold_is_an_alarm(gpu):
         def replay(self, launches: Sequence[Callable[[], object]]) -> None:
             launches[0]()
 
-    with pytest.raises(Alarm) as alarm:
+    with pytest.raises(SuspectResult) as alarm:
         measure(gpu, Right("a"), Elsewhere("elsewhere"), Right("b"))
     assert (
         str(alarm.value)
@@ -102,16 +105,15 @@ def test_a_kernel_that_changes_its_inputs_is_an_alarm(gpu, tensor):
         def spoil(self, inputs: AttentionInputs) -> None:
             getattr(inputs, tensor).view(-1)[-1] += 1
 
-    bench = Bench(0, announce=gpu.announce)
+    instruments = open_instruments(0, announce=gpu.announce)
     ragged = replace(PROBLEM, context=(100, 90), kv_layout="NHD")
-    with pytest.raises(
-        Alarm, match=r"^changing changed its inputs: Q, K, V or the lengths are not what they were$"
-    ):
-        bench.run(ragged, [Right("a"), Changing("changing"), Right("b")], "default")
+    sentence = r"^changing changed its inputs: Q, K, V or the lengths are not what they were$"
+    with pytest.raises(SuspectResult, match=sentence):
+        measure_problem(instruments, ragged, [Right("a"), Changing("changing"), Right("b")])
     assert gpu.announced[-1] == "changing"
     # The others are given inputs that nobody changed.
     gpu.made.clear()
-    assert bench.run(ragged, [Right("a")], "default")["a"]["status"] == "ok"
+    assert measure_problem(instruments, ragged, [Right("a")])["a"]["status"] == "ok"
     assert gpu.made
 
 
@@ -126,7 +128,7 @@ class Late(Right):
 
 
 def test_inputs_that_change_in_a_graph_are_their_kernels(gpu):
-    with pytest.raises(Alarm, match=r"^late changed its inputs"):
+    with pytest.raises(SuspectResult, match=r"^late changed its inputs"):
         measure(gpu, Right("a"), Late("late"))
     assert gpu.announced[-1] == "late"
 
@@ -135,20 +137,21 @@ def test_inputs_that_change_while_all_are_timed_are_everybodys(gpu):
     late = Late("late")
     # The check, and the graph's launches over three buffers.
     late.after = 4
-    with pytest.raises(Alarm, match=r"^a, late changed its inputs"):
+    with pytest.raises(SuspectResult, match=r"^a, late changed its inputs"):
         measure(gpu, Right("a"), late)
     assert gpu.announced[-1] is None
 
 
 def test_a_part_that_cannot_be_had_costs_a_warning_not_the_row(gpu, monkeypatch):
-    def fail(*asked: object) -> dict[str, Any]:
+    class Resourceful(Right):
+        def resources(self, inputs: AttentionInputs, config: KernelConfig | None) -> Any:
+            return [LaunchResources("attend", 4, 4, 168, 4096, 0)]
+
+    def fail(*arguments: object) -> None:
         raise RuntimeError("the instrumented build differs\nby much")
 
-    monkeypatch.setattr(
-        module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168}
-    )
-    monkeypatch.setattr(module.extras, "busy_fields", fail)
-    fields = measure(gpu, Right(), occupancy=True)["right"]
+    monkeypatch.setattr(extras, "record_timeline", fail)
+    fields = measure(gpu, Resourceful(), occupancy=True)["right"]
     assert (fields["status"], fields["latency_us"], fields["registers_per_thread"]) == (
         "ok",
         10.0,
@@ -160,15 +163,24 @@ def test_a_part_that_cannot_be_had_costs_a_warning_not_the_row(gpu, monkeypatch)
 
 
 def test_an_error_of_the_gpu_is_no_warning(gpu, monkeypatch):
-    def fail(*asked: object) -> dict[str, Any]:
+    def fail(*arguments: object) -> None:
         monkeypatch.setattr("torch.cuda.synchronize", sticky)
         raise RuntimeError("CUDA error: misaligned address")
 
     def sticky() -> None:
         raise RuntimeError("CUDA error: misaligned address, again")
 
-    monkeypatch.setattr(module.extras, "resource_fields", fail)
+    monkeypatch.setattr(extras, "record_timeline", fail)
     with pytest.raises(RuntimeError, match="again"):
+        measure(gpu, Right(), occupancy=True)
+
+
+def test_a_lost_gpu_is_no_warning(gpu, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise GpuLostError("the GPU no longer answers")
+
+    monkeypatch.setattr(extras, "record_timeline", fail)
+    with pytest.raises(GpuUnusable):
         measure(gpu, Right(), occupancy=True)
 
 
@@ -185,11 +197,10 @@ def test_a_kernel_found_wrong_after_timing_is_asked_nothing_more(gpu, monkeypatc
             if self.is_replayed:
                 inputs.out.mul_(2)
 
-    asked: list[object] = []
-    monkeypatch.setattr(module.extras, "resource_fields", lambda *args: asked.append(args) or {})
-    monkeypatch.setattr(module.extras, "busy_fields", lambda *args: asked.append(args) or {})
-    assert measure(gpu, WrongInReplays(), occupancy=True)["right"]["status"] == "incorrect"
-    assert asked == []
+    names: list[str] = []
+    monkeypatch.setattr(protocol, "EXTRAS", (lambda loaded, timed: names.append(timed.name) or {},))
+    rows = measure(gpu, Right("a"), WrongInReplays("wrong"))
+    assert (rows["wrong"]["status"], names) == ("incorrect", ["a"])
 
 
 def test_a_wide_interval_is_noisy(gpu):

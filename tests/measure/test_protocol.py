@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,9 +23,14 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
-from leanbench.measure import cell as module
-from leanbench.measure.cell import Bench
+from leanbench.measure import extras, prepare, protocol
+from leanbench.measure import instruments as instruments_module
+from leanbench.measure import sustained as sustained_module
+from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.fields import timing_fields
+from leanbench.measure.instruments import open_instruments
+from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.protocol import measure_problem, measure_timeline
 from leanbench.measure.timing import Effort, Timing
 from leanbench.records.row import Row
 from leanbench.records.samples import Samples
@@ -118,15 +122,24 @@ def test_whose_code_runs_is_announced_before_it_runs(gpu):
     assert gpu.announced[-1] is None
 
 
-def test_the_next_kernel_of_a_problem_finds_its_inputs(gpu):
-    bench = Bench(0)
-    bench.run(PROBLEM, [Right()], "default")
-    bench.run(PROBLEM, [Right()], "default")
-    assert gpu.made == [PROBLEM] * 3
-    gpu.made.clear()
-    other = replace(PROBLEM, dtype="bf16")
-    bench.run(other, [Right()], "default")
-    assert gpu.made == [other] * 3
+def test_inputs_are_given_up_when_a_problem_is_done(gpu):
+    kept: list[Callable[[], object]] = []
+
+    class Keeping(Right):
+        """Keeps its launches, as a library's module globals may."""
+
+        def replay(self, launches: Sequence[Callable[[], object]]) -> None:
+            super().replay(launches)
+            kept.extend(launches)
+
+    instruments = open_instruments(0)
+    with LoadedProblem(PROBLEM, instruments) as loaded:
+        assert len(loaded.buffers) == 3
+    assert loaded.buffers == []
+    measure_problem(instruments, PROBLEM, [Keeping()])
+    smaller = replace(PROBLEM, dtype="bf16")
+    assert measure_problem(instruments, smaller, [Right()])["right"]["status"] == "ok"
+    assert gpu.made == [PROBLEM] * 6 + [smaller] * 3
 
 
 def test_a_floor_that_a_kernel_beats_is_looked_for_again(gpu):
@@ -149,11 +162,11 @@ def test_a_floor_that_a_kernel_beats_is_looked_for_again(gpu):
 def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
     def fastest(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
         assert list(candidates) == [CONFIG, FASTER]
-        for prepare in candidates.values():
-            prepare()
+        for make_launches in candidates.values():
+            make_launches()
         return FASTER, 2
 
-    monkeypatch.setattr(module, "fastest", fastest)
+    monkeypatch.setattr(prepare, "fastest", fastest)
     kernel = Right()
     fields = measure(gpu, kernel, configs="best")["right"]
     assert (fields["config"], fields["config_choice"]) == (FASTER.to_dict(), "best of 2")
@@ -176,7 +189,9 @@ def test_a_warm_cache_is_one_buffer_and_says_so(gpu):
 
 
 def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
-    rows = Bench(0).run(replace(PROBLEM, head_dim=256), [Right(), kernel("reference")], "default")
+    rows = measure_problem(
+        open_instruments(0), replace(PROBLEM, head_dim=256), [Right(), kernel("reference")]
+    )
     assert (rows["right"]["status"], rows["right"]["reason"]) == (
         "unsupported",
         "right knows no head_dim 256",
@@ -190,7 +205,7 @@ def test_unsupported_says_the_kernels_reason_and_allocates_nothing(gpu):
 
 
 def test_what_is_unsupported_leaves_the_others_alone(gpu):
-    rows = Bench(0).run(PROBLEM, [kernel("reference"), Right()], "default")
+    rows = measure_problem(open_instruments(0), PROBLEM, [kernel("reference"), Right()])
     assert {name: fields["status"] for name, fields in rows.items()} == {
         "reference": "unsupported",
         "right": "ok",
@@ -200,19 +215,19 @@ def test_what_is_unsupported_leaves_the_others_alone(gpu):
 
 def test_out_of_memory_is_said_of_all_kernels_that_could(gpu):
     gpu.free_bytes = 20e9
-    bench = Bench(0)
+    instruments = open_instruments(0)
     large = AttentionProblem(4, 32, 32, 1_000_000, 64)
-    rows = bench.run(large, [Right("a"), kernel("reference"), Right("b")], "default")
+    rows = measure_problem(instruments, large, [Right("a"), kernel("reference"), Right("b")])
     for name in ("a", "b"):
         assert rows[name]["status"] == "out_of_memory"
         assert rows[name]["reason"].startswith(
-            "needs 34.3 GB (K and V 32.8 GB, the rest for the check) and the GPU"
+            "needs 34.3 GB (K and V 32.8 GB, the rest for Q, the output and the check)"
         )
         assert row(rows[name]).kv_bytes == large.kv_bytes
     assert rows["reference"]["status"] == "unsupported"
     assert gpu.made == []
-    # What does not fit leaves the bench usable.
-    assert bench.run(PROBLEM, [Right()], "default")["right"]["status"] == "ok"
+    # What does not fit leaves the process usable.
+    assert measure_problem(instruments, PROBLEM, [Right()])["right"]["status"] == "ok"
 
 
 class PretendedNvml:
@@ -287,9 +302,10 @@ def sustained(monkeypatch) -> list[tuple[int, object, float]]:
             "energy_floor_mj": None if floor is None else float(floor.number),
         }
 
-    monkeypatch.setattr("leanbench.measure.energy.measure_sustained", fake)
-    monkeypatch.setattr(module, "row_fields", energy_fields)
-    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: SimpleNamespace(tick_ms=100.0))
+    monkeypatch.setattr(sustained_module, "measure_sustained", fake)
+    monkeypatch.setattr(sustained_module, "row_fields", energy_fields)
+    calibration = SimpleNamespace(tick_ms=100.0)
+    monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: calibration)
     return calls
 
 
@@ -312,14 +328,15 @@ def test_energy_of_each_kernel_and_of_the_floor_once(gpu, sustained):
 @pytest.mark.usefixtures("sustained")
 def test_a_window_of_few_ticks_is_refused_before_anything_runs(gpu, monkeypatch):
     gpu.nvml = PretendedNvml([])
-    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: SimpleNamespace(tick_ms=1000.0))
+    calibration = SimpleNamespace(tick_ms=1000.0)
+    monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: calibration)
     with pytest.raises(UserError, match="give it 20 to 3600 s"):
         measure(gpu, Right(), energy=True, window_s=5.0)
 
 
 @pytest.mark.usefixtures("sustained")
 def test_energy_without_nvml_is_said(gpu, monkeypatch):
-    monkeypatch.setattr(module.extras, "calibrate", lambda nvml: None)
+    monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: None)
     fields = measure(gpu, Right(), energy=True)["right"]
     assert (
         "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
@@ -333,53 +350,55 @@ def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
     assert sustained == [(64, None, 3.0)]
 
 
-def test_a_plan_is_timed_apart(gpu):
+def test_a_plan_is_timed_apart(gpu, monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(extras, "time", SimpleNamespace(perf_counter=lambda: now_s))
+
     class Planned(Right):
         calls = 0
 
         def planner(self, inputs: AttentionInputs) -> Callable[[], None]:
             def plan() -> None:
+                nonlocal now_s
                 Planned.calls += 1
                 # The first ones compile.
-                time.sleep(0.05 if Planned.calls <= 3 else 0.002)
+                now_s += 0.05 if Planned.calls <= 3 else 0.002
 
             assert gpu.announced[-1] == self.name
             return plan
 
     rows = measure(gpu, Right("without"), Planned("planned"))
     assert "plan_us" not in rows["without"]
-    assert 2000 <= rows["planned"]["plan_us"] < 20_000
+    assert rows["planned"]["plan_us"] == pytest.approx(2000.0)
     assert Planned.calls == 23
     assert rows["planned"]["latency_us"] == rows["without"]["latency_us"]
 
 
 def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
-    def busy_fields(
-        candidate: Any, problem: object, buffers: Sequence[object], spec: object
-    ) -> dict[str, Any]:
-        assert gpu.announced[-1] == candidate.kernel.name
-        assert (problem, len(buffers)) == (PROBLEM, 3)
-        return {"sm_busy_share": candidate.row["latency_us"] / 100}
+    def record_timeline(problem: object, kernel: Right, *rest: Any) -> SimpleNamespace:
+        config, buffers, spec, latency_us = rest
+        assert gpu.announced[-1] == kernel.name
+        assert (problem, config, len(buffers), spec.sms) == (PROBLEM, CONFIG, 3, 132)
+        return SimpleNamespace(sm_busy_share=latency_us / 100, traced_latency_us=1.5 * latency_us)
 
-    def counter_fields(
-        candidate: Any, problem: object, device_index: int, cache: str
-    ) -> dict[str, Any]:
-        assert (problem, device_index, cache) == (PROBLEM, 0, "cold")
-        candidate.warnings.append("counters want rights")
-        return {"counted_dram_bytes": 7}
+    def count(*request: Any) -> Any:
+        assert request[1:] == (gpu.announced[-1], CONFIG, 0, "cold")
+        if request[1] == "b":
+            return "counters want rights"
+        return SimpleNamespace(row_fields=lambda: {"counted_dram_bytes": 7})
 
-    monkeypatch.setattr(
-        module.extras, "resource_fields", lambda *asked: {"registers_per_thread": 168}
-    )
-    monkeypatch.setattr(module.extras, "busy_fields", busy_fields)
-    monkeypatch.setattr(module.extras, "counter_fields", counter_fields)
+    monkeypatch.setattr(extras, "record_timeline", record_timeline)
+    monkeypatch.setattr(extras, "count", count)
     plain = measure(gpu, Right())["right"]
     assert not {"sm_busy_share", "counted_dram_bytes"} & set(plain)
     assert plain["warnings"] == []
+    gpu.crosschecks["b"] = CrossCheck((20.0,), ("b",))
     rows = measure(gpu, Right("a"), Right("b", [20.0]), occupancy=True, counters=True)
     assert [fields["sm_busy_share"] for fields in rows.values()] == [0.1, 0.2]
-    assert [fields["counted_dram_bytes"] for fields in rows.values()] == [7, 7]
-    assert rows["a"]["warnings"] == ["counters want rights"]
+    assert [fields["instrumentation_cost"] for fields in rows.values()] == [1.5, 1.5]
+    assert rows["a"]["counted_dram_bytes"] == 7
+    assert "counted_dram_bytes" not in rows["b"]
+    assert rows["b"]["warnings"] == ["counters want rights"]
 
 
 def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
@@ -391,17 +410,17 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
             else (problem, kernel.name, config, len(buffers), latency_us)
         )
 
-    monkeypatch.setattr("leanbench.measure.timeline.record_timeline", record_timeline)
-    bench = Bench(0)
+    monkeypatch.setattr(protocol, "record_timeline", record_timeline)
+    instruments = open_instruments(0)
     samples_us = [10.0, 11.0, 12.0] * 20
-    found: Any = bench.timeline(PROBLEM, Right("a", samples_us), "default")
-    assert found == (PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))
+    timeline: Any = measure_timeline(instruments, PROBLEM, Right("a", samples_us), "default")
+    assert timeline == (PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))
     assert (
-        bench.timeline(PROBLEM, Right("untraced"), "default")
+        measure_timeline(instruments, PROBLEM, Right("untraced"), "default")
         == "untraced has no instrumented build"
     )
     assert (
-        bench.timeline(replace(PROBLEM, head_dim=256), Right("a"), "default")
+        measure_timeline(instruments, replace(PROBLEM, head_dim=256), Right("a"), "default")
         == "a knows no head_dim 256"
     )
 
@@ -410,7 +429,7 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
     """Where the settings come from, leanbench.configs.lookup says."""
 
     def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
-        assert (problem, spec) == (PROBLEM, Bench(0).spec)
+        assert (problem, spec) == (PROBLEM, open_instruments(0).spec)
         asked.append(request)
         given = isinstance(request, KernelConfig)
         return (
@@ -418,10 +437,12 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
         )
 
     asked: list[object] = []
-    monkeypatch.setattr(module.lookup, "resolve", choose)
+    monkeypatch.setattr(prepare.lookup, "resolve", choose)
     tuned, other = Right("tuned"), Right("other")
     tuned.tuned_as = "tuned"
-    rows = Bench(0).run(PROBLEM, [tuned, other], "heuristic", {"other": CONFIG})
+    rows = measure_problem(
+        open_instruments(0), PROBLEM, [tuned, other], "heuristic", {"other": CONFIG}
+    )
     assert asked == ["heuristic", CONFIG]
     chosen = [
         [rows[name][field] for field in ("config", "config_choice", "config_reason")]
@@ -434,11 +455,11 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
 def test_best_tries_what_is_kept_too(gpu, monkeypatch):
     kept = KernelConfig(256, 4, 2)
     monkeypatch.setattr(
-        module.lookup, "resolve", lambda *asked: Choice(kept, "tuned", "from a file")
+        prepare.lookup, "resolve", lambda *asked: Choice(kept, "tuned", "from a file")
     )
     tried: list[object] = []
     monkeypatch.setattr(
-        module, "fastest", lambda candidates: (tried.extend(candidates), (kept, 3))[1]
+        prepare, "fastest", lambda candidates: (tried.extend(candidates), (kept, 3))[1]
     )
     assert measure(gpu, Right(), configs="best")["right"]["config"] == kept.to_dict()
     assert tried == [kept, CONFIG, FASTER]

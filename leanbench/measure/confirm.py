@@ -1,0 +1,52 @@
+"""What was timed is confirmed: by what a replay writes, and by the profiler's clock."""
+
+from __future__ import annotations
+
+from leanbench.core.errors import SuspectResult
+from leanbench.core.registry import written_by
+from leanbench.measure.candidate import Fields, TimedCandidate
+from leanbench.measure.crosscheck import cross_check, disagreement
+from leanbench.measure.fields import sample_fields, timing_fields
+from leanbench.measure.loaded import LoadedProblem
+
+
+def check_replay(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+    """Replays once over poisoned outputs: what was timed must be what computes.
+
+    Raises:
+        SuspectResult: part of the outputs was not written.
+    """
+    import torch
+
+    pairs = zip(candidate.launches, loaded.buffers, strict=True)
+    written = [written_by(launch, inputs) for launch, inputs in pairs]
+    for results in written:
+        results.poison()
+    candidate.replay.graph.replay()
+    # One wait for all of them.
+    unwritten = int(torch.stack([results.out.isnan().any() for results in written]).sum())
+    if unwritten:
+        raise SuspectResult(
+            f"{unwritten} of {len(written)} outputs were not written when the CUDA graph was "
+            "replayed: part of the work ran on another stream and was not timed"
+        )
+    check = loaded.reference.check(written[0], candidate.kernel.lse_base)
+    failure = check.failure(loaded.problem.dtype)
+    return {"status": "incorrect", "reason": f"after timing, {failure}"} if failure else {}
+
+
+def latency_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+    """The latency, CUPTI's second opinion on it, and under `raw_samples` the samples of both."""
+    timing = candidate.timing
+    fields = timing_fields(timing, loaded.problem.kv_bytes, candidate.read_floor_us)
+    checked = cross_check(candidate.launches, timing.median_us)
+    if isinstance(checked, str):
+        candidate.warnings.append(checked)
+        return fields | {"raw_samples": sample_fields(timing, ())}
+    differs = disagreement(checked.median_us, timing.samples_us)
+    candidate.warnings += [differs] if differs else []
+    return fields | {
+        "crosscheck_us": checked.median_us,
+        "gpu_kernels": list(checked.kernels),
+        "raw_samples": sample_fields(timing, checked.samples_us),
+    }

@@ -1,0 +1,154 @@
+"""The status of a timed candidate, and what in its figures deserves a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.measure.candidate import Fields, TimedCandidate
+from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.timing import Effort, Timing
+
+if TYPE_CHECKING:
+    from leanbench.gpu.processes import GpuProcess
+
+#: A latency may lie this far below the read floor before it is called impossible: both carry noise,
+#: and the floor is the best of a few kernels.
+FLOOR_MARGIN = 0.03
+#: Reads of at least this many bytes should come near the datasheet's bandwidth; below this share
+#: something is wrong.
+_LARGE_READ_BYTES = 500e6
+_HEALTHY_SHARE = 0.75
+#: Throttle reasons that say the GPU is in trouble. The power limit is not among them: many GPUs
+#: always run against it.
+SLOWDOWNS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
+
+
+def judge(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+    """Warnings; and `suspect`, `noisy` or `ok` with the reason, unless a check has failed."""
+    spec, options = loaded.instruments.spec, loaded.instruments.options
+    kv_bytes, timing = loaded.problem.kv_bytes, candidate.timing
+    floor_us, cache = candidate.read_floor_us, options.cache
+    warnings = (
+        throttle_warning(timing),
+        floor_warning(floor_us, kv_bytes, spec, cache),
+        warm_warning(kv_bytes, spec, cache),
+        rotation_warning(len(candidate.launches), kv_bytes, spec, cache),
+    )
+    candidate.warnings += [warning for warning in warnings if warning]
+    if candidate.is_incorrect:
+        return {"warnings": candidate.warnings}
+    alarm = impossible(timing.median_us, floor_us, kv_bytes, spec, cache)
+    noisy = disturbance(candidate.other_processes) or noise(timing, options.effort)
+    return {
+        "warnings": candidate.warnings,
+        "status": "suspect" if alarm else "noisy" if noisy else "ok",
+        "reason": alarm or noisy,
+    }
+
+
+def noise(timing: Timing, effort: Effort) -> str | None:
+    """One sentence if the stopping rule was not met, or the GPU slowed down to protect itself; or
+    None.
+    """
+    trouble = {
+        reason for state in timing.states if state for reason in state.throttle_reasons or ()
+    } & SLOWDOWNS
+    if trouble:
+        return (
+            f"the GPU lowered its clocks ({', '.join(sorted(trouble))}) and"
+            f" {timing.throttled_samples} repeats did not outlast it: cool it or take load off it,"
+            " then measure again"
+        )
+    if timing.meets(effort):
+        return None
+    return (
+        f"the confidence interval of the median reaches {timing.relative_ci:.1%} to one side after "
+        f"{len(timing.samples_us)} samples, above {effort.relative_ci:.1%}"
+    )
+
+
+def disturbance(processes: Sequence[GpuProcess] | None) -> str | None:
+    """One sentence if other programs used the GPU meanwhile, or None."""
+    busy = [process for process in processes or () if process.sm_utilisation]
+    if not busy:
+        return None
+    names = ", ".join(f"{process.name or 'a program'} (pid {process.pid})" for process in busy[:3])
+    return f"other programs used the GPU meanwhile: {names}; stop them and measure again"
+
+
+def impossible(
+    latency_us: float, floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str
+) -> str | None:
+    """One sentence if no kernel that reads K and V from memory can be so fast, or None."""
+    if latency_us < floor_us * (1 - FLOOR_MARGIN):
+        return (
+            f"{latency_us:.2f} µs beats a kernel that only reads the same bytes ({floor_us:.2f}"
+            " µs): K and V came from a cache, or were not all read"
+        )
+    tb_s = kv_bytes / latency_us / 1e6
+    if (
+        _knows_bandwidth(spec)
+        and cache == "cold"
+        and kv_bytes > 2 * spec.l2_mb * 2**20
+        and tb_s > spec.bandwidth_tb_s
+    ):
+        return (
+            f"{tb_s:.2f} TB/s is above the {spec.bandwidth_tb_s:g} TB/s that the memory of this GPU"
+            " can deliver"
+        )
+    return None
+
+
+def throttle_warning(timing: Timing) -> str | None:
+    reasons = {
+        reason for state in timing.states if state for reason in state.throttle_reasons or ()
+    }
+    if not reasons:
+        return None
+    return (
+        f"clocks were lowered ({', '.join(sorted(reasons))}) in samples that count, after"
+        f" {timing.throttled_samples} were thrown away"
+    )
+
+
+def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
+    """A sentence if even the read floor is far below what this GPU's memory should deliver."""
+    tb_s = kv_bytes / floor_us / 1e6
+    if (
+        not _knows_bandwidth(spec)
+        or cache == "warm"
+        or kv_bytes < _LARGE_READ_BYTES
+        or tb_s >= _HEALTHY_SHARE * spec.bandwidth_tb_s
+    ):
+        return None
+    return (
+        f"a kernel that only reads gets {tb_s:.2f} of {spec.bandwidth_tb_s:g} TB/s: another program"
+        " uses the GPU, or its memory is slowed down; run `leanbench doctor`"
+    )
+
+
+def warm_warning(kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
+    # Seen on an H200: 59 MB in its 63 MB are no faster than from memory.
+    if cache == "cold" or kv_bytes <= spec.l2_mb * 2**20 / 2:
+        return None
+    half = f"more than half of the {spec.l2_mb:g} MB of L2"
+    return f"K and V ({kv_bytes / 1e6:.0f} MB) are {half}: they do not all stay in it"
+
+
+def rotation_warning(copies: int, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
+    """A sentence if memory has no room for enough copies to keep the L2 cold."""
+    if cache == "warm" or copies * kv_bytes >= 3 * spec.l2_mb * 2**20:
+        return None
+    return (
+        f"memory has room for {copies} copies of K and V only ({copies * kv_bytes / 1e6:.0f} MB):"
+        " part of them stays in the L2"
+    )
+
+
+def _knows_bandwidth(spec: GpuSpec) -> bool:
+    """Not where the GPU is in no list and its driver does not tell: then a stand-in is in its
+    place.
+    """
+    return "assumed" not in spec.source

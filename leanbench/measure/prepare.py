@@ -1,0 +1,81 @@
+"""A kernel is made ready for a loaded problem: its launch settings, its launches, a first check."""
+
+from __future__ import annotations
+
+from leanbench.configs import lookup
+from leanbench.core.decomposition import quantisation_efficiency
+from leanbench.core.registry import Kernel, KernelConfig, written_by
+from leanbench.measure.candidate import Candidate, Fields
+from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.timing import Launches, fastest
+
+
+def prepare(
+    loaded: LoadedProblem, kernel: Kernel, request: str | KernelConfig, row: Fields
+) -> Candidate:
+    """The kernel with its settings, launched once over poisoned outputs; its row says `incorrect`
+    where the reference disagrees.
+
+    Args:
+        request: as `choose_config`.
+        row: fields that are known so far.
+
+    Raises:
+        SuspectResult: the kernel changed its inputs.
+    """
+    choice = choose_config(loaded, kernel, request)
+    launches = [kernel.prepare(inputs, choice.config) for inputs in loaded.buffers]
+    candidate = Candidate(kernel=kernel, config=choice.config, launches=launches, row=row)
+    row |= lookup.row_fields(kernel, choice) | _first_check(loaded, candidate)
+    if not candidate.is_incorrect:
+        row |= _schedule_fields(loaded, candidate)
+    return candidate
+
+
+def choose_config(
+    loaded: LoadedProblem, kernel: Kernel, request: str | KernelConfig
+) -> lookup.Choice:
+    """The launch settings of a kernel on a problem.
+
+    Args:
+        request: as `leanbench.configs.lookup.resolve`; `best` times all of the kernel's candidates
+            here and takes the fastest.
+    """
+    problem, spec = loaded.problem, loaded.instruments.spec
+    choice = lookup.resolve(kernel, problem, spec, request)
+    if request != "best" or choice.config is None:
+        return choice
+
+    def launches(config: KernelConfig) -> Launches:
+        return [kernel.prepare(inputs, config) for inputs in loaded.buffers]
+
+    configs = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, spec)])
+    best, timed = fastest({config: lambda config=config: launches(config) for config in configs})
+    return lookup.Choice(
+        best, f"best of {timed}", f"the fastest of {timed} that were timed in this cell"
+    )
+
+
+def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Fields:
+    launch, inputs = candidate.launches[0], loaded.buffers[0]
+    written_by(launch, inputs).poison()
+    launch()
+    check = loaded.reference.check(written_by(launch, inputs), candidate.kernel.lse_base)
+    loaded.refuse_changed_inputs(candidate.name)
+    fields: Fields = {
+        "relative_error": check.relative_error,
+        "lse_error": check.lse_error,
+        "checked_heads": check.checked_heads,
+        "total_heads": check.total_heads,
+    }
+    failure = check.failure(loaded.problem.dtype)
+    return fields | ({"status": "incorrect", "reason": failure} if failure else {})
+
+
+def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Fields:
+    spec, config = loaded.instruments.spec, candidate.config
+    schedule = candidate.kernel.schedule(loaded.problem, config, spec)
+    if schedule is None:
+        return {}
+    resident = config.ctas_per_sm if config and config.ctas_per_sm else 1
+    return {"quantisation_efficiency": quantisation_efficiency(schedule, spec.sms * resident)}

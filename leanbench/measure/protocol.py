@@ -1,0 +1,171 @@
+"""How one problem is measured: the same steps in the same order for every kernel.
+
+Load, prepare and check each kernel, time all in turn, confirm what was timed, judge it, and measure
+what else the options ask for. A step is a function of the loaded problem and the candidate that
+returns row fields; a further measured quantity is a further step in `EXTRAS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.measure import extras
+from leanbench.measure.candidate import Candidate, Fields, TimedCandidate
+from leanbench.measure.confirm import check_replay, latency_fields
+from leanbench.measure.instruments import Instruments
+from leanbench.measure.judge import judge
+from leanbench.measure.loaded import LoadedProblem
+from leanbench.measure.prepare import choose_config, prepare
+from leanbench.measure.rounds import time_together
+from leanbench.measure.sustained import sustained_fields
+from leanbench.measure.timeline import record_timeline
+from leanbench.measure.timing import Replay, run_rounds
+
+if TYPE_CHECKING:
+    from leanbench.core.timeline import Timeline
+
+Step = Callable[[LoadedProblem, TimedCandidate], Fields]
+#: Of every kernel that was timed.
+STEPS: tuple[Step, ...] = (check_replay, latency_fields, judge)
+#: Of every kernel that is still correct. Each looks at the options itself and returns nothing where
+#: it is not wanted; one that fails costs a warning.
+EXTRAS: tuple[Step, ...] = (
+    extras.plan_fields,
+    sustained_fields,
+    extras.resource_fields,
+    extras.busy_fields,
+    extras.counter_fields,
+)
+
+
+def measure_problem(
+    instruments: Instruments,
+    problem: AttentionProblem,
+    kernels: Sequence[Kernel],
+    configs: str = "default",
+    overrides: Mapping[str, KernelConfig] | None = None,
+) -> dict[str, Fields]:
+    """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
+
+    Args:
+        configs: `default` or `heuristic`, see leanbench.configs.lookup, or `best` to time all of a
+            kernel's candidates and report the fastest.
+        overrides: launch settings by kernel, in place of what `configs` gives.
+
+    Raises:
+        SuspectResult: the kernel announced last did what makes its figures meaningless.
+        GpuUnusable: the GPU no longer answers.
+    """
+    rows: dict[str, Fields] = {}
+    for kernel in kernels:
+        instruments.announce(kernel.name)
+        rows[kernel.name] = _first_fields(kernel, problem, instruments)
+    able = [kernel for kernel in kernels if "status" not in rows[kernel.name]]
+    requests = {
+        kernel.name: (overrides or {}).get(kernel.name, kernel.config_choice or configs)
+        for kernel in able
+    }
+    instruments.announce(None)
+    try:
+        if able:
+            with LoadedProblem(problem, instruments) as loaded:
+                _measure(loaded, able, requests, rows)
+    except OutOfMemory as error:
+        for name in requests:
+            rows[name] |= {"status": "out_of_memory", "reason": str(error)}
+    return rows
+
+
+def measure_timeline(
+    instruments: Instruments, problem: AttentionProblem, kernel: Kernel, configs: str
+) -> Timeline | str:
+    """What every CTA of one call did; a sentence where that cannot be had."""
+    reason = _unable(kernel, problem)
+    if reason:
+        return reason
+    effort, spec = instruments.options.effort, instruments.spec
+    try:
+        with LoadedProblem(problem, instruments) as loaded:
+            config = choose_config(loaded, kernel, configs).config
+            launches = [kernel.prepare(inputs, config) for inputs in loaded.buffers]
+            replays = {kernel.name: Replay(launches, effort.sample_ms)}
+            timing = run_rounds(replays, effort, instruments.gpu_state)[kernel.name]
+            timeline = record_timeline(
+                problem, kernel, config, loaded.buffers, spec, timing.median_us
+            )
+    except OutOfMemory as error:
+        return str(error)
+    return timeline or f"{kernel.name} has no instrumented build"
+
+
+def _measure(
+    loaded: LoadedProblem,
+    kernels: Sequence[Kernel],
+    requests: Mapping[str, str | KernelConfig],
+    rows: Mapping[str, Fields],
+) -> None:
+    announce = loaded.instruments.announce
+    candidates: list[Candidate] = []
+    for kernel in kernels:
+        announce(kernel.name)
+        candidates.append(prepare(loaded, kernel, requests[kernel.name], rows[kernel.name]))
+    correct = [candidate for candidate in candidates if not candidate.is_incorrect]
+    if not correct:
+        return
+    timed = time_together(loaded, correct)
+    for candidate in timed:
+        announce(candidate.name)
+        for step in STEPS:
+            candidate.row |= step(loaded, candidate)
+    for candidate in timed:
+        announce(candidate.name)
+        for extra in () if candidate.is_incorrect else EXTRAS:
+            candidate.row |= _tolerant(extra, loaded, candidate)
+    announce(None)
+    loaded.refuse_changed_inputs(", ".join(candidate.name for candidate in timed))
+
+
+def _tolerant(extra: Step, loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+    """The fields of an extra; where they cannot be had, a warning and none."""
+    import torch
+
+    try:
+        return extra(loaded, candidate)
+    except GpuUnusable:
+        raise
+    except UserError as error:
+        candidate.warnings.append(str(error))
+    except Exception as error:
+        # The latency is there. An error of the GPU itself is sticky: then this raises.
+        torch.cuda.synchronize()
+        first_line = str(error).partition("\n")[0]
+        candidate.warnings.append(
+            f"part of what was asked is missing ({type(error).__name__}: {first_line})"
+        )
+    return {}
+
+
+def _first_fields(kernel: Kernel, problem: AttentionProblem, instruments: Instruments) -> Fields:
+    """What is known before anything runs: `unsupported` and why, where the kernel cannot."""
+    fields: Fields = {
+        "source": "measured",
+        "decomposition": kernel.decomposition,
+        "kv_bytes": problem.kv_bytes,
+        "cache": instruments.options.cache,
+    }
+    reason = _unable(kernel, problem)
+    return fields | ({"status": "unsupported", "reason": reason} if reason else {})
+
+
+def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:
+    """One sentence where a kernel cannot run the problem, or cannot be timed."""
+    if not kernel.is_timed:
+        return (
+            f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and"
+            " timed"
+        )
+    return kernel.unsupported_reason(problem)
