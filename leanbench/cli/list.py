@@ -87,7 +87,7 @@ def _gpus() -> None:
         ("SMs", [str(gpu.sms) for gpu in CATALOGUE]),
         ("memory (GB)", [f"{gpu.memory_gb:g}" for gpu in CATALOGUE]),
         ("bandwidth (TB/s)", [f"{gpu.bandwidth_tb_s:g}" for gpu in CATALOGUE]),
-        ("L2 (MB)", [f"{gpu.l2_mb:g}" for gpu in CATALOGUE]),
+        ("L2 (MiB)", [f"{gpu.l2_mib:g}" for gpu in CATALOGUE]),
         ("power (W)", [str(gpu.power_limit_w) for gpu in CATALOGUE]),
         ("compute cap.", [f"{major}.{minor}" for major, minor in capabilities]),
         ("also called", [between.join(gpu.aliases) for gpu in CATALOGUE]),

@@ -44,7 +44,7 @@ class KeptGpu(_Model):
     product: str
     compute_capability: tuple[Positive, Annotated[int, Field(ge=0)]]
     sms: Positive
-    l2_mb: PositiveFloat
+    l2_mib: PositiveFloat
     bandwidth_tb_s: PositiveFloat
 
     @classmethod
@@ -56,7 +56,7 @@ class KeptGpu(_Model):
         return (
             tuple(self.compute_capability) == tuple(gpu.compute_capability)
             and self.sms == gpu.sms
-            and abs(self.l2_mb / gpu.l2_mb - 1) <= L2_TOLERANCE
+            and abs(self.l2_mib / gpu.l2_mib - 1) <= L2_TOLERANCE
             and abs(self.bandwidth_tb_s / gpu.bandwidth_tb_s - 1) <= BANDWIDTH_TOLERANCE
         )
 

@@ -18,7 +18,7 @@ class GpuSpec:
     sms: int
     memory_gb: float
     bandwidth_tb_s: float
-    l2_mb: float
+    l2_mib: float
     shared_kb_per_sm: int
     shared_kb_per_cta: int
     registers_per_sm: int
@@ -26,6 +26,10 @@ class GpuSpec:
     power_limit_w: int
     source: str
     aliases: tuple[str, ...] = ()
+
+    @property
+    def l2_bytes(self) -> int:
+        return int(self.l2_mib * 2**20)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GpuSpec:

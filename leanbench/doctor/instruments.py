@@ -59,7 +59,7 @@ def timer_tick(machine: Machine) -> Finding:
 
 
 def energy_counter(machine: Machine) -> Finding:
-    from leanbench.measure.energy import calibrate
+    from leanbench.measure.energy_counter import calibrate
 
     with machine.nvml() as nvml:
         found = calibrate(nvml)

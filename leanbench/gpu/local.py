@@ -128,7 +128,7 @@ def spec_of_device(index: int) -> GpuSpec:
         sms=device.multi_processor_count,
         memory_gb=round(base.memory_gb * share, 1),
         bandwidth_tb_s=base.bandwidth_tb_s * share,
-        l2_mb=_read(device, "L2_cache_size", 2**20, base.l2_mb),
+        l2_mib=_read(device, "L2_cache_size", 2**20, base.l2_mib),
         shared_kb_per_sm=int(
             _read(device, "shared_memory_per_multiprocessor", 1024, base.shared_kb_per_sm)
         ),
@@ -175,7 +175,7 @@ def _unknown_product(device: Any, index: int) -> GpuSpec:
         memory_gb=round(device.total_memory / 2**30, 1),
         bandwidth_tb_s=bandwidth_tb_s or _UNKNOWN_BANDWIDTH_TB_S,
         # The smallest of compute capability 8.0 and later, for a torch that does not say.
-        l2_mb=4,
+        l2_mib=4,
         shared_kb_per_sm=100,
         shared_kb_per_cta=99,
         registers_per_sm=65_536,

@@ -16,11 +16,21 @@ from leanbench.measure.options import CacheState
 if TYPE_CHECKING:
     import torch
 
-#: Buffers rotate over at least this many bytes, and over this many times the L2.
-_COLD_BYTES = 400 * 1000 * 1000
-_COLD_L2_MULTIPLE = 6
+#: A cold launch comes after at least this many bytes of others, and after this many times the L2.
+COLD_BYTES = 400_000_000
+COLD_L2_MULTIPLE = 6
 #: The driver clears freed memory at this share of the memory's bandwidth at least; 9% on an H200.
 _CLEARING_SHARE = 0.07
+
+
+def cold_bytes(spec: GpuSpec) -> int:
+    """Bytes of K and V that launches rotate over for a cold L2."""
+    return max(COLD_BYTES, COLD_L2_MULTIPLE * spec.l2_bytes)
+
+
+def cold_copies(problem: AttentionProblem, spec: GpuSpec) -> int:
+    """Copies of a problem's inputs for a cold L2, memory permitting; at least 1."""
+    return math.ceil(cold_bytes(spec) / problem.kv_bytes)
 
 
 def rotating_inputs(
@@ -31,10 +41,9 @@ def rotating_inputs(
 
     copies = 1
     if cache == "cold":
-        cold_bytes = max(_COLD_BYTES, _COLD_L2_MULTIPLE * spec.l2_mb * 1e6)
         free, _ = torch.cuda.mem_get_info(device)
-        copies = max(1, math.ceil(cold_bytes / problem.kv_bytes))
-        copies = max(1, min(copies, int(0.8 * free / problem.kv_allocated_bytes)))
+        room = int(0.8 * free / problem.kv_allocated_bytes)
+        copies = max(1, min(cold_copies(problem, spec), room))
     return [make_inputs(problem, device, seed=None) for _ in range(copies)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.measure.buffers import cold_bytes
 from leanbench.measure.candidate import Fields, TimedCandidate
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.timing import Effort, Timing
@@ -91,7 +92,7 @@ def impossible(
     if (
         _knows_bandwidth(spec)
         and cache == "cold"
-        and kv_bytes > 2 * spec.l2_mb * 2**20
+        and kv_bytes > 2 * spec.l2_bytes
         and tb_s > spec.bandwidth_tb_s
     ):
         return (
@@ -131,15 +132,15 @@ def floor_warning(floor_us: float, kv_bytes: int, spec: GpuSpec, cache: str) -> 
 
 def warm_warning(kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
     # Seen on an H200: 59 MB in its 63 MB are no faster than from memory.
-    if cache == "cold" or kv_bytes <= spec.l2_mb * 2**20 / 2:
+    if cache == "cold" or kv_bytes <= spec.l2_bytes / 2:
         return None
-    half = f"more than half of the {spec.l2_mb:g} MB of L2"
+    half = f"more than half of the {spec.l2_bytes / 1e6:.0f} MB of L2"
     return f"K and V ({kv_bytes / 1e6:.0f} MB) are {half}: they do not all stay in it"
 
 
 def rotation_warning(copies: int, kv_bytes: int, spec: GpuSpec, cache: str) -> str | None:
     """A sentence if memory has no room for enough copies to keep the L2 cold."""
-    if cache == "warm" or copies * kv_bytes >= 3 * spec.l2_mb * 2**20:
+    if cache == "warm" or copies * kv_bytes >= cold_bytes(spec):
         return None
     return (
         f"memory has room for {copies} copies of K and V only ({copies * kv_bytes / 1e6:.0f} MB):"

@@ -169,7 +169,7 @@ def _is_sticky(error: Exception) -> bool:
 def _is_torch_error(error: Exception, name: str) -> bool:
     # Nobody can raise an error of a module that was not imported.
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, getattr(torch, name))
+    return torch is not None and isinstance(error, getattr(torch, name, ()))
 
 
 def _first_line(error: Exception) -> str:

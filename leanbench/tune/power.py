@@ -46,7 +46,8 @@ def measure_power(
     import torch
 
     from leanbench.gpu.nvml import Nvml, NvmlError
-    from leanbench.measure.energy import calibrate, measure_sustained
+    from leanbench.measure.energy import measure_sustained
+    from leanbench.measure.energy_counter import calibrate
     from leanbench.measure.timing import Replay
 
     found: list[dict[BuildKey, float]] = []

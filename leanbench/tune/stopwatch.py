@@ -21,6 +21,7 @@ from leanbench.core.inputs import (
 )
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.measure.buffers import cold_copies
 from leanbench.measure.timing import Replay, Sampler, Timing
 
 if TYPE_CHECKING:
@@ -91,8 +92,6 @@ def knock_out(
 _LEAST_SAMPLES = 6
 #: Device time of one sample.
 _SAMPLE_MS = 0.4
-#: Launches rotate over this many times the L2.
-_COLD_L2_MULTIPLE = 3
 #: Random numbers that K and V of all problems are cut from.
 _POOL_BYTES = 2_000_000_000
 _POOL_SHARE = 0.5
@@ -158,8 +157,7 @@ class GpuStopwatch:
         pool = self._pool(problem.dtype)
         half = math.prod(cache_shape(problem))
         block_table = deal_pages(problem, self._device)
-        wanted = math.ceil(_COLD_L2_MULTIPLE * self._spec.l2_mb * 1e6 / problem.kv_bytes)
-        copies = max(1, min(wanted, pool.numel() // (2 * half)))
+        copies = max(1, min(cold_copies(problem, self._spec), pool.numel() // (2 * half)))
         found: list[AttentionInputs] = []
         for copy in range(copies):
             k_cache, v_cache = (

@@ -266,8 +266,8 @@ def test_a_part_of_a_gpu_has_a_file_of_its_own(home):
 @pytest.mark.parametrize(
     ("fields", "same"),
     [
-        ({"l2_mb": 60.9}, True),
-        ({"l2_mb": 62.0}, False),
+        ({"l2_mib": 60.9}, True),
+        ({"l2_mib": 62.0}, False),
         ({"bandwidth_tb_s": 4.4}, True),
         ({"bandwidth_tb_s": 4.0}, False),
         ({"sms": 131}, False),

@@ -41,7 +41,7 @@ def test_figures_are_possible(spec: GpuSpec) -> None:
         "sms",
         "memory_gb",
         "bandwidth_tb_s",
-        "l2_mb",
+        "l2_mib",
         "shared_kb_per_sm",
         "boost_clock_mhz",
         "power_limit_w",
@@ -67,17 +67,17 @@ def test_figures(
     sms: int,
     memory_gb: float,
     bandwidth_tb_s: float,
-    l2_mb: float,
+    l2_mib: float,
     shared_kb_per_sm: int,
     boost_clock_mhz: int,
     power_limit_w: int,
 ) -> None:
     spec = find(name)
-    assert (spec.sms, spec.memory_gb, spec.bandwidth_tb_s, spec.l2_mb) == (
+    assert (spec.sms, spec.memory_gb, spec.bandwidth_tb_s, spec.l2_mib) == (
         sms,
         memory_gb,
         bandwidth_tb_s,
-        l2_mb,
+        l2_mib,
     )
     assert (spec.shared_kb_per_sm, spec.boost_clock_mhz, spec.power_limit_w) == (
         shared_kb_per_sm,

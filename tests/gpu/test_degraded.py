@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pynvml
 import pytest
 
 from leanbench.gpu.nvml import GpuLostError, GpuState, Nvml, local_gpus
 from leanbench.records.environment import measured_environment, predicted_environment
-from leanbench.run.worker import _attempt
+from leanbench.run.worker import Announcer, _attempt
 
 Install = Callable[..., Any]
 H200 = {"product": "NVIDIA H200", "uuid": "GPU-aaaa"}
@@ -140,9 +141,11 @@ def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, 
             gpu.errors["nvmlDeviceGetClockInfo"] = error
             return nvml.state()
 
-    problem = {"batch": 1, "q_heads": 8, "kv_heads": 8, "context": 1024, "head_dim": 64}
-    request = {"problem": problem, "kernels": ["lean", "fa2"], "configs": "default"}
-    rows, usable = _attempt(run_problem, request, lambda: "lean")
+    request: dict[str, Any] = {"kernels": ["lean", "fa2"], "configs": "default", "overrides": {}}
+    request["problem"] = {"batch": 1, "q_heads": 8, "kv_heads": 8, "context": 1024, "head_dim": 64}
+    announce = Announcer(cast("Connection", SimpleNamespace(send_bytes=lambda data: None)))
+    announce("lean")
+    rows, usable = _attempt(run_problem, request, announce)
     assert rows == {
         "lean": {
             "status": "crashed",

@@ -70,7 +70,7 @@ def test_spec_takes_the_driver_s_figures(fake_torch: Install) -> None:
     fake_torch(device(multi_processor_count=130, L2_cache_size=52_428_800))
     spec = spec_of_device(0)
     assert (spec.name, spec.product) == ("h200", "NVIDIA H200")
-    assert (spec.sms, spec.l2_mb, spec.memory_gb) == (130, 50, 141)
+    assert (spec.sms, spec.l2_mib, spec.memory_gb) == (130, 50, 141)
     assert (spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (
         228,
         227,
@@ -89,7 +89,7 @@ def test_spec_falls_back_on_the_catalogue_for_an_older_torch(fake_torch: Install
     )
     fake_torch(device(**dict.fromkeys(names)))
     spec = spec_of_device(0)
-    assert (spec.l2_mb, spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (
+    assert (spec.l2_mib, spec.shared_kb_per_sm, spec.shared_kb_per_cta, spec.registers_per_sm) == (
         60,
         228,
         227,
@@ -120,7 +120,7 @@ def test_unknown_product(fake_torch: Install, fake_nvml: Install) -> None:
     )
     spec = spec_of_device(0)
     assert (spec.name, spec.product, spec.compute_capability) == ("x9000", "NVIDIA X9000", (11, 0))
-    assert (spec.sms, spec.memory_gb, spec.l2_mb, spec.shared_kb_per_sm) == (64, 32, 60, 228)
+    assert (spec.sms, spec.memory_gb, spec.l2_mib, spec.shared_kb_per_sm) == (64, 32, 60, 228)
     assert (spec.bandwidth_tb_s, spec.boost_clock_mhz, spec.power_limit_w) == (2.56, 1800, 700)
     assert spec.source == "the driver; bandwidth: memory clock times bus width"
 

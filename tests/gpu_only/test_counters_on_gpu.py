@@ -45,10 +45,10 @@ def test_a_cold_call_reads_k_and_v_once(name, gpu_kernels):
 
 @needs_ncu
 def test_a_warm_call_reads_less():
-    if spec_of_device(0).l2_mb * 1e6 < 2 * SMALL.kv_bytes:
+    if spec_of_device(0).l2_bytes < 2 * SMALL.kv_bytes:
         pytest.skip(
             f"needs an L2 of {2 * SMALL.kv_bytes / 1e6:.0f} MB, this GPU has"
-            f" {spec_of_device(0).l2_mb:.0f}"
+            f" {spec_of_device(0).l2_bytes / 1e6:.0f}"
         )
     cold, warm = counted(SMALL, "lean"), counted(SMALL, "lean", "warm")
     assert warm.dram_bytes < 0.5 * cold.dram_bytes

@@ -180,11 +180,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     monkeypatch.setattr("torch.cuda.empty_cache", gpu.empty_cache)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(gpu.free_bytes), int(141e9)))
     monkeypatch.setattr(
-        "leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mb=0.09)
+        "leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mib=0.09)
     )
     monkeypatch.setattr(buffers, "make_inputs", made)
-    monkeypatch.setattr(buffers, "_COLD_BYTES", COLD_BYTES)
-    monkeypatch.setattr(buffers, "_COLD_L2_MULTIPLE", 0)
+    monkeypatch.setattr(buffers, "COLD_BYTES", COLD_BYTES)
+    monkeypatch.setattr(buffers, "COLD_L2_MULTIPLE", 0)
     monkeypatch.setattr(instruments, "open_nvml", lambda device: gpu.nvml)
     monkeypatch.setattr(instruments, "ReadFloor", ReadFloor)
     for module in (rounds, sustained, protocol):

@@ -10,8 +10,15 @@ from pretended_gpu import COLD_BYTES, H200, PROBLEM, PretendedGpu, pretend
 
 from leanbench.core.errors import OutOfMemory
 from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
 from leanbench.measure import buffers as module
-from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
+from leanbench.measure.buffers import (
+    cold_bytes,
+    cold_copies,
+    free_memory,
+    refuse_shortage,
+    rotating_inputs,
+)
 
 DEVICE = torch.device("cuda", 0)
 LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
@@ -29,14 +36,21 @@ def test_cold_inputs_exceed_the_cold_bytes(gpu):
 
 
 def test_cold_inputs_exceed_the_l2_several_times(gpu, monkeypatch):
-    monkeypatch.setattr(module, "_COLD_L2_MULTIPLE", 6)
-    # 6 x 0.2 MB over 102,400 bytes.
-    assert len(rotating_inputs(PROBLEM, DEVICE, replace(H200, l2_mb=0.2), "cold")) == 12
-    assert len(rotating_inputs(PROBLEM, DEVICE, replace(H200, l2_mb=0.01), "cold")) == 3
+    monkeypatch.setattr(module, "COLD_L2_MULTIPLE", 6)
+    # 6 x 209,715 bytes over 102,400.
+    assert len(rotating_inputs(PROBLEM, DEVICE, replace(H200, l2_mib=0.2), "cold")) == 13
+    assert len(rotating_inputs(PROBLEM, DEVICE, replace(H200, l2_mib=0.01), "cold")) == 3
+
+
+def test_what_cold_means_on_gpus_of_the_catalogue():
+    # 6 x 60 MiB are less than 400 MB, 6 x 126 MiB are not.
+    assert cold_bytes(find("h200")) == 400_000_000
+    assert cold_bytes(find("b200")) == 6 * 126 * 2**20
+    assert cold_copies(PROBLEM, find("h200")) == 3907
 
 
 def test_a_large_problem_is_cold_by_itself(gpu, monkeypatch):
-    monkeypatch.setattr(module, "_COLD_BYTES", PROBLEM.kv_bytes)
+    monkeypatch.setattr(module, "COLD_BYTES", PROBLEM.kv_bytes)
     assert len(rotating_inputs(PROBLEM, DEVICE, H200, "cold")) == 1
 
 

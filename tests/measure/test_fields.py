@@ -16,13 +16,14 @@ from leanbench.measure.judge import (
     floor_warning,
     impossible,
     noise,
+    rotation_warning,
     throttle_warning,
     warm_warning,
 )
 from leanbench.measure.timing import Effort, Timing
 
 #: 4.8 TB/s, 50 MB of L2.
-H200 = replace(find("h200"), bandwidth_tb_s=4.8, l2_mb=50)
+H200 = replace(find("h200"), bandwidth_tb_s=4.8, l2_mib=50)
 L2_BYTES = 50 * 2**20
 EFFORT = Effort(relative_ci=0.01, min_samples=6, max_samples=20)
 
@@ -212,6 +213,15 @@ def test_a_warm_cache_that_cannot_be_warm_is_said():
     assert warm_warning(L2_BYTES, H200, "cold") is None
     assert (
         warm_warning(2 * L2_BYTES, H200, "warm")
-        == "K and V (105 MB) are more than half of the 50 MB of L2: they do not all stay in it"
+        == "K and V (105 MB) are more than half of the 52 MB of L2: they do not all stay in it"
     )
     assert warm_warning(L2_BYTES // 2 + 1, H200, "warm") is not None
+
+
+def test_a_rotation_that_memory_cuts_short_is_said():
+    # 400 MB, as the rotation itself counts.
+    assert rotation_warning(40, 10_000_000, H200, "cold") is None
+    assert rotation_warning(39, 10_000_000, H200, "warm") is None
+    assert rotation_warning(39, 10_000_000, H200, "cold") == (
+        "memory has room for 39 copies of K and V only (390 MB): part of them stays in the L2"
+    )

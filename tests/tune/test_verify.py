@@ -132,8 +132,8 @@ def test_the_timer_takes_turns_on_rotating_buffers(monkeypatch):
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(free[0]), int(141e9)))
     monkeypatch.setattr(buffers, "make_inputs", inputs)
     monkeypatch.setattr(buffers, "free_memory", lambda spec: None)
-    monkeypatch.setattr(buffers, "_COLD_BYTES", 300_000)
-    monkeypatch.setattr(buffers, "_COLD_L2_MULTIPLE", 0)
+    monkeypatch.setattr(buffers, "COLD_BYTES", 300_000)
+    monkeypatch.setattr(buffers, "COLD_L2_MULTIPLE", 0)
     monkeypatch.setattr(verify, "Replay", PretendedReplay)
     timer = GpuTimer(Kernel(), 0, H200)  # pyright: ignore[reportArgumentType]
     # K and V are 102,400 bytes: three copies leave the pretended L2.
