@@ -13,7 +13,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernel_warnings, kernel, kernels
+from leanbench.core.registry import Kernel, KernelConfig, kernel, kernel_warnings, kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
 
