@@ -157,7 +157,8 @@ def sweep(
     For a model's sliding-window layers, give the window that `leanbench list models` says as
     --context.
 
-    Exit code 1 means that a cell crashed, timed out or was incorrect.
+    Exit code 1 means that a cell crashed, timed out or was incorrect, or that every cell is
+    unsupported.
     """
     from leanbench.gpu.local import choose
     from leanbench.model import known_error
@@ -228,7 +229,9 @@ def _run(
     resume: bool,
     quiet: bool,
 ) -> bool:
-    """Runs what is left and shows the table. Returns whether a row says that a kernel failed."""
+    """Runs what is left and shows the table. Returns whether a kernel failed, or none has a
+    figure.
+    """
     from leanbench.cli.progress import SweepProgress
     from leanbench.cli.sweep_tables import show_ending
     from leanbench.records.directory import RunDirectory
@@ -266,8 +269,15 @@ def _run(
     if not quiet:
         show_ending(finished)
         output.say(f"Run directory: {path}")
-    failed = ("crashed", "timeout", "incorrect")
-    return any(row.status in failed for row, _ in finished.results)
+    rows = [row for row, _ in finished.results]
+    if rows and all(row.status == "unsupported" for row in rows):
+        first = rows[0]
+        output.say(
+            f"Nothing to compare: all {len(rows)} cells are unsupported, the first because"
+            f" {first.reason}."
+        )
+        return True
+    return any(row.status in ("crashed", "timeout", "incorrect") for row in rows)
 
 
 def _measure_flags(

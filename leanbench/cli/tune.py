@@ -31,7 +31,7 @@ def tune(
         typer.Option(
             "--gpu",
             metavar="NAME",
-            help="The GPU to tune for; by the model if it is not here.",
+            help="A GPU to tune on, or to predict for if it is not here; needed where none is.",
             autocompletion=gpu_names,
         ),
     ] = None,
@@ -71,7 +71,8 @@ def tune(
 
     Candidates are compiled for the GPU, pruned by what they take, timed in turn over problems of
     all sizes, and carried to other problems by a formula fitted to the timings. The same command
-    goes on after an interruption.
+    goes on after an interruption. For a --gpu that is not here, the performance model predicts the
+    timings.
     """
     import time
 
@@ -83,7 +84,7 @@ def tune(
         from leanbench.configs.store import check_target
 
         check_target(request.target.spec)
-    if request.target.local_index is None:
+    if gpu is not None and request.target.local_index is None:
         _say_predicted(request.target, gpu)
     output.say_note(request.target)
     results = _tune(request, began_s, quiet=quiet)
@@ -147,6 +148,11 @@ def _request(
     target = choose_gpu(gpu, require_gpu)
     plan = _plan(*effort, predicted=target.local_index is None)
     aim: Any = choose("objective", objective, _OBJECTIVES)
+    if gpu is None and target.local_index is None:
+        raise UserError(
+            f"{target.note or 'there is no GPU here'}: tune on a machine that has one, or name"
+            " one to predict for, as in --gpu a100 (`leanbench list gpus`)"
+        )
     return Request(kernel("lean"), families, target, plan, aim)
 
 
@@ -162,14 +168,14 @@ def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
         # Without a GPU the work is bounded, and a slow machine compiles slowly.
         budget_s = float("inf") if predicted else _MEASURED_S
     problems = EXHAUSTIVE_PROBLEMS if exhaustive else PREDICTED_PROBLEMS if predicted else PROBLEMS
-    return Plan(budget_s, problems, every_candidate=exhaustive or predicted)
+    return Plan(budget_s, problems, every_candidate=exhaustive or predicted, predicted=predicted)
 
 
-def _say_predicted(target: Target, gpu: str | None) -> None:
+def _say_predicted(target: Target, gpu: str) -> None:
     from leanbench.model import known_error
 
-    why = target.note or f"No {gpu or 'GPU'} here"
-    said = f"{why}: tuned by the performance model of {target.spec.product}, nothing is measured."
+    why = target.note or f"No {gpu} here"
+    said = f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
     output.say(f"{said} {known_error(target.spec.name)}")
 
 
@@ -177,7 +183,7 @@ def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summar
     from leanbench.cli.tune_progress import TuneProgress
     from leanbench.tune.run import tune as run
 
-    with TuneProgress(quiet=quiet) as progress:
+    with TuneProgress(predicted=request.plan.predicted, quiet=quiet) as progress:
         try:
             return run(request, progress, began_s)
         except KeyboardInterrupt:
@@ -196,21 +202,17 @@ def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summar
 
 
 def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:
-    source = "measured" if target.local_index is not None else "predicted"
-    title = (
-        f"{source} on {target.spec.product}"
-        if source == "measured"
-        else f"predicted for {target.spec.product}"
-    )
-    _show_table([summary for summary, _ in results], title)
-    _show_notes(results, took_s)
+    predicted = target.local_index is None
+    title = f"{'predicted for' if predicted else 'measured on'} {target.spec.product}"
+    _show_table([summary for summary, _ in results], title, predicted=predicted)
+    _show_notes(results, took_s, predicted=predicted)
 
 
-def _show_table(summaries: list[Summary], title: str) -> None:
+def _show_table(summaries: list[Summary], title: str, *, predicted: bool) -> None:
     shared, families = without_shared([summary.family.label for summary in summaries])
     columns: list[output.Column] = [
         ("problems", [str(each.problems) for each in summaries]),
-        ("timed", [str(each.timed) for each in summaries]),
+        ("predicted" if predicted else "timed", [str(each.timed) for each in summaries]),
         ("left\nout", [str(each.left_out) for each in summaries]),
         ("listed", [str(len(each.shortlist)) for each in summaries]),
         ("ties", [f"{each.ties:.1f}" for each in summaries]),
@@ -237,9 +239,10 @@ def _two_a_line(words: list[str]) -> str:
     return ",\n".join(", ".join(words[at : at + 2]) for at in range(0, len(words), 2))
 
 
-def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
+def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predicted: bool) -> None:
     from leanbench.tune.result import geometric_mean
 
+    done = "predicted" if predicted else "timed"
     summaries = [summary for summary, _ in results]
     gain = geometric_mean([summary.gain for summary in summaries]) - 1
     costs = {
@@ -249,30 +252,39 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float) -> None:
     }
     words = costs[results[0][1].objective].format(f"{gain:.1%}")
     output.show(
-        "\ntimed, left out: candidates, the latter ruled out by what they take; listed: candidates"
-        " that other problems choose from; ties: candidates as fast as the fastest of a problem;"
-        " gain: of the chosen over the heuristic's; held out: the chosen one's speed over the best"
-        " on problems left out of the fit; LeanTile in tokens."
+        f"\n{done}, left out: candidates, the latter ruled out by what they take; listed:"
+        " candidates that other problems choose from; ties: candidates as fast as the fastest of a"
+        " problem; gain: of the chosen over the heuristic's; held out: the chosen one's speed over"
+        " the best on problems left out of the fit; LeanTile in tokens."
     )
-    output.show(f"The heuristic {words} than what was chosen (geometric mean over timed problems).")
+    output.show(
+        f"{'By prediction, the' if predicted else 'The'} heuristic {words} than what was chosen"
+        f" (geometric mean over {done} problems)."
+    )
     held = [summary for summary in summaries if summary.held_out is not None]
     if held:
         mean = geometric_mean([summary.held_out or 1.0 for summary in held])
         worst = min(summary.worst_held_out or 1.0 for summary in held)
         output.show(
-            f"On problems left out of the fit, what is chosen reaches {mean:.1%} of the best timed"
-            f" there (worst {worst:.1%})."
+            f"On problems left out of the fit, what is chosen reaches {mean:.1%} of the best"
+            f" {done} there (worst {worst:.1%})."
         )
-    untried = geometric_mean([summary.untried for summary in summaries])
     errors = [summary.median_error for summary in summaries]
     fitted, able = (
         sum(getattr(summary, name) for summary in summaries) for name in ("fitted", "able")
     )
-    output.show(
-        f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean, by"
-        f" the formula, which knows {fitted} of {able} builds and whose median error is"
-        f" {min(errors):.1%} to {max(errors):.1%}."
+    knows = (
+        f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to"
+        f" {max(errors):.1%}"
     )
+    if predicted:
+        output.show(f"They are carried to other problems by a formula that {knows}.")
+    else:
+        untried = geometric_mean([summary.untried for summary in summaries])
+        output.show(
+            f"The best of those that were not timed would be {1 - untried:.1%} faster in the mean,"
+            f" by the formula, which {knows}."
+        )
     output.show(f"Stopped after {took_s:.0f} s: {results[0][1].stopped}.")
     _show_lean_tiles(summaries)
 

@@ -16,9 +16,13 @@ _LINE_EVERY_S = 5.0
 
 
 class TuneProgress:
-    """A context manager that leanbench.tune.search tells about each step."""
+    """A context manager that leanbench.tune.search tells about each step.
 
-    def __init__(self, *, quiet: bool) -> None:
+    Args:
+        predicted: problems are not timed, the performance model predicts them.
+    """
+
+    def __init__(self, *, predicted: bool, quiet: bool) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -30,8 +34,9 @@ class TuneProgress:
         console = output.console(stderr=True)
         self._lines = not quiet and not console.is_terminal
         self._last_line_s = float("-inf")
-        #: Problems that were timed.
+        #: Problems that were timed or predicted.
         self.done = 0
+        self._doing = "predicting" if predicted else "timing"
         self._bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -42,7 +47,7 @@ class TuneProgress:
             disable=quiet or self._lines,
         )
         self._compiling = self._bar.add_task("starting compilers", total=None)
-        self._timing = self._bar.add_task("timing", total=None, visible=False)
+        self._timing = self._bar.add_task(self._doing, total=None, visible=False)
 
     def __enter__(self) -> TuneProgress:
         self._bar.start()
@@ -67,10 +72,10 @@ class TuneProgress:
             self._timing,
             completed=done,
             total=total,
-            description=f"timing {problem.label}",
+            description=f"{self._doing} {problem.label}",
             visible=True,
         )
-        self._say(f"timing {problem.label}, problem {done + 1} of {total}")
+        self._say(f"{self._doing} {problem.label}, problem {done + 1} of {total}")
 
     def fitting(self) -> None:
         self._bar.update(self._timing, description="fitting the formula")

@@ -99,6 +99,8 @@ class Plan:
     problems: int = PROBLEMS
     #: Time every candidate that compiles on every problem, not only the promising ones.
     every_candidate: bool = False
+    #: The stopwatch is the performance model.
+    predicted: bool = False
     #: Seconds of the budget for what comes after the timings, beside the last fits.
     reserve_s: float = 0.0
 
@@ -124,6 +126,8 @@ class Search:
         self.note: Note = lambda family, problem, times: None
         self._timing_began_s: float | None = None
         self._fitter = Fitter(kernel, spec)
+        #: What is done to a problem, for people.
+        self._done = "predicted" if plan.predicted else "timed"
 
     def compile(
         self, families: Sequence[FamilyKey], pool: Executor
@@ -205,10 +209,10 @@ class Search:
             if not progress.times:
                 reason = next(reversed(progress.left_out.values()), "its settings do not fit")
                 raise UserError(
-                    f"nothing of {progress.family.label} could be timed on {self._spec.product}:"
+                    f"nothing of {progress.family.label} could be {self._done} on {self._spec.product}:"
                     f" {reason}"
                 )
-        return f"all {total} problems were timed"
+        return f"all {total} problems were {self._done}"
 
     def finish(
         self,
@@ -257,7 +261,7 @@ class Search:
         needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(
             f"--budget {self._plan.budget_s:.0f}s is too small: after {spent_s:.0f} s {timed}"
-            f" problems are timed, the last fits take {_LAST_S:.0f} s more, and {_FIRST_PROBLEMS}"
+            f" problems are {self._done}, the last fits take {_LAST_S:.0f} s more, and {_FIRST_PROBLEMS}"
             f" problems of each of {len(compiled)} families are needed; some {needed_s} s would do"
         )
 

@@ -29,17 +29,24 @@ def tune(*words: str):
     return CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "160"})
 
 
-def test_without_a_gpu_the_model_tunes_and_says_so(home):
+def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
+    monkeypatch.setattr("leanbench.cli.tune_progress._LINE_EVERY_S", 0.0)
     result = tune("--gpu", "a100", "--head-dim", "256", "--group", "1")
     assert result.exit_code == 0, result.stderr
     assert (
-        "tuned by the performance model of NVIDIA A100-SXM4-80GB, nothing is measured"
+        "predicted by the performance model of NVIDIA A100-SXM4-80GB, nothing is timed"
         in result.stderr
     )
     assert "unchecked on a100-80gb" in result.stderr
     assert "predicted for NVIDIA A100-SXM4-80GB" in result.stdout
     assert "d256 MHA fp16 HND" in result.stdout
-    assert "all 12 problems were timed" in result.stdout
+    assert "all 12 problems were predicted" in result.stdout
+    assert "By prediction, the heuristic takes" in result.stdout
+    assert "predicting" in result.stderr
+    # What is not done is said once; nothing else speaks of it.
+    words = f"{result.stdout}{result.stderr}".replace("nothing is timed", "")
+    assert "timed" not in words
+    assert "timing " not in words
     kept = load_user(find("a100-80gb"))
     assert kept is not None
     (family,) = kept.families
@@ -100,7 +107,7 @@ def test_the_table_fits_100_columns(capsys, monkeypatch):
     several = [
         replace(summary(tiles, 16), family=FamilyKey(*key)) for key in ((64, 1), (128, 4), (128, 8))
     ]
-    _show_table(several, "measured on NVIDIA H200")
+    _show_table(several, "measured on NVIDIA H200", predicted=False)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert max(map(len, lines)) <= 100
     assert lines[0] == "measured on NVIDIA H200, all fp16 HND"
@@ -155,6 +162,16 @@ def test_bad_input_is_one_sentence(words, says):
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_without_a_gpu_and_a_name_it_is_refused(home):
+    result = tune("--head-dim", "64", "--group", "1")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: there is no GPU here: tune on a machine that has one, or name one to predict"
+        " for, as in --gpu a100 (`leanbench list gpus`)\n"
+    )
+    assert not home.exists()
 
 
 def test_an_interruption_says_how_to_go_on(monkeypatch):

@@ -62,6 +62,19 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
 
 
+def test_a_sweep_without_a_figure_fails(tmp_path):
+    """`standard` has no schedule that the performance model could predict from."""
+    grid = ("--context", "1k,2k", "--kernels", "standard", "--gpu", "a100")
+    done = sweep(tmp_path, *grid, "--name", "run", "--quiet")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "Nothing to compare: all 2 cells are unsupported, the first because standard has no"
+        " schedule to predict from."
+    )
+    assert [row["status"] for row in rows(tmp_path / "run")] == ["unsupported"] * 2
+    assert sweep(tmp_path, *grid[:-3], "standard,lean", *grid[-2:], "--quiet").returncode == 0
+
+
 def wait_for_rows(run: Path, count: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
