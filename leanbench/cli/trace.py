@@ -77,9 +77,9 @@ def trace(
     Perfetto trace.
 
     PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch,
-    bf16 and NHD where they are not 1, fp16 and HND. k is 1024. A ragged batch is a length per
-    sequence: n1k+300+64k. Without a GPU, the performance model predicts for --gpu (a100 unless
-    given).
+    bf16 and NHD where they are not 1, fp16 and HND; `leanbench list axes` has all letters. k is
+    1024. A ragged batch is a length per sequence: n1k+300+64k. Without a GPU, the performance model
+    predicts for --gpu (a100 unless given).
 
     Exit code 1 means that no kernel has a timeline.
     """

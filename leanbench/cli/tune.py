@@ -8,6 +8,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
+from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.report.document import without_shared
 
@@ -36,13 +37,17 @@ def tune(
         ),
     ] = None,
     head_dim: Annotated[
-        str, typer.Option("--head-dim", metavar="LIST", help="Any of 64, 80, 96, 128, 256.")
+        str, typer.Option("--head-dim", metavar="LIST", help=AXES["head_dim"].help)
     ] = "64,128",
     group: Annotated[
         str, typer.Option("--group", metavar="LIST", help="Query heads per KV head; 1 is MHA.")
     ] = "1,4,8",
-    dtype: Annotated[str, typer.Option("--dtype", metavar="LIST", help="fp16,bf16.")] = "fp16",
-    kv_layout: Annotated[str, typer.Option("--kv-layout", metavar="LIST", help="HND,NHD.")] = "HND",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="LIST", help=AXES["dtype"].help)
+    ] = "fp16",
+    kv_layout: Annotated[
+        str, typer.Option("--kv-layout", metavar="LIST", help=AXES["kv_layout"].help)
+    ] = "HND",
     budget: Annotated[
         str | None,
         typer.Option(
@@ -126,7 +131,6 @@ def _request(
 ) -> Request:
     """What the flags ask for."""
     from leanbench.configs.space import default_families
-    from leanbench.core.axes import AXES
     from leanbench.core.registry import kernel
     from leanbench.core.syntax import choose, parse_numbers
     from leanbench.gpu.local import choose as choose_gpu

@@ -57,7 +57,9 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
 
 
 def _needed() -> list[Axis]:
-    return [axis for axis in AXES.values() if axis.is_required and axis.letter not in ("", "b")]
+    return [
+        axis for axis in AXES.values() if axis.is_required and axis.letter and axis.name != "batch"
+    ]
 
 
 def _split(word: str) -> tuple[str, str]:
