@@ -58,9 +58,6 @@ _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
 #: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough.
 _FEW_QUERIES = 4
-#: KV heads of all sequences from which on output tiles have as many rows as they can: with fewer,
-#: eight rows make more output tiles. By head_dim: up to 64, and above.
-_MANY_HEADS_64, _MANY_HEADS_128 = 16, 32
 #: Output tiles to an SM from which on two CTAs share it.
 _MANY_OUTPUT_TILES = 1.5
 #: Below this, few clusters are enough.
@@ -251,15 +248,16 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfi
     entry 34.
     """
     heads, queries = problem.batch * problem.kv_heads, problem.group_size * problem.q_len
-    many_heads = _MANY_HEADS_64 if problem.head_dim <= 64 else _MANY_HEADS_128
-    most_rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    rows = most_rows if heads >= many_heads else TILE_ROWS[0]
+    # Fewer rows would be faster where sequences are short, and read K and V twice where they are
+    # long.
+    rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
     output_tiles = heads * -(-queries // rows)
     chunk, warps, stages, ctas_per_sm, cluster = 2 * _LEAST_CHUNK, 4, 2, 1, 1
-    if output_tiles <= 2 and gpu.compute_capability >= HOPPER:
-        # All partials are of one or two output tiles: a cluster merges its own before they go
+    few_tiles = 2 if rows == TILE_ROWS[0] else _FEW_TILES
+    if output_tiles <= few_tiles and gpu.compute_capability >= HOPPER:
+        # Many partials to an output tile, or large ones: a cluster merges its own before they go
         # through memory.
-        stages, cluster = 3, 8
+        stages, cluster = 3 if rows == TILE_ROWS[0] else 2, 8
     elif problem.head_dim <= 64:
         ctas_per_sm = 2
     elif output_tiles >= _MANY_OUTPUT_TILES * gpu.sms:

@@ -215,13 +215,15 @@ def test_lengths_outside_the_cache_count_as_its_ends(which):
         pytest.skip("the Triton kernel trusts the lengths")
     inputs = make_inputs(PROBLEMS[which], "cuda")
     assert inputs.cache_seqlens is not None
-    given = [-5, 2**30, 2**31 - 1, inputs.context + 1, 700]
-    inside = [min(max(length, 0), inputs.context) for length in given]
+    pages = 1 if inputs.block_table is None else inputs.block_table.shape[1]
+    capacity = pages * inputs.k_cache.shape[1]
+    given = [-5, 2**30, 2**31 - 1, capacity + 1, 700]
+    inside = [min(max(length, 0), capacity) for length in given]
     batch = inputs.q.shape[0]
     inputs.cache_seqlens.copy_(torch.tensor(inside[:batch], dtype=torch.int32))
     if inputs.block_table is not None:
-        pages = torch.randint_like(inputs.block_table, inputs.k_cache.shape[0])
-        inputs.block_table.copy_(pages)
+        table = torch.randint_like(inputs.block_table, inputs.k_cache.shape[0])
+        inputs.block_table.copy_(table)
     expected = attend(inputs)
     assert_right(inputs, *expected)
     inputs.cache_seqlens.copy_(torch.tensor(given[:batch], dtype=torch.int32))
