@@ -209,8 +209,8 @@ class Search:
             if not progress.times:
                 reason = next(reversed(progress.left_out.values()), "its settings do not fit")
                 raise UserError(
-                    f"nothing of {progress.family.label} could be {self._done} on {self._spec.product}:"
-                    f" {reason}"
+                    f"nothing of {progress.family.label} could be {self._done} on"
+                    f" {self._spec.product}: {reason}"
                 )
         return f"all {total} problems were {self._done}"
 
@@ -261,8 +261,9 @@ class Search:
         needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(
             f"--budget {self._plan.budget_s:.0f}s is too small: after {spent_s:.0f} s {timed}"
-            f" problems are {self._done}, the last fits take {_LAST_S:.0f} s more, and {_FIRST_PROBLEMS}"
-            f" problems of each of {len(compiled)} families are needed; some {needed_s} s would do"
+            f" problems are {self._done}, the last fits take {_LAST_S:.0f} s more, and"
+            f" {_FIRST_PROBLEMS} problems of each of {len(compiled)} families are needed; some"
+            f" {needed_s} s would do"
         )
 
     def _heuristics(self, progress: Progress, problem: AttentionProblem) -> list[KernelConfig]:
