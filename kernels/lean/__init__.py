@@ -212,7 +212,6 @@ class Lean(LeanTriton):
     )
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ and Triton kernels"
     implementation = None
-    predicted_as = "lean_triton"
 
     def __init__(self) -> None:
         self._cuda = LeanCuda()
@@ -220,19 +219,19 @@ class Lean(LeanTriton):
     def implementation_of(self, config: KernelConfig) -> LeanTriton | LeanCuda:
         return self._cuda if is_cuda(config) else _TRITON
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        return self._preferred(gpu).default_config(problem, gpu)
-
-    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        return self._preferred(gpu).any_length_config(problem, gpu)
-
-    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-        return self._preferred(gpu).batch_invariant_config(problem, gpu)
-
-    def _preferred(self, gpu: GpuSpec) -> LeanTriton | LeanCuda:
+    def implementation_on(self, gpu: GpuSpec) -> LeanTriton | LeanCuda:
         # Hopper is where the CUDA C++ implementation was measured.
         use_cuda = gpu.compute_capability == HOPPER and self._cuda.unavailable_reason() is None
         return self._cuda if use_cuda else _TRITON
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self.implementation_on(gpu).default_config(problem, gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self.implementation_on(gpu).any_length_config(problem, gpu)
+
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        return self.implementation_on(gpu).batch_invariant_config(problem, gpu)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
         return [
@@ -259,7 +258,8 @@ class Lean(LeanTriton):
     def schedule(
         self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
     ) -> Schedule | None:
-        return None if is_cuda(config) else super().schedule(problem, config, gpu)
+        assert config is not None
+        return self.implementation_of(config).schedule(problem, config, gpu)
 
     def compile(
         self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]

@@ -18,12 +18,12 @@ from leanbench.kernels.lean.cuda_params import (
     check_counts,
     too_far_apart,
 )
+from leanbench.kernels.lean.cuda_schedule import END_TILES, dealt_tiles
 from leanbench.kernels.lean.workspace import SLOTS_BYTES, WORKSPACES, fixed_run_bytes
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import DoesNotFit, UserError
-from leanbench.core.problem import ELEMENT_BYTES
 from leanbench.core.registry import KernelConfig, LaunchResources
 
 if TYPE_CHECKING:
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 #: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
 #: of.
 _ALIGNMENT_BYTES = 16
-#: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
-#: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
-_END_TILES = 1
-#: Where all lengths on the device are equal, work ranges stay within an output tile as long as that
-#: idles CTAs for less than it takes to read this (H200).
-_ALIGN_BYTES = 42e6
-#: What a CTA reads while a merge through memory goes on, about a microsecond (H200).
-_MERGE_BYTES = 70e3
 
 
 @dataclass(frozen=True)
@@ -131,14 +123,6 @@ def build_of(inputs: AttentionInputs, config: KernelConfig) -> CudaBuild:
     )
 
 
-def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
-    """LeanTiles of `_ALIGN_BYTES` and of `_MERGE_BYTES`, see
-    leanbench.core.decomposition.equal_splits.
-    """
-    tile_bytes = 2 * ELEMENT_BYTES * tile_tokens * build.head_dim
-    return int(_ALIGN_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
-
-
 def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = None) -> CudaLaunch:
     """The launch over these tensors.
 
@@ -164,7 +148,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
             f" got {tile_tokens}"
         )
     # Fixed runs are whole LeanTiles: an empty one would be a run of its own.
-    end_tiles = _END_TILES if build.ragged and not config.fixed_run_tiles else 0
+    end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
     real_tiles = max(1, -(-inputs.context // tile_tokens))
     tiles = real_tiles + end_tiles
     total = output_tiles * tiles

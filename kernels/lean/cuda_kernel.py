@@ -19,8 +19,10 @@ from leanbench.kernels.lean.cuda_heuristic import (
     fitted,
     heuristic,
 )
+from leanbench.kernels.lean.cuda_schedule import cuda_schedule
 
 from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
+from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -113,6 +115,12 @@ class LeanCuda(Kernel):
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
         """Levels of a tree of 16 partials a CTA."""
         return max(1, -(-(partials.bit_length()) // 4))
+
+    def schedule(
+        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+    ) -> Schedule | None:
+        assert config is not None
+        return cuda_schedule(problem, config, gpu)
 
     def compile(
         self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]

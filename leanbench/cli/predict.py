@@ -57,6 +57,12 @@ def fit(
             "--out", metavar="FILE", help="Where to write it.", show_default="your own folder"
         ),
     ] = None,
+    only_lean_cuda: Annotated[
+        bool,
+        typer.Option(
+            "--only-lean-cuda", help="Fit the constants of lean_cuda, the others stay as they are."
+        ),
+    ] = False,
     json_: _Json = False,
 ) -> None:
     """Fit the model to measured runs of one GPU and write the calibration.
@@ -69,14 +75,17 @@ def fit(
 
     found = read_runs([*runs, *(check or [])], gpu)
     fitted = calibrate(
-        found[: len(runs)], found[len(runs) :], told=lambda text: output.say(f"{text}.")
+        found[: len(runs)],
+        found[len(runs) :],
+        told=lambda text: output.say(f"{text}."),
+        only_lean_cuda=only_lean_cuda,
     )
     path = out or user_file(fitted.calibration.gpu)
     write_calibration(fitted.calibration, path)
     if json_:
         _show_json(to_json(fitted.calibration))
     else:
-        _show_errors(fitted.calibration.runs, fitted.before)
+        _show_errors(fitted.after, fitted.before)
     used = (
         ""
         if out
@@ -90,12 +99,12 @@ def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
     """Say how far predictions are from measured runs, and which cells are worst."""
     from dataclasses import asdict
 
-    from leanbench.model.calibrate import check_runs, read_runs, starting_constants
+    from leanbench.model.calibrate import check_runs, constants_in_use, read_runs
     from leanbench.model.calibration import calibration_for
 
     found = read_runs(runs, gpu)
     in_use = calibration_for(found[0].spec)
-    errors, cells = check_runs(found, starting_constants(found[0].spec, in_use))
+    errors, cells = check_runs(found, constants_in_use(found[0].spec, in_use))
     if json_:
         worst = [
             {
@@ -122,11 +131,9 @@ def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
 @predict.command("show", short_help="Print the constants in use for a GPU.")
 def show(gpu: _Gpu = None, json_: _Json = False) -> None:
     """Print the constants in use for a GPU: units, where they come from, how wrong they were."""
-    from dataclasses import fields
-
     from leanbench.gpu.local import choose
     from leanbench.model.calibration import calibration_for, to_json
-    from leanbench.model.constants import Constants
+    from leanbench.model.constants import declared
 
     in_use = calibration_for(choose(gpu, False).spec)
     if json_:
@@ -140,11 +147,18 @@ def show(gpu: _Gpu = None, json_: _Json = False) -> None:
         table.add_column(
             name, justify="right" if name == "value" else "left", no_wrap=name != "meaning"
         )
-    for constant in fields(Constants):
-        about, value = constant.metadata, getattr(in_use.constants, constant.name)
-        table.add_row(
-            constant.name, f"{value:.5g}", about["unit"], about["fitted"], about["meaning"]
-        )
+    lean_cuda = in_use.constants.lean_cuda
+    for of in (in_use.constants, *([] if lean_cuda is None else [lean_cuda])):
+        prefix = "" if of is in_use.constants else "lean_cuda "
+        for constant in declared(of):
+            about, value = constant.metadata, getattr(of, constant.name)
+            table.add_row(
+                prefix + constant.name,
+                f"{value:.5g}",
+                about["unit"],
+                about["fitted"],
+                about["meaning"],
+            )
     output.show_table(table)
     _show_errors(in_use.calibration.runs)
 

@@ -194,7 +194,7 @@ def sweep(
                 f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
                 " measured."
             )
-            output.say(f"{said} {known_error(target.spec.name)}")
+            output.say(f"{said} {known_error(target.spec.name, asked.kernels)}")
         _say_what_is_not_predicted(asked.measure)
     output.say_note(target)
     if dry_run:

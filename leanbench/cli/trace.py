@@ -178,7 +178,7 @@ def _predict(
         f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
         " measured."
     )
-    output.say(f"{said} {known_error(target.spec.name)}")
+    output.say(f"{said} {known_error(target.spec.name, [each.name for each in kernels])}")
     return [predict_timeline(problem, kernel, configs, target.spec) for kernel in kernels]
 
 

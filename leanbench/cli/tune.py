@@ -90,7 +90,7 @@ def tune(
 
         check_target(request.target.spec)
     if gpu is not None and request.target.local_index is None:
-        _say_predicted(request.target, gpu)
+        _say_predicted(request.target, gpu, request.kernel.name)
     output.say_note(request.target)
     results = _tune(request, began_s, quiet=quiet)
     if not quiet:
@@ -175,12 +175,12 @@ def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
     return Plan(budget_s, problems, every_candidate=exhaustive or predicted, predicted=predicted)
 
 
-def _say_predicted(target: Target, gpu: str) -> None:
+def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
     from leanbench.model import known_error
 
     why = target.note or f"No {gpu} here"
     said = f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
-    output.say(f"{said} {known_error(target.spec.name)}")
+    output.say(f"{said} {known_error(target.spec.name, [kernel])}")
 
 
 def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summary, Family]]:

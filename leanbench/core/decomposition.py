@@ -39,8 +39,13 @@ class TileGrid:
     per_sequence: int
 
     @classmethod
-    def of(cls, problem: AttentionProblem, tile_tokens: int) -> TileGrid:
-        rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
+    def of(cls, problem: AttentionProblem, tile_tokens: int, rows: int | None = None) -> TileGrid:
+        """The grid of LeanTiles of `tile_tokens`.
+
+        Args:
+            rows: of an output tile, where a kernel does not take `tile_rows` of them.
+        """
+        rows = rows or tile_rows(problem.group_size, problem.head_dim, problem.q_len)
         row_tiles = -(-problem.group_size * problem.q_len // rows)
         # An empty sequence still owns one LeanTile, fully masked, so that somebody writes its
         # output.
@@ -97,10 +102,25 @@ class Schedule:
     segments: tuple[Segment, ...]
     #: fixed_split merges partials in a second launch; stream-K in the same.
     merge_launch: bool = False
+    #: CTAs that walk a segment together. Above 1 a segment's `cta`, and `grid`, count clusters.
+    cluster_size: int = 1
 
     @property
     def partials(self) -> int:
         return sum(not segment.is_whole for segment in self.segments)
+
+    @property
+    def output_tiles(self) -> int:
+        return 1 + max(segment.output_tile for segment in self.segments)
+
+    def slots(self, sms: int, ctas_per_sm: int | None) -> int:
+        """CTAs, or clusters of them, that run at once on a GPU with `sms` SMs."""
+        return cluster_slots(sms, ctas_per_sm or 1, self.cluster_size)
+
+    def running_sms(self, sms: int) -> int:
+        """SMs that run a CTA."""
+        ctas = len({segment.cta for segment in self.segments}) * self.cluster_size
+        return min(usable_sms(sms, self.cluster_size), ctas)
 
 
 def stream_k_start(run: int, total: int, grid: int) -> int:

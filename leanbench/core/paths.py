@@ -22,8 +22,9 @@ def user_folder() -> Path:
     """
     if home := os.environ.get("LEANBENCH_HOME"):
         return Path(home).expanduser()
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "leanbench"
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    # The XDG specification has relative paths ignored.
+    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "leanbench"
 
 
 def cache_folder() -> Path:

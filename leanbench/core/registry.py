@@ -154,9 +154,6 @@ class Kernel(ABC):
     #: `triton` or `cuda` where the kernel is one implementation among several of what it is tuned
     #: as, and takes no other's configs; None: it takes them all.
     implementation: str | None = None
-    #: The kernel that predictions are made for in its place, because the performance model knows
-    #: it; None: itself.
-    predicted_as: str | None = None
     #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
     #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
     config_choice: str | None = None
@@ -230,6 +227,12 @@ class Kernel(ABC):
         """The kernel that launches `config`, where this one stands for several implementations."""
         return self
 
+    def implementation_on(self, gpu: GpuSpec) -> Kernel:
+        """The kernel that its heuristic launches on a GPU, where this one stands for several
+        implementations.
+        """
+        return self
+
     def compile(
         self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
     ) -> tuple[LaunchResources, ...]:
@@ -244,10 +247,6 @@ class Kernel(ABC):
     def takes(self, config: KernelConfig) -> bool:
         """Whether `config` is of this kernel's implementation."""
         return self.implementation in (None, config.implementation or "triton")
-
-    def modelled(self) -> Kernel:
-        """The kernel that predictions are made for in its place."""
-        return self if self.predicted_as is None else kernel(self.predicted_as)
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
         """Runs of a launch at most where `wanted` were asked for, with `rows` query rows to a

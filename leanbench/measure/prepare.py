@@ -77,5 +77,5 @@ def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Fields:
     schedule = candidate.kernel.schedule(loaded.problem, config, spec)
     if schedule is None:
         return {}
-    resident = config.ctas_per_sm if config and config.ctas_per_sm else 1
-    return {"quantisation_efficiency": quantisation_efficiency(schedule, spec.sms * resident)}
+    slots = schedule.slots(spec.sms, config.ctas_per_sm if config else None)
+    return {"quantisation_efficiency": quantisation_efficiency(schedule, slots)}

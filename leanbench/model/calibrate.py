@@ -11,8 +11,9 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.version import __version__
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import Calibration, InUse, RunErrors, calibration_for
-from leanbench.model.constants import Constants
-from leanbench.model.fit import check, fit, split
+from leanbench.model.constants import Constants, LeanCudaConstants
+from leanbench.model.fit import FEWEST_ROWS, LEAN_CUDA, check, fit, fit_lean_cuda, known, split
+from leanbench.model.lean_cuda import refusal
 from leanbench.model.measured import MeasuredCell, MeasuredRun, read_measured
 
 #: A run with fewer rows is fitted to as a whole: half of it would say little.
@@ -21,10 +22,12 @@ _FEWEST_TO_SPLIT = 40
 
 @dataclass(frozen=True)
 class Fitted:
-    """A calibration, and the errors that the one in use before makes on the same rows."""
+    """A calibration, and the errors on the rows of the runs at hand, run by run."""
 
     calibration: Calibration
+    #: Of the one in use before, and of this one.
     before: tuple[RunErrors, ...]
+    after: tuple[RunErrors, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,14 @@ def starting_constants(spec: GpuSpec, in_use: InUse) -> Constants:
     """Where a fit for this GPU starts: the calibration in use, its idle power scaled where it is
     another GPU's.
     """
+    return replace(
+        constants_in_use(spec, in_use),
+        lean_cuda=in_use.constants.lean_cuda or LeanCudaConstants(),
+    )
+
+
+def constants_in_use(spec: GpuSpec, in_use: InUse) -> Constants:
+    """What predictions for this GPU go by, the idle power scaled where it is another GPU's."""
     scale = spec.power_limit_w / find(in_use.calibration.gpu).power_limit_w
     return replace(in_use.constants, idle_power_w=in_use.constants.idle_power_w * scale)
 
@@ -65,16 +76,30 @@ def calibrate(
     checks: Sequence[MeasuredRun],
     workers: int | None = None,
     told: Callable[[str], None] = lambda text: None,
+    *,
+    only_lean_cuda: bool = False,
 ) -> Fitted:
     """Fits to half of the shapes of each run, and says how wrong that is on the other half and on
     `checks`.
 
+    Args:
+        only_lean_cuda: fits the constants of lean_cuda to its rows; the others, and what is known
+            of their errors, stay those in use.
+
     Raises:
-        UserError: too few rows to fit to, or a run among the checks that is fitted to.
+        UserError: too few rows to fit to, a run among the checks that is fitted to, or no
+            calibration of this GPU's own whose constants could stay.
     """
     spec = runs[0].spec
     for twice in {run.name for run in runs} & {run.name for run in checks}:
         raise UserError(f"{twice} is among the runs to fit to and to check with: name it once")
+    in_use = calibration_for(spec)
+    if only_lean_cuda:
+        if in_use.is_scaled:
+            raise UserError(
+                f"{spec.name} has no calibration of its own: fit all kernels to its runs first"
+            )
+        runs, checks = _of_lean_cuda(runs), _of_lean_cuda(checks)
     parts: list[tuple[MeasuredRun, str, list[MeasuredCell]]] = []
     for run in runs:
         fitted, held_out = (
@@ -82,9 +107,17 @@ def calibrate(
         )
         parts += [(run, "fitted", fitted), (run, "checked", held_out)]
     parts += [(run, "checked", list(run.cells)) for run in checks]
-    before = starting_constants(spec, calibration_for(spec))
+    before = starting_constants(spec, in_use)
     own = [cell for _, role, cells in parts if role == "fitted" for cell in cells]
-    constants = fit(own, spec, before, workers, told)
+    fit_to = fit_lean_cuda if only_lean_cuda else fit
+    constants = fit_to(own, spec, before, workers, told)
+    fits_lean_cuda = sum(cell.kernel == LEAN_CUDA for cell in own) >= FEWEST_ROWS
+    if not fits_lean_cuda:
+        # Its constants stay if they are this GPU's own.
+        own_constants = None if in_use.is_scaled else in_use.constants.lean_cuda
+        constants = replace(constants, lean_cuda=own_constants)
+    stay = [] if in_use.is_scaled else _that_stay(in_use, fits_lean_cuda, only_lean_cuda)
+    parts = [(run, role, known(cells, constants)) for run, role, cells in parts]
     told(f"Checking with {sum(len(cells) for _, _, cells in parts)} rows")
 
     def errors(of: Constants) -> tuple[RunErrors, ...]:
@@ -95,23 +128,45 @@ def calibrate(
         )
 
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    calibration = Calibration(spec.name, constants, errors(constants), __version__, created)
-    return Fitted(calibration, errors(before))
+    after = errors(constants)
+    calibration = Calibration(spec.name, constants, (*stay, *after), __version__, created)
+    return Fitted(calibration, errors(before), after)
+
+
+def _that_stay(in_use: InUse, fits_lean_cuda: bool, only_lean_cuda: bool) -> list[RunErrors]:
+    """Errors of the kernels whose constants a fit leaves as they are."""
+    runs = in_use.calibration.runs
+    if only_lean_cuda:
+        return [run for run in runs if LEAN_CUDA not in run.by_kernel]
+    return [] if fits_lean_cuda else [run for run in runs if {*run.by_kernel} == {LEAN_CUDA}]
+
+
+def _of_lean_cuda(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    return [
+        replace(run, cells=tuple(cell for cell in run.cells if cell.kernel == LEAN_CUDA))
+        for run in runs
+    ]
 
 
 def check_runs(
     runs: Sequence[MeasuredRun], constants: Constants, workers: int | None = None
 ) -> tuple[list[RunErrors], list[CellError]]:
     """Errors of these constants on measured runs, and those of every cell's latency, the worst
-    first.
+    first. Rows of a kernel that the constants do not know are left out.
+
+    Raises:
+        UserError: they know none of the rows.
     """
     found, cells = [], []
     for run in runs:
-        for figures, errors in check(run, run.cells, constants, "checked", workers):
+        compared = known(run.cells, constants)
+        for figures, errors in check(run, compared, constants, "checked", workers):
             found.append(figures)
             if figures.quantity == "latency":
                 cells += [
                     CellError(cell, run.name, error)
-                    for cell, error in zip(run.cells, errors, strict=True)
+                    for cell, error in zip(compared, errors, strict=True)
                 ]
+    if not found:
+        raise UserError(refusal(runs[0].spec, constants) or "there is nothing to compare")
     return found, sorted(cells, key=lambda one: -abs(one.error))

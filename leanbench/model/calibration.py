@@ -1,9 +1,8 @@
 """Which constants the model uses for a GPU, where they come from, and how wrong they were.
 
 A calibration is a JSON file. Looked for in this order: the user's own for the GPU
-(`models/<gpu>.json` in the folder of `LEANBENCH_HOME`, else in `leanbench` under `XDG_DATA_HOME` or
-~/.local/share), the shipped one, and the nearest calibrated GPU's, whose shares and times are then
-used with this GPU's bandwidth, clock and SMs.
+(`models/<gpu>.json` in leanbench.core.paths.user_folder), the shipped one, and the nearest
+calibrated GPU's, whose shares and times are then used with this GPU's bandwidth, clock and SMs.
 """
 
 from __future__ import annotations
@@ -12,17 +11,18 @@ import contextlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.paths import user_folder
 from leanbench.gpu.catalogue import find
-from leanbench.model.constants import Constants
+from leanbench.model.constants import Calibrated, Constants, LeanCudaConstants, declared
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SHIPPED = Path(__file__).resolve().parent / "calibrations"
 
 
@@ -88,20 +88,9 @@ class InUse:
         return self.calibration.gpu != self.gpu
 
 
-def home() -> Path:
-    """Where the user's own files are."""
-    if own := os.environ.get("LEANBENCH_HOME"):
-        return Path(own).expanduser()
-    data = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (
-        Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share"
-    ) / "leanbench"
-
-
 def user_file(gpu: str) -> Path:
     """Where the user's calibration of a GPU is looked for."""
-    return home() / "models" / f"{gpu}.json"
+    return user_folder() / "models" / f"{gpu}.json"
 
 
 def calibration_for(spec: GpuSpec) -> InUse:
@@ -172,13 +161,20 @@ def _from_json(content: dict[str, Any]) -> Calibration:
     version = content.get("schema_version")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}, this leanbench reads {SCHEMA_VERSION}")
-    values = {name: constant["value"] for name, constant in content["constants"].items()}
-    missing = {constant.name for constant in fields(Constants)} - values.keys()
-    if missing:
-        raise ValueError(f"constants without a value: {', '.join(sorted(missing))}")
+    values = _values(content["constants"], Constants)
+    if content["lean_cuda"] is not None:
+        values["lean_cuda"] = _values(content["lean_cuda"], LeanCudaConstants)
     calibration = TypeAdapter(Calibration).validate_python({**content, "constants": values})
     find(calibration.gpu)
     return calibration
+
+
+def _values(content: dict[str, Any], of: type[Calibrated]) -> dict[str, Any]:
+    values = {name: constant["value"] for name, constant in content.items()}
+    missing = {constant.name for constant in declared(of)} - values.keys()
+    if missing:
+        raise ValueError(f"constants without a value: {', '.join(sorted(missing))}")
+    return values
 
 
 def _one_line(error: Exception) -> str:
@@ -194,12 +190,25 @@ def _one_line(error: Exception) -> str:
 
 def to_json(calibration: Calibration) -> dict[str, Any]:
     """What a calibration file holds; every constant with its unit and meaning."""
-    values = asdict(calibration.constants)
-    constants = {
-        constant.name: {"value": values[constant.name], **constant.metadata}
-        for constant in fields(Constants)
+    lean_cuda = calibration.constants.lean_cuda
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "gpu": calibration.gpu,
+        "constants": _described(calibration.constants),
+        "lean_cuda": None if lean_cuda is None else _described(lean_cuda),
+        **{
+            name: value
+            for name, value in asdict(calibration).items()
+            if name not in ("gpu", "constants")
+        },
     }
-    return {"schema_version": SCHEMA_VERSION, **asdict(calibration), "constants": constants}
+
+
+def _described(constants: Calibrated) -> dict[str, Any]:
+    return {
+        constant.name: {"value": getattr(constants, constant.name), **constant.metadata}
+        for constant in declared(constants)
+    }
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
@@ -224,43 +233,3 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
         raise UserError(
             f"cannot write {path} ({(error.strerror or str(error)).lower()}): give another --out"
         ) from None
-
-
-def known_error(gpu: str) -> str:
-    """What is said with every prediction for a GPU (catalogue or product name): how wrong the model
-    was, and where.
-    """
-    try:
-        spec = find(gpu)
-    except UserError:
-        # Not in the catalogue: no calibration can be its own.
-        spec, gpu = find("h200"), gpu or "this GPU"
-        in_use = calibration_for(spec)
-        return (
-            f"{_error_words(in_use.calibration)}; scaled from {in_use.calibration.gpu}, unchecked"
-            f" on {gpu}."
-        )
-    in_use = calibration_for(spec)
-    words = _error_words(in_use.calibration)
-    if in_use.is_scaled:
-        words += f"; scaled from {in_use.calibration.gpu}, unchecked on {spec.name}"
-    return " ".join([f"{words}.", *(f"Note: {note}." for note in in_use.notes)])
-
-
-def _error_words(calibration: Calibration) -> str:
-    """The errors on the rows that no constant was chosen on, where there are such."""
-    latency = [run for run in calibration.runs if run.quantity == "latency"]
-    held_out = [run for run in latency if run.role == "checked"]
-    runs = held_out or latency
-    rows = sum(run.all.rows for run in runs)
-    if not rows:
-        return f"Model error on {calibration.gpu}: unknown"
-    # Medians of several runs cannot be joined; the one that most rows stand behind is said.
-    largest = max(runs, key=lambda run: run.all.rows)
-    worst = max(run.all.worst for run in runs)
-    which = "was not fitted to" if held_out else "was fitted to"
-    return (
-        f"Model error on {calibration.gpu}, {rows} rows that it {which}: {largest.all.median:.1%}"
-        f" median and {largest.all.p90:.1%} at the 90th percentile ({largest.run}), {worst:.0%}"
-        " worst"
-    )

@@ -12,10 +12,11 @@ from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.gpu.catalogue import find
+from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
-from leanbench.model.rates import floor_us, resident_ctas
-from leanbench.model.simulate import latency_us
+from leanbench.model.rates import floor_us
+from leanbench.model.simulate import fits, latency_us
 
 
 def predict_latency_us(
@@ -35,8 +36,6 @@ def predict_latency_us(
         UserError: the kernel has no schedule to predict from or the model is not calibrated for it,
             or not even one CTA of this config fits an SM.
     """
-    if config.implementation == "cuda":
-        raise UserError(_not_calibrated(kernel))
     schedule = kernel.schedule(problem, config, spec)
     if schedule is None:
         raise UserError(
@@ -50,9 +49,9 @@ def predict_energy_mj(
 ) -> float:
     """Energy of one launch of this latency, back to back with others."""
     in_use = calibration_for(spec)
-    running_sms = min(spec.sms, len({segment.cta for segment in schedule.segments}))
     limit_w = find(in_use.calibration.gpu).power_limit_w
-    return energy_mj(predicted_us, problem.kv_bytes, running_sms, spec, in_use.constants, limit_w)
+    running = schedule.running_sms(spec.sms)
+    return energy_mj(predicted_us, problem.kv_bytes, running, spec, in_use.constants, limit_w)
 
 
 #: Axes whose values, the default or not, predictions rest on. Any other is refused.
@@ -69,14 +68,11 @@ def predict_cell(
         configs: `default` or `heuristic`, see leanbench.configs.lookup; `best`: the kernel's
             candidate with the lowest predicted latency; or the launch settings themselves.
     """
-    asked, kernel = kernel, kernel.modelled()
     fields: dict[str, Any] = {
         "decomposition": kernel.decomposition,
         "source": "predicted",
         "kv_bytes": problem.kv_bytes,
     }
-    if kernel.implementation == "cuda":
-        return {**fields, "status": "unsupported", "reason": _not_calibrated(asked)}
     if (reason := kernel.unsupported_reason(problem)) is not None:
         return {**fields, "status": "unsupported", "reason": reason}
     if unknown := [name for name in problem.special if name not in AXES]:
@@ -85,13 +81,14 @@ def predict_cell(
     if (reason := shortage_on(problem, spec)) is not None:
         return {**fields, "status": "out_of_memory", "reason": reason}
     choice = lookup.resolve(kernel, problem, spec, configs)
-    if choice.config is not None and choice.config.implementation == "cuda":
-        return {**fields, "status": "unsupported", "reason": _not_calibrated(asked)}
     candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")
+    known = [config for config in candidates if refusal(config, spec) is None]
+    if candidates and not known:
+        return {**fields, "status": "unsupported", "reason": refusal(candidates[0], spec)}
     schedules = [
         (config, schedule)
-        for config in candidates
-        if config is not None and (schedule := kernel.schedule(problem, config, spec)) is not None
+        for config in known
+        if (schedule := kernel.schedule(problem, config, spec)) is not None
     ]
     if not schedules:
         return {
@@ -99,9 +96,7 @@ def predict_cell(
             "status": "unsupported",
             "reason": f"{kernel.name} has no schedule to predict from",
         }
-    fitting = [
-        (config, schedule) for config, schedule in schedules if resident_ctas(problem, config, spec)
-    ]
+    fitting = [(config, schedule) for config, schedule in schedules if fits(problem, config, spec)]
     if not fitting:
         reason = (
             f"{kernel.name} has no config that fits the {spec.shared_kb_per_cta} KB of shared"
@@ -116,11 +111,11 @@ def predict_cell(
     return {**fields, **result, **lookup.row_fields(kernel, choice)}
 
 
-def _not_calibrated(kernel: Kernel) -> str:
-    return (
-        f"the model does not know {kernel.name}: it is not calibrated for CUDA C++, measure it on"
-        " a GPU"
-    )
+def refusal(config: KernelConfig, spec: GpuSpec) -> str | None:
+    """One sentence why the model does not know what `config` launches on this GPU, or None."""
+    if config.implementation != "cuda":
+        return None
+    return lean_cuda.refusal(spec, calibration_for(spec).constants)
 
 
 def _candidates(
@@ -129,10 +124,9 @@ def _candidates(
     spec: GpuSpec,
     chosen: KernelConfig | None,
     all_of_them: bool,
-) -> list[KernelConfig | None]:
-    return list(
-        dict.fromkeys([chosen, *(kernel.candidate_configs(problem, spec) if all_of_them else ())])
-    )
+) -> list[KernelConfig]:
+    others = kernel.candidate_configs(problem, spec) if all_of_them else []
+    return list(dict.fromkeys([*([] if chosen is None else [chosen]), *others]))
 
 
 def _fastest(
@@ -155,7 +149,7 @@ def _result(
 ) -> dict[str, Any]:
     read_us = floor_us(problem.kv_bytes, spec, calibration_for(spec).constants)
     # As for measured rows: one CTA on an SM at once, or as many as the config asks for.
-    slots = spec.sms * (config.ctas_per_sm or 1)
+    slots = schedule.slots(spec.sms, config.ctas_per_sm)
     return {
         "status": "ok",
         "config": config.to_dict(),

@@ -463,6 +463,5 @@ def _energy_mj(name: str, problem: AttentionProblem, config: KernelConfig, spec:
 
 def _occupancy(name: str, problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> float:
     """As in rows: one CTA on an SM at once, or as many as the config asks for."""
-    return quantisation_efficiency(
-        _schedule(name, problem, config, spec), spec.sms * (config.ctas_per_sm or 1)
-    )
+    schedule = _schedule(name, problem, config, spec)
+    return quantisation_efficiency(schedule, schedule.slots(spec.sms, config.ctas_per_sm))

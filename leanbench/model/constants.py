@@ -5,12 +5,65 @@ it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 
 def _constant(default: float, unit: str, meaning: str, *, fitted: str = "latency") -> Any:
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "fitted": fitted})
+
+
+@dataclass(frozen=True)
+class LeanCudaConstants:
+    """What the model knows of lean.cu on a GPU, all of it fitted to latencies.
+
+    The defaults are where a first fit starts.
+    """
+
+    bandwidth_share: float = _constant(
+        0.96, "of the datasheet", "bandwidth that its copies get from DRAM on large buffers"
+    )
+    warm_up_us: float = _constant(
+        1.7, "us", "time constant with which its copies reach full bandwidth"
+    )
+    start_us: float = _constant(
+        0.35,
+        "us",
+        "before a launch's first segment: work range, query rows, first loads",
+    )
+    segment_us: float = _constant(0.25, "us", "one more segment of a work range")
+    end_number_us: float = _constant(
+        1.3e-3, "us", "for each number of a segment's rows: its warps merge them"
+    )
+    cluster_us: float = _constant(
+        0.7, "us", "a segment of a cluster: its CTAs wait for each other and merge"
+    )
+    dram_latency_us: float = _constant(
+        0.4, "us", "a chunk of K and V, from its copy's issue to its arrival"
+    )
+    chunk_us: float = _constant(0.5, "us", "a warp's arithmetic for a chunk of 8 rows")
+    chunk_rows_us: float = _constant(
+        0.06, "us", "and for each 16 tokens x 64 numbers of every further 8 rows"
+    )
+    page_us: float = _constant(0.2, "us", "and where the cache is paged")
+    warp_share: float = _constant(
+        0.09, "of an SM", "its arithmetic that one warp keeps busy: more warps take turns"
+    )
+    sm_bytes_per_clock: float = _constant(66.0, "bytes/clock", "the most that one SM reads")
+    l2_bandwidth_ratio: float = _constant(
+        15.0, "of DRAM", "the L2's bandwidth, from which output tiles of one KV head read it again"
+    )
+    reread_share: float = _constant(
+        0.3, "", "and from DRAM, where they are not at the same tokens and K and V exceed the L2"
+    )
+    merge_us: float = _constant(0.33, "us", "a partial's way to the CTA that merges it")
+    merge_level_us: float = _constant(0.6, "us", "for each level of the tree of partials")
+    merge_number_us: float = _constant(
+        4.5e-4, "us x warps", "for each number of a partial, shared by the warps of a cluster"
+    )
+
+    def __post_init__(self) -> None:
+        _check(self, divisors=tuple(values_of(self)))
 
 
 @dataclass(frozen=True)
@@ -96,11 +149,11 @@ class Constants:
         1980.0, "MHz", "SM clock of the runs behind these figures", fitted="held"
     )
 
+    #: Of the kernel in CUDA C++; None: it is not calibrated.
+    lean_cuda: LeanCudaConstants | None = None
+
     def __post_init__(self) -> None:
-        for constant in fields(self):
-            value = getattr(self, constant.name)
-            if not math.isfinite(value) or value < 0 or (value == 0 and constant.name in _DIVISORS):
-                raise ValueError(f"{constant.name} is {value}")
+        _check(self, _DIVISORS)
 
 
 #: The model divides by these.
@@ -113,8 +166,28 @@ _DIVISORS = (
 )
 
 
-def names(fitted: str) -> tuple[str, ...]:
+Calibrated = Constants | LeanCudaConstants
+
+
+def declared(of: Calibrated | type[Calibrated]) -> tuple[Field[Any], ...]:
+    """The constants of a class in their order; each has `unit`, `meaning` and `fitted` as its
+    metadata.
+    """
+    return tuple(constant for constant in fields(of) if constant.metadata)
+
+
+def values_of(constants: Calibrated) -> dict[str, float]:
+    return {constant.name: getattr(constants, constant.name) for constant in declared(constants)}
+
+
+def names(of: Calibrated | type[Calibrated], fitted: str) -> tuple[str, ...]:
     """Constants that a fit of this kind moves."""
     return tuple(
-        constant.name for constant in fields(Constants) if constant.metadata["fitted"] == fitted
+        constant.name for constant in declared(of) if constant.metadata["fitted"] == fitted
     )
+
+
+def _check(constants: Calibrated, divisors: tuple[str, ...]) -> None:
+    for name, value in values_of(constants).items():
+        if not math.isfinite(value) or value < 0 or (value == 0 and name in divisors):
+            raise ValueError(f"{name} is {value}")

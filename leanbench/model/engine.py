@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from leanbench.core.decomposition import Schedule, Segment, TileGrid
+from leanbench.core.decomposition import Schedule, Segment
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.core.timeline import Span, SpanKind
 from leanbench.model.rates import SM_CLASSES, Rates
@@ -43,21 +43,28 @@ class CtaWork:
     read_bytes: tuple[float, ...]
 
 
-def work_of(schedule: Schedule, problem: AttentionProblem, tile_tokens: int) -> list[CtaWork]:
-    """Every CTA that has work; tokens past the end of a context are masked and not read."""
-    contexts, per_sequence = problem.contexts, TileGrid.of(problem, tile_tokens).per_sequence
+def work_of(
+    schedule: Schedule, problem: AttentionProblem, tile_tokens: int, step_tokens: int = 1
+) -> list[CtaWork]:
+    """Every CTA that has work; tokens past the end of a context are masked and not read.
+
+    Args:
+        step_tokens: a CTA takes as many tokens of a segment at a time; the last ones take as long
+            where there are fewer.
+    """
+    contexts, per_sequence = problem.contexts, schedule.output_tiles // problem.batch
     token_bytes = 2 * problem.head_dim * ELEMENT_BYTES
     work = []
     for cta, run in groupby(schedule.segments, key=lambda segment: segment.cta):
         segments = tuple(run)
-        ends = (
+        tokens = (
             min(part.last * tile_tokens, contexts[part.output_tile // per_sequence])
+            - part.first * tile_tokens
             for part in segments
         )
-        read = tuple(
-            token_bytes * (end - part.first * tile_tokens)
-            for end, part in zip(ends, segments, strict=True)
-        )
+        # A LeanTile that is counted for an output tile's end has none.
+        steps = (-(-max(0, count) // step_tokens) for count in tokens)
+        read = tuple(token_bytes * step_tokens * count for count in steps)
         work.append(CtaWork(cta, segments, read))
     return work
 
@@ -262,11 +269,7 @@ class Player:
         """The last partial is on its way: the host block, which has waited in its slot, merges."""
         run, waits_since_us = self._hosts[tile]
         part, arrived_us = run.work.segments[run.at], self._arrived_us[tile]
-        done_us = (
-            arrived_us
-            + self.rates.constants.merge_us
-            + self.rates.merge_partial_us * self._parts[tile]
-        )
+        done_us = self.rates.merge.end_us(arrived_us, self._parts[tile])
         self._note("wait", run, part, waits_since_us, arrived_us)
         self._note("reduction", run, part, arrived_us, done_us)
         self._go_on(run, done_us)
@@ -276,7 +279,7 @@ class Player:
         run.at += 1
         if run.at < len(run.work.segments):
             run.began_us = done_us
-            self._at(done_us + self.rates.constants.segment_us, self._on_filled, run)
+            self._at(done_us + self.rates.segment_us, self._on_filled, run)
             return
         self.played.append(Played(run.work.cta, run.sm.number, run.start_us, done_us))
         if self._next < len(self._work):
@@ -284,7 +287,7 @@ class Player:
 
     def _on_free(self, run: _Run) -> None:
         if self._next < len(self._work):
-            self._start(run.sm, self.now_us, self.now_us + self.rates.constants.segment_us)
+            self._start(run.sm, self.now_us, self.now_us + self.rates.segment_us)
 
     def _note(
         self, kind: SpanKind, run: _Run, part: Segment, start_us: float, end_us: float

@@ -4,8 +4,9 @@ fitted to.
 The rows are split by shape: all kernels of a shape, and all batches and head counts that make the
 same output tiles, are on one side. Half of the shapes are fitted to, one row for each kernel and
 config, drawn by a hash and so the same every time. The read floor's constants come from the floors,
-the others from the latencies, by least squares of the logarithm of predicted over measured (a soft
-L1 loss, so that a few odd rows weigh little). A weak pull to the start keeps constants that the
+the others from the latencies (lean_cuda's own from its rows, the others from all other rows), by
+least squares of the logarithm of predicted over measured (a soft L1 loss, so that a few odd rows
+weigh little). A weak pull to the start keeps constants that the
 rows say nothing about where they were.
 """
 
@@ -18,12 +19,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.calibration import Errors, RunErrors
-from leanbench.model.constants import Constants, names
+from leanbench.model.constants import Constants, LeanCudaConstants, names
 from leanbench.model.energy import energy_mj, fit_energy
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders
 from leanbench.model.rates import floor_us
@@ -32,6 +33,10 @@ from leanbench.model.simulate import latency_us
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_Fitted = TypeVar("_Fitted", Constants, LeanCudaConstants)
+
+#: The kernel with constants of its own.
+LEAN_CUDA = "lean_cuda"
 #: Rows that a fit evaluates at most, and needs at least.
 MOST_ROWS, FEWEST_ROWS = 300, 12
 #: Schedules with more segments take longer than they tell.
@@ -81,7 +86,8 @@ def fit(
     workers: int | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> Constants:
-    """Constants for these cells of one GPU, energy included where rows have it.
+    """Constants for these cells of one GPU, energy included where rows have it. Those of a kernel
+    that too few cells are of stay as they are in `start`.
 
     Args:
         workers: processes; left out, one for each core.
@@ -90,19 +96,51 @@ def fit(
     Raises:
         UserError: too few cells to fit to.
     """
-    if len(cells) < FEWEST_ROWS:
-        raise UserError(
-            f"{len(cells)} rows are too few to fit the model to, it needs {FEWEST_ROWS} of"
-            " different shapes: name another run as well, for example of `leanbench sweep smoke`"
-        )
+    of_lean_cuda = [cell for cell in cells if cell.kernel == LEAN_CUDA]
+    others = [cell for cell in cells if cell.kernel != LEAN_CUDA]
+    if max(len(of_lean_cuda), len(others)) < FEWEST_ROWS:
+        raise _too_few(len(cells))
     constants = _fit_floor(cells, spec, start)
-    constants = _fit_latency(cells, spec, constants, workers, told)
-    return _fit_energy(cells, spec, constants)
+    if len(others) >= FEWEST_ROWS:
+        constants = _fit_latency(others, spec, constants, workers, told)
+    if len(of_lean_cuda) >= FEWEST_ROWS:
+        constants = _fit_lean_cuda(of_lean_cuda, spec, constants, workers, told)
+    return _fit_energy(known(cells, constants), spec, constants)
+
+
+def fit_lean_cuda(
+    cells: Sequence[MeasuredCell],
+    spec: GpuSpec,
+    start: Constants,
+    workers: int | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> Constants:
+    """`start` with constants of lean_cuda for its cells among these.
+
+    Raises:
+        UserError: too few of them.
+    """
+    own = [cell for cell in cells if cell.kernel == LEAN_CUDA]
+    if len(own) < FEWEST_ROWS:
+        raise _too_few(len(own))
+    return _fit_lean_cuda(own, spec, start, workers, told)
+
+
+def known(cells: Sequence[MeasuredCell], constants: Constants) -> list[MeasuredCell]:
+    """The cells of kernels that these constants are of."""
+    return [cell for cell in cells if cell.kernel != LEAN_CUDA or constants.lean_cuda is not None]
+
+
+def _too_few(rows: int) -> UserError:
+    return UserError(
+        f"{rows} rows are too few to fit the model to, it needs {FEWEST_ROWS} of different shapes:"
+        " name another run as well, for example of `leanbench sweep smoke`"
+    )
 
 
 def _fit_floor(cells: Sequence[MeasuredCell], spec: GpuSpec, start: Constants) -> Constants:
     floors = [(cell.problem.kv_bytes, cell.read_floor_us) for cell in cells if cell.read_floor_us]
-    free = names("floor")
+    free = names(Constants, "floor")
     if len({read for read, _ in floors}) < len(free):
         return start
 
@@ -120,32 +158,58 @@ def _fit_latency(
     told: Callable[[str], None],
 ) -> Constants:
     chosen = sample(cells, spec)
-    told(f"Fitting {len(names('latency'))} constants to {len(chosen)} rows")
-    with predictor(chosen, spec, workers) as predict:
+    free = names(Constants, "latency")
+    told(f"Fitting {len(free)} constants to {len(chosen)} rows")
+    with _log_errors(chosen, spec, workers) as residuals:
+        return _least_squares(residuals, free, start, _PULL * math.sqrt(len(chosen)))
 
-        def residuals(constants: Constants) -> list[float]:
-            predicted = predict(constants)
-            return [
-                math.log(us / cell.latency_us) for us, cell in zip(predicted, chosen, strict=True)
-            ]
 
-        return _least_squares(residuals, names("latency"), start, _PULL * math.sqrt(len(chosen)))
+def _fit_lean_cuda(
+    cells: Sequence[MeasuredCell],
+    spec: GpuSpec,
+    constants: Constants,
+    workers: int | None,
+    told: Callable[[str], None],
+) -> Constants:
+    chosen = sample(cells, spec)
+    free = names(LeanCudaConstants, "latency")
+    told(f"Fitting {len(free)} constants of lean_cuda to {len(chosen)} rows")
+    start = constants.lean_cuda or LeanCudaConstants()
+    with _log_errors(chosen, spec, workers) as errors:
+
+        def residuals(own: LeanCudaConstants) -> list[float]:
+            return errors(replace(constants, lean_cuda=own))
+
+        own = _least_squares(residuals, free, start, _PULL * math.sqrt(len(chosen)))
+    return replace(constants, lean_cuda=own)
+
+
+@contextmanager
+def _log_errors(
+    cells: Sequence[MeasuredCell], spec: GpuSpec, workers: int | None
+) -> Iterator[Callable[[Constants], list[float]]]:
+    """A function that gives the logarithm of predicted over measured of every cell."""
+    with predictor(cells, spec, workers) as predict:
+        yield lambda constants: [
+            math.log(us / cell.latency_us)
+            for us, cell in zip(predict(constants), cells, strict=True)
+        ]
 
 
 def _least_squares(
-    residuals: Callable[[Constants], list[float]],
+    residuals: Callable[[_Fitted], list[float]],
     free: Sequence[str],
-    start: Constants,
+    start: _Fitted,
     pull: float,
     most: int | None = None,
-) -> Constants:
+) -> _Fitted:
     """Moves the free constants, each by a factor: none changes its sign, and small ones move as
     easily as large.
     """
     import numpy as np
     from scipy.optimize import least_squares
 
-    def at(steps: Any) -> Constants:
+    def at(steps: Any) -> _Fitted:
         # A factor beyond e^4 means nothing any more.
         factors = np.exp(np.clip(steps, -4, 4))
         moved = {
@@ -184,7 +248,7 @@ def _fit_energy(cells: Sequence[MeasuredCell], spec: GpuSpec, constants: Constan
 
 def running_sms(cell: MeasuredCell, spec: GpuSpec) -> int:
     """SMs that run a CTA of this cell."""
-    return min(spec.sms, len({segment.cta for segment in cell.schedule(spec).segments}))
+    return cell.schedule(spec).running_sms(spec.sms)
 
 
 def check(

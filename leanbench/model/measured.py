@@ -26,6 +26,7 @@ ORDER_MARGIN = 0.05
 class MeasuredCell:
     """One measured row, with the config that ran."""
 
+    #: The kernel that ran, where the row's own stands for several: `lean_cuda`, not `lean`.
     kernel: str
     problem: AttentionProblem
     config: KernelConfig
@@ -56,9 +57,7 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The usable rows of one run: status ok, cold cache, a kernel in Triton whose schedule is
-    known.
-    """
+    """The usable rows of one run: status ok, cold cache, a kernel whose schedule is known."""
 
     name: str
     spec: GpuSpec
@@ -115,14 +114,10 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
         config = KernelConfig(**row.config)
     except TypeError:  # a setting of another version
         return None
-    if (
-        kernel is None
-        or config.implementation == "cuda"
-        or kernel.schedule(problem, config, spec) is None
-    ):
+    if kernel is None or kernel.schedule(problem, config, spec) is None:
         return None
     return MeasuredCell(
-        kernel=row.kernel,
+        kernel=kernel.implementation_of(config).name,
         problem=problem,
         config=config,
         latency_us=row.latency_us,

@@ -36,8 +36,41 @@ WARM_UP_STEPS = (0.25, 0.5, 1.0, 1.5, 2.5, 4.0)
 
 
 @dataclass(frozen=True)
+class Merge:
+    """What merging the partials of an output tile takes once they have arrived, microseconds."""
+
+    #: The last partial's way to the merging CTA, the last loads and the stores.
+    once_us: float
+    #: One more partial among those that a CTA merges at once.
+    partial_us: float
+    #: Partials that a CTA merges at once, where more go through a tree, and each level of it; None:
+    #: all of them.
+    at_once: int | None = None
+    level_us: float = 0.0
+
+    def end_us(self, arrived_us: float, partials: int) -> float:
+        """When the output tile is done whose `partials` had arrived at `arrived_us`."""
+        if self.at_once is None:
+            return arrived_us + self.once_us + self.partial_us * partials
+        levels = tree_levels(partials, self.at_once) * self.level_us
+        return arrived_us + self.once_us + levels + self.partial_us * min(partials, self.at_once)
+
+
+def tree_levels(partials: int, at_once: int) -> int:
+    """Levels of a tree in which each CTA merges up to `at_once` partials."""
+    levels = 0
+    while partials > 1:
+        partials = -(-partials // at_once)
+        levels += 1
+    return levels
+
+
+@dataclass(frozen=True)
 class Rates:
-    """What the simulation needs to know about one launch on one GPU."""
+    """What the simulation needs to know about one launch on one GPU.
+
+    A cluster of CTAs is played as one CTA on a GPU whose SMs are as many together.
+    """
 
     constants: Constants
     sms: int
@@ -46,12 +79,18 @@ class Rates:
     #: K and V of one full LeanTile, and one CTA's arithmetic for it.
     tile_bytes: int
     compute_us: float
+    #: What comes before a segment's first byte, the end of the segment before included.
+    segment_us: float
+    #: From the launch to the first CTAs' first byte.
+    first_byte_us: float
+    #: Time constant with which the memory reaches its full bandwidth.
+    warm_up_us: float
     #: The most that one CTA reads when it is alone, one SM, and all together.
     cta_bytes_per_us: float
     sm_bytes_per_us: float
     gpu_bytes_per_us: float
-    #: What one more partial adds to a stream-K merge, in which one CTA reads all rows of it.
-    merge_partial_us: float
+    #: A stream-K merge, in the same launch.
+    merge: Merge
 
     @property
     def slots(self) -> int:
@@ -61,11 +100,6 @@ class Rates:
     def start_us(self) -> float:
         """From the launch to the first CTAs' start."""
         return self.constants.launch_us
-
-    @property
-    def first_byte_us(self) -> float:
-        """From the launch to the first CTAs' first byte."""
-        return self.constants.launch_us + self.constants.first_read_us + self.constants.segment_us
 
     def weight(self, sm: int) -> float:
         """An SM's share of full memory, over the mean."""
@@ -88,13 +122,13 @@ class Rates:
 
     def warm_up_ends(self) -> list[float]:
         """When the memory's rate changes, microseconds from the launch."""
-        return [self.first_byte_us + step * self.constants.warm_up_us for step in WARM_UP_STEPS]
+        return [self.first_byte_us + step * self.warm_up_us for step in WARM_UP_STEPS]
 
     def memory_bytes_per_us(self, now_us: float) -> float:
         """DRAM bandwidth at a time from the launch: the mean of `1 - exp(-t / warm_up)` over each
         step.
         """
-        since = (now_us - self.first_byte_us) / self.constants.warm_up_us
+        since = (now_us - self.first_byte_us) / self.warm_up_us
         begin = 0.0
         for end in WARM_UP_STEPS:
             if since < end - 1e-9:
@@ -130,11 +164,17 @@ def rates_for(
         resident=resident_ctas(problem, config, spec) if resident is None else resident,
         tile_bytes=tile_bytes(problem, config),
         compute_us=compute_us,
+        segment_us=constants.segment_us,
+        first_byte_us=constants.launch_us + constants.first_read_us + constants.segment_us,
+        warm_up_us=constants.warm_up_us,
         cta_bytes_per_us=cta_bytes_per_us(problem, config, spec, constants),
         sm_bytes_per_us=sm_rate,
         gpu_bytes_per_us=achievable_bytes_per_us(spec, constants),
-        # Each number is read, and its slot emptied for the next launch.
-        merge_partial_us=merge_partial_us(constants, 2 * rows * problem.head_dim, config.num_warps),
+        # One CTA reads each number of a partial, and empties its slot for the next launch.
+        merge=Merge(
+            constants.merge_us,
+            merge_partial_us(constants, 2 * rows * problem.head_dim, config.num_warps),
+        ),
     )
 
 

@@ -14,10 +14,18 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig
 from leanbench.core.timeline import Span
+from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.model.calibration import calibration_for
 from leanbench.model.constants import Constants
 from leanbench.model.engine import CtaWork, Played, Player, work_of
-from leanbench.model.rates import MAX_CTAS_PER_SM, Rates, merge_partial_us, rates_for
+from leanbench.model.lean_cuda import lean_cuda_rates, step_tokens
+from leanbench.model.rates import (
+    MAX_CTAS_PER_SM,
+    Rates,
+    merge_partial_us,
+    rates_for,
+    resident_ctas,
+)
 from leanbench.model.waves import are_alike, play_alike
 
 #: With more whole output tiles than this on each CTA, `latency_us` takes those in the middle
@@ -59,12 +67,11 @@ def simulate(
         constants: instead of those of the calibration in use for this GPU.
 
     Raises:
-        UserError: not even one CTA of this config fits an SM.
+        UserError: not even one CTA of this config fits an SM, or the model does not know lean_cuda
+            there.
     """
-    rates = _rates(problem, config, spec, resident, constants)
-    player = Player(
-        work_of(schedule, problem, config.tile_tokens), rates, schedule.merge_launch, spans
-    )
+    work, rates = _launch(schedule, problem, config, spec, resident, constants)
+    player = Player(work, rates, schedule.merge_launch, spans)
     total_us = player.play() + merge_launch_us(schedule, problem, rates)
     ctas = tuple(sorted(player.played, key=lambda one: one.cta))
     return Simulation(total_us, problem.kv_bytes / total_us / 1e6, rates.slots, ctas)
@@ -84,10 +91,10 @@ def latency_us(
     (docs/model.md says how far off that is).
 
     Raises:
-        UserError: not even one CTA of this config fits an SM.
+        UserError: not even one CTA of this config fits an SM, or the model does not know lean_cuda
+            there.
     """
-    rates = _rates(problem, config, spec, resident, constants)
-    work = work_of(schedule, problem, config.tile_tokens)
+    work, rates = _launch(schedule, problem, config, spec, resident, constants)
     if are_alike(work, schedule.merge_launch):
         reading_us = play_alike(len(work), work[0].read_bytes[0], rates)
     else:
@@ -96,6 +103,13 @@ def latency_us(
             work, rates = _coarse(work, rates)
         reading_us = Player(work, rates, schedule.merge_launch).play()
     return reading_us + merge_launch_us(schedule, problem, rates)
+
+
+def fits(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> bool:
+    """Whether an SM holds a CTA of this config, or as many as it asks for where that is known."""
+    if config.implementation == "cuda":
+        return CudaBuild.of(problem, config).fits(spec)
+    return resident_ctas(problem, config, spec) > 0
 
 
 def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates) -> float:
@@ -128,14 +142,19 @@ def merge_waves(output_tiles: int, rates: Rates) -> int:
     return -(-output_tiles // (rates.sms * MAX_CTAS_PER_SM))
 
 
-def _rates(
+def _launch(
+    schedule: Schedule,
     problem: AttentionProblem,
     config: KernelConfig,
     spec: GpuSpec,
     resident: int | None,
     constants: Constants | None,
-) -> Rates:
+) -> tuple[list[CtaWork], Rates]:
     costs = calibration_for(spec).constants if constants is None else constants
+    if config.implementation == "cuda":
+        rates = lean_cuda_rates(problem, config, schedule, spec, costs)
+        step = step_tokens(problem, config)
+        return work_of(schedule, problem, config.tile_tokens, step), rates
     rates = rates_for(problem, config, spec, costs, resident)
     if rates.resident == 0:
         raise UserError(
@@ -143,7 +162,7 @@ def _rates(
             f" {problem.head_dim} do not fit the {spec.shared_kb_per_cta} KB of shared memory of a"
             f" CTA on {spec.name}: lower num_stages or tile_tokens"
         )
-    return rates
+    return work_of(schedule, problem, config.tile_tokens), rates
 
 
 def _coarse(work: Sequence[CtaWork], rates: Rates) -> tuple[list[CtaWork], Rates]:
@@ -164,7 +183,7 @@ def _coarse(work: Sequence[CtaWork], rates: Rates) -> tuple[list[CtaWork], Rates
                 segments.append(segment)
                 read.append(count)
         coarse.append(CtaWork(one.cta, tuple(segments), tuple(read)))
-    pause_us = rates.constants.segment_us + rates.compute_us
+    pause_us = rates.segment_us + rates.compute_us
     streaming_us = sum(sum(one.read_bytes) for one in work) / rates.cta_bytes_per_us
     slower = streaming_us / (streaming_us + saved * pause_us)
     return coarse, replace(rates, cta_bytes_per_us=slower * rates.cta_bytes_per_us)

@@ -48,9 +48,11 @@ def predict_timeline(
     config = KernelConfig(**fields["config"])
     schedule = kernel.schedule(problem, config, spec)
     assert schedule is not None
+    is_cuda = config.implementation == "cuda"
     played: list[tuple[int, Span]] = []
     simulation = simulate(schedule, problem, config, spec, played)
-    ctas = _ctas(_launch_name(schedule), simulation, played)
+    launch = kernel.implementation_of(config).name if is_cuda else _launch_name(schedule)
+    ctas = _ctas(launch, schedule.cluster_size, simulation, played)
     if schedule.merge_launch:
         ctas += _merge_ctas(schedule, problem, simulation, spec)
     return Timeline(
@@ -60,7 +62,7 @@ def predict_timeline(
         source="predicted",
         gpu=spec.product,
         sms=spec.sms,
-        output_tiles=_output_tiles(schedule),
+        output_tiles=schedule.output_tiles,
         ctas=_from_first_start(ctas),
         latency_us=simulation.latency_us,
     )
@@ -75,7 +77,8 @@ def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
     schedule = kernel.schedule(timeline.problem, config, spec) if kernel else None
     if schedule is None:
         return None
-    return quantisation_efficiency(schedule, spec.sms * (config.ctas_per_sm or 1 if config else 1))
+    slots = schedule.slots(spec.sms, config.ctas_per_sm if config else None)
+    return quantisation_efficiency(schedule, slots)
 
 
 def _launch_name(schedule: Schedule) -> str:
@@ -86,18 +89,19 @@ def _launch_name(schedule: Schedule) -> str:
     )
 
 
-def _output_tiles(schedule: Schedule) -> int:
-    return 1 + max(segment.output_tile for segment in schedule.segments)
-
-
-def _ctas(launch: str, simulation: Simulation, played: list[tuple[int, Span]]) -> list[CtaTimeline]:
+def _ctas(
+    launch: str, cluster_size: int, simulation: Simulation, played: list[tuple[int, Span]]
+) -> list[CtaTimeline]:
+    """Every CTA; those of a cluster, which was played as one, do the same at the same time."""
     spans: dict[int, list[Span]] = {}
     for cta, span in played:
         spans.setdefault(cta, []).append(span)
     found = []
     for cta in simulation.ctas:
         own = tuple(sorted(spans[cta.cta], key=lambda span: span.start_us))
-        found.append(CtaTimeline(launch, cta.cta, cta.sm, cta.start_us, cta.end_us, own))
+        for rank in range(cluster_size):
+            number, sm = cta.cta * cluster_size + rank, cta.sm * cluster_size + rank
+            found.append(CtaTimeline(launch, number, sm, cta.start_us, cta.end_us, own))
     return found
 
 

@@ -65,7 +65,7 @@ def play_alike(ctas: int, read_bytes: float, rates: Rates) -> float:
             last_us = max(last_us, done_us)
             streaming.remove(squad)
             if waiting:
-                streams_us[squad.speed_class] = done_us + rates.constants.segment_us
+                streams_us[squad.speed_class] = done_us + rates.segment_us
         classes = sorted(one for one, at_us in streams_us.items() if at_us <= now_us + SAME_US)
         if classes:
             taken = [*_deal(waiting, classes, read_bytes, rates)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.report.compare.ratios import MARGIN
 from leanbench.report.frame import SUBJECT, best_ok_rows, has_values
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from leanbench.report.compare.ratios import Margin
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,6 @@ class HeatMap:
     note: str
 
 
-WINNER = HeatMap(
-    "winner",
-    "Fastest kernel",
-    f"how many times as long the second takes; grey: several within {MARGIN:.0%}; blank: no two"
-    " kernels ok",
-)
 SPEEDUP = HeatMap("speedup", f"Speedup of {SUBJECT}", f"blue: {SUBJECT} is faster, orange: slower")
 FLOOR = HeatMap(
     "floor",
@@ -35,7 +30,17 @@ FLOOR = HeatMap(
 )
 
 
-def maps_of(frame: DataFrame) -> list[HeatMap]:
+def winner_map(margin: Margin) -> HeatMap:
+    """Which kernel is the fastest by more than a margin."""
+    return HeatMap(
+        "winner",
+        "Fastest kernel",
+        f"how many times as long the second takes; grey: several within {margin.words}; blank: no"
+        " two kernels ok",
+    )
+
+
+def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
     """The maps that these rows fill: at least two rows and two columns of cells."""
     ok = best_ok_rows(frame)
     if (
@@ -44,7 +49,7 @@ def maps_of(frame: DataFrame) -> list[HeatMap]:
     ):
         return []
     kernels = {*ok["kernel"]}
-    found = [WINNER] if len(kernels) > 1 else []
+    found = [winner_map(margin)] if len(kernels) > 1 else []
     if len(kernels) > 1 and SUBJECT in kernels:
         found.append(SPEEDUP)
     return [*found, FLOOR] if has_values(ok, "read_floor_share") else found

@@ -50,8 +50,8 @@ def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Sum
     """
     check_budget(request)
     if request.target.local_index is None:
-        # What the model does not know is not among the candidates.
-        request = replace(request, kernel=request.kernel.modelled())
+        # What would not run there is not among the candidates.
+        request = replace(request, kernel=request.kernel.implementation_on(request.target.spec))
     plan = replace(request.plan, reserve_s=_power_s(request))
     with process_pool() as pool:
         search = Search(request.kernel, request.target.spec, plan, observer, began_s)

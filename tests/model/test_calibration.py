@@ -15,20 +15,22 @@ from leanbench.model.calibration import (
     Errors,
     RunErrors,
     calibration_for,
-    home,
     read_calibration,
     to_json,
     user_file,
     write_calibration,
 )
 from leanbench.model.constants import Constants
+from leanbench.model.error import model_error
 
 H200, A100, L4 = find("h200"), find("a100"), find("l4")
 
 
 def made(gpu: str, **constants: float) -> Calibration:
     errors = Errors(10, 0.02, 0.05, 0.1)
-    run = RunErrors("grid", "checked", "latency", errors, {"lean": errors}, 5, 4, {"gpu": "GPU-1"})
+    run = RunErrors(
+        "grid", "checked", "latency", errors, {"lean_cuda": errors}, 5, 4, {"gpu": "GPU-1"}
+    )
     return Calibration(gpu, Constants(**constants), (run,), "0.1.0", "2026-11-21T00:00:00+00:00")
 
 
@@ -43,10 +45,10 @@ def test_where_the_user_s_own_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert user_file("h200") == tmp_path / "here" / "models" / "h200.json"
     monkeypatch.setenv("LEANBENCH_HOME", "")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert home() == tmp_path / "data" / "leanbench"
+    assert user_file("h200").parent == tmp_path / "data" / "leanbench" / "models"
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert home() == tmp_path / ".local" / "share" / "leanbench"
+    assert user_file("h200").parent == tmp_path / ".local" / "share" / "leanbench" / "models"
 
 
 def test_what_is_written_is_read(own: Path) -> None:
@@ -92,7 +94,7 @@ def broken(change: dict[str, object], drop: str = "") -> str:
     [
         ("{", "is no calibration (Expecting property name"),
         ("[]", "is no calibration ('list' object has no attribute 'get')"),
-        (broken({"schema_version": 2}), "schema version 2, this leanbench reads 1"),
+        (broken({"schema_version": 1}), "schema version 1, this leanbench reads 2"),
         (broken({}, drop="tile_us"), "constants without a value: tile_us"),
         (
             broken(
@@ -133,15 +135,27 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_the_sentence_beside_a_prediction(own: Path) -> None:
     write_calibration(made("h200"), user_file("h200"))
     words = (
-        "Model error on h200, 10 rows that it was not fitted to: 2.0% median and 5.0% at the 90th"
-        " percentile (grid)"
+        "Model error on h200: lean_cuda 2.0% in the median, 5.0% at the 90th percentile (10 rows of"
+        " grid), 10% at worst"
     )
-    assert known_error("h200") == known_error("NVIDIA H200") == f"{words}, 10% worst."
-    assert known_error("a100") == f"{words}, 10% worst; scaled from h200, unchecked on a100-80gb."
-    assert (
-        known_error("Imagined X1")
-        == f"{words}, 10% worst; scaled from h200, unchecked on Imagined X1."
+    assert known_error("h200") == known_error("NVIDIA H200") == f"{words}."
+    scaled = f"{words}; scaled from h200, unchecked on"
+    assert known_error("a100") == f"{scaled} a100-80gb."
+    assert known_error("Imagined X1") == f"{scaled} Imagined X1."
+
+
+def test_the_error_is_that_of_the_kernel_that_runs_there(own: Path) -> None:
+    """`lean` is lean_cuda on an H200 and lean_triton on an A100; what was never compared says so,
+    and what has no prediction no error.
+    """
+    write_calibration(made("h200"), user_file("h200"))
+    assert known_error("h200", ["lean", "cudnn"]) == known_error("h200")
+    assert known_error("a100", ["lean", "fa2"]).startswith(
+        "Model error on h200: lean_triton unknown; fa2 unknown; scaled"
     )
+    assert model_error("h200", ["lean"]) == 0.05
+    # Of a kernel that was never compared as much as of the worst.
+    assert model_error("h200", ["lean", "fa2"]) == 0.05
 
 
 def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own: Path) -> None:
@@ -149,6 +163,6 @@ def test_errors_of_rows_it_was_fitted_to_are_said_as_such(own: Path) -> None:
     write_calibration(
         replace(fitted, runs=(replace(fitted.runs[0], role="fitted"),)), user_file("h200")
     )
-    assert "10 rows that it was fitted to" in known_error("h200")
+    assert "(10 rows of grid, which it was fitted to)" in known_error("h200")
     write_calibration(replace(fitted, runs=()), user_file("h200"))
     assert known_error("h200") == "Model error on h200: unknown."

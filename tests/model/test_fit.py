@@ -18,9 +18,17 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibrate import calibrate, check_runs, read_runs
-from leanbench.model.calibration import Errors
-from leanbench.model.constants import Constants, names
-from leanbench.model.fit import MOST_ROWS, check, fit, predictor, sample, split
+from leanbench.model.calibration import Errors, calibration_for
+from leanbench.model.constants import Constants, LeanCudaConstants, names
+from leanbench.model.fit import (
+    MOST_ROWS,
+    check,
+    fit,
+    fit_lean_cuda,
+    predictor,
+    sample,
+    split,
+)
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders, read_measured
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
@@ -47,6 +55,11 @@ def cell(name: str, problem: AttentionProblem, constants: Constants = TRUE) -> M
     )
 
 
+def lean_cuda_cell(problem: AttentionProblem, constants: Constants) -> MeasuredCell:
+    made = cell("lean_cuda", problem, constants)
+    return replace(made, read_floor_us=None)
+
+
 def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made") -> MeasuredRun:
     cells = [
         cell(one, problem) for problem in problems for one in ("lean_triton", "fa2", "fixed_split")
@@ -65,8 +78,27 @@ def test_a_fit_finds_what_made_the_rows() -> None:
     assert found.bandwidth_share == pytest.approx(0.9, rel=0.01)
     assert found.tile_us == pytest.approx(0.8, rel=0.1)
     # What no run tells apart stays.
-    for name in names("held"):
+    for name in names(Constants, "held"):
         assert getattr(found, name) == getattr(TRUE, name)
+
+
+def test_lean_cuda_has_constants_of_its_own() -> None:
+    true = replace(TRUE, lean_cuda=LeanCudaConstants(chunk_us=0.9, merge_level_us=1.8))
+    start = replace(TRUE, lean_cuda=LeanCudaConstants())
+    cells = [lean_cuda_cell(problem, true) for problem in PROBLEMS]
+    run = MeasuredRun("made", H200, tuple(cells), {})
+    found = fit_lean_cuda(run.cells, H200, start, workers=1)
+    assert found.lean_cuda is not None
+    assert replace(found, lean_cuda=None) == TRUE
+    before, after = (
+        check(run, run.cells, constants, "checked", workers=1)[0][0].all
+        for constants in (start, found)
+    )
+    assert before.worst > 0.05
+    assert after.worst < 0.03
+    assert found.lean_cuda.merge_level_us > 1.2
+    with pytest.raises(UserError, match="0 rows are too few to fit the model to"):
+        fit_lean_cuda(measured().cells, H200, start)
 
 
 def test_too_few_rows_are_refused() -> None:
@@ -215,9 +247,15 @@ def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None
     rows = {(figures.run, figures.role): figures.all.rows for figures in fitted.calibration.runs}
     assert rows["made", "fitted"] + rows["made", "checked"] == 45
     assert rows["other", "checked"] == 6
-    for before, after in zip(fitted.before, fitted.calibration.runs, strict=True):
+    for before, after in zip(fitted.before, fitted.after, strict=True):
         assert (before.run, before.role, before.all.rows) == (after.run, after.role, after.all.rows)
         assert after.all.median < before.all.median
+    # lean_cuda, of which no row is, keeps its constants and what is known of their errors.
+    in_use = calibration_for(H200).calibration
+    assert fitted.calibration.constants.lean_cuda == in_use.constants.lean_cuda
+    kept = [run for run in in_use.runs if {*run.by_kernel} == {"lean_cuda"}]
+    assert fitted.calibration.runs == (*kept, *fitted.after)
+    assert {run.run for run in kept} >= {"paper-500", "groups"}
     with pytest.raises(UserError, match="made is among the runs to fit to and to check with"):
         calibrate([run], [run])
 

@@ -25,15 +25,17 @@ def shipped() -> Calibration:
 
 
 @pytest.mark.parametrize(
-    "run", ["paper-fig7a", "smoke", "ragged", "occupancy", "paper-fig13-again"]
+    "run",
+    ["paper-fig7a", "smoke", "ragged", "occupancy", "paper-fig13-again", "peers", "paper-fig7b"],
 )
 def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> None:
     measured = read_measured(str(RUNS / run))
-    found = [
-        figures
-        for figures, _ in check(measured, measured.cells, shipped.constants, "checked", workers=1)
-    ]
     stated = [figures for figures in shipped.runs if figures.run == run]
+    # A run that measured lean_cuda was compared with its predictions alone.
+    cells = [cell for cell in measured.cells if cell.kernel in stated[0].by_kernel]
+    found = [
+        figures for figures, _ in check(measured, cells, shipped.constants, "checked", workers=1)
+    ]
     assert [figures.quantity for figures in stated] == [figures.quantity for figures in found]
     for one, other in zip(stated, found, strict=True):
         assert (one.all.rows, one.pairs, one.pairs_right) == (
@@ -56,7 +58,7 @@ def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
     ]
     assert stated.all.rows == len(held_out) > 500
     some = held_out[::12]
-    assert {cell.kernel for cell in some} == {"lean", "fa2", "fixed_split"}
+    assert {cell.kernel for cell in some} == {"lean_triton", "fa2", "fixed_split"}
     [(found, _)] = check(run, some, shipped.constants, "checked", workers=1)
     assert found.all.median < 1.5 * stated.all.median
     assert found.all.worst <= stated.all.worst + 1e-6
@@ -84,20 +86,40 @@ def test_errors_are_within_what_was_asked(shipped: Calibration) -> None:
     assert sum(figures.pairs_right for figures in held_out) > 0.95 * sum(
         figures.pairs for figures in held_out
     )
-    [energy] = [
-        figures
+    energies = {
+        figures.run: figures.all
         for figures in shipped.runs
         if figures.role == "checked" and figures.quantity == "energy"
-    ]
-    assert (energy.run, energy.all.rows) == ("paper-fig13-again", 12)
-    assert energy.all.worst < 0.06
+    }
+    assert energies["paper-fig13-again"].rows == 12
+    assert energies["paper-fig13-cuda"].rows == 4
+    assert max(figures.worst for figures in energies.values()) < 0.06
+
+
+def test_lean_cuda_is_predicted_as_itself(shipped: Calibration) -> None:
+    """Over the `groups` run its latency was once predicted as the Triton kernel's: 6% off in the
+    median, 227% at the 90th percentile.
+    """
+    held_out = {
+        figures.run: figures.by_kernel["lean_cuda"]
+        for figures in shipped.runs
+        if figures.role == "checked"
+        and figures.quantity == "latency"
+        and "lean_cuda" in figures.by_kernel
+    }
+    assert held_out["paper-500"].rows > 200
+    for run in ("paper-500", "groups", "peers", "peers-bf16"):
+        assert held_out[run].median < 0.02
+        assert held_out[run].p90 < 0.06
+    assert max(figures.worst for figures in held_out.values()) < 0.2
 
 
 def test_the_sentence_names_the_held_out_rows(shipped: Calibration) -> None:
-    held_out = [
-        figures
-        for figures in shipped.runs
-        if figures.role == "checked" and figures.quantity == "latency"
-    ]
-    rows = sum(figures.all.rows for figures in held_out)
-    assert f"{rows} rows that it was not fitted to" in known_error("h200")
+    for name, run in (("lean_cuda", "paper-500"), ("fa2", "mha-grid"), ("fixed_split", "mha-grid")):
+        [figures] = [
+            figures.by_kernel[name]
+            for figures in shipped.runs
+            if (figures.run, figures.role, figures.quantity) == (run, "checked", "latency")
+        ]
+        words = f"{name} {figures.median:.1%} in the median, {figures.p90:.1%} at the 90th"
+        assert words in known_error("h200", [name])

@@ -117,7 +117,7 @@ def test_merge_costs_by_numbers_and_warps() -> None:
     # A stream-K merge reads the rows of the group (4 x 128 here) and empties their slots.
     assert rates_for(
         PROBLEM, KernelConfig(64, 8, 3), H200, COSTS
-    ).merge_partial_us == pytest.approx(0.138)
+    ).merge.partial_us == pytest.approx(0.138)
 
 
 @pytest.mark.parametrize(

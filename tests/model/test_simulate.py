@@ -83,7 +83,7 @@ def splitting_us(kind: str, problem: AttentionProblem, spec: GpuSpec = H200) -> 
     parts = Counter(segment.output_tile for segment in schedule.segments)
     cost_us: dict[int, float] = defaultdict(float)
     for segment in schedule.segments:
-        merge_us = EVEN.merge_us + parts[segment.output_tile] * rates.merge_partial_us
+        merge_us = EVEN.merge_us + parts[segment.output_tile] * rates.merge.partial_us
         cost_us[segment.cta] += segment_us + (0 if segment.is_whole else merge_us)
     last_tile_us = rates.tile_bytes * rates.resident / rates.demand(rates.resident)
     return max(cost_us.values()) + last_tile_us
@@ -218,7 +218,7 @@ def test_merge_costs_by_partials() -> None:
     two, sixty = heads(256, q_heads=1), heads(7680, q_heads=1)
     difference = play("stream_k", sixty).latency_us - play("stream_k", two).latency_us
     # Sixty CTAs do not yet ask for more than the DRAM has.
-    assert difference == pytest.approx(58 * rates_of(two).merge_partial_us)
+    assert difference == pytest.approx(58 * rates_of(two).merge.partial_us)
 
 
 def test_a_merge_costs_by_the_numbers_that_one_cta_merges() -> None:

@@ -20,6 +20,7 @@ from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES
 from leanbench.report.compare.core import Comparison, compare, counts, group
 from leanbench.report.compare.pair import Pair, judge, make_pair
+from leanbench.report.compare.ratios import Margin
 from leanbench.report.compare.sentences import (
     best_gain,
     difference,
@@ -524,8 +525,27 @@ def test_predictions_for_two_gpus_say_so(tmp_path):
         ("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",))
     ]
     assert sentences(comparison)[-1].startswith(
-        "Predicted: medians alone are compared, within 1% is the same"
+        "Predicted: medians alone are compared, within the model's error of 3.1% is the same"
     )
+
+
+@pytest.mark.parametrize(("new_us", "verdict"), [(10.2, "same"), (11.0, "slower")])
+def test_a_difference_within_the_model_s_error_is_none(tmp_path, new_us, verdict):
+    """lean_cuda was wrong by 2.5% at the 90th percentile on an H200."""
+    runs = [
+        write_run(
+            tmp_path / name,
+            [row(SHORT, source="predicted", latency_us=us)],
+            source="predicted",
+            gpu="NVIDIA H200",
+        )
+        for name, us in (("base", 10.0), ("new", new_us))
+    ]
+    comparison = compare(str(runs[0]), str(runs[1]), margin=MARGIN)
+    assert comparison.margin.is_model_error
+    assert [pair.verdict for pair in comparison.pairs] == [verdict]
+    # A wider margin that was asked for is kept.
+    assert compare(str(runs[0]), str(runs[1]), margin=0.2).margin == Margin(0.2)
 
 
 def test_predicted_against_measured_is_refused(tmp_path):

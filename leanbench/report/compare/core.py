@@ -13,6 +13,7 @@ from leanbench.core.errors import UserError, nearest
 from leanbench.core.problem import AttentionProblem
 from leanbench.records.reading import RUNS, Run, find_run, read_run
 from leanbench.report.compare.match import match
+from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.frame import gpu_name
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Comparison:
     base: Selection
     new: Selection
     #: Relative difference that counts as none.
-    margin: float
+    margin: Margin
     #: What needs a look first: broken cells, then the worst slowdown; within a verdict by size,
     #: `same` in base's order.
     pairs: tuple[Pair, ...]
@@ -247,11 +248,14 @@ def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
     if not any(key in new.rows for key in base.rows):
         raise UserError(_why_no_pairs(base, new))
     samples = _samples_us(base.run.directory), _samples_us(new.run.directory)
-    pairs = match(base.rows, new.rows, margin, samples)
+    rows = [row for side in (base, new) for row in side.rows.values() if row.status == "ok"]
+    source, kernels = (rows[0].source if rows else ""), dict.fromkeys(row.kernel for row in rows)
+    of_all = margin_of(source, (base.gpu, new.gpu), kernels, least=margin)
+    pairs = match(base.rows, new.rows, of_all.share, samples)
     return Comparison(
         base,
         new,
-        margin,
+        of_all,
         tuple(sorted(pairs.values(), key=_urgency)),
         tuple(_differences(base, new, list(pairs))),
         tuple(_cell_label(key, row) for key, row in base.rows.items() if key not in new.rows),

@@ -30,7 +30,7 @@ def json_text(comparison: Comparison) -> str:
         "base": _side(comparison.base),
         "new": _side(comparison.new),
         "source": comparison.source,
-        "margin": comparison.margin,
+        "margin": comparison.margin.share,
         "method": METHOD if comparison.source == "measured" else "medians alone, predicted",
         "pairs_without_samples": comparison.without_samples,
         "differences": [asdict(each) for each in comparison.differences],

@@ -4,13 +4,45 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from leanbench.model.error import model_error
 from leanbench.report.compare.pair import judge
 
 #: A relative difference within this is none, unless another margin is chosen.
 MARGIN = 0.01
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A relative difference within which two latencies have no order."""
+
+    share: float
+    #: The performance model is as wrong: the latencies are predicted.
+    is_model_error: bool = False
+
+    @property
+    def words(self) -> str:
+        """What stands behind ``within``."""
+        if self.is_model_error:
+            return f"the model's error of {self.share:.1%}"
+        return f"{self.share * 100:g}%"
+
+
+MEASURED = Margin(MARGIN)
+
+
+def margin_of(
+    source: str, gpus: Iterable[str], kernels: Iterable[str], least: float = MARGIN
+) -> Margin:
+    """The margin of rows of one source: for predictions, what those of these kernels were wrong by
+    on the GPU that is known worst, if it is more than `least`.
+    """
+    names = list(kernels)
+    errors = [model_error(gpu, names) for gpu in gpus] if source == "predicted" else []
+    error = max(errors, default=0.0)
+    return Margin(error, is_model_error=True) if error > least else Margin(least)
 
 
 @dataclass(frozen=True)
@@ -24,18 +56,20 @@ class Ratios:
     lowest_at: str
     highest: float
     highest_at: str
-    #: Problems with a ratio above 1, within `MARGIN` of 1, and below it.
+    #: Problems with a ratio above 1, within the margin of 1, and below it.
     above: int
     same: int
     below: int
 
 
-def ratios_of(labels: Sequence[str], values: Sequence[float]) -> Ratios | None:
+def ratios_of(
+    labels: Sequence[str], values: Sequence[float], margin: Margin = MEASURED
+) -> Ratios | None:
     """The statistics of one value a problem; None without any."""
     if not values:
         return None
     lowest, highest = min(values), max(values)
-    verdicts = Counter(judge(value, value, MARGIN) for value in values)
+    verdicts = Counter(judge(value, value, margin.share) for value in values)
     return Ratios(
         problems=len(values),
         geomean=geomean(values),

@@ -181,7 +181,7 @@ def _statistics_lines(found: Statistics, *, several: bool) -> list[str]:
 
 
 def _basis(comparison: Comparison) -> list[str]:
-    margin = f"{comparison.margin * 100:g}%"
+    margin = comparison.margin.words
     if comparison.source == "predicted":
         return [
             f"Predicted: medians alone are compared, within {margin} is the same; nothing was"

@@ -31,7 +31,8 @@ def _banner(run: Run, results: Results) -> list[tuple[str, str]]:
     if sources == ["predicted"]:
         name = f"{run.name}: predicted" if results.are_several else "Predicted"
         words = f"{name} by the performance model for {listed(_gpus(run))}; nothing was measured."
-        return [(words, known_error(gpu_name(run.manifest)))]
+        kernels = dict.fromkeys(row.kernel for row, _ in run.results)
+        return [(words, known_error(gpu_name(run.manifest), kernels))]
     if "predicted" in sources:
         name = run.name if results.are_several else "This run"
         words = f"{name} holds measured rows and rows predicted by the performance model."

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.model import known_error
-from leanbench.report.compare.ratios import MARGIN, times
+from leanbench.report.compare.pair import judge
+from leanbench.report.compare.ratios import times
 from leanbench.report.document import Sentence
 from leanbench.report.facts.summary import status_counts
 from leanbench.report.frame import SUBJECT
 from leanbench.report.series import listed
 
 if TYPE_CHECKING:
-    from leanbench.report.compare.ratios import Ratios
+    from leanbench.report.compare.ratios import Margin, Ratios
     from leanbench.report.facts.results import Part
     from leanbench.report.facts.summary import Summary
     from leanbench.report.facts.winners import Winner, Winners
@@ -54,9 +55,10 @@ def headline(part: Part) -> list[Sentence]:
     summary = part.summary
     sentences = []
     if summary.winners:
-        sentences.append(Sentence(_fastest(summary.winners), "Fastest"))
+        sentences.append(Sentence(_fastest(summary.winners, summary.margin), "Fastest"))
     if summary.over_best:
-        sentences.append(Sentence(_by_how_much(summary.over_best, part.short), "By how much"))
+        by_how_much = _by_how_much(summary.over_best, part.short, summary.margin)
+        sentences.append(Sentence(by_how_much, "By how much"))
     if summary.energies:
         sentences.append(Sentence(_energy(summary.energies), "Energy"))
     if words := caveats(part):
@@ -68,7 +70,7 @@ def caveats(part: Part) -> list[str]:
     """What a reader must know before the figures of a part are used."""
     sentences = []
     if part.summary.source == "predicted":
-        model_error = known_error(part.summary.gpu)
+        model_error = known_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))
         sentences.append(
             f"Predicted by the performance model, nothing was measured. {model_error}".strip()
         )
@@ -86,7 +88,7 @@ def caveats(part: Part) -> list[str]:
 
 
 def near(part: Part) -> int:
-    """Problems on which the subject is the fastest, or within `MARGIN` of it."""
+    """Problems on which the subject is the fastest, or within the margin of it."""
     kernels = part.summary.winners.kernels if part.summary.winners else ()
     return sum(each.near for each in kernels if each.kernel == SUBJECT)
 
@@ -120,22 +122,28 @@ def _of_many(parts: Sequence[Part]) -> str:
     overs = [part.summary.over_best for part in parts if part.summary.over_best]
     fastest_on, problems = sum(map(near, parts)), sum(over.problems for over in overs)
     lowest, highest = min(over.lowest for over in overs), max(over.highest for over in overs)
+    margin = max((part.summary.margin for part in parts), key=lambda margin: margin.share)
     noun = "problem" if problems == 1 else "problems"
     return (
-        f"{SUBJECT} is the fastest, or within {MARGIN:.0%} of it, on {fastest_on} of"
+        f"{SUBJECT} is the fastest, or within {margin.words} of it, on {fastest_on} of"
         f" {problems} {noun} (one of several runs counts in each); at worst {times(lowest)} as fast"
         f" as the fastest other kernel, at best {times(highest)}."
     )
 
 
-def _fastest(winners: Winners) -> str:
+def _fastest(winners: Winners, margin: Margin) -> str:
     first, *others = winners.kernels
     if winners.problems == 1:
         tied = [each.kernel for each in winners.kernels if each.near]
-        how = f", within {MARGIN:.0%} of each other" if len(tied) > 1 else ""
+        how = f", within {margin.words} of each other" if len(tied) > 1 else ""
         return f"{' and '.join(tied)}{how}."
+    if margin.is_model_error and not any(each.alone for each in winners.kernels):
+        return (
+            f"No kernel is ahead of all others by more than {margin.words} on any of"
+            f" {winners.problems} problems."
+        )
     words = [
-        f"{first.kernel} is the fastest, or within {MARGIN:.0%} of it, on {first.near} of"
+        f"{first.kernel} is the fastest, or within {margin.words} of it, on {first.near} of"
         f" {winners.problems} problems, alone so on {first.alone}"
     ]
     losing = [_ahead(each) for each in others if each.alone]
@@ -150,13 +158,15 @@ def _ahead(winner: Winner) -> str:
     return f"{winner.kernel} is ahead of all others on {winner.alone}{at}"
 
 
-def _by_how_much(over: Ratios, short: Mapping[str, str]) -> str:
-    over_what = "the fastest other kernel"
+def _by_how_much(over: Ratios, short: Mapping[str, str], margin: Margin) -> str:
+    over_what, no_more = "the fastest other kernel", ""
+    if margin.is_model_error and judge(over.geomean, over.geomean, margin.share) == "same":
+        no_more = f", within {margin.words}"
     if over.problems == 1:
-        return f"{SUBJECT} is {times(over.geomean)} as fast as {over_what}."
+        return f"{SUBJECT} is {times(over.geomean)} as fast as {over_what}{no_more}."
     return (
-        f"{SUBJECT} is {times(over.geomean)} as fast as {over_what} (geometric mean); at worst"
-        f" {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
+        f"{SUBJECT} is {times(over.geomean)} as fast as {over_what} (geometric mean){no_more}; at"
+        f" worst {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
         f" ({short[over.highest_at]})."
     )
 

@@ -43,9 +43,10 @@ def summary_section(results: Results) -> Section:
 
 
 def _overview(overview: Overview) -> list[Block]:
+    margin = max((part.summary.margin for _, part in overview.parts), key=lambda each: each.share)
     headings = [
         "run",
-        f"{SUBJECT} fastest, or within {MARGIN:.0%}:",
+        f"{SUBJECT} fastest, or within {margin.words}:",
         "over the fastest other, mean:",
         *("lowest:", "at", "highest:", "at", "beware"),
     ]
@@ -108,9 +109,10 @@ def _speedups(part: Part) -> Table:
         energy = part.summary.energies.get(kernel)
         figures: list[Words] = ["", "", "", ""]
         if ratios.problems > 1:
+            within = f"within {part.summary.margin.words} on {ratios.same}"
             figures = [
                 str(ratios.problems),
-                f"{ratios.above}, within {MARGIN:.0%} on {ratios.same}, slower on {ratios.below}",
+                f"{ratios.above}, {within}, slower on {ratios.below}",
                 _extreme(ratios.highest, ratios.highest_at, part),
                 _extreme(ratios.lowest, ratios.lowest_at, part),
             ]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from leanbench.report.compare.ratios import MARGIN
+from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.document import Block, Column, Section, Table, Text, Words, without_shared
-from leanbench.report.frame import SUBJECT
+from leanbench.report.frame import SUBJECT, gpu_name
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
@@ -29,6 +29,8 @@ class _Alike:
     kernels: Sequence[str]
     #: Those that are compared with `SUBJECT`.
     others: Sequence[str]
+    #: Of their latencies.
+    margin: Margin
 
 
 def problems_section(results: Results) -> Section:
@@ -43,7 +45,8 @@ def problems_section(results: Results) -> Section:
         for (source, cache), of_group in groups.items():
             warm = ", warm L2" if cache == "warm" else ""
             rest = f", see {run.directory / 'report.csv'}"
-            blocks += [replace(each, rest=rest) for each in _tables(_alike(of_group), source, warm)]
+            rows = _alike(of_group, source, gpu_name(run.manifest))
+            blocks += [replace(each, rest=rest) for each in _tables(rows, source, warm)]
     return Section("problems", "", tuple(blocks))
 
 
@@ -56,7 +59,7 @@ def _tables(rows: _Alike, source: str, warm: str) -> Iterable[Table]:
         yield _occupancy(rows, f"{source} SM busy share (schedule: CTA slots with work){warm}")
 
 
-def _alike(results: Sequence[tuple[Row, AttentionProblem]]) -> _Alike:
+def _alike(results: Sequence[tuple[Row, AttentionProblem]], source: str, gpu: str) -> _Alike:
     """A kernel that supports no problem has no column, unless none supports any."""
     problems: dict[str, dict[str, Row]] = {}
     for row, problem in results:
@@ -64,13 +67,14 @@ def _alike(results: Sequence[tuple[Row, AttentionProblem]]) -> _Alike:
     supported = dict.fromkeys(row.kernel for row, _ in results if row.status != "unsupported")
     kernels = list(supported or dict.fromkeys(row.kernel for row, _ in results))
     others = [name for name in kernels if name != SUBJECT] if SUBJECT in kernels else []
-    return _Alike(problems, kernels, others)
+    ok = dict.fromkeys(row.kernel for row, _ in results if row.status == "ok")
+    return _Alike(problems, kernels, others, margin_of(source, [gpu], ok))
 
 
 def _latency(rows: _Alike, title: str) -> Table:
     """Each kernel's latency, how many times faster the subject is, and how near to the limit."""
     columns: dict[str, Callable[[ByKernel], Words]] = {
-        name: lambda of, name=name: _latency_cell(of, name) for name in rows.kernels
+        name: lambda of, name=name: _latency_cell(of, name, rows.margin) for name in rows.kernels
     }
     columns |= _ratios(rows, lambda row: row.latency_us)
     if SUBJECT in rows.kernels:
@@ -134,24 +138,24 @@ def _table(rows: _Alike, title: str, columns: Mapping[str, Callable[[ByKernel], 
         tuple(zip(short, *shown.values(), strict=True)),
         title,
         most=ROWS,
-        note=f"* the fastest of its problem, or within {MARGIN:.0%} of it" if marked else "",
+        note=f"* the fastest of its problem, or within {rows.margin.words} of it" if marked else "",
     )
 
 
-def _latency_cell(of: ByKernel, name: str) -> Words:
+def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
     # In front, so that numbers stay above one another.
     row = of.get(name)
     mark = "! " if row is not None and row.warnings else ""
     text = _status(row, lambda row: mark + _figure(row.latency_us, ".1f"))
-    return Text(text, "best") if row is not None and _is_fastest(row, of) else text
+    return Text(text, "best") if row is not None and _is_fastest(row, of, margin) else text
 
 
-def _is_fastest(row: Row, of: ByKernel) -> bool:
+def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
     """Whether it is the fastest of several `ok` ones, or within the margin of it."""
     latencies = [each.latency_us for each in of.values() if each.status == "ok" and each.latency_us]
     if row.status != "ok" or not row.latency_us or len(latencies) < 2:
         return False
-    return row.latency_us <= min(latencies) * (1 + MARGIN)
+    return row.latency_us <= min(latencies) * (1 + margin.share)
 
 
 def _of_subject(text: Callable[[Row], str]) -> Callable[[ByKernel], Words]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from leanbench.report.compare.ratios import MEASURED, Margin
 from leanbench.report.facts.summary import Summary, rows_of, summaries
 from leanbench.report.frame import gpu_name, results_frame
 from leanbench.report.series import VaryingAxis, add_series_columns, short_labels, varying_axes
@@ -59,6 +60,12 @@ class Results:
             rows = rows_of(self.frame, summary)
             parts.append(Part(summary, rows, short_labels(rows, varying_axes(rows))))
         return parts
+
+    @property
+    def margin(self) -> Margin:
+        """The widest of the parts'."""
+        margins = [part.summary.margin for part in self.parts]
+        return max(margins, key=lambda margin: margin.share, default=MEASURED)
 
     @property
     def are_several(self) -> bool:

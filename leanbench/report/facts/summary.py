@@ -8,7 +8,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from leanbench.report.compare.ratios import Ratios, geomean, ratios_of
+from leanbench.report.compare.ratios import (
+    MEASURED,
+    Margin,
+    Ratios,
+    geomean,
+    margin_of,
+    ratios_of,
+)
 from leanbench.report.facts.winners import Winners, winners
 from leanbench.report.frame import COMPARED, SUBJECT, best_ok_rows, ratios_to_lean, where
 
@@ -49,6 +56,8 @@ class Summary:
     source: str
     gpu: str
     cache: str
+    #: A difference within it is none.
+    margin: Margin
     winners: Winners | None
     #: How many times lean's latency each other kernel needs, over the problems where both are `ok`.
     speedups: dict[str, Ratios]
@@ -68,16 +77,25 @@ def summaries(frame: DataFrame) -> list[Summary]:
     return [
         Summary(
             *key,
-            winners=winners(rows),
-            speedups=_ratios(rows, "latency_us"),
-            over_best=_over_best(rows),
-            energies=_ratios(rows, "energy_mj"),
+            margin=margin,
+            winners=winners(rows, margin),
+            speedups=_ratios(rows, "latency_us", margin),
+            over_best=_over_best(rows, margin),
+            energies=_ratios(rows, "energy_mj", MEASURED),
             lean_energy=_lean_energy(rows),
             best=_best(rows),
         )
         for key in dict.fromkeys(frame[keys].itertuples(index=False, name=None))
         for rows in [where(frame, (frame[keys] == list(key)).all(axis=1))]
+        for margin in [_margin(rows)]
     ]
+
+
+def _margin(rows: DataFrame) -> Margin:
+    """Of the rows of one source and GPU; a kernel that has no prediction widens nothing."""
+    ok = where(rows, rows["status"] == "ok")
+    source, gpu = rows["source"].iloc[0], rows["gpu"].iloc[0]
+    return margin_of(str(source), [str(gpu)], dict.fromkeys(ok["kernel"]))
 
 
 def rows_of(frame: DataFrame, summary: Summary) -> DataFrame:
@@ -93,22 +111,22 @@ def status_counts(frame: DataFrame) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
 
 
-def _ratios(rows: DataFrame, column: str) -> dict[str, Ratios]:
+def _ratios(rows: DataFrame, column: str, margin: Margin) -> dict[str, Ratios]:
     table = ratios_to_lean(rows, column)
-    ratios = {str(name): _ratios_of(cast("Series", table[name])) for name in table}
+    ratios = {str(name): _ratios_of(cast("Series", table[name]), margin) for name in table}
     return {name: each for name, each in ratios.items() if each is not None}
 
 
-def _over_best(rows: DataFrame) -> Ratios | None:
+def _over_best(rows: DataFrame, margin: Margin) -> Ratios | None:
     table = ratios_to_lean(rows, "latency_us")
-    return _ratios_of(cast("Series", table.min(axis=1)))
+    return _ratios_of(cast("Series", table.min(axis=1)), margin)
 
 
-def _ratios_of(over_lean: Series) -> Ratios | None:
+def _ratios_of(over_lean: Series, margin: Margin) -> Ratios | None:
     """`over_lean` has a value for each problem, or null."""
     over_lean = over_lean.dropna()
     labels = list(over_lean.index.get_level_values("problem"))
-    return ratios_of(labels, [float(value) for value in over_lean])
+    return ratios_of(labels, [float(value) for value in over_lean], margin)
 
 
 def _lean_energy(rows: DataFrame) -> LeanEnergy | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.report.compare.ratios import MARGIN
+from leanbench.report.compare.ratios import MEASURED, Margin
 from leanbench.report.frame import kernel_order, latencies_by_kernel, where
 from leanbench.report.series import narrower_words
 
@@ -18,9 +18,9 @@ class Winner:
     """Where one kernel is the fastest."""
 
     kernel: str
-    #: Problems on which it is the fastest, or within `MARGIN` of it.
+    #: Problems on which it is the fastest, or within the margin of it.
     near: int
-    #: Those of them on which no other kernel is within `MARGIN`.
+    #: Those of them on which no other kernel is within the margin.
     alone: int
     #: Where those lie, as far as that says something: ``context 1k to 4k``.
     at: str
@@ -31,13 +31,13 @@ class Winners:
     """The fastest kernels over the problems that several kernels ran."""
 
     problems: int
-    #: Problems on which several kernels are the fastest within `MARGIN`.
+    #: Problems on which several kernels are the fastest within the margin.
     ties: int
     #: Most `near` first; all kernels that ran one of the problems.
     kernels: tuple[Winner, ...]
 
 
-def winners(rows: DataFrame) -> Winners | None:
+def winners(rows: DataFrame, margin: Margin = MEASURED) -> Winners | None:
     """Counts over the `ok` rows of one source, GPU and state of the L2; None where no problem has
     two kernels.
     """
@@ -45,7 +45,7 @@ def winners(rows: DataFrame) -> Winners | None:
     table = where(table, table.notna().sum(axis=1) > 1).dropna(axis="columns", how="all")
     if table.empty:
         return None
-    near = table.le(table.min(axis=1) * (1 + MARGIN), axis=0)
+    near = table.le(table.min(axis=1) * (1 + margin.share), axis=0)
     alone = where(near, near.sum(axis=1) == 1)
     compared = where(rows, rows["problem"].isin(_problems(table)))
     counted = []

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from leanbench.report.charts import charts_of, drawn_rows
-from leanbench.report.compare.ratios import MARGIN
 from leanbench.report.facts.side_by_side import quantities, sides_of
 from leanbench.report.frame import SUBJECT, best_ok_rows, kernel_order
 from leanbench.report.maps import maps_of
@@ -30,7 +29,7 @@ def page_data(results: Results) -> dict[str, Any]:
             for name, (color, symbol) in kernel_styles(kernel_order(frame)).items()
         ],
         "colors": PALETTE,
-        "margin": MARGIN,
+        "margin": results.margin.share,
         "gpus": " and ".join(results.gpus),
         "l2": "warm" if results.l2 == "warm L2" else "",
         "columns": columns,
@@ -40,7 +39,7 @@ def page_data(results: Results) -> dict[str, Any]:
             for a in axes
         ],
         "sides": _sides(results) if results.are_several else None,
-        "maps": [asdict(each) for each in maps_of(frame)],
+        "maps": [asdict(each) for each in maps_of(frame, results.margin)],
         "charts": [asdict(chart) for chart in charts_of(drawn_rows(frame), axes)],
     }
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.paths import REPORT_TEMPLATES
 from leanbench.report.charts import charts_of, drawn_rows
-from leanbench.report.compare.ratios import MARGIN
 from leanbench.report.frame import has_values
 from leanbench.report.page.data import page_data
 from leanbench.report.styles import MARKS
@@ -60,5 +59,5 @@ def _legend(results: Results) -> dict[str, Any]:
         "floors": list(dict.fromkeys(floors)),
         "has_noisy": bool((drawn["status"] == "noisy").any()),
         "has_warnings": has_values(drawn, "warnings"),
-        "margin": f"{MARGIN:.0%}",
+        "margin": results.margin.words,
     }

@@ -54,7 +54,7 @@ def page_context(panels: Sequence[Panel]) -> dict[str, Any]:
         "source": first.source,
         "source_words": source_words(first),
         "gpu": first.gpu,
-        "model_error": known_error(first.gpu),
+        "model_error": known_error(first.gpu, [panel.timeline.kernel for panel in panels]),
         "colors": TILE_COLORS,
         "has_bands": any(panel.lanes > 1 for panel in panels),
         "rows": [_row(panel) for panel in panels],

@@ -1,0 +1,65 @@
+"""Who does what in a launch of lean.cu: the schedule that `launch_of` and the kernel deal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.workspace import SLOTS_BYTES
+
+from leanbench.core.decomposition import (
+    Schedule,
+    TileGrid,
+    cluster_slots,
+    fixed_runs,
+    stream_k,
+    stream_k_by_lengths,
+    stream_k_grid,
+)
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.registry import KernelConfig
+
+#: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
+#: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
+END_TILES = 1
+#: Where all lengths on the device are equal, work ranges stay within an output tile as long as that
+#: idles CTAs for less than it takes to read this (H200).
+_ALIGN_BYTES = 42e6
+#: What a CTA reads while a merge through memory goes on, about a microsecond (H200).
+_MERGE_BYTES = 70e3
+#: Partials that a CTA merges at once, its own among them; more go through a tree. MERGE in the
+#: kernel's source.
+MERGE_AT_ONCE = 16
+
+
+def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
+    """LeanTiles of `_ALIGN_BYTES` and of `_MERGE_BYTES`, see
+    leanbench.core.decomposition.equal_splits.
+    """
+    tile_bytes = 2 * ELEMENT_BYTES * tile_tokens * build.head_dim
+    return int(_ALIGN_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
+
+
+def cuda_schedule(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Schedule:
+    """The launch's schedule, a segment's `cta` counting clusters.
+
+    Over a ragged batch, segments are of LeanTiles as they are counted, see
+    leanbench.core.decomposition.stream_k_with_ends.
+    """
+    build = CudaBuild.of(problem, config)
+    tiles = TileGrid.of(problem, config.tile_tokens, build.rows)
+    if config.fixed_run_tiles is not None:
+        return replace(fixed_runs(tiles, config.fixed_run_tiles), cluster_size=build.cluster)
+    slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)
+    # The workspace holds a partial for each work range.
+    most = min(slots, SLOTS_BYTES // build.partial_bytes)
+    min_tiles = config.min_tiles_per_cta or 1
+    if problem.is_ragged:
+        # The host knows the longest context alone.
+        launched = stream_k_grid(tiles.output_tiles * max(tiles.lean_tiles), most, min_tiles)
+        limits = dealt_tiles(build, config.tile_tokens)
+        schedule = stream_k_by_lengths(tiles, launched, min_tiles, END_TILES, *limits)
+    else:
+        schedule = stream_k(tiles, most, min_tiles, bool(config.align_grid))
+    return replace(schedule, cluster_size=build.cluster)

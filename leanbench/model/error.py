@@ -1,0 +1,117 @@
+"""How wrong predictions are, kernel by kernel, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.registry import kernels
+from leanbench.gpu.catalogue import find
+from leanbench.model.calibration import Calibration, Errors, calibration_for
+
+
+@dataclass(frozen=True)
+class KernelError:
+    """How wrong the predictions of one kernel were, on the run that most rows stand behind."""
+
+    run: str
+    role: Literal["fitted", "checked"]
+    errors: Errors
+    #: Of all runs of that role.
+    worst: float
+
+
+def error_of(calibration: Calibration, kernel: str) -> KernelError | None:
+    """The latency's error, on rows that no constant was chosen on where there are such; None: no
+    row of the kernel was ever compared.
+    """
+    runs = [
+        run for run in calibration.runs if run.quantity == "latency" and kernel in run.by_kernel
+    ]
+    runs = [run for run in runs if run.role == "checked"] or runs
+    if not runs:
+        return None
+    # Medians of several runs cannot be joined.
+    largest = max(runs, key=lambda run: run.by_kernel[kernel].rows)
+    worst = max(run.by_kernel[kernel].worst for run in runs)
+    return KernelError(largest.run, largest.role, largest.by_kernel[kernel], worst)
+
+
+def model_error(gpu: str, names: Iterable[str]) -> float:
+    """The share of a latency within which predictions of these kernels say nothing about their
+    order: the largest of their errors at the 90th percentile, that of all kernels where one was
+    never compared.
+
+    Args:
+        gpu: catalogue or product name.
+        names: of kernels as rows have them.
+    """
+    calibration, spec, _ = _in_use(gpu)
+    errors = _errors(calibration)
+    named = _modelled(names, spec)
+    counted = [errors[name] for name in named if name in errors]
+    if len(counted) < len(named):
+        counted = list(errors.values())
+    return max((error.errors.p90 for error in counted), default=0.0)
+
+
+def known_error(gpu: str, names: Iterable[str] = ()) -> str:
+    """What is said with every prediction for a GPU (catalogue or product name): how wrong the model
+    was for each kernel, and where.
+
+    Args:
+        names: of kernels as rows have them; empty: all that were compared.
+    """
+    calibration, spec, scaled = _in_use(gpu)
+    errors = _errors(calibration)
+    words = [f"{name} {_words(errors.get(name))}" for name in _modelled(names, spec) or errors]
+    said = f"Model error on {calibration.gpu}: {'; '.join(words) or 'unknown'}{scaled}."
+    return " ".join([said, *(f"Note: {note}." for note in calibration_for(spec).notes)])
+
+
+def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
+    """The kernels that are played for these: of `lean` the implementation that runs on this GPU.
+    One whose decomposition is not known has no prediction.
+    """
+    registered, found = kernels(), []
+    for name in names:
+        kernel = registered.get(name)
+        if kernel is None:
+            found.append(name)
+        elif kernel.decomposition != "other":
+            found.append(kernel.implementation_on(spec).name)
+    return list(dict.fromkeys(found))
+
+
+def _errors(calibration: Calibration) -> dict[str, KernelError]:
+    names = dict.fromkeys(name for run in calibration.runs for name in run.by_kernel)
+    found = {name: error_of(calibration, name) for name in names}
+    return {name: error for name, error in found.items() if error is not None}
+
+
+def _words(error: KernelError | None) -> str:
+    if error is None:
+        return "unknown"
+    fitted = ", which it was fitted to" if error.role == "fitted" else ""
+    return (
+        f"{error.errors.median:.1%} in the median, {error.errors.p90:.1%} at the 90th percentile"
+        f" ({error.errors.rows} rows of {error.run}{fitted}), {error.worst:.0%} at worst"
+    )
+
+
+def _in_use(gpu: str) -> tuple[Calibration, GpuSpec, str]:
+    """The calibration in use for a GPU, the GPU, and what is said where it is another one's."""
+    try:
+        spec = find(gpu)
+    except UserError:
+        # Not in the catalogue: no calibration can be its own.
+        spec, of = find("h200"), gpu or "this GPU"
+    else:
+        of = spec.name
+    in_use = calibration_for(spec)
+    if in_use.calibration.gpu == of:
+        return in_use.calibration, spec, ""
+    return in_use.calibration, spec, f"; scaled from {in_use.calibration.gpu}, unchecked on {of}"

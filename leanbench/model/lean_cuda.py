@@ -1,0 +1,154 @@
+"""How fast lean.cu reads: what the simulation needs to know about one launch of it.
+
+A warp takes every (warps x cluster_size)-th chunk of its work range and has `num_stages` of them in
+flight. Warps of an SM share its arithmetic, CTAs of a cluster their work range: a cluster is played
+as one CTA on a GPU whose SMs are as many together. Output tiles that share a KV head read it once
+from DRAM and again from the L2, as long as they are at the same tokens or it fits the L2.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from leanbench.core.decomposition import Schedule, usable_sms
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.registry import KernelConfig
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
+from leanbench.model.constants import Constants, LeanCudaConstants
+from leanbench.model.rates import Merge, Rates
+
+#: How sharply the slower of two limits of an SM, its warps and its reads, takes over.
+_SHARPNESS = 4
+#: The compute capability whose copies (bulk, on mbarriers) and clusters the constants hold for.
+CALIBRATED_CAPABILITY = (9, 0)
+
+
+def refusal(spec: GpuSpec, constants: Constants) -> str | None:
+    """One sentence why lean_cuda is not predicted for a GPU with these constants, or None."""
+    if spec.compute_capability != CALIBRATED_CAPABILITY:
+        return (
+            f"the model knows lean_cuda with the copies and clusters of compute capability 9.0 "
+            f"alone, {spec.name} has {'.'.join(map(str, spec.compute_capability))}: measure it "
+            "there, or predict lean_triton"
+        )
+    if constants.lean_cuda is None:
+        return (
+            f"the calibration in use for {spec.name} does not know lean_cuda: fit it to a run that "
+            "measured it (`leanbench predict fit`), or predict lean_triton"
+        )
+    return None
+
+
+def step_tokens(problem: AttentionProblem, config: KernelConfig) -> int:
+    """Tokens of a segment that all warps of a CTA, or of a cluster, take at a time."""
+    build = CudaBuild.of(problem, config)
+    return build.warps * build.cluster * build.chunk
+
+
+def lean_cuda_rates(
+    problem: AttentionProblem,
+    config: KernelConfig,
+    schedule: Schedule,
+    spec: GpuSpec,
+    constants: Constants,
+) -> Rates:
+    """The rates of a launch.
+
+    Raises:
+        UserError: the model does not know the kernel on this GPU, or no CTA of this config fits.
+    """
+    if (reason := refusal(spec, constants)) is not None:
+        raise UserError(reason)
+    costs = constants.lean_cuda
+    assert costs is not None
+    build = CudaBuild.of(problem, config)
+    if not build.fits(spec):
+        raise UserError(
+            f"{build.ctas_per_sm} CTAs of {config.num_warps} warps x {config.num_stages} stages of"
+            f" {config.chunk_tokens} tokens x head_dim {problem.head_dim} do not fit the shared"
+            f" memory of an SM of {spec.name}: lower num_stages or chunk_tokens"
+        )
+    numbers = build.row_count * build.head_dim
+    segment_us = costs.segment_us + costs.end_number_us * numbers
+    if build.cluster > 1:
+        segment_us += costs.cluster_us
+    chunk_us = _chunk_us(build, spec, constants, costs)
+    sm_rate = costs.sm_bytes_per_clock * spec.boost_clock_mhz
+    return Rates(
+        constants=constants,
+        sms=usable_sms(spec.sms, build.cluster) // build.cluster,
+        resident=build.ctas_per_sm,
+        tile_bytes=build.cluster * build.warps * _chunk_bytes(build),
+        compute_us=chunk_us,
+        segment_us=segment_us,
+        first_byte_us=(constants.launch_us + constants.first_read_us + costs.start_us + segment_us),
+        warm_up_us=costs.warm_up_us,
+        cta_bytes_per_us=build.cluster * _cta_bytes_per_us(build, chunk_us, sm_rate, costs),
+        sm_bytes_per_us=build.cluster * sm_rate,
+        gpu_bytes_per_us=_gpu_bytes_per_us(problem, build, schedule, spec, costs),
+        merge=Merge(
+            costs.merge_us,
+            costs.merge_number_us * numbers / (build.warps * build.cluster),
+            MERGE_AT_ONCE,
+            costs.merge_level_us,
+        ),
+    )
+
+
+def _chunk_bytes(build: CudaBuild) -> int:
+    return 2 * build.chunk * build.head_dim * ELEMENT_BYTES
+
+
+def _chunk_us(
+    build: CudaBuild, spec: GpuSpec, constants: Constants, costs: LeanCudaConstants
+) -> float:
+    """A chunk in shared memory, where every warp of the SM has one."""
+    blocks = build.chunk / 16 * build.head_dim / 64
+    chunk_us = costs.chunk_us + costs.chunk_rows_us * blocks * (build.rows // 8 - 1)
+    if build.page:
+        chunk_us += costs.page_us
+    turns = max(1.0, costs.warp_share * build.warps * build.ctas_per_sm)
+    return chunk_us * turns * constants.reference_clock_mhz / spec.boost_clock_mhz
+
+
+def _cta_bytes_per_us(
+    build: CudaBuild, chunk_us: float, sm_rate: float, costs: LeanCudaConstants
+) -> float:
+    """The most that a CTA reads: its warps' arithmetic, what they have in flight (Little's law),
+    and its part of what an SM reads.
+    """
+    period_us = max(chunk_us, (costs.dram_latency_us + chunk_us) / build.stages)
+    warps_rate = build.warps * _chunk_bytes(build) / period_us
+    limits = warps_rate, sm_rate / build.ctas_per_sm
+    return sum(limit**-_SHARPNESS for limit in limits) ** (-1 / _SHARPNESS)
+
+
+def _gpu_bytes_per_us(
+    problem: AttentionProblem,
+    build: CudaBuild,
+    schedule: Schedule,
+    spec: GpuSpec,
+    costs: LeanCudaConstants,
+) -> float:
+    """What all CTAs together read, from DRAM and the L2."""
+    dram_rate = costs.bandwidth_share * spec.bandwidth_tb_s * 1e6
+    if build.row_tiles == 1:
+        return dram_rate
+    again_bytes = (build.row_tiles - 1) * problem.kv_bytes
+    misses = problem.kv_bytes / (problem.kv_bytes + spec.l2_bytes)
+    apart = 1 - _in_step(schedule, build.row_tiles)
+    dram_bytes = problem.kv_bytes + costs.reread_share * misses * apart * again_bytes
+    reading_us = dram_bytes / dram_rate + again_bytes / (costs.l2_bandwidth_ratio * dram_rate)
+    return (problem.kv_bytes + again_bytes) / reading_us
+
+
+def _in_step(schedule: Schedule, row_tiles: int) -> float:
+    """Share of the output tiles of one KV head that are split where the one before them is."""
+    splits: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for segment in schedule.segments:
+        splits[segment.output_tile].append((segment.first, segment.last))
+    followers = [tile for tile in splits if tile % row_tiles]
+    return sum(splits[tile] == splits[tile - 1] for tile in followers) / len(followers)

@@ -1,0 +1,158 @@
+"""What the model knows of lean.cu, by hand and against the runs that it was not fitted to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
+
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import KernelConfig, kernels
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell, predict_latency_us
+from leanbench.model.constants import Constants, LeanCudaConstants
+from leanbench.model.lean_cuda import lean_cuda_rates, step_tokens
+from leanbench.model.rates import Merge, Rates, tree_levels
+
+H200, A100 = find("h200"), find("a100")
+LEAN_CUDA = kernels()["lean_cuda"]
+#: Round figures, so that what follows from them can be worked out by hand.
+COSTS = LeanCudaConstants(
+    bandwidth_share=1.0,
+    start_us=0.5,
+    segment_us=0.25,
+    end_number_us=0.001,
+    cluster_us=0.75,
+    dram_latency_us=0.5,
+    chunk_us=0.4,
+    chunk_rows_us=0.05,
+    page_us=0.1,
+    warp_share=0.2,
+    # 10^15 bytes a second: no limit.
+    sm_bytes_per_clock=1e9 / 1980,
+    l2_bandwidth_ratio=10.0,
+    reread_share=0.5,
+    merge_number_us=0.008,
+)
+CONSTANTS = Constants(launch_us=0.6, first_read_us=0.4, lean_cuda=COSTS)
+
+
+def config(**settings: int | bool) -> KernelConfig:
+    made = cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)
+    return replace(made, **settings)
+
+
+def rates(problem: AttentionProblem, settings: KernelConfig) -> Rates:
+    schedule = LEAN_CUDA.schedule(problem, settings, H200)
+    assert schedule is not None
+    return lean_cuda_rates(problem, settings, schedule, H200, CONSTANTS)
+
+
+def heads(count: int, context: int = 65_536, group: int = 1) -> AttentionProblem:
+    return AttentionProblem(1, count * group, count, context, 128)
+
+
+def test_a_cta_reads_what_its_warps_have_in_flight() -> None:
+    """Two chunks of 32 x 128 x 2 numbers for each of 4 warps, in (0.5 + 0.4) us."""
+    assert rates(heads(8), config()).cta_bytes_per_us == pytest.approx(
+        2 * 4 * 32 * 128 * 2 * 2 / 0.9, rel=1e-6
+    )
+    # With more of them on their way the arithmetic is the limit.
+    assert rates(heads(8), config(num_stages=3)).cta_bytes_per_us == pytest.approx(
+        4 * 32 * 128 * 2 * 2 / 0.4, rel=1e-6
+    )
+
+
+def test_more_rows_and_pages_take_longer() -> None:
+    of_8, of_16 = (
+        rates(heads(8, group=8), config()),
+        rates(heads(8, group=16), config(tile_rows=16)),
+    )
+    # 8 rows more: 2 blocks of 16 tokens x 2 columns of 64 numbers.
+    assert (of_8.compute_us, of_16.compute_us) == pytest.approx((0.4, 0.4 + 4 * 0.05))
+    paged = replace(heads(8), page_size=64)
+    assert rates(paged, config()).compute_us == pytest.approx(0.5)
+
+
+def test_warps_that_an_sm_has_no_room_for_take_turns() -> None:
+    """8 warps want 1.6 of an SM."""
+    many = config(chunk_tokens=16, num_warps=8)
+    assert rates(heads(8), many).compute_us == pytest.approx(0.4 * 1.6)
+
+
+def test_a_cluster_is_one_cta_of_as_many_sms() -> None:
+    alone, pair = rates(heads(8), config()), rates(heads(8), config(cluster_size=2))
+    assert (alone.sms, pair.sms) == (132, 66)
+    assert rates(heads(8), config(cluster_size=8)).sms == 15
+    for name in ("cta_bytes_per_us", "sm_bytes_per_us", "tile_bytes"):
+        assert getattr(pair, name) == pytest.approx(2 * getattr(alone, name))
+    assert pair.gpu_bytes_per_us == alone.gpu_bytes_per_us == pytest.approx(4.8e6)
+    # The end of a segment: 128 numbers of one row, and the cluster's wait.
+    assert (alone.segment_us, pair.segment_us) == pytest.approx((0.378, 1.128))
+    assert alone.first_byte_us == pytest.approx(0.6 + 0.4 + 0.5 + 0.378)
+    # A partial's 128 numbers are shared by 4 and by 8 warps.
+    assert (alone.merge.partial_us, pair.merge.partial_us) == pytest.approx((0.256, 0.128))
+    assert step_tokens(heads(8), config(cluster_size=2)) == 2 * 4 * 32
+
+
+def test_partials_go_through_a_tree() -> None:
+    assert [tree_levels(parts, 16) for parts in (1, 2, 16, 17, 256, 257)] == [0, 1, 1, 2, 2, 3]
+    merge = Merge(once_us=0.5, partial_us=0.01, at_once=16, level_us=1.0)
+    assert merge.end_us(10.0, 4) == pytest.approx(10 + 0.5 + 1 + 0.04)
+    assert merge.end_us(10.0, 40) == pytest.approx(10 + 0.5 + 2 + 0.16)
+    assert Merge(0.5, 0.01).end_us(10.0, 40) == pytest.approx(10 + 0.5 + 0.4)
+
+
+def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2() -> None:
+    """Group 16 in tiles of 8 rows: twice the K and V, half of it at ten times DRAM's rate where
+    both tiles are split alike; elsewhere half of what exceeds the L2 comes from DRAM again.
+    """
+    problem = heads(8, context=8192, group=16)
+    in_step = rates(problem, config()).gpu_bytes_per_us
+    assert in_step == pytest.approx(4.8e6 * 2 / 1.1)
+    apart = rates(problem, config(align_grid=False)).gpu_bytes_per_us
+    misses = 0.5 * problem.kv_bytes / (problem.kv_bytes + 60e6)
+    assert 4.8e6 * 2 / (1.1 + misses) - 1 < apart < in_step
+
+
+def test_a_ragged_batch_counts_its_ends() -> None:
+    """Eight runs of 9 counted LeanTiles; one is an end with nothing to read."""
+    problem = AttentionProblem(2, 1, 1, (1024, 7168), 128)
+    schedule = LEAN_CUDA.schedule(problem, config(min_tiles_per_cta=8), H200)
+    assert schedule is not None
+    assert schedule.segments[-1].of == 9
+    assert sum(segment.last - segment.first for segment in schedule.segments) == 64 + 2
+    us = predict_latency_us(problem, LEAN_CUDA, config(min_tiles_per_cta=8), H200)
+    assert 5 < us < 12
+
+
+def test_it_is_predicted_as_itself() -> None:
+    """16/1 heads x 64k x 128 was measured at 15.9 us (reports/h200/groups)."""
+    problem = AttentionProblem(1, 16, 1, 65_536, 128)
+    fields = predict_cell(problem, kernels()["lean"], "default", H200)
+    assert fields["config"]["implementation"] == "cuda"
+    assert fields["latency_us"] == pytest.approx(15.9, rel=0.15)
+    again = predict_cell(problem, LEAN_CUDA, "default", H200)
+    assert again["latency_us"] == fields["latency_us"]
+    on_a100 = predict_cell(problem, kernels()["lean"], "default", A100)
+    assert "implementation" not in on_a100["config"]
+
+
+def test_where_it_is_not_calibrated_it_is_refused() -> None:
+    problem = heads(8)
+    fields = predict_cell(problem, LEAN_CUDA, "default", A100)
+    assert fields["status"] == "unsupported"
+    assert fields["reason"] == (
+        "the model knows lean_cuda with the copies and clusters of compute capability 9.0 alone,"
+        " a100-80gb has 8.0: measure it there, or predict lean_triton"
+    )
+    with pytest.raises(UserError, match=r"compute capability 9\.0 alone"):
+        predict_latency_us(problem, LEAN_CUDA, config(), A100)
+    schedule = LEAN_CUDA.schedule(problem, config(), H200)
+    assert schedule is not None
+    with pytest.raises(UserError, match="does not know lean_cuda: fit it to a run"):
+        lean_cuda_rates(problem, config(), schedule, H200, Constants())
+    with pytest.raises(UserError, match="do not fit the shared memory of an SM of h200"):
+        lean_cuda_rates(problem, config(num_warps=16), schedule, H200, CONSTANTS)
