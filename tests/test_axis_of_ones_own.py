@@ -5,27 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from copied_sources import ROOT, copy_sources, run
 
-ROOT = Path(__file__).parents[1]
-ROOMS = ("leanbench", "kernels", "sweeps", "reports/templates")
-#: Runs commands in one process that imports the copy; a line of JSON for each.
-DRIVER = """
-import json, sys
-from typer.testing import CliRunner
-from leanbench.cli.main import app
-for words in json.loads(sys.argv[1]):
-    done = CliRunner().invoke(app, words)
-    print(json.dumps([done.exit_code, done.stdout, done.stderr]))
-"""
 #: Grid and kernel of the sweeps; its cell with a softcap is refused.
 SWEEP = """
 name = "capped"
@@ -39,8 +24,7 @@ softcap = ["none", 30]
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of the rooms, in which AttentionProblem has one more field."""
     folder = tmp_path_factory.mktemp("copy")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_sources(folder)
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     field = re.search(r"An axis of your own.*?```python\n(.*?)```", text, re.DOTALL)
     assert field is not None
@@ -53,29 +37,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     problem.write_text(source, encoding="utf-8")
     (folder / "capped.toml").write_text(SWEEP, encoding="utf-8")
     return folder
-
-
-def run(copy: Path, *commands: str) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of each command, run in the copy."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LEANBENCH_")}
-    own = {
-        "PYTHONPATH": str(copy),
-        "LEANBENCH_HOME": str(copy / "home"),
-        "LEANBENCH_CACHE": str(copy / "cache"),
-        "COLUMNS": "200",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    words = json.dumps([shlex.split(command) for command in commands])
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, words],
-        cwd=copy,
-        env={**kept, **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")

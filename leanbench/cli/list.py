@@ -9,6 +9,8 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import that_begin
 
+FORMATS = ("table", "markdown", "json")
+
 
 def _kernels() -> None:
     """What each is, how it shares out the work and where it comes from; below, what cannot run
@@ -96,10 +98,25 @@ def _gpus() -> None:
     output.show_columns("GPUs, for --gpu", [names], columns)
 
 
+def _quantities() -> None:
+    from leanbench.report.columns import ROW_COLUMNS
+    from leanbench.report.quantities import held_unit
+
+    table = output.table()
+    table.add_column("name", overflow="fold")
+    table.add_column("in tables")
+    table.add_column("unit", no_wrap=True)
+    table.add_column("what it is")
+    for each in ROW_COLUMNS:
+        table.add_row(each.name, each.heading, held_unit(each), each.meaning)
+    output.show_table(table)
+
+
 _LISTS = {
     "kernels": _kernels,
     "sweeps": _sweeps,
     "axes": _axes,
+    "quantities": _quantities,
     "models": _models,
     "gpus": _gpus,
 }
@@ -114,10 +131,23 @@ def list_(
             autocompletion=lambda incomplete: that_begin(incomplete, _LISTS),
         ),
     ],
+    format_: Annotated[
+        str, typer.Option("--format", metavar="|".join(FORMATS), help="Of quantities.")
+    ] = "table",
 ) -> None:
-    """List the kernels, the sweeps that come with leanbench, the axes of sweeps, or the models (for
-    --model) and GPUs that it knows.
+    """List the kernels, the sweeps that come with leanbench, the axes of sweeps, the quantities of
+    rows (also as docs/quantities.md or as a JSON schema), or the models (for --model) and GPUs that
+    it knows.
     """
+    from leanbench.core.errors import UserError
     from leanbench.core.syntax import choose
 
-    _LISTS[choose("list", what, list(_LISTS))]()
+    show = _LISTS[choose("list", what, list(_LISTS))]
+    if choose("--format", format_, FORMATS) == "table":
+        show()
+    elif what == "quantities":
+        from leanbench.report.quantities import markdown_text, schema_text
+
+        output.show((markdown_text if format_ == "markdown" else schema_text)().rstrip("\n"))
+    else:
+        raise UserError(f"--format {format_} is for quantities, {what} are a table: leave it out")

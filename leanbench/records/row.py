@@ -63,10 +63,22 @@ class Identity(BaseModel):
         default="cold",
     )
     kernel: str = quantity(
-        "kernel", group="row", kind="text", shown="paper", statuses=EVERY_STATUS, default=...
+        "kernel",
+        group="row",
+        kind="text",
+        shown="paper",
+        statuses=EVERY_STATUS,
+        meaning="by its name in leanbench list kernels",
+        default=...,
     )
     status: Status = quantity(
-        "status", group="row", kind="outcome", shown="paper", statuses=EVERY_STATUS, default=...
+        "status",
+        group="row",
+        kind="outcome",
+        shown="paper",
+        statuses=EVERY_STATUS,
+        meaning="ok, or how the row ended: see docs/measuring.md",
+        default=...,
     )
     reason: str | None = quantity(
         "reason",

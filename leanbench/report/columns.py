@@ -49,16 +49,21 @@ COMMAND = Quantity(
 )
 
 
-def _in_order() -> tuple[Quantity, ...]:
-    measured = list(QUANTITIES)
+def _with_derived() -> tuple[Quantity, ...]:
+    columns = list(QUANTITIES)
     for derived in DERIVED:
-        names = [quantity.name for quantity in measured]
-        measured.insert(names.index(derived.after) + 1, derived.quantity)
-    columns = [COMMAND, *PROBLEM, *ORIGIN, *measured]
-    return tuple(sorted(columns, key=lambda column: GROUPS.index(column.group)))
+        names = [column.name for column in columns]
+        columns.insert(names.index(derived.after) + 1, derived.quantity)
+    return tuple(columns)
 
 
-COLUMNS = _in_order()
+#: The quantities of rows, and those that are computed from them.
+ROW_COLUMNS = _with_derived()
+COLUMNS = tuple(
+    sorted(
+        [COMMAND, *PROBLEM, *ORIGIN, *ROW_COLUMNS], key=lambda column: GROUPS.index(column.group)
+    )
+)
 #: Stated in the head of a report when the same in every row.
 HIDDEN_WHEN_CONSTANT = {column.name for column in PROBLEM[1:]} | set(COMPARED)
 #: Where a line has little room: one label in place of the axes.

@@ -1,4 +1,6 @@
+import json
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +11,8 @@ from leanbench.core.axes import AXES
 from leanbench.core.language_models import models
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import CATALOGUE
+from leanbench.records.row import Row
+from leanbench.report.columns import ROW_COLUMNS
 from leanbench.run.sweep_file import shipped_sweeps
 
 
@@ -40,6 +44,7 @@ def first_words_of_rows(what: str) -> set[str]:
         ("kernels", kernels),
         ("sweeps", shipped_sweeps),
         ("axes", lambda: [axis.flag for axis in AXES.values()]),
+        ("quantities", lambda: [column.name for column in ROW_COLUMNS]),
         ("models", models),
         ("gpus", lambda: [gpu.name for gpu in CATALOGUE]),
     ],
@@ -110,12 +115,33 @@ def test_anything_else_is_one_sentence():
     result = CliRunner().invoke(app, ["list", "kernel"])
     assert result.exit_code == 2
     assert (
-        result.stderr
-        == "Error: list 'kernel' is not supported, choose from kernels, sweeps, axes, models,"
-        " gpus\n"
+        result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, axes,"
+        " quantities, models, gpus\n"
     )
 
 
 def test_version():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"leanbench {leanbench.__version__}\n")
+
+
+def test_quantities_are_documented_as_they_are_declared():
+    printed = CliRunner().invoke(app, ["list", "quantities", "--format", "markdown"]).stdout
+    file = Path(__file__).parents[2] / "docs" / "quantities.md"
+    # `leanbench list quantities --format markdown >docs/quantities.md` mends it.
+    assert file.read_text(encoding="utf-8") == printed
+
+
+def test_quantities_are_a_json_schema():
+    printed = CliRunner().invoke(app, ["list", "quantities", "--format", "json"]).stdout
+    fields = json.loads(printed)["properties"]
+    assert list(fields) == list(Row.model_fields)
+    assert (fields["latency_us"]["unit"], fields["latency_us"]["heading"]) == ("us", "latency")
+
+
+def test_other_lists_are_tables():
+    result = CliRunner().invoke(app, ["list", "gpus", "--format", "json"])
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "Error: --format json is for quantities, gpus are a table: leave it out\n",
+    )

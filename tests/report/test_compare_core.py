@@ -19,7 +19,7 @@ from leanbench.core.errors import UserError
 from leanbench.records.row import Row
 from leanbench.records.samples import SAMPLES
 from leanbench.report.compare.core import Comparison, compare, counts, group
-from leanbench.report.compare.pair import Pair, judge, make_pair
+from leanbench.report.compare.pair import COMPARED, Pair, judge, make_pair
 from leanbench.report.compare.ratios import Margin
 from leanbench.report.compare.sentences import (
     best_gain,
@@ -208,14 +208,16 @@ def test_what_rounds_to_zero_has_no_minus():
     assert difference(sampled(spread(100.0), spread(99.99))) == "-0.01%"
 
 
-def test_energy_ratio():
+def test_energy_is_compared_too():
+    (energy,) = COMPARED
+    assert (energy.name, energy.stem) == ("energy_mj", "energy")
     base, new = (
         row(SHORT, "lean", spread(10.0), energy_mj=4.0),
         row(SHORT, "lean", spread(10.0), energy_mj=5.0),
     )
-    assert pair_of(base, new).energy_ratio == 1.25
-    assert pair_of({**base, "energy_mj": None}, new).energy_ratio is None
-    assert pair_of(base, {**new, "status": "incorrect"}).energy_ratio is None
+    assert pair_of(base, new).ratio_of(energy) == 1.25
+    assert pair_of({**base, "energy_mj": None}, new).ratio_of(energy) is None
+    assert pair_of(base, {**new, "status": "incorrect"}).ratio_of(energy) is None
 
 
 @given(st.integers(min_value=0, max_value=2**32), st.floats(min_value=0.9, max_value=1.1))

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from leanbench.report.compare.core import counts, group
+from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.sentences import METHOD, best_gain, summarise, worst_regression
 from leanbench.report.frame import problem_values
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from leanbench.report.compare.pair import Pair
 
 #: Fields of the rows that both formats show for each side.
-_OF_ROWS = ("kernel", "status", "samples", "energy_mj", "config")
+_OF_ROWS = ("kernel", "status", "samples", *(each.name for each in COMPARED), "config")
 
 
 def json_text(comparison: Comparison) -> str:
@@ -77,7 +78,7 @@ def _record(pair: Pair) -> dict[str, Any]:
         "ratio_low": pair.ratio_low,
         "ratio_high": pair.ratio_high,
         "from_samples": pair.from_samples,
-        "energy_ratio": pair.energy_ratio,
+        **{f"{each.stem}_ratio": pair.ratio_of(each) for each in COMPARED},
         "reason": pair.reason,
         **{f"{side}_{name}": getattr(row, name) for name in _OF_ROWS for side, row in sides},
     }

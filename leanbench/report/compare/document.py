@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leanbench.report.compare.core import Comparison, Selection, group
+from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.sentences import (
     counted,
     difference,
-    energy_difference,
+    difference_of,
     interval,
     microseconds,
     outcome,
@@ -77,7 +78,8 @@ def _table(pairs: Sequence[Pair], source: str) -> Table:
     # What is the same in every row stands above the table alone.
     subject = f"{pairs[0].kernels}, " if len(kernels) == 1 else ""
     title = f"{subject}{source}{f', all {shared}' if shared else ''}"
-    headings = ["problem", "kernel", "base µs:", "new µs:", "difference:", "interval:", "energy:"]
+    headings = ["problem", "kernel", "base µs:", "new µs:", "difference:", "interval:"]
+    headings += [f"{quantity.heading}:" for quantity in COMPARED]
     rows = [
         _row(pair, problem, pair.kernels if len(kernels) > 1 else "")
         for pair, problem in zip(pairs, problems, strict=True)
@@ -94,6 +96,6 @@ def _row(pair: Pair, problem: str, kernels: str) -> list[Words]:
         new_us,
         difference(pair),
         interval(pair),
-        energy_difference(pair),
+        *(difference_of(pair, quantity) for quantity in COMPARED),
         Text(outcome(pair), group(pair), note=pair.reason or ""),
     ]

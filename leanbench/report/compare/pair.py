@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.quantities import Quantity
 from leanbench.measure.statistics import FEWEST_FOR_RATIO, ratio_interval
-from leanbench.records.row import Row
+from leanbench.records.row import QUANTITIES, Row
+
+#: Compared beside the latency.
+COMPARED = tuple(quantity for quantity in QUANTITIES if quantity.compared)
 
 #: `same`: the interval of the ratio lies within the margin. `slower`, `faster`: it lies beyond it.
 #: Else `ambiguous`.
@@ -87,12 +91,12 @@ class Pair:
         """(base, new); null for a row whose figures mean nothing, as those of a wrong result."""
         return _figure(self.base), _figure(self.new)
 
-    @property
-    def energy_ratio(self) -> float | None:
-        """Energy of a launch, new over base; a single window each, so there is no interval."""
-        if self.ratio is None or not self.base.energy_mj or not self.new.energy_mj:
-            return None
-        return self.new.energy_mj / self.base.energy_mj
+    def ratio_of(self, quantity: Quantity) -> float | None:
+        """Another quantity than the latency, new over base: a single reading each, so there is no
+        interval; null unless both rows have one.
+        """
+        base, new = (getattr(row, quantity.name) for row in (self.base, self.new))
+        return new / base if self.ratio is not None and base and new else None
 
 
 def make_pair(

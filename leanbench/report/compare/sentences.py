@@ -13,6 +13,7 @@ from leanbench.report.compare.core import counts
 from leanbench.report.compare.ratios import geomean
 
 if TYPE_CHECKING:
+    from leanbench.core.quantities import Quantity
     from leanbench.report.compare.core import Comparison
     from leanbench.report.compare.pair import Pair
 
@@ -146,10 +147,11 @@ def difference(pair: Pair) -> str:
     return "-" if pair.ratio is None else _percent(pair.ratio)
 
 
-def energy_difference(pair: Pair) -> str:
-    """Energy of a launch, new over base, as a signed percentage; empty where not measured."""
+def difference_of(pair: Pair, quantity: Quantity) -> str:
+    """Another quantity, new over base, as a signed percentage; empty where not measured."""
+    ratio = pair.ratio_of(quantity)
     # z: no minus before what rounds to zero.
-    return "" if pair.energy_ratio is None else f"{pair.energy_ratio - 1:+z.1%}"
+    return "" if ratio is None else f"{ratio - 1:+z.1%}"
 
 
 def interval(pair: Pair) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.report.charts import CHARTS
 from leanbench.report.compare.match import fastest, match
+from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.ratios import MARGIN, Ratios, geomean, ratios_of, times
 from leanbench.report.document import (
     Block,
@@ -59,8 +60,8 @@ class SideBySide:
     #: Geometric means of the read floor's share; null where not measured.
     base_floor_share: float | None
     other_floor_share: float | None
-    #: Geometric mean of energy; null where not measured on both sides.
-    energy: float | None
+    #: Geometric means of the ratios of `COMPARED`; null where not measured on both sides.
+    others: tuple[float | None, ...]
 
 
 def side_by_side_section(results: Results) -> Section:
@@ -84,7 +85,8 @@ def side_by_side_section(results: Results) -> Section:
 
 def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
     headings = ["kernel", "run", "over", "problems:", "latency, geometric mean:"]
-    headings += ["lowest:", "at", "highest:", "at", "of the read floor (run, over):", "energy:"]
+    headings += ["lowest:", "at", "highest:", "at", "of the read floor (run, over):"]
+    headings += [f"{quantity.heading}:" for quantity in COMPARED]
     cells = []
     for each in rows:
         latency, floors = each.latency, (each.other_floor_share, each.base_floor_share)
@@ -96,7 +98,7 @@ def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
                 *(times(latency.lowest), short[latency.lowest_at]),
                 *(times(latency.highest), short[latency.highest_at]),
                 ", ".join(shares) if len(shares) > 1 else "",
-                times(each.energy),
+                *map(times, each.others),
             ]
         )
     return table(headings, cells)
@@ -153,7 +155,7 @@ def _side_by_side(kernel: str, base: Side, other: Side, pairs: Sequence[Pair]) -
         latency,
         _mean(pair.base.read_floor_share for pair in pairs),
         _mean(pair.new.read_floor_share for pair in pairs),
-        _mean(pair.energy_ratio for pair in pairs),
+        tuple(_mean(pair.ratio_of(quantity) for pair in pairs) for quantity in COMPARED),
     )
 
 
