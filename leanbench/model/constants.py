@@ -15,10 +15,7 @@ def _constant(default: float, unit: str, meaning: str, *, fitted: str = "latency
 
 @dataclass(frozen=True)
 class LeanCudaConstants:
-    """What the model knows of lean.cu on a GPU, all of it fitted to latencies.
-
-    The defaults are where a first fit starts.
-    """
+    """What the model knows of lean.cu on a GPU. The defaults are where a first fit starts."""
 
     bandwidth_share: float = _constant(
         0.96, "of the datasheet", "bandwidth that its copies get from DRAM on large buffers"
@@ -47,14 +44,20 @@ class LeanCudaConstants:
     )
     page_us: float = _constant(0.2, "us", "and where the cache is paged")
     warp_share: float = _constant(
-        0.09, "of an SM", "its arithmetic that one warp keeps busy: more warps take turns"
+        0.09,
+        "of an SM",
+        "its arithmetic that one warp keeps busy: more warps take turns",
+        fitted="held",
     )
     sm_bytes_per_clock: float = _constant(66.0, "bytes/clock", "the most that one SM reads")
     l2_bandwidth_ratio: float = _constant(
         15.0, "of DRAM", "the L2's bandwidth, from which output tiles of one KV head read it again"
     )
     reread_share: float = _constant(
-        0.3, "", "and from DRAM, where they are not at the same tokens and K and V exceed the L2"
+        0.3,
+        "",
+        "and from DRAM, where they are not at the same tokens and K and V exceed the L2",
+        fitted="held",
     )
     merge_us: float = _constant(0.33, "us", "a partial's way to the CTA that merges it")
     merge_level_us: float = _constant(0.6, "us", "for each level of the tree of partials")
