@@ -83,6 +83,18 @@ class Axis:
         """The text that `parse` reads back."""
         return self.values.write(value)
 
+    def to_json(self, value: Any) -> Any:
+        """The value in JSON."""
+        return self.values.to_json(value)
+
+    def from_json(self, value: Any) -> Any:
+        """What `to_json` wrote; raises TypeError for a value of another type."""
+        return self.values.from_json(self.name, value)
+
+    def check(self, value: Any) -> None:
+        """Refuses a value that no problem has; raises UserError."""
+        self.values.check(self.name, value)
+
     def say(self, text: str) -> str:
         """A written value in a line of a report: ``q_len 4``, ``bf16``, ``pages of 64``."""
         if text == self.write(None) and self.none_phrase:

@@ -15,8 +15,9 @@ from leanbench.core.errors import UserError
 class Values(ABC):
     """What an axis takes: how values are read, refused and written."""
 
-    #: Of a value in JSON.
+    #: Of a value in JSON, and its name.
     json_type: type = str
+    kind: str = "text"
     #: What None stands for, and is written as ``none``; empty: None is no value.
     or_none: str = ""
 
@@ -44,6 +45,17 @@ class Values(ABC):
         """The value in JSON: equal values are written alike, 30 and 30.0."""
         return None if value is None else self.json_type(value)
 
+    def from_json(self, name: str, value: Any) -> Any:
+        """What `to_json` wrote.
+
+        Raises:
+            TypeError: `value` is of another type; 8.0 and true compare as numbers do, and would go
+                far.
+        """
+        if value is not None and type(value) is not self.json_type:
+            raise TypeError(f"{name} is no {self.kind}")
+        return value
+
     def reads(self, text: str) -> bool:
         """Whether `text`, what follows the letter in a word of a problem, is meant for the axis."""
         return text[:1] in {*"0123456789+-"}
@@ -60,6 +72,7 @@ class Whole(Values):
     #: What one value may be, for the sentence that refuses another.
     syntax: str = syntax.COUNT
     json_type: type = int
+    kind: str = "whole number"
 
     def parse(self, name: str, text: str) -> tuple[int | None, ...]:
         def values(item: str) -> list[int | None]:
@@ -96,6 +109,7 @@ class Decimals(Values):
     example: str
     or_none: str = ""
     json_type: type = float
+    kind: str = "number"
 
     def parse(self, name: str, text: str) -> tuple[float | None, ...]:
         def value(item: str) -> list[float | None]:
@@ -112,6 +126,9 @@ class Decimals(Values):
     def check(self, name: str, value: float | None) -> None:
         if not (value is None and self.or_none) and (value is None or not 0 < value <= self.most):
             raise self._refusal(name, value)
+
+    def from_json(self, name: str, value: Any) -> Any:
+        return super().from_json(name, float(value) if type(value) is int else value)
 
     def write(self, value: float | None) -> str:
         return super().write(value).removesuffix(".0")

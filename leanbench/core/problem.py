@@ -104,7 +104,7 @@ class AttentionProblem:
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
             if field.name != "context":
-                field.values.check(field.name, getattr(self, field.name))
+                field.check(getattr(self, field.name))
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}: every KV"
@@ -246,7 +246,7 @@ class AttentionProblem:
         return {
             field.name: context
             if field.name == "context"
-            else field.values.to_json(getattr(self, field.name))
+            else field.to_json(getattr(self, field.name))
             for field in PROBLEM_AXES
             if field.always_in_json or getattr(self, field.name) != field.default
         }
@@ -256,24 +256,20 @@ class AttentionProblem:
         """What `to_dict` gave, through JSON or not.
 
         Raises:
-            KeyError, TypeError: a field is missing, unknown or of another type.
+            KeyError: a field is missing.
+            TypeError: a field is unknown or of another type.
             UserError: the fields are no problem.
         """
-        context = fields["context"]
+        if unknown := fields.keys() - {field.name for field in PROBLEM_AXES}:
+            raise TypeError(f"no axis is called {', '.join(sorted(unknown))}")
+        values = {}
         for field in PROBLEM_AXES:
-            value = (
-                fields[field.name] if field.is_required else fields.get(field.name, field.default)
-            )
-            lengths = (
-                value if field.name == "context" and isinstance(value, list | tuple) else [value]
-            )
-            # JSON from elsewhere: 8.0 and true compare as numbers do, and would go far.
-            if any(
-                type(each) is not field.values.json_type and each is not None for each in lengths
-            ):
-                kind = {int: "whole number", float: "number with decimals", str: "text"}
-                raise TypeError(f"{field.name} is no {kind[field.values.json_type]}")
-        return cls(**{**fields, "context": context if isinstance(context, int) else tuple(context)})
+            if field.is_required or field.name in fields:
+                value = fields[field.name]
+                several = field.name == "context" and isinstance(value, list | tuple)
+                read = [field.from_json(each) for each in (value if several else [value])]
+                values[field.name] = tuple(read) if several else read[0]
+        return cls(**values)
 
 
 #: The fields of AttentionProblem, in their order.

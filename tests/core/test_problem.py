@@ -115,6 +115,22 @@ def test_a_row_from_before_there_were_pages_is_read():
     assert AttentionProblem.from_dict({**before, "page_size": 32}) == replace(GQA, page_size=32)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch": 3.0}, "batch is no whole number"),
+        ({"q_len": True}, "q_len is no whole number"),
+        ({"context": [1, 2.5, 3]}, "context is no whole number"),
+        ({"dtype": 16}, "dtype is no text"),
+        ({"softcap": 30.0, "window": 7}, "no axis is called softcap, window"),
+    ],
+)
+def test_fields_of_another_kind_are_no_problem(fields, words):
+    with pytest.raises(TypeError) as error:
+        AttentionProblem.from_dict({**GQA.to_dict(), **fields})
+    assert str(error.value) == words
+
+
 @given(problems)
 def test_bytes_are_bounded(problem: AttentionProblem):
     most = problem.kv_bytes * problem.batch

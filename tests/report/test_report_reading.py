@@ -59,7 +59,7 @@ def test_complete_last_line_without_newline_counts(write_run: WriteRun) -> None:
         ),
         (
             json.dumps({**row(problem(), "lean", 1.0), "problem": {"batch": 1}}),
-            "problem.context: Field required",
+            "problem.q_heads: Field required",
         ),
         (
             json.dumps(
