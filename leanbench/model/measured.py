@@ -15,11 +15,16 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernels
 from leanbench.model.calibration import Errors
+from leanbench.model.cell import AXES
 from leanbench.records.reading import find_run, read_run
 from leanbench.records.row import Row
 
 #: Two kernels that differ by less than this have no order worth predicting.
 ORDER_MARGIN = 0.05
+
+
+#: Axes whose values stand in a cell's shape anyway, or change nothing that a kernel does.
+_IN_SHAPE = ("ragged", "q_len", "dtype", "kv_layout")
 
 
 @dataclass(frozen=True)
@@ -50,9 +55,9 @@ class MeasuredCell:
         problem = self.problem
         contexts = problem.contexts if problem.is_ragged else problem.context
         tiles = problem.kv_heads if problem.is_ragged else problem.batch * problem.kv_heads
-        # Not among a contiguous one's: by it the cells of older runs fall into halves.
-        pages = () if problem.page_size is None else (problem.page_size,)
-        return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len, *pages
+        # Only where not at their defaults: by the shape the cells of older runs fall into halves.
+        more = [problem.special[name] for name in problem.special if name not in _IN_SHAPE]
+        return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len, *more
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
     try:
         config = KernelConfig(**row.config)
     except TypeError:  # a setting of another version
+        return None
+    if problem.special.keys() - AXES:
         return None
     if kernel is None or kernel.schedule(problem, config, spec) is None:
         return None
