@@ -31,12 +31,21 @@ def report(
             "--format", metavar="LIST", help="Any of html, csv, parquet, markdown; by commas."
         ),
     ] = "html,csv",
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="KERNEL",
+            help="The kernel that the others are compared with.",
+            show_default="lean, or the first that ran",
+        ),
+    ] = None,
 ) -> None:
     """Write report.html and report.csv from the rows of a run, and print their paths.
 
     The HTML is one file that works offline: who wins where and by how much, the paper's claims
     beside the run, maps and charts to save as SVG or PNG, and every row with the command that
-    repeats it. Several runs, say of several GPUs, are set side by side; --out is then needed.
+    repeats it. Several runs, say of several GPUs, stand side by side; --out is then needed.
     Parquet needs pyarrow.
     """
     from leanbench.core.errors import UserError
@@ -49,5 +58,5 @@ def report(
             "a report of several runs belongs to none of them: say with --out which folder to write"
         )
     formats = list(dict.fromkeys(name.strip() for name in format_.split(",")))
-    for path in write_report(first, out or first, formats, others):
+    for path in write_report(first, out or first, formats, others, baseline):
         typer.echo(path)

@@ -14,14 +14,18 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, kernel_names, sweep_names
 from leanbench.cli.options import axis_options
-from leanbench.core.errors import UserError
+from leanbench.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from leanbench.gpu.local import Target
     from leanbench.measure.options import MeasureOptions
     from leanbench.records.directory import RunDirectory
+    from leanbench.records.reading import Run
     from leanbench.run.cells import Cell, Sweep
     from leanbench.run.runner import Limits
+
+#: Statuses that say that a kernel failed.
+FAILED = ("crashed", "timeout", "incorrect")
 
 
 @axis_options
@@ -145,6 +149,15 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
     ] = False,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="KERNEL",
+            help="The kernel that the others are compared with.",
+            show_default="lean, or the first that ran",
+        ),
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:
@@ -171,6 +184,10 @@ def sweep(
     asked = requested_sweep(file, axes, kernels, configs, measure, config or ())
     cells = expand(asked)
     limits = _limits(timeout, budget, asked.measure)
+    if baseline is not None and baseline not in asked.kernels:
+        raise UserError(
+            f"--baseline {baseline} is no kernel of this sweep, {nearest(baseline, asked.kernels)}"
+        )
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
             f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and"
@@ -208,14 +225,31 @@ def sweep(
         output.say(f"! {fault}; it is not used.")
     path = _run_path(out, name, cells, asked, target, resume)
     command = _command(ctx)
-    failed = _run(path, cells, asked, target, limits, command, resume=resume, quiet=quiet)
+    finished = _run(path, cells, asked, target, limits, command, resume=resume, quiet=quiet)
+    if not quiet:
+        from leanbench.cli.sweep_tables import show_ending
+
+        show_ending(finished, baseline)
+        output.say(f"Run directory: {path}")
     if not no_report:
         from leanbench.report import write_report
 
-        for written in write_report(path, path, ["html", "csv"]):
+        for written in write_report(path, path, ["html", "csv"], baseline=baseline):
             output.show(str(written))
-    if failed:
+    if _failed(finished):
         raise typer.Exit(1)
+
+
+def _failed(run: Run) -> bool:
+    """Whether a kernel failed, or none has a figure."""
+    rows = [row for row, _ in run.results]
+    if rows and all(row.status == "unsupported" for row in rows):
+        output.say(
+            f"Nothing to compare: all {len(rows)} cells are unsupported, the first because"
+            f" {rows[0].reason}."
+        )
+        return True
+    return any(row.status in FAILED for row in rows)
 
 
 def _run(
@@ -228,12 +262,9 @@ def _run(
     *,
     resume: bool,
     quiet: bool,
-) -> bool:
-    """Runs what is left and shows the table. Returns whether a kernel failed, or none has a
-    figure.
-    """
+) -> Run:
+    """Runs what is left. Returns the run with all its rows."""
     from leanbench.cli.progress import SweepProgress
-    from leanbench.cli.sweep_tables import show_ending
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import read_run
     from leanbench.run.runner import Stopped, run_cells
@@ -265,19 +296,7 @@ def _run(
             raise
         if left:
             _say_how_to_go_on("The budget is spent", run, len(cells), command)
-    finished = read_run(path)
-    if not quiet:
-        show_ending(finished)
-        output.say(f"Run directory: {path}")
-    rows = [row for row, _ in finished.results]
-    if rows and all(row.status == "unsupported" for row in rows):
-        first = rows[0]
-        output.say(
-            f"Nothing to compare: all {len(rows)} cells are unsupported, the first because"
-            f" {first.reason}."
-        )
-        return True
-    return any(row.status in ("crashed", "timeout", "incorrect") for row in rows)
+    return read_run(path)
 
 
 def _measure_flags(

@@ -49,10 +49,14 @@ def _about(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.05 else "< 0.1 s"
 
 
-def show_ending(run: Run) -> None:
-    """What came out: each problem's figures, how far to trust them, and the conclusion last."""
+def show_ending(run: Run, baseline: str | None = None) -> None:
+    """What came out: each problem's figures, how far to trust them, and the conclusion last.
+
+    Args:
+        baseline: the kernel that others are compared with; None for lean, or the first that ran.
+    """
     from leanbench.cli.document import show_document
     from leanbench.report.facts import ENDING, facts
     from leanbench.report.facts.results import Results
 
-    show_document(facts(Results([run]), ENDING))
+    show_document(facts(Results([run], baseline), ENDING))

@@ -34,15 +34,18 @@ def write_report(
     out_dir: Path,
     formats: Sequence[str] = DEFAULT_FORMATS,
     more_runs: Sequence[Path] = (),
+    baseline: str | None = None,
 ) -> list[Path]:
     """Write a file of `FILES` into `out_dir` for each format, and return their paths in that order.
 
     Args:
         more_runs: run directories that the report compares with the first.
+        baseline: the kernel that others are compared with; None for lean, or the first that ran.
 
     Raises:
         UserError: an unknown format, one whose library is missing, an `out_dir` that cannot be
-            written, a run that cannot be read or is given twice.
+            written, a run that cannot be read or is given twice, a
+            baseline that did not run.
     """
     for format_ in formats:
         if format_ not in FILES:
@@ -57,7 +60,7 @@ def write_report(
     for run in runs:
         for note in run.notes:
             logging.getLogger(__name__).warning(f"{run.name}: {note}" if more_runs else note)
-    results = Results(runs)
+    results = Results(runs, baseline)
     contents = {target: _render(format_, results) for format_, target in targets.items()}
     for target, content in contents.items():
         write_whole(target, content)
@@ -68,7 +71,7 @@ def _render(format_: str, results: Results) -> str | bytes:
     if format_ in ("csv", "parquet"):
         from leanbench.report.frame import results_frame
 
-        frame = results_frame(*results.runs)
+        frame = results_frame(*results.runs, baseline=results.baseline)
         # Every row, every column, full precision; not measured is an empty field.
         return (
             frame.to_csv(index=False, lineterminator="\n") if format_ == "csv" else _parquet(frame)

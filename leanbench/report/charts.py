@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from leanbench.report.frame import SUBJECT, has_values, where
+from leanbench.report.frame import THE_BASELINE, baseline_of, has_values, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,10 +69,11 @@ CHARTS = (
     ),
     Chart(
         key="speedup",
-        title=f"Speedup of {SUBJECT}",
-        note=f"latency of each other kernel over that of {SUBJECT}; above 1, {SUBJECT} is faster",
-        y="lean_speedup",
-        y_title=f"speedup of {SUBJECT} (×)",
+        title="Speedup of the baseline",
+        note="latency of each other kernel over that of the baseline; above 1, the baseline is"
+        " faster",
+        y="speedup",
+        y_title="speedup of the baseline (×)",
         y_scale="auto",
         line_at=1.0,
     ),
@@ -88,10 +89,10 @@ CHARTS = (
     ),
     Chart(
         key="speedup_all",
-        title=f"Speedup of {SUBJECT}, all problems",
-        note=f"one mark a problem and kernel; above 1, {SUBJECT} is faster",
-        y="lean_speedup",
-        y_title=f"speedup of {SUBJECT} (×)",
+        title="Speedup of the baseline, all problems",
+        note="one mark a problem and kernel; above 1, the baseline is faster",
+        y="speedup",
+        y_title="speedup of the baseline (×)",
         y_scale="auto",
         line_at=1.0,
         all_problems=True,
@@ -152,7 +153,14 @@ def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
     """
     several_series = len(axes) > any(axis.is_x for axis in axes)
     candidates = [chart for chart in CHARTS if several_series or chart.key != "speedup_all"]
-    return [chart for chart in candidates if has_values(drawn, chart.y)]
+    return [_named(chart, drawn) for chart in candidates if has_values(drawn, chart.y)]
+
+
+def _named(chart: Chart, drawn: DataFrame) -> Chart:
+    baseline = baseline_of(drawn)
+    words = {name: getattr(chart, name) for name in ("title", "note", "y_title")}
+    named = {name: text.replace(THE_BASELINE, baseline) for name, text in words.items()}
+    return replace(chart, **named)
 
 
 def note(chart: Chart, drawn: DataFrame) -> str:

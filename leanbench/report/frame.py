@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from leanbench.records.reading import Run
     from leanbench.records.row import Row
 
-#: The kernel whose speedups are reported.
-SUBJECT = "lean"
+#: The kernel that others are compared with, where it ran and no other is chosen.
+BASELINE = "lean"
+#: Its place in headings and titles.
+THE_BASELINE = "the baseline"
 #: Columns that together identify a problem: its fields. Numbers where every value is one and text
 #: elsewhere: `context` has a number, or one per sequence; `page_size` a number, or none.
 PROBLEM_COLUMNS = tuple(axis.name for axis in PROBLEM_AXES)
@@ -42,12 +44,16 @@ class Derived:
     values: Callable[[DataFrame], Series]
 
 
-def results_frame(*runs: Run) -> DataFrame:
+def results_frame(*runs: Run, baseline: str | None = None) -> DataFrame:
     """One row a result, in the runs' order, with flat columns.
 
     Columns: the problem's fields and `DERIVED_COLUMNS`; the quantities of `Row` (`config` and lists
     as text) with those of `DERIVED` among them; `gpu`, `run` (its name), `command` (what repeats
-    the row). Not measured is null, never 0.
+    the row), `baseline` (the kernel that speedups and ratios are of). Not measured is null, never
+    0.
+
+    Args:
+        baseline: None for `BASELINE`, or the first kernel that ran where that did not.
     """
     import pandas as pd
 
@@ -67,6 +73,7 @@ def results_frame(*runs: Run) -> DataFrame:
     for name in columns:
         if kind := _numeric_type(name):
             frame[name] = frame[name].astype(kind)
+    frame["baseline"] = baseline or _default_baseline(frame)
     for derived in DERIVED:
         place = list(frame.columns).index(derived.after) + 1
         frame.insert(place, derived.quantity.name, derived.values(frame))
@@ -108,14 +115,20 @@ def has_values(frame: DataFrame, column: str) -> bool:
 
 
 def kernel_order(frame: DataFrame) -> list[str]:
-    """Kernel names for legends and tables: `lean` first, then as they first ran."""
+    """Kernel names for legends and tables: the baseline first, then as they first ran."""
     names = list(dict.fromkeys(frame["kernel"]))
-    return sorted(names, key=lambda name: name != SUBJECT)
+    return sorted(names, key=lambda name: name != baseline_of(frame))
 
 
-def baselines(frame: DataFrame) -> list[str]:
-    """Every kernel but `lean`, in `kernel_order`."""
-    return [name for name in kernel_order(frame) if name != SUBJECT]
+def _default_baseline(frame: DataFrame) -> str:
+    names = {*frame["kernel"]}
+    ok = where(frame, frame["status"] == "ok")["kernel"]
+    return BASELINE if BASELINE in names or ok.empty else str(ok.iloc[0])
+
+
+def baseline_of(frame: DataFrame) -> str:
+    """The kernel that others are compared with."""
+    return str(frame["baseline"].iloc[0]) if "baseline" in frame and len(frame) else BASELINE
 
 
 def best_ok_rows(frame: DataFrame) -> DataFrame:
@@ -127,26 +140,27 @@ def best_ok_rows(frame: DataFrame) -> DataFrame:
     return fastest_first.drop_duplicates([*COMPARABLE, "kernel"]).sort_index()
 
 
-def ratios_to_lean(frame: DataFrame, column: str) -> DataFrame:
-    """Each baseline's value over that of `lean`: one row a problem that `lean` ran, one column a
-    baseline.
+def ratios_to_baseline(frame: DataFrame, column: str) -> DataFrame:
+    """Each other kernel's value over that of the baseline: one row a problem that the baseline ran,
+    one column a kernel.
 
-    A value is null where the baseline has no `ok` row with a value. The index is `COMPARABLE` plus
+    A value is null where the kernel has no `ok` row with a value. The index is `COMPARABLE` plus
     `problem`, the label for people.
 
     Args:
         column: `latency_us` for speedups, `energy_mj` for energy.
     """
     values = _by_kernel(frame, column)
-    if SUBJECT not in values:
+    baseline = baseline_of(frame)
+    if baseline not in values:
         return values.iloc[:0]
-    ran = where(values, values[SUBJECT].notna())
-    return ran.drop(columns=SUBJECT).div(ran[SUBJECT], axis=0)
+    ran = where(values, values[baseline].notna())
+    return ran.drop(columns=baseline).div(ran[baseline], axis=0)
 
 
 def latencies_by_kernel(frame: DataFrame) -> DataFrame:
     """Latency of the fastest `ok` row of each kernel: one row a problem, indexed as in
-    `ratios_to_lean`, one column a kernel.
+    `ratios_to_baseline`, one column a kernel.
     """
     return _by_kernel(frame, "latency_us")
 
@@ -159,26 +173,28 @@ def _by_kernel(frame: DataFrame, column: str) -> DataFrame:
 
 
 def speedups(frame: DataFrame) -> DataFrame:
-    """Speedup of `lean` over each baseline, see `ratios_to_lean`."""
-    return ratios_to_lean(frame, "latency_us")
+    """Speedup of the baseline over each other kernel, see `ratios_to_baseline`."""
+    return ratios_to_baseline(frame, "latency_us")
 
 
-def _over_lean(frame: DataFrame, column: str) -> Series:
-    """Each row's `column` over that of the fastest `lean` row of its problem."""
+def _over_baseline(frame: DataFrame, column: str) -> Series:
+    """Each row's `column` over that of the baseline's fastest row of its problem."""
     import pandas as pd
 
-    of_lean = best_ok_rows(where(frame, frame["kernel"] == SUBJECT))
-    of_lean = where(of_lean, of_lean[column] > 0)
+    baseline = baseline_of(frame)
+    of_baseline = best_ok_rows(where(frame, frame["kernel"] == baseline))
+    of_baseline = where(of_baseline, of_baseline[column] > 0)
     keys = list(COMPARABLE)
-    lean = dict(zip(of_lean[keys].itertuples(index=False, name=None), of_lean[column], strict=True))
-    compared = (frame["status"] == "ok") & (frame["kernel"] != SUBJECT)
-    values = [
-        value / lean[key] if compare and key in lean else None
+    problems = of_baseline[keys].itertuples(index=False, name=None)
+    values = dict(zip(problems, of_baseline[column], strict=True))
+    compared = (frame["status"] == "ok") & (frame["kernel"] != baseline)
+    ratios = [
+        value / values[key] if compare and key in values else None
         for key, value, compare in zip(
             frame[keys].itertuples(index=False, name=None), frame[column], compared, strict=True
         )
     ]
-    return pd.Series(values, index=frame.index, dtype="float64")
+    return pd.Series(ratios, index=frame.index, dtype="float64")
 
 
 def _ratio(frame: DataFrame, column: str, over: str) -> Series:
@@ -189,16 +205,16 @@ def _ratio(frame: DataFrame, column: str, over: str) -> Series:
 DERIVED = (
     Derived(
         Quantity(
-            "lean_speedup",
-            f"speedup of {SUBJECT}",
+            "speedup",
+            "speedup of the baseline",
             "latency",
             "fixed",
-            f"this row's latency over that of {SUBJECT}",
+            "this row's latency over that of the baseline",
             "x",
             shown="paper",
         ),
         "read_floor_share",
-        lambda frame: _over_lean(frame, "latency_us"),
+        lambda frame: _over_baseline(frame, "latency_us"),
     ),
     Derived(
         Quantity(
@@ -214,15 +230,15 @@ DERIVED = (
     ),
     Derived(
         Quantity(
-            "lean_energy_ratio",
-            f"energy over {SUBJECT}",
+            "energy_ratio",
+            "energy over the baseline",
             "energy",
             "fixed",
-            f"this row's energy over that of {SUBJECT}",
+            "this row's energy over that of the baseline",
             "x",
         ),
         "energy_over_floor",
-        lambda frame: _over_lean(frame, "energy_mj"),
+        lambda frame: _over_baseline(frame, "energy_mj"),
     ),
     Derived(
         Quantity(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leanbench.report.frame import SUBJECT, best_ok_rows, has_values
+from leanbench.report.frame import baseline_of, best_ok_rows, has_values
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,7 +22,6 @@ class HeatMap:
     note: str
 
 
-SPEEDUP = HeatMap("speedup", f"Speedup of {SUBJECT}", f"blue: {SUBJECT} is faster, orange: slower")
 FLOOR = HeatMap(
     "floor",
     "Share of the read floor",
@@ -49,7 +48,9 @@ def maps_of(frame: DataFrame, margin: Margin) -> list[HeatMap]:
     ):
         return []
     kernels = {*ok["kernel"]}
-    found = [winner_map(margin)] if len(kernels) > 1 else []
-    if len(kernels) > 1 and SUBJECT in kernels:
-        found.append(SPEEDUP)
-    return [*found, FLOOR] if has_values(ok, "read_floor_share") else found
+    maps = [winner_map(margin)] if len(kernels) > 1 else []
+    baseline = baseline_of(frame)
+    if len(kernels) > 1 and baseline in kernels:
+        note = f"blue: {baseline} is faster, orange: slower"
+        maps.append(HeatMap("speedup", f"Speedup of {baseline}", note))
+    return [*maps, FLOOR] if has_values(ok, "read_floor_share") else maps

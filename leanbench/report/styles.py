@@ -5,8 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from leanbench.report.frame import SUBJECT
-
 #: Wong's colour-blind-safe set, darkened where needed for a contrast of 3:1 on white and on the
 #: dark page alike.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#B85C93", "#A67C00", "#7B6FD0", "#8C7468", "#2E93A8")
@@ -23,7 +21,7 @@ MARKS: tuple[str, ...] = (
 )
 #: Colours that never change, whatever else runs.
 FIXED = {
-    name: index for index, name in enumerate((SUBJECT, "fa2", "fixed_split", "cudnn", "flashinfer"))
+    name: index for index, name in enumerate(("lean", "fa2", "fixed_split", "cudnn", "flashinfer"))
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.quantities import Quantity
 from leanbench.report.columns import COLUMNS, HIDDEN_WHEN_CONSTANT
-from leanbench.report.frame import has_values
+from leanbench.report.frame import THE_BASELINE, baseline_of, has_values
 from leanbench.report.series import VaryingAxis
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ def page_columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, An
 
 def _described(column: Quantity, frame: DataFrame) -> dict[str, Any]:
     name = column.name
+    baseline = baseline_of(frame)
     return {
         "name": name,
-        "heading": column.heading,
+        "heading": column.heading.replace(THE_BASELINE, baseline),
         "unit": column.unit_text,
         "kind": column.kind,
         "is_number": column.is_number,
-        "meaning": column.meaning,
+        "meaning": column.meaning.replace(THE_BASELINE, baseline),
         "notes": column.notes,
         "shown": name not in HIDDEN_WHEN_CONSTANT or len(set(frame[name].tolist())) > 1,
         "on_paper": column.is_in("paper"),

@@ -20,6 +20,7 @@ from leanbench.gpu.local import Target
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
 from leanbench.model import known_error
+from leanbench.records.reading import Run
 from leanbench.run.cells import Cell, Sweep, expand
 from leanbench.run.estimate import estimated_seconds
 from leanbench.run.sweep_file import load_sweep, shipped_sweeps
@@ -142,8 +143,9 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
     sweeps = []
 
     def run(path, cells, asked, target, limits, command, **options):
-        sweeps.append((asked, cells, module._manifest(cells, asked, target, command), command))
-        return False
+        manifest = module._manifest(cells, asked, target, command)
+        sweeps.append((asked, cells, manifest, command))
+        return Run(path, manifest, ())
 
     monkeypatch.setattr(module, "_run", run)
     return sweeps
@@ -480,3 +482,9 @@ def test_default_names_never_collide(tmp_path, monkeypatch):
 def test_shipped_data_is_read_from_any_folder(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert invoke("sweep", "smoke", "--dry-run").exit_code == 0
+
+
+def test_a_baseline_that_is_not_swept_is_refused():
+    result = invoke("sweep", "--kernels", "lean,fa2", "--baseline", "cudnn", "--no-report")
+    assert result.exit_code == 2
+    assert "--baseline cudnn is no kernel of this sweep, " in result.stderr

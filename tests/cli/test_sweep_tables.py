@@ -10,6 +10,7 @@ from example_rows import show_rows
 from leanbench.cli.document import LINES
 from leanbench.cli.progress import SweepProgress
 from leanbench.core.problem import AttentionProblem
+from leanbench.report.facts.problems import ROWS
 from leanbench.run.cells import Cell
 
 
@@ -23,7 +24,7 @@ def row(
         "status": "ok",
         "reason": None,
         "cache": "cold",
-        "warnings": [],
+        "warnings": None,
         "latency_us": latency_us,
         **fields,
     }
@@ -256,3 +257,28 @@ def test_progress_lines_say_the_warnings(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith(": ok 10.0 µs ! one thing ! another")
     assert second.endswith(": ok 10.0 µs")
+
+
+def test_a_run_without_lean_has_ratios_bandwidth_and_floor_shares(capsys):
+    rows = [
+        row("fa2", 20.0, bandwidth_tb_s=2.0, read_floor_share=0.5),
+        row("cudnn", 10.0, bandwidth_tb_s=4.0, read_floor_share=0.9),
+    ]
+    lines = lines_of(capsys, rows)
+    assert lines[1].split()[:6] == ["problem", "fa2", "cudnn", "fa2", "vs", "cudnn"]
+    shown = next(line for line in lines if line.startswith("b1"))
+    assert shown.split()[6:] == ["20.0", "*", "10.0", "0.50x", "2.00", "50%"]
+    assert lines[-2:] == [
+        "Fastest: cudnn.",
+        "By how much: fa2 is 0.50× as fast as the fastest other kernel.",
+    ]
+
+
+def test_a_long_table_is_cut_and_the_conclusion_stands_last(capsys):
+    rows = [
+        row(name, us, 64 * (1 + i)) for i in range(100) for name, us in (("lean", 1), ("fa2", 2))
+    ]
+    lines = lines_of(capsys, rows)
+    assert len([line for line in lines if line.startswith("n")]) == ROWS
+    assert f"and {100 - ROWS} more, see the rows in runs/example" in lines
+    assert lines[-2].startswith("Fastest: lean is the fastest, or within 1% of it, on 100 of 100")

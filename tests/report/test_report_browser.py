@@ -469,7 +469,7 @@ def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> 
 def test_paper_shows_the_main_columns(write_run: WriteRun) -> None:
     probe = """return all("#results th:not(.screen)").map((th) => th.dataset.column);"""
     seen, _ = look(write_run(rows_with_all_fields()), probe)
-    taken = ["latency_us", "bandwidth_tb_s", "read_floor_share", "lean_speedup", "energy_mj"]
+    taken = ["latency_us", "bandwidth_tb_s", "read_floor_share", "speedup", "energy_mj"]
     assert seen == ["max_context", "kernel", "status", *taken]
 
 

@@ -53,7 +53,7 @@ def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
         "group_size": "1",
         "context": "65536",
     }
-    assert (fa2["kernel"], fa2["latency_us"], fa2["lean_speedup"], fa2["samples"]) == (
+    assert (fa2["kernel"], fa2["latency_us"], fa2["speedup"], fa2["samples"]) == (
         "fa2",
         "1600.0",
         "8.0",
@@ -75,7 +75,7 @@ def test_csv_holds_every_row_and_exact_values(write_run: WriteRun) -> None:
     )
     # Not measured is empty, never 0.
     assert [
-        crashed[name] for name in ("latency_us", "samples", "config", "lean_speedup", "power_w")
+        crashed[name] for name in ("latency_us", "samples", "config", "speedup", "power_w")
     ] == [""] * 5
 
 
@@ -96,7 +96,7 @@ def test_speedups_by_problem(write_run: WriteRun) -> None:
         "b1 h56 n1024 d64 fp16 HND": [2.0, 1.0],
         "b1 h56 n65536 d64 fp16 HND": [8.0, 0.5],
     }
-    assert frame["lean_speedup"].dropna().tolist() == [2.0, 1.0, 8.0, 0.5]
+    assert frame["speedup"].dropna().tolist() == [2.0, 1.0, 8.0, 0.5]
 
 
 def test_summary_values(write_run: WriteRun) -> None:
@@ -150,7 +150,7 @@ def test_a_kernel_with_several_configs_counts_with_its_fastest(write_run: WriteR
     frame = frame_of(write_run(rows))
     [summary] = summaries(frame)
     assert [(s.geomean, s.problems) for s in summary.speedups.values()] == [(pytest.approx(2.0), 1)]
-    assert frame["lean_speedup"].tolist()[1:] == [3.0, 2.0]
+    assert frame["speedup"].tolist()[1:] == [3.0, 2.0]
 
 
 def test_only_ok_rows_enter_a_statistic(write_run: WriteRun) -> None:
@@ -161,7 +161,7 @@ def test_only_ok_rows_enter_a_statistic(write_run: WriteRun) -> None:
     frame = frame_of(write_run(rows))
     [summary] = summaries(frame)
     assert summary.speedups == {}
-    assert not has_values(frame, "lean_speedup")
+    assert not has_values(frame, "speedup")
 
 
 def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
@@ -176,7 +176,7 @@ def test_measured_and_predicted_are_never_mixed(write_run: WriteRun) -> None:
         ("measured", pytest.approx(2.0)),
         ("predicted", pytest.approx(5.0)),
     ]
-    assert frame["lean_speedup"].dropna().tolist() == [2.0, 5.0]
+    assert frame["speedup"].dropna().tolist() == [2.0, 5.0]
 
 
 def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
@@ -197,7 +197,7 @@ def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
         ("cold", [(pytest.approx(2.0), 1)], pytest.approx(2.0)),
         ("warm", [(pytest.approx(5.0), 1)], pytest.approx(5.0)),
     ]
-    assert frame["lean_speedup"].dropna().tolist() == [2.0, 5.0]
+    assert frame["speedup"].dropna().tolist() == [2.0, 5.0]
 
 
 def test_derived_columns(write_run: WriteRun) -> None:
@@ -208,13 +208,13 @@ def test_derived_columns(write_run: WriteRun) -> None:
         6.25 / (problem(1024).kv_bytes * 1e-7)
     )
     # fa2 alone: the rows of fixed_split are noisy and suspect.
-    assert frame["lean_energy_ratio"].dropna().to_dict() == {1: 2.0, 4: 8.0}
+    assert frame["energy_ratio"].dropna().to_dict() == {1: 2.0, 4: 8.0}
     # A row without the new fields has none of the figures.
     derived = [
         "crosscheck_difference",
         "sustained_slowdown",
         "energy_over_floor",
-        "lean_energy_ratio",
+        "energy_ratio",
         "warnings",
     ]
     assert frame[derived].iloc[6].isna().all()
@@ -246,7 +246,7 @@ def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
     ]
     frame = add_series_columns(frame_of(write_run(rows)))
     assert frame["page_size"].tolist() == ["none", "none", "16", "16", "16", "16"]
-    assert frame["lean_speedup"].dropna().tolist() == [3.0, 3.0, 3.0]
+    assert frame["speedup"].dropna().tolist() == [3.0, 3.0, 3.0]
     assert len(speedups(frame)) == 3
     axes = varying_axes(frame)
     assert [(axis.name, axis.values) for axis in axes] == [
@@ -267,9 +267,9 @@ def test_noisy_and_suspect_rows_stay_out_and_warned_ones_in(write_run: WriteRun)
     assert [(name, r.problems) for name, r in summary.speedups.items()] == [("fa2", 2)]
     assert summary.energies["fa2"].geomean == pytest.approx(4.0)
     assert list(summary.energies) == ["fa2"]
-    assert summary.lean_energy is not None
-    assert (summary.lean_energy.problems, summary.lean_energy.power_w) == (2, 500.0)
-    assert summary.lean_energy.slowdown == pytest.approx(0.25)
+    assert summary.own_energy is not None
+    assert (summary.own_energy.problems, summary.own_energy.power_w) == (2, 500.0)
+    assert summary.own_energy.slowdown == pytest.approx(0.25)
 
 
 def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
@@ -279,7 +279,7 @@ def test_energy_that_was_read_as_zero_is_no_ratio(write_run: WriteRun) -> None:
         row_with_all_fields(problem(), "fa2", 2.0),
     ]
     [summary] = summaries(frame_of(write_run(rows)))
-    assert (summary.energies, summary.lean_energy) == ({}, None)
+    assert (summary.energies, summary.own_energy) == ({}, None)
 
 
 def test_energy_alone_is_no_card(write_run: WriteRun) -> None:
@@ -288,7 +288,7 @@ def test_energy_alone_is_no_card(write_run: WriteRun) -> None:
         row(problem(), name, 10.0, source="predicted", energy_mj=2.0) for name in ("lean", "fa2")
     ]
     [summary] = summaries(frame_of(write_run(rows, source="predicted")))
-    assert summary.lean_energy is None
+    assert summary.own_energy is None
     assert summary.energies["fa2"].geomean == 1.0
 
 
@@ -317,7 +317,7 @@ def test_ragged_batches_of_equal_sums_are_different_problems(write_run: WriteRun
     one, other = problem((10, 20, 60)), problem((15, 15, 60))
     assert one.label == other.label
     frame = frame_of(write_run([row(one, "lean", 10.0), row(other, "fa2", 20.0)]))
-    assert not has_values(frame, "lean_speedup")
+    assert not has_values(frame, "speedup")
 
 
 def test_lean_comes_first(write_run: WriteRun) -> None:

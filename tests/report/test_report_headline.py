@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
 
+from leanbench.core.errors import UserError
 from leanbench.model import known_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
@@ -116,12 +117,34 @@ def test_no_kernel_is_ahead_where_all_lie_within_the_model_s_error(write_run: Wr
     )
 
 
-@pytest.mark.parametrize("names", [["lean"], ["fa2", "cudnn"]])
-def test_without_lean_or_without_others_nothing_is_compared_with_it(
-    write_run: WriteRun, names: list[str]
-) -> None:
-    [sentences] = sentences_of(write_run(row(problem(), name, 10.0 + len(name)) for name in names))
-    assert sentences == ({} if names == ["lean"] else {"Fastest": "fa2."})
+def test_a_kernel_alone_is_compared_with_nothing(write_run: WriteRun) -> None:
+    assert sentences_of(write_run([row(problem(), "lean", 10.0)])) == [{}]
+
+
+def test_without_lean_the_first_kernel_is_the_baseline(write_run: WriteRun) -> None:
+    rows = [row(problem(), "xformers", status="unsupported", reason="x")]
+    rows += [row(problem(), "fa2", 10.0), row(problem(), "cudnn", 12.0)]
+    [sentences] = sentences_of(write_run(rows))
+    assert sentences["Fastest"] == "fa2."
+    assert sentences["By how much"] == "fa2 is 1.20× as fast as the fastest other kernel."
+
+
+def test_another_baseline_is_compared_with_all_others(write_run: WriteRun) -> None:
+    directory = write_run(measured_rows())
+    results = Results([read_run(directory)], "fa2")
+    [part] = results.parts
+    assert list(part.summary.speedups) == ["lean", "fixed_split"]
+    assert part.summary.speedups["lean"].geomean == pytest.approx(1 / 4)
+    assert results.frame["speedup"].dropna().tolist() == [0.5, 0.5, 0.125, 0.0625]
+    assert str(headline(part)[1].words).startswith("fa2 is 0.18× as fast as the fastest other")
+    [html, csv, markdown] = write_report(
+        directory, directory, ["html", "csv", "markdown"], baseline="fa2"
+    )
+    assert "Speedup of fa2" in html.read_text()
+    assert "| speedup of fa2 |" in markdown.read_text()
+    assert csv.read_text().splitlines()[1].endswith(",fa2")
+    with pytest.raises(UserError, match="--baseline fa3 is no kernel of these runs, did you mean"):
+        write_report(directory, directory, ["csv"], baseline="fa3")
 
 
 def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> list[Path]:

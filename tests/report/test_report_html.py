@@ -22,6 +22,7 @@ from leanbench.model import known_error
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
 from leanbench.report.charts import CHARTS
+from leanbench.report.document import Figures, Table, Text
 from leanbench.report.facts.figures import charts_section
 from leanbench.report.facts.results import Results
 from leanbench.report.facts.warnings import flagged_section
@@ -148,13 +149,13 @@ def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
         for i in range(30)
     ]
     section = flagged_section(Results([read_run(write_run(rows))]))
-    [[status, kernel, reason, count, problems]] = section.blocks[1].rows
-    assert (status.words, kernel, reason, count) == (
-        "timeout",
-        "fa2",
-        "no answer within 60 s",
-        "30",
-    )
+    shown = section.blocks[1]
+    assert isinstance(shown, Table)
+    [[status, kernel, reason, count, problems]] = shown.rows
+    assert isinstance(status, Text)
+    assert isinstance(problems, Text)
+    assert (status.words, kernel) == ("timeout", "fa2")
+    assert (reason, count) == ("no answer within 60 s", "30")
     assert (len(problems.more), problems.unnamed) == (19, 10)
 
 
@@ -172,7 +173,7 @@ def test_flagged_rows_are_gathered_by_reason(write_run: WriteRun) -> None:
         ),
         (
             [row(problem(), "fa2", 10.0), row(problem(), "cudnn", 9.0)],
-            "No speedups: no problem has an ok row of lean and of another kernel.",
+            "fa2 is 0.90× as fast as the fastest other kernel.",
         ),
     ],
 )
@@ -291,9 +292,9 @@ def test_every_axis_has_its_unit() -> None:
     assert titles == {
         "latency": "latency (µs)",
         "bandwidth": "bandwidth (TB/s)",
-        "speedup": "speedup of lean (×)",
+        "speedup": "speedup of the baseline (×)",
         "share": "share of the read floor (%)",
-        "speedup_all": "speedup of lean (×)",
+        "speedup_all": "speedup of the baseline (×)",
         "energy": "energy of one launch (mJ)",
         "power": "mean power (W)",
         "sustained": "sustained over burst (%)",
@@ -304,6 +305,7 @@ def test_every_axis_has_its_unit() -> None:
 def test_the_schedules_slots_are_no_limit_of_sm_busy(write_run: WriteRun) -> None:
     results = Results([read_run(write_run([row_with_all_fields(problem(), "lean", 10.0)]))])
     [drawn] = charts_section(results).blocks
+    assert isinstance(drawn, Figures)
     assert (
         next(figure.note for figure in drawn.items if figure.key == "sm_busy")
         == "share of SM time in which an SM had a CTA that was not waiting; dotted, or a dash over"
@@ -415,7 +417,7 @@ def test_columns_without_values_are_hidden_and_the_others_explained(write_run: W
         "warnings",
         "throttle_reasons",
         "cache",
-        "lean_energy_ratio",
+        "energy_ratio",
     } & set(shown)
     assert shown["energy_mj"]["unit"] == "mJ"
     assert "waiting" in shown["sm_busy_share"]["meaning"]

@@ -59,7 +59,7 @@ def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
         ("a", 2.0),
         ("b", 4.0),
     ]
-    assert frame["lean_speedup"].dropna().tolist() == [2.0, 4.0]
+    assert frame["speedup"].dropna().tolist() == [2.0, 4.0]
     assert [side.name for side in sides_of(read_runs(directories))] == [
         "a, NVIDIA H200",
         "b, NVIDIA H200",

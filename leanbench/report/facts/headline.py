@@ -16,7 +16,6 @@ from leanbench.report.compare.pair import judge
 from leanbench.report.compare.ratios import times
 from leanbench.report.document import Sentence
 from leanbench.report.facts.summary import status_counts
-from leanbench.report.frame import SUBJECT
 from leanbench.report.series import listed
 
 if TYPE_CHECKING:
@@ -57,10 +56,10 @@ def headline(part: Part) -> list[Sentence]:
     if summary.winners:
         sentences.append(Sentence(_fastest(summary.winners, summary.margin), "Fastest"))
     if summary.over_best:
-        by_how_much = _by_how_much(summary.over_best, part.short, summary.margin)
+        by_how_much = _by_how_much(summary, summary.over_best, part.short)
         sentences.append(Sentence(by_how_much, "By how much"))
     if summary.energies:
-        sentences.append(Sentence(_energy(summary.energies), "Energy"))
+        sentences.append(Sentence(_energy(summary), "Energy"))
     if words := caveats(part):
         sentences.append(Sentence(" ".join(words), "Beware"))
     return sentences
@@ -88,9 +87,9 @@ def caveats(part: Part) -> list[str]:
 
 
 def near(part: Part) -> int:
-    """Problems on which the subject is the fastest, or within the margin of it."""
+    """Problems on which the baseline is the fastest, or within the margin of it."""
     kernels = part.summary.winners.kernels if part.summary.winners else ()
-    return sum(each.near for each in kernels if each.kernel == SUBJECT)
+    return sum(each.near for each in kernels if each.kernel == part.summary.baseline)
 
 
 def overview_of(parts: Sequence[Part]) -> Overview | None:
@@ -118,14 +117,15 @@ def overview_of(parts: Sequence[Part]) -> Overview | None:
 
 
 def _of_many(parts: Sequence[Part]) -> str:
-    """Of parts in which the subject met another kernel."""
+    """Of parts in which the baseline met another kernel."""
     overs = [part.summary.over_best for part in parts if part.summary.over_best]
     fastest_on, problems = sum(map(near, parts)), sum(over.problems for over in overs)
     lowest, highest = min(over.lowest for over in overs), max(over.highest for over in overs)
     margin = max((part.summary.margin for part in parts), key=lambda margin: margin.share)
     noun = "problem" if problems == 1 else "problems"
+    baseline = parts[0].summary.baseline
     return (
-        f"{SUBJECT} is the fastest, or within {margin.words} of it, on {fastest_on} of"
+        f"{baseline} is the fastest, or within {margin.words} of it, on {fastest_on} of"
         f" {problems} {noun} (one of several runs counts in each); at worst {times(lowest)} as fast"
         f" as the fastest other kernel, at best {times(highest)}."
     )
@@ -158,21 +158,24 @@ def _ahead(winner: Winner) -> str:
     return f"{winner.kernel} is ahead of all others on {winner.alone}{at}"
 
 
-def _by_how_much(over: Ratios, short: Mapping[str, str], margin: Margin) -> str:
+def _by_how_much(summary: Summary, over: Ratios, short: Mapping[str, str]) -> str:
+    baseline, margin = summary.baseline, summary.margin
     over_what, no_more = "the fastest other kernel", ""
     if margin.is_model_error and judge(over.geomean, over.geomean, margin.share) == "same":
         no_more = f", within {margin.words}"
     if over.problems == 1:
-        return f"{SUBJECT} is {times(over.geomean)} as fast as {over_what}{no_more}."
+        return f"{baseline} is {times(over.geomean)} as fast as {over_what}{no_more}."
     return (
-        f"{SUBJECT} is {times(over.geomean)} as fast as {over_what} (geometric mean){no_more}; at"
+        f"{baseline} is {times(over.geomean)} as fast as {over_what} (geometric mean){no_more}; at"
         f" worst {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
         f" ({short[over.highest_at]})."
     )
 
 
-def _energy(energies: Mapping[str, Ratios]) -> str:
-    kernels = [f"{kernel} takes {times(energy.geomean)}" for kernel, energy in energies.items()]
-    several = max(energy.problems for energy in energies.values()) > 1
+def _energy(summary: Summary) -> str:
+    kernels = [
+        f"{kernel} takes {times(energy.geomean)}" for kernel, energy in summary.energies.items()
+    ]
+    several = max(energy.problems for energy in summary.energies.values()) > 1
     mean = " (geometric means)" if several else ""
-    return f"Of a launch: {', '.join(kernels)} of what {SUBJECT} takes{mean}."
+    return f"Of a launch: {', '.join(kernels)} of what {summary.baseline} takes{mean}."

@@ -8,14 +8,14 @@ from leanbench.report.compare.ratios import MARGIN, times
 from leanbench.report.document import Block, Section, Sentences, Table, Text, sentences, table
 from leanbench.report.facts.headline import caveats, headline, near, overview_of
 from leanbench.report.facts.summary import status_counts
-from leanbench.report.frame import SUBJECT
+from leanbench.report.frame import baseline_of
 
 if TYPE_CHECKING:
     from leanbench.report.compare.ratios import Ratios
     from leanbench.report.document import Words
     from leanbench.report.facts.headline import Overview
     from leanbench.report.facts.results import Part, Results
-    from leanbench.report.facts.summary import BestBandwidth, LeanEnergy, Summary
+    from leanbench.report.facts.summary import BestBandwidth, OwnEnergy, Summary
 
 
 def summary_section(results: Results) -> Section:
@@ -33,27 +33,25 @@ def summary_section(results: Results) -> Section:
     else:
         blocks += [block for part in results.parts for block in _part(part, results)]
     if results.parts and not any(part.summary.speedups for part in results.parts):
-        blocks.append(
-            sentences(
-                f"No speedups: no problem has an ok row of {SUBJECT} and of another kernel.",
-                layout="empty",
-            )
-        )
+        baseline = baseline_of(results.frame)
+        nothing = f"No speedups: no problem has an ok row of {baseline} and of another kernel."
+        blocks.append(sentences(nothing, layout="empty"))
     return Section("summary", "", tuple(blocks))
 
 
 def _overview(overview: Overview) -> list[Block]:
     margin = max((part.summary.margin for _, part in overview.parts), key=lambda each: each.share)
+    baseline = overview.parts[0][1].summary.baseline
     headings = [
         "run",
-        f"{SUBJECT} fastest, or within {margin.words}:",
+        f"{baseline} fastest, or within {margin.words}:",
         "over the fastest other, mean:",
         *("lowest:", "at", "highest:", "at", "beware"),
     ]
     rows = []
     for number, (name, part) in enumerate(overview.parts, 1):
         over = part.summary.over_best
-        figures = [f"{SUBJECT} met no other kernel", *[""] * 5]
+        figures = [f"{baseline} met no other kernel", *[""] * 5]
         if over:
             figures = [
                 f"{near(part)} of {over.problems}",
@@ -92,8 +90,8 @@ def _part(part: Part, results: Results) -> list[Block]:
         blocks.append(_speedups(part))
     if summary.best:
         blocks.append(_best(summary.best, part))
-    if summary.lean_energy:
-        blocks.append(_energy(summary.lean_energy))
+    if summary.own_energy:
+        blocks.append(_energy(summary.own_energy, summary.baseline))
     if part is results.parts[-1]:
         blocks.append(_statuses(results))
     return blocks
@@ -102,7 +100,7 @@ def _part(part: Part, results: Results) -> list[Block]:
 def _speedups(part: Part) -> Table:
     of_many = any(each.problems > 1 for each in part.summary.speedups.values())
     mean = "geometric mean:" if of_many else "on one problem:"
-    headings = [f"{SUBJECT} over", _mark(mean, part.summary)]
+    headings = [f"{part.summary.baseline} over", _mark(mean, part.summary)]
     headings += ["problems:", "faster on:", "highest:", "lowest:", "energy:"]
     rows = []
     for kernel, ratios in part.summary.speedups.items():
@@ -116,7 +114,7 @@ def _speedups(part: Part) -> Table:
                 _extreme(ratios.highest, ratios.highest_at, part),
                 _extreme(ratios.lowest, ratios.lowest_at, part),
             ]
-        taken = _energy_over(kernel, energy) if energy else ""
+        taken = _energy_over(kernel, part.summary.baseline, energy) if energy else ""
         rows.append([kernel, times(ratios.geomean), *figures, taken])
     return table(headings, rows, layout="cards")
 
@@ -130,12 +128,12 @@ def _extreme(value: float, label: str, part: Part) -> Text:
     return Text(times(value), note=part.short[label], title=label)
 
 
-def _energy_over(kernel: str, energy: Ratios) -> Text:
-    note = f"{kernel}'s over {SUBJECT}'s"
+def _energy_over(kernel: str, baseline: str, energy: Ratios) -> Text:
+    note = f"{kernel}'s over {baseline}'s"
     if energy.problems > 1:
         note += (
-            f"; {SUBJECT} needs less on {energy.above} of {energy.problems}, within {MARGIN:.0%} on"
-            f" {energy.same}, more on {energy.below}"
+            f"; {baseline} needs less on {energy.above} of {energy.problems},"
+            f" within {MARGIN:.0%} on {energy.same}, more on {energy.below}"
         )
     return Text(times(energy.geomean), note=note)
 
@@ -148,7 +146,7 @@ def _best(best: BestBandwidth, part: Part) -> Table:
     return table(headings, [row], layout="cards")
 
 
-def _energy(energy: LeanEnergy) -> Table:
+def _energy(energy: OwnEnergy, baseline: str) -> Table:
     several = energy.problems > 1
     over = "over only reading K and V, geometric mean:" if several else "over only reading K and V:"
     power = sustained = ""
@@ -159,7 +157,7 @@ def _energy(energy: LeanEnergy) -> Table:
         note = "against burst latency, median" if several else "against burst latency"
         sustained = Text(f"{energy.slowdown:+.1%}", note=note)
     headings = ["energy of", over, "mean power:", "sustained:"]
-    return table(headings, [[SUBJECT, times(energy.over_floor), power, sustained]], layout="cards")
+    return table(headings, [[baseline, times(energy.over_floor), power, sustained]], layout="cards")
 
 
 def _statuses(results: Results) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.report.compare.ratios import Margin, margin_of
 from leanbench.report.document import Block, Column, Section, Table, Text, Words, without_shared
-from leanbench.report.frame import SUBJECT, gpu_name
+from leanbench.report.frame import baseline_of, gpu_name
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
@@ -27,10 +27,20 @@ class _Alike:
 
     problems: Mapping[str, ByKernel]
     kernels: Sequence[str]
-    #: Those that are compared with `SUBJECT`.
-    others: Sequence[str]
+    #: The kernel that the others are compared with.
+    baseline: str
     #: Of their latencies.
     margin: Margin
+
+    @property
+    def others(self) -> list[str]:
+        """The kernels that are compared with the baseline."""
+        return [name for name in self.kernels if name != self.baseline] if self.has_baseline else []
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether it ran."""
+        return self.baseline in self.kernels
 
 
 def problems_section(results: Results) -> Section:
@@ -38,14 +48,16 @@ def problems_section(results: Results) -> Section:
     a warm L2, have tables of their own.
     """
     blocks: list[Block] = []
+    baseline = baseline_of(results.frame)
     for run in results.runs:
         groups: dict[tuple[str, str], list[tuple[Row, AttentionProblem]]] = {}
         for row, problem in run.results:
             groups.setdefault((row.source, row.cache), []).append((row, problem))
         for (source, cache), of_group in groups.items():
             warm = ", warm L2" if cache == "warm" else ""
-            rest = f", see {run.directory / 'report.csv'}"
-            rows = _alike(of_group, source, gpu_name(run.manifest))
+            rest = f", see the rows in {run.directory}"
+            margin = _margin(of_group, source, gpu_name(run.manifest))
+            rows = _alike(of_group, baseline, margin)
             blocks += [replace(each, rest=rest) for each in _tables(rows, source, warm)]
     return Section("problems", "", tuple(blocks))
 
@@ -59,32 +71,41 @@ def _tables(rows: _Alike, source: str, warm: str) -> Iterable[Table]:
         yield _occupancy(rows, f"{source} SM busy share (schedule: CTA slots with work){warm}")
 
 
-def _alike(results: Sequence[tuple[Row, AttentionProblem]], source: str, gpu: str) -> _Alike:
+def _margin(results: Sequence[tuple[Row, AttentionProblem]], source: str, gpu: str) -> Margin:
+    ok = dict.fromkeys(row.kernel for row, _ in results if row.status == "ok")
+    return margin_of(source, [gpu], ok)
+
+
+def _alike(
+    results: Sequence[tuple[Row, AttentionProblem]], baseline: str, margin: Margin
+) -> _Alike:
     """A kernel that supports no problem has no column, unless none supports any."""
     problems: dict[str, dict[str, Row]] = {}
     for row, problem in results:
         problems.setdefault(problem.label, {})[row.kernel] = row
     supported = dict.fromkeys(row.kernel for row, _ in results if row.status != "unsupported")
     kernels = list(supported or dict.fromkeys(row.kernel for row, _ in results))
-    others = [name for name in kernels if name != SUBJECT] if SUBJECT in kernels else []
-    ok = dict.fromkeys(row.kernel for row, _ in results if row.status == "ok")
-    return _Alike(problems, kernels, others, margin_of(source, [gpu], ok))
+    return _Alike(problems, kernels, baseline, margin)
 
 
 def _latency(rows: _Alike, title: str) -> Table:
-    """Each kernel's latency, how many times faster the subject is, and how near to the limit."""
+    """Each kernel's latency, how many times faster the baseline is, and how near to the limit."""
     columns: dict[str, Callable[[ByKernel], Words]] = {
         name: lambda of, name=name: _latency_cell(of, name, rows.margin) for name in rows.kernels
     }
     columns |= _ratios(rows, lambda row: row.latency_us)
-    if SUBJECT in rows.kernels:
-        columns[f"{SUBJECT} TB/s"] = _of_subject(lambda row: _figure(row.bandwidth_tb_s, ".2f"))
-        columns["of read floor"] = _of_subject(lambda row: _figure(row.read_floor_share, ".0%"))
+    if rows.has_baseline:
+        columns[f"{rows.baseline} TB/s"] = _of_baseline(
+            rows, lambda row: _figure(row.bandwidth_tb_s, ".2f")
+        )
+        columns["of read floor"] = _of_baseline(
+            rows, lambda row: _figure(row.read_floor_share, ".0%")
+        )
     return _table(rows, title, columns)
 
 
 def _energy(rows: _Alike, title: str) -> Table:
-    """Each kernel's energy, how many times that of the subject it is, and what the subject draws
+    """Each kernel's energy, how many times that of the baseline it is, and what the baseline draws
     when sustained.
     """
 
@@ -95,15 +116,15 @@ def _energy(rows: _Alike, title: str) -> Table:
         name: lambda of, name=name: energy(of, name) for name in rows.kernels
     }
     columns |= _ratios(rows, lambda row: row.energy_mj)
-    if SUBJECT in rows.kernels:
-        columns[f"{SUBJECT} over floor"] = _of_subject(
-            lambda row: _times(row.energy_mj, row.energy_floor_mj)
+    if rows.has_baseline:
+        columns[f"{rows.baseline} over floor"] = _of_baseline(
+            rows, lambda row: _times(row.energy_mj, row.energy_floor_mj)
         )
-        columns[f"{SUBJECT} mean W"] = _of_subject(
-            lambda row: _figure(row.sustained_power_w, ".0f")
+        columns[f"{rows.baseline} mean W"] = _of_baseline(
+            rows, lambda row: _figure(row.sustained_power_w, ".0f")
         )
-        columns[f"{SUBJECT} sustained µs"] = _of_subject(
-            lambda row: _figure(row.sustained_us, ".1f")
+        columns[f"{rows.baseline} sustained µs"] = _of_baseline(
+            rows, lambda row: _figure(row.sustained_us, ".1f")
         )
     return _table(rows, title, columns)
 
@@ -158,20 +179,22 @@ def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
     return row.latency_us <= min(latencies) * (1 + margin.share)
 
 
-def _of_subject(text: Callable[[Row], str]) -> Callable[[ByKernel], Words]:
-    return lambda of: text(of[SUBJECT]) if SUBJECT in of else "-"
+def _of_baseline(rows: _Alike, text: Callable[[Row], str]) -> Callable[[ByKernel], Words]:
+    return lambda of: text(of[rows.baseline]) if rows.baseline in of else "-"
 
 
 def _ratios(
     rows: _Alike, value: Callable[[Row], float | None]
 ) -> dict[str, Callable[[ByKernel], Words]]:
     def ratio(of: ByKernel, name: str) -> str:
-        both = of.get(name), of.get(SUBJECT)
+        both = of.get(name), of.get(rows.baseline)
         # A wrong result's latency is no latency.
         usable = [row for row in both if row is not None and row.status in ("ok", "noisy")]
         return _times(*map(value, usable)) if len(usable) > 1 else "-"
 
-    return {f"{SUBJECT} vs {name}": lambda of, name=name: ratio(of, name) for name in rows.others}
+    return {
+        f"{rows.baseline} vs {name}": lambda of, name=name: ratio(of, name) for name in rows.others
+    }
 
 
 def _status(row: Row | None, text: Callable[[Row], str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from leanbench.core.errors import UserError, nearest
 from leanbench.report.compare.ratios import MEASURED, Margin
 from leanbench.report.facts.summary import Summary, rows_of, summaries
 from leanbench.report.frame import gpu_name, results_frame
@@ -33,11 +34,21 @@ class Results:
     """Runs and what they hold."""
 
     runs: Sequence[Run]
+    #: The kernel that the others are compared with; None for lean, or the first that ran.
+    baseline: str | None = None
+
+    def __post_init__(self) -> None:
+        kernels = {row.kernel for run in self.runs for row, _ in run.results}
+        if self.baseline is not None and kernels and self.baseline not in kernels:
+            raise UserError(
+                f"--baseline {self.baseline} is no kernel of these runs,"
+                f" {nearest(self.baseline, kernels)}"
+            )
 
     @cached_property
     def frame(self) -> DataFrame:
         """As `results_frame`, with the columns that series are told apart by."""
-        frame = results_frame(*self.runs)
+        frame = results_frame(*self.runs, baseline=self.baseline)
         return add_series_columns(
             frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6)
         )

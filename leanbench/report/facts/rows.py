@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.quantities import Quantity
 from leanbench.report.columns import HIDDEN_WHEN_CONSTANT, NARROW
 from leanbench.report.document import Section, table
-from leanbench.report.frame import has_values
+from leanbench.report.frame import THE_BASELINE, baseline_of, has_values
 
 if TYPE_CHECKING:
     from leanbench.report.facts.results import Results
@@ -23,7 +23,10 @@ def rows_section(results: Results) -> Section:
         if has_values(frame, column.name)
         and (column.name not in HIDDEN_WHEN_CONSTANT or len({*frame[column.name]}) > 1)
     ]
-    headings = [column.head + ":" * column.is_number for column in shown]
+    baseline = baseline_of(frame)
+    headings = [
+        column.head.replace(THE_BASELINE, baseline) + ":" * column.is_number for column in shown
+    ]
     rows = [[_cell(row[each.name], each) for each in shown] for row in frame.to_dict("records")]
     every = replace(table(headings, rows), layout="every row")
     return Section("rows", f"Every row ({len(frame)})", (every,), "closed")

@@ -1,6 +1,4 @@
-"""What a busy person reads first: speedups of lean, energy, the best bandwidth, and how the rows
-ended.
-"""
+"""What a busy person reads first: speedups, energy, the best bandwidth, and how the rows ended."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from leanbench.report.compare.ratios import (
     ratios_of,
 )
 from leanbench.report.facts.winners import Winners, winners
-from leanbench.report.frame import COMPARED, SUBJECT, best_ok_rows, ratios_to_lean, where
+from leanbench.report.frame import COMPARED, baseline_of, best_ok_rows, ratios_to_baseline, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -35,8 +33,8 @@ class BestBandwidth:
 
 
 @dataclass(frozen=True)
-class LeanEnergy:
-    """Lean's energy and that of only reading K and V, over its `ok` problems."""
+class OwnEnergy:
+    """The baseline's energy and that of only reading K and V, over its `ok` problems."""
 
     problems: int
     #: Geometric mean of energy over the energy floor; null where no floor was measured.
@@ -58,14 +56,18 @@ class Summary:
     cache: str
     #: A difference within it is none.
     margin: Margin
+    #: The kernel that the others are compared with.
+    baseline: str
     winners: Winners | None
-    #: How many times lean's latency each other kernel needs, over the problems where both are `ok`.
+    #: How many times the baseline's latency each other kernel needs, over the problems where both
+    #: are `ok`.
     speedups: dict[str, Ratios]
-    #: Of the fastest other kernel of each problem; null where no other ran, or `lean` did not.
+    #: Of the fastest other kernel of each problem; null where no other ran, or the baseline did
+    #: not.
     over_best: Ratios | None
     #: The same of energy.
     energies: dict[str, Ratios]
-    lean_energy: LeanEnergy | None
+    own_energy: OwnEnergy | None
     best: BestBandwidth | None
 
 
@@ -78,11 +80,12 @@ def summaries(frame: DataFrame) -> list[Summary]:
         Summary(
             *key,
             margin=margin,
+            baseline=baseline_of(rows),
             winners=winners(rows, margin),
             speedups=_ratios(rows, "latency_us", margin),
             over_best=_over_best(rows, margin),
             energies=_ratios(rows, "energy_mj", MEASURED),
-            lean_energy=_lean_energy(rows),
+            own_energy=_own_energy(rows),
             best=_best(rows),
         )
         for key in dict.fromkeys(frame[keys].itertuples(index=False, name=None))
@@ -112,32 +115,32 @@ def status_counts(frame: DataFrame) -> dict[str, int]:
 
 
 def _ratios(rows: DataFrame, column: str, margin: Margin) -> dict[str, Ratios]:
-    table = ratios_to_lean(rows, column)
+    table = ratios_to_baseline(rows, column)
     ratios = {str(name): _ratios_of(cast("Series", table[name]), margin) for name in table}
     return {name: each for name, each in ratios.items() if each is not None}
 
 
 def _over_best(rows: DataFrame, margin: Margin) -> Ratios | None:
-    table = ratios_to_lean(rows, "latency_us")
+    table = ratios_to_baseline(rows, "latency_us")
     return _ratios_of(cast("Series", table.min(axis=1)), margin)
 
 
-def _ratios_of(over_lean: Series, margin: Margin) -> Ratios | None:
-    """`over_lean` has a value for each problem, or null."""
-    over_lean = over_lean.dropna()
-    labels = list(over_lean.index.get_level_values("problem"))
-    return ratios_of(labels, [float(value) for value in over_lean], margin)
+def _ratios_of(over_baseline: Series, margin: Margin) -> Ratios | None:
+    """`over_baseline` has a value for each problem, or null."""
+    over_baseline = over_baseline.dropna()
+    labels = list(over_baseline.index.get_level_values("problem"))
+    return ratios_of(labels, [float(value) for value in over_baseline], margin)
 
 
-def _lean_energy(rows: DataFrame) -> LeanEnergy | None:
-    lean = best_ok_rows(where(rows, rows["kernel"] == SUBJECT))
-    lean = where(lean, lean["energy_mj"] > 0)
-    if lean.empty:
+def _own_energy(rows: DataFrame) -> OwnEnergy | None:
+    own = best_ok_rows(where(rows, rows["kernel"] == baseline_of(rows)))
+    own = where(own, own["energy_mj"] > 0)
+    if own.empty:
         return None
-    over_floor = [float(value) for value in lean["energy_over_floor"].dropna()]
-    power, slowdown = lean["sustained_power_w"], lean["sustained_slowdown"]
-    found = LeanEnergy(
-        problems=len(lean),
+    over_floor = [float(value) for value in own["energy_over_floor"].dropna()]
+    power, slowdown = own["sustained_power_w"], own["sustained_slowdown"]
+    found = OwnEnergy(
+        problems=len(own),
         over_floor=geomean(over_floor) if over_floor else None,
         power_w=_known(power.median()),
         highest_power_w=_known(power.max()),

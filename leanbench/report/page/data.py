@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.report.charts import charts_of, drawn_rows
 from leanbench.report.facts.side_by_side import quantities, sides_of
-from leanbench.report.frame import SUBJECT, best_ok_rows, kernel_order
+from leanbench.report.frame import baseline_of, best_ok_rows, kernel_order
 from leanbench.report.maps import maps_of
 from leanbench.report.styles import MARKS, PALETTE, kernel_styles
 from leanbench.report.table import page_columns, page_rows
@@ -22,7 +22,7 @@ def page_data(results: Results) -> dict[str, Any]:
     columns = page_columns(frame, axes)
     return {
         "name": "-".join(run.name for run in results.runs),
-        "baseline": SUBJECT,
+        "baseline": baseline_of(frame),
         "tag": " (predicted)" if "predicted" in results.sources else "",
         "kernels": [
             {"name": name, "color": color, "symbol": symbol}
