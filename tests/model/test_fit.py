@@ -32,6 +32,7 @@ from leanbench.model.fit import (
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders, read_measured
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
+from leanbench.records.row import SCHEMA_VERSION
 
 H200 = find("h200")
 #: What "the GPU" of these tests is made of.
@@ -176,7 +177,7 @@ def written(
     folder = tmp_path / "run"
     folder.mkdir()
     content = {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "name": "r",
         "source": "measured",
         "gpu": asdict(H200),
