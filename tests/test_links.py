@@ -1,0 +1,57 @@
+"""Every relative link, and every path of the repository that documents name, leads to a file."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import subprocess
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+ROOMS = "leanbench|kernels|sweeps|reports|docs|tests"
+#: A file that must not be here, and a folder that a wheel has.
+ELSEWHERE = {"kernels/__init__.py", "leanbench/_shipped"}
+NAMED = re.compile(rf"`((?:{ROOMS})/[\w./*-]*)`")
+
+
+@pytest.fixture(scope="module")
+def paths() -> set[str]:
+    """Files of the repository, and the folders that they are in."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    files = listed.stdout.split()
+    return {*files, *(str(folder) for file in files for folder in PurePosixPath(file).parents)}
+
+
+def missing(text: str, folder: PurePosixPath, paths: set[str]) -> list[str]:
+    """What a document in `folder` links to or names that is not in the repository."""
+    links = {link.partition("#")[0] for link in LINK.findall(text) if "://" not in link}
+    targets = {link: _normal(folder / link) for link in links if link}
+    targets |= {name: _normal(PurePosixPath(name)) for name in {*NAMED.findall(text)} - ELSEWHERE}
+    return sorted(name for name, path in targets.items() if not fnmatch.filter(paths, path))
+
+
+def _normal(path: PurePosixPath) -> str:
+    parts: list[str] = []
+    for part in path.parts:
+        parts = parts[:-1] if part == ".." else [*parts, part]
+    return "/".join(parts)
+
+
+@pytest.mark.parametrize("document", [Path(each).name for each in DOCUMENTS])
+def test_what_a_document_points_to_exists(document: str, paths: set[str]) -> None:
+    file = ROOT / document if (ROOT / document).exists() else ROOT / "docs" / document
+    folder = PurePosixPath(file.relative_to(ROOT).parent.as_posix())
+    assert missing(file.read_text(encoding="utf-8"), folder, paths) == []
+
+
+def test_a_link_that_leads_nowhere_is_named(paths: set[str]) -> None:
+    text = "[a](../README.md#top) [b](gone.md) [c](https://x.y/z) `reports/h200/gone` `docs/*.md`"
+    assert missing(text, PurePosixPath("docs"), paths) == ["gone.md", "reports/h200/gone"]
