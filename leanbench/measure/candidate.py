@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.measure.timing import Launches, Replay, Timing
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.gpu.processes import GpuProcess
-
-#: Fields of a row by name.
-Fields = dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -24,8 +22,8 @@ class Candidate:
     config: KernelConfig | None
     #: One for each buffer, in the order of rotation.
     launches: Launches
-    #: Fields of its row so far.
-    row: Fields
+    #: What is known so far.
+    outcome: Outcome
     #: Sentences for its row.
     warnings: list[str] = field(default_factory=list)
 
@@ -36,7 +34,7 @@ class Candidate:
     @property
     def is_incorrect(self) -> bool:
         """Whether a check has failed: nothing more is measured then."""
-        return self.row.get("status") == "incorrect"
+        return self.outcome.status == "incorrect"
 
 
 @dataclass(kw_only=True)

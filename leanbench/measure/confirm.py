@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from leanbench.core.errors import SuspectResult
 from leanbench.core.registry import written_by
-from leanbench.measure.candidate import Fields, TimedCandidate
+from leanbench.measure.candidate import TimedCandidate
 from leanbench.measure.crosscheck import cross_check, disagreement
-from leanbench.measure.fields import sample_fields, timing_fields
+from leanbench.measure.fields import sample_fields, timing_outcome
 from leanbench.measure.loaded import LoadedProblem
+from leanbench.records.outcome import Outcome
 
 
-def check_replay(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def check_replay(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """Replays once over poisoned outputs: what was timed must be what computes.
 
     Raises:
@@ -32,21 +33,23 @@ def check_replay(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
         )
     check = loaded.reference.check(written[0], candidate.kernel.lse_base)
     failure = check.failure(loaded.problem.dtype)
-    return {"status": "incorrect", "reason": f"after timing, {failure}"} if failure else {}
+    if failure is None:
+        return Outcome()
+    return Outcome(status="incorrect", reason=f"after timing, {failure}")
 
 
-def latency_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def latency_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """The latency, CUPTI's second opinion on it, and under `raw_samples` the samples of both."""
     timing = candidate.timing
-    fields = timing_fields(timing, loaded.problem.kv_bytes, candidate.read_floor_us)
+    fields = timing_outcome(timing, loaded.problem.kv_bytes, candidate.read_floor_us)
     checked = cross_check(candidate.launches, timing.median_us)
     if isinstance(checked, str):
         candidate.warnings.append(checked)
-        return fields | {"raw_samples": sample_fields(timing, ())}
+        return fields | Outcome(raw_samples=sample_fields(timing, ()))
     differs = disagreement(checked.median_us, timing.samples_us)
     candidate.warnings += [differs] if differs else []
-    return fields | {
-        "crosscheck_us": checked.median_us,
-        "gpu_kernels": list(checked.kernels),
-        "raw_samples": sample_fields(timing, checked.samples_us),
-    }
+    return fields | Outcome(
+        crosscheck_us=checked.median_us,
+        gpu_kernels=list(checked.kernels),
+        raw_samples=sample_fields(timing, checked.samples_us),
+    )

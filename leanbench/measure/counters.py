@@ -31,6 +31,7 @@ from typing import Any
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState
+from leanbench.records.outcome import Outcome
 
 #: Starts the line in which the counted process says why it could not run.
 TARGET_FAILED = "leanbench.measure.counters_target: "
@@ -106,13 +107,13 @@ class CountedLaunch:
     def dram_tb_s(self) -> float:
         return self.dram_bytes / self.duration_us / 1e6
 
-    def row_fields(self) -> dict[str, Any]:
-        """As fields of a Row."""
-        return {
-            "counted_warp_occupancy": self.warp_occupancy,
-            "counted_dram_bytes": self.dram_bytes,
-            "counted_dram_tb_s": self.dram_tb_s,
-        }
+    def outcome(self) -> Outcome:
+        """As the figures of a row."""
+        return Outcome(
+            counted_warp_occupancy=self.warp_occupancy,
+            counted_dram_bytes=self.dram_bytes,
+            counted_dram_tb_s=self.dram_tb_s,
+        )
 
 
 class _NotCountedError(Exception):

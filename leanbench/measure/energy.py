@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leanbench.core.errors import UserError
 from leanbench.measure.energy_counter import EnergyCalibration
 from leanbench.measure.energy_meter import EnergyMeter, SustainedReading
 from leanbench.measure.replay_queue import Event, ReplayQueue, record_event
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.gpu.nvml import Nvml
@@ -118,24 +119,24 @@ def measure_sustained(
     return reading
 
 
-def row_fields(
+def sustained_outcome(
     reading: SustainedReading, calibration: EnergyCalibration | None, floor: SustainedReading | None
-) -> dict[str, Any]:
-    """A reading as Row fields, its warnings left out.
+) -> Outcome:
+    """A reading as the figures of a row, its warnings left out.
 
     Args:
         floor: the reading of a kernel that only reads the same bytes.
     """
     energy_mj = reading.energy_mj
-    return {
-        "sustained_us": reading.sustained_us,
-        "sustained_s": reading.window_s,
-        "sustained_clock_mhz": reading.clock_mhz,
-        "energy_mj": energy_mj,
-        "energy_above_idle_mj": reading.energy_above_idle_mj,
-        "energy_by_power_mj": reading.energy_by_power_mj,
-        "sustained_power_w": reading.power_w,
-        "idle_power_w": None if calibration is None else calibration.idle_power_w,
-        "energy_delay_mj_us": None if energy_mj is None else energy_mj * reading.sustained_us,
-        "energy_floor_mj": None if floor is None else floor.energy_mj,
-    }
+    return Outcome(
+        sustained_us=reading.sustained_us,
+        sustained_s=reading.window_s,
+        sustained_clock_mhz=reading.clock_mhz,
+        energy_mj=energy_mj,
+        energy_above_idle_mj=reading.energy_above_idle_mj,
+        energy_by_power_mj=reading.energy_by_power_mj,
+        sustained_power_w=reading.power_w,
+        idle_power_w=None if calibration is None else calibration.idle_power_w,
+        energy_delay_mj_us=None if energy_mj is None else energy_mj * reading.sustained_us,
+        energy_floor_mj=None if floor is None else floor.energy_mj,
+    )

@@ -8,16 +8,17 @@ import statistics
 import time
 
 from leanbench.gpu.occupancy import theoretical_occupancy
-from leanbench.measure.candidate import Fields, TimedCandidate
+from leanbench.measure.candidate import TimedCandidate
 from leanbench.measure.counters import count
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.timeline import record_timeline
+from leanbench.records.outcome import Outcome
 
 #: Repeats of a plan: those that count, and those before.
 _PLANS, _FIRST_PLANS = 20, 3
 
 
-def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """Wall time of what must run once for a step's lengths, until the GPU has done its part; empty
     without any.
     """
@@ -25,7 +26,7 @@ def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
 
     plan = candidate.kernel.planner(loaded.buffers[0])
     if plan is None:
-        return {}
+        return Outcome()
     seconds: list[float] = []
     for _ in range(_FIRST_PLANS + _PLANS):
         torch.cuda.synchronize()
@@ -33,36 +34,36 @@ def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
         plan()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return {"plan_us": 1e6 * statistics.median(seconds[_FIRST_PLANS:])}
+    return Outcome(plan_us=1e6 * statistics.median(seconds[_FIRST_PLANS:]))
 
 
-def resource_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def resource_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """Theoretical warp occupancy and what it comes from; a kernel that does not tell leaves them
     out.
     """
     instruments = loaded.instruments
     if not instruments.options.occupancy:
-        return {}
+        return Outcome()
     resources = candidate.kernel.resources(loaded.buffers[0], candidate.config)
     if not resources:
-        return {}
+        return Outcome()
     # The first launch reads K and V.
     reader = resources[0]
-    return {
-        "theoretical_warp_occupancy": theoretical_occupancy(reader, instruments.spec).share,
-        "registers_per_thread": reader.registers_per_thread,
-        "shared_kb_per_cta": reader.shared_bytes / 1024,
-        "spilled_registers": reader.spilled_registers,
-    }
+    return Outcome(
+        theoretical_warp_occupancy=theoretical_occupancy(reader, instruments.spec).share,
+        registers_per_thread=reader.registers_per_thread,
+        shared_kb_per_cta=reader.shared_bytes / 1024,
+        spilled_registers=reader.spilled_registers,
+    )
 
 
-def busy_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def busy_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """SM busy share, and what measuring it cost; a kernel without an instrumented build leaves them
     out.
     """
     instruments = loaded.instruments
     if not instruments.options.occupancy:
-        return {}
+        return Outcome()
     latency_us = candidate.timing.median_us
     timeline = record_timeline(
         loaded.problem,
@@ -73,17 +74,17 @@ def busy_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
         latency_us,
     )
     if timeline is None:
-        return {}
+        return Outcome()
     traced_us = timeline.traced_latency_us
     cost = None if traced_us is None else traced_us / latency_us
-    return {"sm_busy_share": timeline.sm_busy_share, "instrumentation_cost": cost}
+    return Outcome(sm_busy_share=timeline.sm_busy_share, instrumentation_cost=cost)
 
 
-def counter_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def counter_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """Nsight Compute's counters; where it gives none, the candidate gets a warning."""
     instruments = loaded.instruments
     if not instruments.options.counters:
-        return {}
+        return Outcome()
     counted = count(
         loaded.problem,
         candidate.name,
@@ -93,5 +94,5 @@ def counter_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
     )
     if isinstance(counted, str):
         candidate.warnings.append(counted)
-        return {}
-    return counted.row_fields()
+        return Outcome()
+    return counted.outcome()

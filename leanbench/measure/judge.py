@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.buffers import cold_bytes
-from leanbench.measure.candidate import Fields, TimedCandidate
+from leanbench.measure.candidate import TimedCandidate
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.timing import Effort, Timing
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.gpu.processes import GpuProcess
@@ -26,7 +27,7 @@ _HEALTHY_SHARE = 0.75
 SLOWDOWNS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
-def judge(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def judge(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """Warnings; and `suspect`, `noisy` or `ok` with the reason, unless a check has failed."""
     spec, options = loaded.instruments.spec, loaded.instruments.options
     kv_bytes, timing = loaded.problem.kv_bytes, candidate.timing
@@ -39,14 +40,10 @@ def judge(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
     )
     candidate.warnings += [warning for warning in warnings if warning]
     if candidate.is_incorrect:
-        return {"warnings": candidate.warnings}
+        return Outcome()
     alarm = impossible(timing.median_us, floor_us, kv_bytes, spec, cache)
     noisy = disturbance(candidate.other_processes) or noise(timing, options.effort)
-    return {
-        "warnings": candidate.warnings,
-        "status": "suspect" if alarm else "noisy" if noisy else "ok",
-        "reason": alarm or noisy,
-    }
+    return Outcome(status="suspect" if alarm else "noisy" if noisy else "ok", reason=alarm or noisy)
 
 
 def noise(timing: Timing, effort: Effort) -> str | None:

@@ -5,30 +5,29 @@ from __future__ import annotations
 from leanbench.configs import lookup
 from leanbench.core.decomposition import quantisation_efficiency
 from leanbench.core.registry import Kernel, KernelConfig, written_by
-from leanbench.measure.candidate import Candidate, Fields
+from leanbench.measure.candidate import Candidate
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.timing import Launches, fastest
+from leanbench.records.outcome import Outcome
 
 
-def prepare(
-    loaded: LoadedProblem, kernel: Kernel, request: str | KernelConfig, row: Fields
-) -> Candidate:
-    """The kernel with its settings, launched once over poisoned outputs; its row says `incorrect`
-    where the reference disagrees.
+def prepare(loaded: LoadedProblem, kernel: Kernel, request: str | KernelConfig) -> Candidate:
+    """The kernel with its settings, launched once over poisoned outputs; its outcome says
+    `incorrect` where the reference disagrees.
 
     Args:
         request: as `choose_config`.
-        row: fields that are known so far.
 
     Raises:
         SuspectResult: the kernel changed its inputs.
     """
     choice = choose_config(loaded, kernel, request)
     launches = [kernel.prepare(inputs, choice.config) for inputs in loaded.buffers]
-    candidate = Candidate(kernel=kernel, config=choice.config, launches=launches, row=row)
-    row |= lookup.row_fields(kernel, choice) | _first_check(loaded, candidate)
+    outcome = Outcome(**lookup.row_fields(kernel, choice))
+    candidate = Candidate(kernel=kernel, config=choice.config, launches=launches, outcome=outcome)
+    candidate.outcome |= _first_check(loaded, candidate)
     if not candidate.is_incorrect:
-        row |= _schedule_fields(loaded, candidate)
+        candidate.outcome |= _schedule_fields(loaded, candidate)
     return candidate
 
 
@@ -56,26 +55,26 @@ def choose_config(
     )
 
 
-def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Fields:
+def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
     launch, inputs = candidate.launches[0], loaded.buffers[0]
     written_by(launch, inputs).poison()
     launch()
     check = loaded.reference.check(written_by(launch, inputs), candidate.kernel.lse_base)
     loaded.refuse_changed_inputs(candidate.name)
-    fields: Fields = {
-        "relative_error": check.relative_error,
-        "lse_error": check.lse_error,
-        "checked_heads": check.checked_heads,
-        "total_heads": check.total_heads,
-    }
+    outcome = Outcome(
+        relative_error=check.relative_error,
+        lse_error=check.lse_error,
+        checked_heads=check.checked_heads,
+        total_heads=check.total_heads,
+    )
     failure = check.failure(loaded.problem.dtype)
-    return fields | ({"status": "incorrect", "reason": failure} if failure else {})
+    return outcome | Outcome(status="incorrect", reason=failure) if failure else outcome
 
 
-def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Fields:
+def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
     spec, config = loaded.instruments.spec, candidate.config
     schedule = candidate.kernel.schedule(loaded.problem, config, spec)
     if schedule is None:
-        return {}
+        return Outcome()
     slots = schedule.slots(spec.sms, config.ctas_per_sm if config else None)
-    return {"quantisation_efficiency": quantisation_efficiency(schedule, slots)}
+    return Outcome(quantisation_efficiency=quantisation_efficiency(schedule, slots))

@@ -2,19 +2,19 @@
 
 Load, prepare and check each kernel, time all in turn, confirm what was timed, judge it, and measure
 what else the options ask for. A step is a function of the loaded problem and the candidate that
-returns row fields; a further measured quantity is a further step in `EXTRAS`.
+returns an outcome; a further measured quantity is a further step in `EXTRAS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.measure import extras
-from leanbench.measure.candidate import Candidate, Fields, TimedCandidate
+from leanbench.measure.candidate import Candidate, TimedCandidate
 from leanbench.measure.confirm import check_replay, latency_fields
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.judge import judge
@@ -24,11 +24,12 @@ from leanbench.measure.rounds import time_together
 from leanbench.measure.sustained import sustained_fields
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Replay, run_rounds
+from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
     from leanbench.core.timeline import Timeline
 
-Step = Callable[[LoadedProblem, TimedCandidate], Fields]
+Step = Callable[[LoadedProblem, TimedCandidate], Outcome]
 #: Of every kernel that was timed.
 STEPS: tuple[Step, ...] = (check_replay, latency_fields, judge)
 #: Of every kernel that is still correct. Each looks at the options itself and returns nothing where
@@ -48,7 +49,7 @@ def measure_problem(
     kernels: Sequence[Kernel],
     configs: str = "default",
     overrides: Mapping[str, KernelConfig] | None = None,
-) -> dict[str, Fields]:
+) -> dict[str, dict[str, Any]]:
     """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
 
     Args:
@@ -60,11 +61,14 @@ def measure_problem(
         SuspectResult: the kernel announced last did what makes its figures meaningless.
         GpuUnusable: the GPU no longer answers.
     """
-    rows: dict[str, Fields] = {}
+    outcomes: dict[str, Outcome] = {}
     for kernel in kernels:
         instruments.announce(kernel.name)
-        rows[kernel.name] = _first_fields(kernel, problem, instruments)
-    able = [kernel for kernel in kernels if "status" not in rows[kernel.name]]
+        reason = _unable(kernel, problem)
+        outcomes[kernel.name] = (
+            Outcome(status="unsupported", reason=reason) if reason else Outcome()
+        )
+    able = [kernel for kernel in kernels if outcomes[kernel.name].status is None]
     requests = {
         kernel.name: (overrides or {}).get(kernel.name, kernel.config_choice or configs)
         for kernel in able
@@ -73,11 +77,13 @@ def measure_problem(
     try:
         if able:
             with LoadedProblem(problem, instruments) as loaded:
-                _measure(loaded, able, requests, rows)
+                outcomes |= _measure(loaded, able, requests)
     except OutOfMemory as error:
-        for name in requests:
-            rows[name] |= {"status": "out_of_memory", "reason": str(error)}
-    return rows
+        outcomes |= dict.fromkeys(requests, Outcome(status="out_of_memory", reason=str(error)))
+    return {
+        kernel.name: _known(kernel, problem, instruments) | outcomes[kernel.name].fields()
+        for kernel in kernels
+    }
 
 
 def measure_timeline(
@@ -106,30 +112,32 @@ def _measure(
     loaded: LoadedProblem,
     kernels: Sequence[Kernel],
     requests: Mapping[str, str | KernelConfig],
-    rows: Mapping[str, Fields],
-) -> None:
+) -> dict[str, Outcome]:
     announce = loaded.instruments.announce
     candidates: list[Candidate] = []
     for kernel in kernels:
         announce(kernel.name)
-        candidates.append(prepare(loaded, kernel, requests[kernel.name], rows[kernel.name]))
+        candidates.append(prepare(loaded, kernel, requests[kernel.name]))
+    outcomes = {candidate.name: candidate.outcome for candidate in candidates}
     correct = [candidate for candidate in candidates if not candidate.is_incorrect]
     if not correct:
-        return
+        return outcomes
     timed = time_together(loaded, correct)
     for candidate in timed:
         announce(candidate.name)
         for step in STEPS:
-            candidate.row |= step(loaded, candidate)
+            candidate.outcome |= step(loaded, candidate)
     for candidate in timed:
         announce(candidate.name)
         for extra in () if candidate.is_incorrect else EXTRAS:
-            candidate.row |= _tolerant(extra, loaded, candidate)
+            candidate.outcome |= _tolerant(extra, loaded, candidate)
+        outcomes[candidate.name] = candidate.outcome | Outcome(warnings=candidate.warnings)
     announce(None)
     loaded.refuse_changed_inputs(", ".join(candidate.name for candidate in timed))
+    return outcomes
 
 
-def _tolerant(extra: Step, loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def _tolerant(extra: Step, loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """The fields of an extra; where they cannot be had, a warning and none."""
     import torch
 
@@ -146,19 +154,17 @@ def _tolerant(extra: Step, loaded: LoadedProblem, candidate: TimedCandidate) -> 
         candidate.warnings.append(
             f"part of what was asked is missing ({type(error).__name__}: {first_line})"
         )
-    return {}
+    return Outcome()
 
 
-def _first_fields(kernel: Kernel, problem: AttentionProblem, instruments: Instruments) -> Fields:
-    """What is known before anything runs: `unsupported` and why, where the kernel cannot."""
-    fields: Fields = {
+def _known(kernel: Kernel, problem: AttentionProblem, instruments: Instruments) -> dict[str, Any]:
+    """Fields of the row that are known before anything runs."""
+    return {
         "source": "measured",
         "decomposition": kernel.decomposition,
         "kv_bytes": problem.kv_bytes,
         "cache": instruments.options.cache,
     }
-    reason = _unable(kernel, problem)
-    return fields | ({"status": "unsupported", "reason": reason} if reason else {})
 
 
 def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from leanbench.measure.candidate import Fields, TimedCandidate
-from leanbench.measure.energy import measure_sustained, row_fields
+from leanbench.measure.candidate import TimedCandidate
+from leanbench.measure.energy import measure_sustained, sustained_outcome
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.judge import SLOWDOWNS
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.timing import Replay
+from leanbench.records.outcome import Outcome
 
 
-def sustained_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields:
+def sustained_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """Latency over seconds of launches; with the energy option, energy over the same seconds."""
     instruments = loaded.instruments
     options = instruments.options
     if not (options.sustained or options.energy):
-        return {}
+        return Outcome()
     reading = _reading(loaded, candidate.replay)
     slowdowns = sorted(SLOWDOWNS.intersection(reading.throttle_reasons or ()))
     if slowdowns:
@@ -24,15 +25,15 @@ def sustained_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Fields
         )
     candidate.warnings += reading.warnings
     if not options.energy:
-        return row_fields(reading, None, None)
+        return sustained_outcome(reading, None, None)
     if instruments.nvml is None:
         candidate.warnings.append(
             "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
         )
-        return row_fields(reading, None, None)
+        return sustained_outcome(reading, None, None)
     floor = _floor_reading(loaded)
     candidate.warnings += [f"read floor: {warning}" for warning in floor.warnings]
-    return row_fields(reading, instruments.calibration, floor)
+    return sustained_outcome(reading, instruments.calibration, floor)
 
 
 def _floor_reading(loaded: LoadedProblem) -> SustainedReading:

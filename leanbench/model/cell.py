@@ -17,6 +17,7 @@ from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
+from leanbench.records.outcome import Outcome
 
 
 def predict_latency_us(
@@ -68,47 +69,51 @@ def predict_cell(
         configs: `default` or `heuristic`, see leanbench.configs.lookup; `best`: the kernel's
             candidate with the lowest predicted latency; or the launch settings themselves.
     """
-    fields: dict[str, Any] = {
+    known = {
         "decomposition": kernel.decomposition,
         "source": "predicted",
         "kv_bytes": problem.kv_bytes,
     }
+    return known | _predicted(problem, kernel, configs, spec).fields()
+
+
+def _predicted(
+    problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
+) -> Outcome:
     if (reason := kernel.unsupported_reason(problem)) is not None:
-        return {**fields, "status": "unsupported", "reason": reason}
+        return _unsupported(reason)
     if unknown := [name for name in problem.special if name not in AXES]:
-        reason = f"the performance model does not know {unknown[0]}: leave it out"
-        return {**fields, "status": "unsupported", "reason": reason}
+        return _unsupported(f"the performance model does not know {unknown[0]}: leave it out")
     if (reason := shortage_on(problem, spec)) is not None:
-        return {**fields, "status": "out_of_memory", "reason": reason}
+        return Outcome(status="out_of_memory", reason=reason)
     choice = lookup.resolve(kernel, problem, spec, configs)
     candidates = _candidates(problem, kernel, spec, choice.config, configs == "best")
     known = [config for config in candidates if refusal(config, spec) is None]
     if candidates and not known:
-        return {**fields, "status": "unsupported", "reason": refusal(candidates[0], spec)}
+        return _unsupported(refusal(candidates[0], spec))
     schedules = [
         (config, schedule)
         for config in known
         if (schedule := kernel.schedule(problem, config, spec)) is not None
     ]
     if not schedules:
-        return {
-            **fields,
-            "status": "unsupported",
-            "reason": f"{kernel.name} has no schedule to predict from",
-        }
+        return _unsupported(f"{kernel.name} has no schedule to predict from")
     fitting = [(config, schedule) for config, schedule in schedules if fits(problem, config, spec)]
     if not fitting:
-        reason = (
+        return _unsupported(
             f"{kernel.name} has no config that fits the {spec.shared_kb_per_cta} KB of shared"
             f" memory of {spec.name}"
         )
-        return {**fields, "status": "unsupported", "reason": reason}
     config, schedule, predicted_us = _fastest(fitting, problem, spec)
-    result = _result(config, schedule, predicted_us, problem, spec)
     if configs == "best":
         why = f"the fastest of {len(fitting)} that were predicted for this cell"
         choice = lookup.Choice(config, f"best of {len(fitting)}", why)
-    return {**fields, **result, **lookup.row_fields(kernel, choice)}
+    figures = _figures(config, schedule, predicted_us, problem, spec)
+    return figures | Outcome(**lookup.row_fields(kernel, choice))
+
+
+def _unsupported(reason: str | None) -> Outcome:
+    return Outcome(status="unsupported", reason=reason)
 
 
 def refusal(config: KernelConfig, spec: GpuSpec) -> str | None:
@@ -140,23 +145,22 @@ def _fastest(
     return min(played, key=lambda candidate: candidate[2])
 
 
-def _result(
+def _figures(
     config: KernelConfig,
     schedule: Schedule,
     predicted_us: float,
     problem: AttentionProblem,
     spec: GpuSpec,
-) -> dict[str, Any]:
+) -> Outcome:
     read_us = floor_us(problem.kv_bytes, spec, calibration_for(spec).constants)
     # As for measured rows: one CTA on an SM at once, or as many as the config asks for.
     slots = schedule.slots(spec.sms, config.ctas_per_sm)
-    return {
-        "status": "ok",
-        "config": config.to_dict(),
-        "latency_us": predicted_us,
-        "bandwidth_tb_s": problem.kv_bytes / predicted_us / 1e6,
-        "read_floor_us": read_us,
-        "read_floor_share": read_us / predicted_us,
-        "energy_mj": predict_energy_mj(predicted_us, problem, schedule, spec),
-        "quantisation_efficiency": quantisation_efficiency(schedule, slots),
-    }
+    return Outcome(
+        status="ok",
+        latency_us=predicted_us,
+        bandwidth_tb_s=problem.kv_bytes / predicted_us / 1e6,
+        read_floor_us=read_us,
+        read_floor_share=read_us / predicted_us,
+        energy_mj=predict_energy_mj(predicted_us, problem, schedule, spec),
+        quantisation_efficiency=quantisation_efficiency(schedule, slots),
+    )

@@ -131,7 +131,7 @@ def test_two_kernels_are_added_up(printing):
 
 def test_row_fields_are_fields_of_a_row(printing):
     printing(TWO_KERNELS)
-    fields = counted().row_fields()
+    fields = counted().outcome().fields()
     assert set(fields) == {name for name in Row.model_fields if name.startswith("counted_")}
     assert fields["counted_dram_bytes"] == 58_934_272
 

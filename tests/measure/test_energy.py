@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulated_gpu import SimulatedGpu
 
 from leanbench.core.errors import UserError
-from leanbench.measure.energy import check_window, measure_sustained, row_fields
+from leanbench.measure.energy import check_window, measure_sustained, sustained_outcome
 from leanbench.measure.energy_counter import EnergyCalibration, calibrate
 from leanbench.measure.energy_meter import SustainedReading, integrated_power_w
 from leanbench.records.row import Row
@@ -375,7 +375,7 @@ def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, said:
 def test_row_fields():
     reading = SustainedReading(100.0, 2.1, 1755, 600.0, 60.0, 52.0, 61.0, ["sw_power_cap"], [])
     floor = SustainedReading(90.0, 2.0, 1755, 500.0, 45.0, 38.0, 45.0, [], [])
-    fields = row_fields(reading, EnergyCalibration(100.0, 80.0, 79.0), floor)
+    fields = sustained_outcome(reading, EnergyCalibration(100.0, 80.0, 79.0), floor).fields()
     assert fields == {
         "sustained_us": 100.0,
         "sustained_s": 2.1,
@@ -393,7 +393,7 @@ def test_row_fields():
 
 def test_row_fields_of_a_latency_alone():
     reading = SustainedReading(100.0, 2.0, None, None, None, None, None, None, [])
-    fields = row_fields(reading, None, None)
+    fields = sustained_outcome(reading, None, None).fields()
     assert {name for name, value in fields.items() if value is not None} == {
         "sustained_us",
         "sustained_s",

@@ -10,7 +10,7 @@ import pytest
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
-from leanbench.measure.fields import sample_fields, timing_fields
+from leanbench.measure.fields import sample_fields, timing_outcome
 from leanbench.measure.judge import (
     disturbance,
     floor_warning,
@@ -46,8 +46,8 @@ def timing(
     )
 
 
-def test_timing_fields():
-    assert timing_fields(timing(9.0, 10.0, 11.0, 14.0, throttled=3), 21_000_000, 7.0) == {
+def test_the_figures_of_a_timing():
+    assert timing_outcome(timing(9.0, 10.0, 11.0, 14.0, throttled=3), 21_000_000, 7.0).fields() == {
         "latency_us": 10.5,
         "latency_p25_us": 9.75,
         "latency_p75_us": 11.75,
@@ -69,7 +69,7 @@ def test_states_become_medians_the_highest_temperature_and_all_reasons():
         state(1980, 44, 310.0, ["hw_slowdown", "sw_power_cap"]),
         state(1980, 43, 350.0, []),
     ]
-    fields = timing_fields(timing(*[10.0] * 4, states=states), 1, 1.0)
+    fields = timing_outcome(timing(*[10.0] * 4, states=states), 1, 1.0).fields()
     assert {
         name: fields[name]
         for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle_reasons")
@@ -82,7 +82,7 @@ def test_states_become_medians_the_highest_temperature_and_all_reasons():
 
 
 def test_what_nvml_does_not_say_is_null_and_not_empty():
-    fields = timing_fields(timing(10.0, states=[state(None, None, None, None)]), 1, 1.0)
+    fields = timing_outcome(timing(10.0, states=[state(None, None, None, None)]), 1, 1.0).fields()
     assert (
         fields["sm_clock_mhz"]
         is fields["temperature_c"]
@@ -90,10 +90,8 @@ def test_what_nvml_does_not_say_is_null_and_not_empty():
         is fields["throttle_reasons"]
         is None
     )
-    fields = timing_fields(
-        timing(10.0, 10.0, states=[state(reasons=None), state(reasons=[])]), 1, 1.0
-    )
-    assert fields["throttle_reasons"] == []
+    states = [state(reasons=None), state(reasons=[])]
+    assert timing_outcome(timing(10.0, 10.0, states=states), 1, 1.0).throttle_reasons == []
 
 
 def test_raw_samples_line_up():

@@ -27,11 +27,12 @@ from leanbench.measure import extras, prepare, protocol
 from leanbench.measure import instruments as instruments_module
 from leanbench.measure import sustained as sustained_module
 from leanbench.measure.crosscheck import CrossCheck
-from leanbench.measure.fields import timing_fields
+from leanbench.measure.fields import timing_outcome
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.protocol import measure_problem, measure_timeline
 from leanbench.measure.timing import Effort, Timing
+from leanbench.records.outcome import Outcome
 from leanbench.records.row import Row
 from leanbench.records.samples import Samples
 
@@ -71,7 +72,7 @@ def test_a_cell(gpu):
         "config_reason": None,
         "checked_heads": 4,
         "total_heads": 4,
-        **timing_fields(steady, 102_400, 8.0),
+        **timing_outcome(steady, 102_400, 8.0).fields(),
         "crosscheck_us": 10.1,
         "gpu_kernels": ["right"],
         "quantisation_efficiency": pytest.approx(4 / 132),
@@ -296,14 +297,14 @@ def sustained(monkeypatch) -> list[tuple[int, object, float]]:
             warnings=warnings, number=len(calls), throttle_reasons=["sw_power_cap"]
         )
 
-    def energy_fields(reading: Any, calibration: object, floor: Any) -> dict[str, Any]:
-        return {
-            "energy_mj": float(reading.number),
-            "energy_floor_mj": None if floor is None else float(floor.number),
-        }
+    def energy_outcome(reading: Any, calibration: object, floor: Any) -> Outcome:
+        return Outcome(
+            energy_mj=float(reading.number),
+            energy_floor_mj=None if floor is None else float(floor.number),
+        )
 
     monkeypatch.setattr(sustained_module, "measure_sustained", fake)
-    monkeypatch.setattr(sustained_module, "row_fields", energy_fields)
+    monkeypatch.setattr(sustained_module, "sustained_outcome", energy_outcome)
     calibration = SimpleNamespace(tick_ms=100.0)
     monkeypatch.setattr(instruments_module, "calibrate", lambda nvml: calibration)
     return calls
@@ -385,7 +386,7 @@ def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
         assert request[1:] == (gpu.announced[-1], CONFIG, 0, "cold")
         if request[1] == "b":
             return "counters want rights"
-        return SimpleNamespace(row_fields=lambda: {"counted_dram_bytes": 7})
+        return SimpleNamespace(outcome=lambda: Outcome(counted_dram_bytes=7))
 
     monkeypatch.setattr(extras, "record_timeline", record_timeline)
     monkeypatch.setattr(extras, "count", count)

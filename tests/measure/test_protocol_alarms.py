@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.protocol import measure_problem
 from leanbench.measure.timing import Effort
+from leanbench.records.outcome import Outcome
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ class Lazy(Right):
 
 
 @pytest.mark.parametrize(
-    # A tenth of one of two query heads that share a KV head.
+    # A tenth of one of two query heads that share a KV head; an infinite error is no figure.
     ("wrong", "error"),
-    [(Wrong("wrong"), pytest.approx(0.06, abs=0.04)), (Lazy("wrong"), math.inf)],
+    [(Wrong("wrong"), pytest.approx(0.06, abs=0.04)), (Lazy("wrong"), None)],
 )
 def test_a_wrong_kernel_is_not_timed_and_others_are(gpu, wrong, error):
     rows = measure(gpu, Right("a"), wrong, Right("b"))
@@ -198,7 +198,9 @@ def test_a_kernel_found_wrong_after_timing_is_asked_nothing_more(gpu, monkeypatc
                 inputs.out.mul_(2)
 
     names: list[str] = []
-    monkeypatch.setattr(protocol, "EXTRAS", (lambda loaded, timed: names.append(timed.name) or {},))
+    monkeypatch.setattr(
+        protocol, "EXTRAS", (lambda loaded, timed: names.append(timed.name) or Outcome(),)
+    )
     rows = measure(gpu, Right("a"), WrongInReplays("wrong"))
     assert (rows["wrong"]["status"], names) == ("incorrect", ["a"])
 

@@ -5,6 +5,7 @@ from example_rows import row
 from pydantic import BaseModel, ValidationError
 
 from leanbench.core.quantities import GROUPS, RAN, UNITS, Quantity, quantities, quantity
+from leanbench.records.outcome import Outcome
 from leanbench.records.row import QUANTITIES, Row
 
 
@@ -76,3 +77,10 @@ def test_a_row_that_is_ok_gives_no_reason():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_figure_that_is_not_finite_was_not_measured(value):
     assert Row.model_validate({**row("one"), "relative_error": value}).relative_error is None
+
+
+def test_outcomes_add_up_and_a_misspelt_figure_is_refused():
+    whole = Outcome(latency_us=2.0, reason=None) | Outcome(latency_us=3.0, status="ok")
+    assert whole.fields() == {"latency_us": 3.0, "reason": None, "status": "ok"}
+    with pytest.raises(ValidationError, match="latncy_us\n  Extra inputs are not permitted"):
+        Outcome(latncy_us=1.0)
