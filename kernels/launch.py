@@ -265,18 +265,15 @@ def _most_segments(tiles: TileGrid, runs: int, min_tiles_per_run: int, end_tiles
     return max(Counter(segment.cta for segment in segments).values())
 
 
-def cache_strides(inputs: AttentionInputs) -> tuple[int, ...]:
-    """(batch or page, head, token) strides of K, then of V, in elements."""
-    strides = []
-    for tensor in (inputs.k_cache, inputs.v_cache):
-        batch, token, head, _ = tensor.stride()
-        strides += [batch, head, token]
-    return tuple(strides)
+def cache_strides(cache: torch.Tensor) -> tuple[int, int, int]:
+    """(batch or page, head, token) strides of K or V, in elements."""
+    batch, token, head, _ = cache.stride()
+    return batch, head, token
 
 
-def row_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
+def row_strides(tensor: torch.Tensor) -> tuple[int, int, int | None]:
     """(batch, head, query position) strides of Q or of the output; the last is None where there is
-    one position.
+    one position: what is None is no argument of the compiled kernel.
     """
     batch, position, head, _ = tensor.stride()
     return batch, head, position if tensor.shape[1] > 1 else None

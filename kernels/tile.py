@@ -64,18 +64,14 @@ def _pages(table, start, context, TILE_TOKENS: tl.constexpr, PAGE_SIZE: tl.const
 @triton.jit
 def lean_tiles(
     q,  # (R, DP) query rows
-    k,  # (batch, tokens, kv_heads, D), or (pages, PAGE_SIZE, kv_heads, D), through strides
+    k,  # (batch, tokens, kv_heads, D), or (pages, PAGE_SIZE, kv_heads, D), through k_strides
     v,
     block_table,  # (batch, pages of a sequence), int32; None without a PAGE_SIZE
     stride_table,
     sequence,  # int64
     kv_head,
-    stride_k_batch,  # of a page in a paged cache
-    stride_k_head,
-    stride_k_token,
-    stride_v_batch,
-    stride_v_head,
-    stride_v_token,
+    k_strides,  # (batch, or page in a paged cache; head; token)
+    v_strides,
     rows,  # (R,) see row_offsets
     first,  # LeanTiles [first, last) are walked
     last,
@@ -100,17 +96,19 @@ def lean_tiles(
     tokens = tl.arange(0, TILE_TOKENS)
     columns = tl.arange(0, HEAD_DIM_PADDED)
     lines = tokens
+    # 64-bit: in HND layout a head of a long context is past 2^31 elements from its sequence.
+    kv_head64 = tl.cast(kv_head, tl.int64)
     if PAGE_SIZE == 0:
-        k += sequence * stride_k_batch + kv_head * stride_k_head
-        v += sequence * stride_v_batch + kv_head * stride_v_head
+        k += sequence * k_strides[0] + kv_head64 * k_strides[1]
+        v += sequence * v_strides[0] + kv_head64 * v_strides[1]
     else:
-        k += kv_head * stride_k_head
-        v += kv_head * stride_v_head
+        k += kv_head64 * k_strides[1]
+        v += kv_head64 * v_strides[1]
         lines = tokens % PAGE_SIZE
         table = block_table + sequence * stride_table
         next_pages = _pages(table, first * TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
-    k_offsets = columns[:, None] + lines[None, :] * stride_k_token
-    v_offsets = lines[:, None] * stride_v_token + columns[None, :]
+    k_offsets = columns[:, None] + lines[None, :] * k_strides[2]
+    v_offsets = lines[:, None] * v_strides[2] + columns[None, :]
     if Q_LEN > 1:
         seen = context - Q_LEN + 1 + rows // GROUP_SIZE
 
@@ -123,18 +121,18 @@ def lean_tiles(
         # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start, and so
         # are pages.
         if PAGE_SIZE == 0:
-            k_tile = k + start.to(tl.int64) * stride_k_token
-            v_tile = v + start.to(tl.int64) * stride_v_token
+            k_tile = k + start.to(tl.int64) * k_strides[2]
+            v_tile = v + start.to(tl.int64) * v_strides[2]
         else:
             pages = next_pages.to(tl.int64)
             # Read a step ahead: loads of K and V that had to wait for it could not be in flight
             # together.
             next_pages = _pages(table, start + TILE_TOKENS, context, TILE_TOKENS, PAGE_SIZE)
-            k_tile = k + pages * stride_k_batch
-            v_tile = v + pages * stride_v_batch
+            k_tile = k + pages * k_strides[0]
+            v_tile = v + pages * v_strides[0]
             if PAGE_SIZE >= TILE_TOKENS:
-                k_tile += start % PAGE_SIZE * stride_k_token
-                v_tile += start % PAGE_SIZE * stride_v_token
+                k_tile += start % PAGE_SIZE * k_strides[2]
+                v_tile += start % PAGE_SIZE * v_strides[2]
             else:
                 k_tile = k_tile[None, :]
                 v_tile = v_tile[:, None]

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context"])
 def fa2_kernel(
-    q,  # (batch, Q_LEN, q_heads, D) through strides
+    q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
     v,
-    out,  # (batch, Q_LEN, q_heads, D) through strides
+    out,  # (batch, Q_LEN, q_heads, D) through out_strides
     lse,  # (batch, q_heads, Q_LEN), fp32
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
@@ -47,18 +47,10 @@ def fa2_kernel(
     kv_heads,
     row_tiles,
     qk_scale,
-    stride_q_batch: tl.int64,
-    stride_q_head,
-    stride_q_position,
-    stride_k_batch: tl.int64,
-    stride_k_head: tl.int64,
-    stride_k_token,
-    stride_v_batch: tl.int64,
-    stride_v_head: tl.int64,
-    stride_v_token,
-    stride_out_batch: tl.int64,
-    stride_out_head,
-    stride_out_position,
+    q_strides,  # (batch, head, query position)
+    k_strides,  # (batch or page, head, token)
+    v_strides,
+    out_strides,
     GROUP_SIZE: tl.constexpr,
     Q_LEN: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -84,8 +76,8 @@ def fa2_kernel(
     tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
     recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
     q_rows = load_query(
-        q + sequence * stride_q_batch + q_head * stride_q_head,
-        row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
+        q + sequence * q_strides[0] + q_head * q_strides[1],
+        row_offsets(rows, q_strides[1], q_strides[2], GROUP_SIZE, Q_LEN),
         valid_rows,
         HEAD_DIM,
         HEAD_DIM_PADDED,
@@ -98,12 +90,8 @@ def fa2_kernel(
         stride_table,
         sequence,
         kv_head,
-        stride_k_batch,
-        stride_k_head,
-        stride_k_token,
-        stride_v_batch,
-        stride_v_head,
-        stride_v_token,
+        k_strides,
+        v_strides,
         rows,
         0,
         tiles,
@@ -122,9 +110,9 @@ def fa2_kernel(
         acc,
         m,
         l,
-        out + sequence * stride_out_batch + q_head * stride_out_head,
+        out + sequence * out_strides[0] + q_head * out_strides[1],
         lse + (sequence * q_heads + q_head) * Q_LEN,
-        row_offsets(rows, stride_out_head, stride_out_position, GROUP_SIZE, Q_LEN),
+        row_offsets(rows, out_strides[1], out_strides[2], GROUP_SIZE, Q_LEN),
         row_offsets(rows, Q_LEN, 1, GROUP_SIZE, Q_LEN),
         valid_rows,
         HEAD_DIM,
@@ -148,9 +136,10 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
         shape.kv_heads,
         shape.row_tiles,
         qk_scale(inputs),
-        *row_strides(inputs.q),
-        *cache_strides(inputs),
-        *row_strides(inputs.out),
+        row_strides(inputs.q),
+        cache_strides(inputs.k_cache),
+        cache_strides(inputs.v_cache),
+        row_strides(inputs.out),
     )
     options = {
         **constants(inputs, config),

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context", "splits"])
 def split_kernel(
-    q,  # (batch, Q_LEN, q_heads, D) through strides
+    q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
     v,
     partials,  # (output tiles x splits) slots, see write_partial
@@ -60,15 +60,9 @@ def split_kernel(
     row_tiles,
     splits,
     qk_scale,
-    stride_q_batch: tl.int64,
-    stride_q_head,
-    stride_q_position,
-    stride_k_batch: tl.int64,
-    stride_k_head: tl.int64,
-    stride_k_token,
-    stride_v_batch: tl.int64,
-    stride_v_head: tl.int64,
-    stride_v_token,
+    q_strides,  # (batch, head, query position)
+    k_strides,  # (batch or page, head, token)
+    v_strides,
     GROUP_SIZE: tl.constexpr,
     Q_LEN: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -100,8 +94,8 @@ def split_kernel(
     if first < last:
         recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
         q_rows = load_query(
-            q + sequence * stride_q_batch + kv_head * GROUP_SIZE * stride_q_head,
-            row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
+            q + sequence * q_strides[0] + kv_head * GROUP_SIZE * q_strides[1],
+            row_offsets(rows, q_strides[1], q_strides[2], GROUP_SIZE, Q_LEN),
             valid_rows,
             HEAD_DIM,
             HEAD_DIM_PADDED,
@@ -114,12 +108,8 @@ def split_kernel(
             stride_table,
             sequence,
             kv_head,
-            stride_k_batch,
-            stride_k_head,
-            stride_k_token,
-            stride_v_batch,
-            stride_v_head,
-            stride_v_token,
+            k_strides,
+            v_strides,
             rows,
             first,
             last,
@@ -142,16 +132,14 @@ def split_kernel(
 @triton.jit(do_not_specialize=["kv_heads", "row_tiles", "context", "splits"])
 def merge_kernel(
     partials,
-    out,  # (batch, Q_LEN, q_heads, D) through strides
+    out,  # (batch, Q_LEN, q_heads, D) through out_strides
     lse,  # (batch, q_heads, Q_LEN), fp32
     cache_seqlens,
     context,
     kv_heads,
     row_tiles,
     splits,
-    stride_out_batch: tl.int64,
-    stride_out_head,
-    stride_out_position,
+    out_strides,
     GROUP_SIZE: tl.constexpr,
     Q_LEN: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -190,9 +178,9 @@ def merge_kernel(
         HEAD_DIM,
         HEAD_DIM_PADDED,
     )
-    out += sequence * stride_out_batch + q_head * stride_out_head
+    out += sequence * out_strides[0] + q_head * out_strides[1]
     if Q_LEN > 1:
-        out += position * stride_out_position
+        out += position * out_strides[2]
     only = tl.arange(0, 1)
     write_output(acc, m, l, out, lse + tl.program_id(0), only, only, valid_rows, HEAD_DIM)
     recorded = record_event(events, recorded, REDUCTION, output_tile, MAX_EVENTS)
@@ -242,8 +230,9 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
         *block_table(inputs),
         *sizes,
         qk_scale(inputs),
-        *row_strides(inputs.q),
-        *cache_strides(inputs),
+        row_strides(inputs.q),
+        cache_strides(inputs.k_cache),
+        cache_strides(inputs.v_cache),
     )
     merge_arguments = (
         partials,
@@ -251,7 +240,7 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
         inputs.lse,
         inputs.cache_seqlens,
         *sizes,
-        *row_strides(inputs.out),
+        row_strides(inputs.out),
     )
     shared = {**constants(inputs, config), "ROW_COUNT": shape.row_count}
     split_options = {

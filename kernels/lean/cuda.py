@@ -202,8 +202,12 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = inputs.out.stride()[
         :3
     ]
-    params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(inputs)[:3]
-    params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(inputs)[3:]
+    params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(
+        inputs.k_cache
+    )
+    params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(
+        inputs.v_cache
+    )
     params.context, params.batch, params.kv_heads = (
         inputs.context,
         inputs.q.shape[0],

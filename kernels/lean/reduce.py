@@ -120,6 +120,9 @@ def _settle(numbers, pointers):
 
 @triton.jit
 def _load_8(pointers, stride, present):
+    if INTERPRETED:
+        # Triton 3.9's interpreter takes no mask of one number beside a block of pointers.
+        present = tl.zeros(pointers.shape, tl.int32) + present
     # .cg reads the L2, which all SMs share; an L1 would answer with what it saw first.
     return (
         tl.load(pointers, mask=present > 0, other=0, cache_modifier=".cg"),
@@ -260,8 +263,7 @@ def reduce_partials(
     out,
     lse,
     row_offset,
-    stride_out_head,
-    stride_out_position,
+    out_strides,  # (batch, head, query position)
     GROUP_SIZE: tl.constexpr,
     Q_LEN: tl.constexpr,
     ROW_COUNT: tl.constexpr,
@@ -297,7 +299,7 @@ def reduce_partials(
             HEAD_DIM_PADDED,
         )
         out_rows = row_offsets(
-            row_offset + rows, stride_out_head, stride_out_position, GROUP_SIZE, Q_LEN
+            row_offset + rows, out_strides[1], out_strides[2], GROUP_SIZE, Q_LEN
         )[:, None]
         lse_rows = row_offsets(row_offset + rows, Q_LEN, 1, GROUP_SIZE, Q_LEN)[:, None]
         mask = valid_rows[:, None] & (columns < HEAD_DIM)

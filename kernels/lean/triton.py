@@ -84,10 +84,10 @@ if TYPE_CHECKING:
     ]
 )
 def lean_kernel(
-    q,  # (batch, Q_LEN, q_heads, D) through strides
+    q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
     v,
-    out,  # (batch, Q_LEN, q_heads, D) through strides
+    out,  # (batch, Q_LEN, q_heads, D) through out_strides
     lse,  # (batch, q_heads, Q_LEN), fp32
     partials,  # int32, a slot per work range, see write_partial; EMPTY between launches
     host_partials,  # int32, a slot per work range; with fixed runs, `partials` again
@@ -101,18 +101,10 @@ def lean_kernel(
     share,  # not RAGGED: LeanTiles of a CTA, and how many CTAs have one more
     longer,
     qk_scale,
-    stride_q_batch: tl.int64,
-    stride_q_head,
-    stride_q_position,
-    stride_k_batch: tl.int64,
-    stride_k_head: tl.int64,
-    stride_k_token,
-    stride_v_batch: tl.int64,
-    stride_v_head: tl.int64,
-    stride_v_token,
-    stride_out_batch: tl.int64,
-    stride_out_head,
-    stride_out_position,
+    q_strides,  # (batch, head, query position)
+    k_strides,  # (batch or page, head, token)
+    v_strides,
+    out_strides,
     GROUP_SIZE: tl.constexpr,
     Q_LEN: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -189,12 +181,12 @@ def lean_kernel(
         rows = row_offset + local_rows
         valid_rows = rows < GROUP_SIZE * Q_LEN
         sequence64 = tl.cast(sequence, tl.int64)
-        out_base = out + sequence64 * stride_out_batch + q_head * stride_out_head
+        out_base = out + sequence64 * out_strides[0] + q_head * out_strides[1]
         lse_base = lse + (sequence64 * (kv_heads * GROUP_SIZE) + q_head) * Q_LEN
 
         q_rows = load_query(
-            q + sequence64 * stride_q_batch + q_head * stride_q_head,
-            row_offsets(rows, stride_q_head, stride_q_position, GROUP_SIZE, Q_LEN),
+            q + sequence64 * q_strides[0] + q_head * q_strides[1],
+            row_offsets(rows, q_strides[1], q_strides[2], GROUP_SIZE, Q_LEN),
             valid_rows,
             HEAD_DIM,
             HEAD_DIM_PADDED,
@@ -207,12 +199,8 @@ def lean_kernel(
             stride_table,
             sequence64,
             kv_head,
-            stride_k_batch,
-            stride_k_head,
-            stride_k_token,
-            stride_v_batch,
-            stride_v_head,
-            stride_v_token,
+            k_strides,
+            v_strides,
             rows,
             first_tile,
             last_tile,
@@ -234,7 +222,7 @@ def lean_kernel(
                 l,
                 out_base,
                 lse_base,
-                row_offsets(rows, stride_out_head, stride_out_position, GROUP_SIZE, Q_LEN),
+                row_offsets(rows, out_strides[1], out_strides[2], GROUP_SIZE, Q_LEN),
                 row_offsets(rows, Q_LEN, 1, GROUP_SIZE, Q_LEN),
                 valid_rows,
                 HEAD_DIM,
@@ -265,8 +253,7 @@ def lean_kernel(
                 out_base,
                 lse_base,
                 row_offset,
-                stride_out_head,
-                stride_out_position,
+                out_strides,
                 GROUP_SIZE,
                 Q_LEN,
                 ROW_COUNT,
@@ -348,9 +335,10 @@ def launches(
         share,
         longer,
         qk_scale(inputs),
-        *row_strides(inputs.q),
-        *cache_strides(inputs),
-        *row_strides(inputs.out),
+        row_strides(inputs.q),
+        cache_strides(inputs.k_cache),
+        cache_strides(inputs.v_cache),
+        row_strides(inputs.out),
     )
     merge_rows = merge_rows_at_once(shape.row_count, shape.head_dim, config.num_warps)
     options = {
