@@ -1,10 +1,10 @@
-# Two commands do everything: `make sweep` and `make test`. Each sets up what it needs, once.
+# Two commands do nearly everything: `make sweep` and `make test`. Each sets up what it needs, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: sweep test lint clean
+.PHONY: sweep test test-range lint clean
 
 sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV and prints their paths
 	$(BIN)/leanbench sweep smoke
@@ -15,6 +15,9 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto
+
+test-range: $(VENV)/installed-dev  ## The oldest and the newest Triton and libraries that pyproject.toml allows, beside the torch of .venv
+	$(BIN)/python .ci/range.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
