@@ -73,11 +73,11 @@ def fit(
     from leanbench.model.calibrate import calibrate, read_runs
     from leanbench.model.calibration import to_json, user_file, write_calibration
 
-    found = read_runs([*runs, *(check or [])], gpu)
+    measured = read_runs([*runs, *(check or [])], gpu)
     fitted = calibrate(
-        found[: len(runs)],
-        found[len(runs) :],
-        told=lambda text: output.say(f"{text}."),
+        measured[: len(runs)],
+        measured[len(runs) :],
+        on_progress=lambda text: output.say(f"{text}."),
         only_lean_cuda=only_lean_cuda,
     )
     path = out or user_file(fitted.calibration.gpu)
@@ -102,23 +102,23 @@ def check(runs: _Runs, gpu: _Gpu = None, json_: _Json = False) -> None:
     from leanbench.model.calibrate import check_runs, constants_in_use, read_runs
     from leanbench.model.calibration import calibration_for
 
-    found = read_runs(runs, gpu)
-    in_use = calibration_for(found[0].spec)
-    errors, cells = check_runs(found, constants_in_use(found[0].spec, in_use))
+    measured = read_runs(runs, gpu)
+    in_use = calibration_for(measured[0].spec)
+    errors, cells = check_runs(measured, constants_in_use(measured[0].spec, in_use))
     if json_:
         worst = [
             {
-                "run": one.run,
-                "problem": one.cell.problem.to_dict(),
-                "kernel": one.cell.kernel,
-                "error": one.error,
+                "run": error.run,
+                "problem": error.cell.problem.to_dict(),
+                "kernel": error.cell.kernel,
+                "error": error.error,
             }
-            for one in cells[:_WORST]
+            for error in cells[:_WORST]
         ]
         _show_json(
             {
                 "calibration": str(in_use.path),
-                "runs": [asdict(one) for one in errors],
+                "runs": [asdict(of_run) for of_run in errors],
                 "worst": worst,
             }
         )
@@ -178,10 +178,10 @@ def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
         _show_json(
             [
                 {
-                    **asdict(one.claim),
-                    **{key: value for key, value in asdict(one).items() if key != "claim"},
+                    **asdict(outcome.claim),
+                    **{key: value for key, value in asdict(outcome).items() if key != "claim"},
                 }
-                for one in outcomes
+                for outcome in outcomes
             ]
         )
         return
@@ -238,17 +238,17 @@ def _show_worst(cells: Sequence[CellError]) -> None:
         table.add_column(
             name, justify="right" if name.endswith(("µs", "error")) else "left", no_wrap=True
         )
-    for one in cells[:_WORST]:
-        measured_us = one.cell.latency_us
-        predicted_us = measured_us * (1 + one.error)
-        label = one.cell.problem.label
+    for worst in cells[:_WORST]:
+        measured_us = worst.cell.latency_us
+        predicted_us = measured_us * (1 + worst.error)
+        label = worst.cell.problem.label
         table.add_row(
-            one.run,
+            worst.run,
             label,
-            one.cell.kernel,
+            worst.cell.kernel,
             f"{measured_us:.4g}",
             f"{predicted_us:.4g}",
-            f"{one.error:+.1%}",
+            f"{worst.error:+.1%}",
         )
     output.show_table(table)
 
@@ -261,12 +261,14 @@ def _show_claims(outcomes: Sequence[Outcome]) -> None:
             justify="right" if name in ("paper", "predicted") else "left",
             no_wrap=name != "claim",
         )
-    for one in outcomes:
-        words, holds = one.words, "yes" if one.holds else "no"
-        if one.single_stage is not None:
+    for outcome in outcomes:
+        words, holds = outcome.words, "yes" if outcome.holds else "no"
+        if outcome.single_stage is not None:
             words, holds = (
-                f"{words} ({one.single_stage_words})",
-                f"{holds} ({'yes' if one.single_stage_holds else 'no'})",
+                f"{words} ({outcome.single_stage_words})",
+                f"{holds} ({'yes' if outcome.single_stage_holds else 'no'})",
             )
-        table.add_row(one.claim.figure, one.claim.words, one.claim.paper_words, words, holds)
+        table.add_row(
+            outcome.claim.figure, outcome.claim.words, outcome.claim.paper_words, words, holds
+        )
     output.show_table(table)

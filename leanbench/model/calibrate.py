@@ -47,12 +47,12 @@ def read_runs(runs: Sequence[str], gpu: str | None) -> list[MeasuredRun]:
         UserError: see read_measured; the GPU is not in the catalogue.
     """
     wanted = None if gpu is None else find(gpu).name
-    found: list[MeasuredRun] = []
+    measured: list[MeasuredRun] = []
     for run in runs:
-        found.append(read_measured(run, wanted))
-        wanted = found[0].spec.name
-    find(found[0].spec.name)
-    return found
+        measured.append(read_measured(run, wanted))
+        wanted = measured[0].spec.name
+    find(measured[0].spec.name)
+    return measured
 
 
 def starting_constants(spec: GpuSpec, in_use: InUse) -> Constants:
@@ -75,7 +75,7 @@ def calibrate(
     runs: Sequence[MeasuredRun],
     checks: Sequence[MeasuredRun],
     workers: int | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
     *,
     only_lean_cuda: bool = False,
 ) -> Fitted:
@@ -110,7 +110,7 @@ def calibrate(
     before = starting_constants(spec, in_use)
     own = [cell for _, role, cells in parts if role == "fitted" for cell in cells]
     fit_to = fit_lean_cuda if only_lean_cuda else fit
-    constants = fit_to(own, spec, before, workers, told)
+    constants = fit_to(own, spec, before, workers, on_progress)
     fits_lean_cuda = sum(cell.kernel == LEAN_CUDA for cell in own) >= FEWEST_ROWS
     if not fits_lean_cuda:
         # Its constants stay if they are this GPU's own.
@@ -118,7 +118,7 @@ def calibrate(
         constants = replace(constants, lean_cuda=own_constants)
     stay = [] if in_use.is_scaled else _that_stay(in_use, fits_lean_cuda, only_lean_cuda)
     parts = [(run, role, known(cells, constants)) for run, role, cells in parts]
-    told(f"Checking with {sum(len(cells) for _, _, cells in parts)} rows")
+    on_progress(f"Checking with {sum(len(cells) for _, _, cells in parts)} rows")
 
     def errors(of: Constants) -> tuple[RunErrors, ...]:
         return tuple(
@@ -157,16 +157,16 @@ def check_runs(
     Raises:
         UserError: they know none of the rows.
     """
-    found, cells = [], []
+    of_runs, cells = [], []
     for run in runs:
         compared = known(run.cells, constants)
         for figures, errors in check(run, compared, constants, "checked", workers):
-            found.append(figures)
+            of_runs.append(figures)
             if figures.quantity == "latency":
                 cells += [
                     CellError(cell, run.name, error)
                     for cell, error in zip(compared, errors, strict=True)
                 ]
-    if not found:
+    if not of_runs:
         raise UserError(refusal(runs[0].spec, constants) or "there is nothing to compare")
-    return found, sorted(cells, key=lambda one: -abs(one.error))
+    return of_runs, sorted(cells, key=lambda cell: -abs(cell.error))

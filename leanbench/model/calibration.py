@@ -114,7 +114,7 @@ def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=64)
 def _look_up(gpu: str, bandwidth_tb_s: float, generation: int, folder: Path, stamps: Any) -> InUse:
-    found: dict[str, tuple[Calibration, Path]] = {}
+    readable: dict[str, tuple[Calibration, Path]] = {}
     notes = []
     for path in (*sorted(SHIPPED.glob("*.json")), *(folder / name for name, _, _ in stamps)):
         try:
@@ -125,14 +125,14 @@ def _look_up(gpu: str, bandwidth_tb_s: float, generation: int, folder: Path, sta
                 notes.append(f"{error}; it is passed over")
             continue
         # Later ones are the user's and win.
-        found[calibration.gpu] = calibration, path
+        readable[calibration.gpu] = calibration, path
 
     def distance(name: str) -> tuple[bool, bool, float]:
-        other = find(name)
-        ratio = abs(math.log(other.bandwidth_tb_s / bandwidth_tb_s))
-        return name != gpu, other.compute_capability[0] != generation, ratio
+        spec = find(name)
+        ratio = abs(math.log(spec.bandwidth_tb_s / bandwidth_tb_s))
+        return name != gpu, spec.compute_capability[0] != generation, ratio
 
-    calibration, path = found[min(found, key=distance)]
+    calibration, path = readable[min(readable, key=distance)]
     return InUse(calibration, path, gpu, tuple(notes))
 
 

@@ -134,21 +134,21 @@ def _samples() -> tuple[AttentionProblem, ...]:
     how it drew.
     """
     draw = random.Random(2405)
-    found: list[AttentionProblem] = []
-    while len(found) < SAMPLES:
+    samples: list[AttentionProblem] = []
+    while len(samples) < SAMPLES:
         problem = _mha(
             draw.choice((8, 16, 24, 32, 48, 56, 64)),
             draw.choice(_CONTEXTS_K),
             batch=draw.choice((1, 2, 4)),
         )
         if problem.kv_bytes < 60e9:
-            found.append(problem)
-    return tuple(found)
+            samples.append(problem)
+    return tuple(samples)
 
 
 def claims() -> tuple[Claim, ...]:
     """All of them, in the paper's order; the 500 samples are the same every time."""
-    one = "batch 1, head_dim 64"
+    single = "batch 1, head_dim 64"
     return (
         Claim(
             "abstract",
@@ -197,7 +197,7 @@ def claims() -> tuple[Claim, ...]:
         ),
         Claim(
             "7a",
-            f"LA over FA2 past 8k, 56 heads, {one}",
+            f"LA over FA2 past 8k, 56 heads, {single}",
             "latency",
             "fa2",
             "lean",
@@ -223,7 +223,7 @@ def claims() -> tuple[Claim, ...]:
         ),
         Claim(
             "7b",
-            f"LA over FA2 at the fewest heads (8 here), 64k, {one}",
+            f"LA over FA2 at the fewest heads (8 here), 64k, {single}",
             "latency",
             "fa2",
             "lean",
@@ -429,8 +429,8 @@ def _figure(claim: Claim, problem: AttentionProblem, spec: GpuSpec, single_stage
     if claim.quantity == "occupancy":
         return _occupancy(claim.of, problem, config(claim.of), spec)
     predicted = _latency_us if claim.quantity == "latency" else _energy_mj
-    of, over = (predicted(name, problem, config(name), spec) for name in (claim.of, claim.over))
-    return of / over
+    of = predicted(claim.of, problem, config(claim.of), spec)
+    return of / predicted(claim.over, problem, config(claim.over), spec)
 
 
 def _default(name: str, problem: AttentionProblem, spec: GpuSpec) -> KernelConfig:

@@ -146,8 +146,8 @@ class Player:
         self._stale = True
         self._parts = Counter(
             part.output_tile
-            for one in work
-            for part in one.segments
+            for cta in work
+            for part in cta.segments
             if not (part.is_whole or merge_launch)
         )
         self._missing = dict(self._parts)
@@ -173,7 +173,7 @@ class Player:
             if self._stale:
                 self._share()
             self._step(changes[0])
-        return max((one.end_us for one in self.played), default=0.0)
+        return max((cta.end_us for cta in self.played), default=0.0)
 
     def _step(self, change_us: float) -> None:
         """To the next event: a segment's last byte, or something that is due, or the memory's next
@@ -193,7 +193,7 @@ class Player:
             ended += [(run, group.load.reach) for run in group.pop_ended()]
         # All of them found the memory as it was until now; their slots go to the next CTAs SM by
         # SM.
-        for run, reach in sorted(ended, key=lambda one: one[0].work.cta):
+        for run, reach in sorted(ended, key=lambda run_and_reach: run_and_reach[0].work.cta):
             self._on_read(run, reach)
 
     def _share(self) -> None:

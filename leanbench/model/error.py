@@ -68,28 +68,29 @@ def known_error(gpu: str, names: Iterable[str] = ()) -> str:
     calibration, spec, scaled = _in_use(gpu)
     errors = _errors(calibration)
     words = [f"{name} {_words(errors.get(name))}" for name in _modelled(names, spec) or errors]
-    said = f"Model error on {calibration.gpu}: {'; '.join(words) or 'unknown'}{scaled}."
-    return " ".join([said, *(f"Note: {note}." for note in calibration_for(spec).notes)])
+    sentence = f"Model error on {calibration.gpu}: {'; '.join(words) or 'unknown'}{scaled}."
+    return " ".join([sentence, *(f"Note: {note}." for note in calibration_for(spec).notes)])
 
 
 def _modelled(names: Iterable[str], spec: GpuSpec) -> list[str]:
     """The kernels that are played for these: of `lean` the implementation that runs on this GPU.
     One whose decomposition is not known has no prediction.
     """
-    registered, found = kernels(), []
+    registered = kernels()
+    modelled: list[str] = []
     for name in names:
         kernel = registered.get(name)
         if kernel is None:
-            found.append(name)
+            modelled.append(name)
         elif kernel.decomposition != "other":
-            found.append(kernel.implementation_on(spec).name)
-    return list(dict.fromkeys(found))
+            modelled.append(kernel.implementation_on(spec).name)
+    return list(dict.fromkeys(modelled))
 
 
 def _errors(calibration: Calibration) -> dict[str, KernelError]:
     names = dict.fromkeys(name for run in calibration.runs for name in run.by_kernel)
-    found = {name: error_of(calibration, name) for name in names}
-    return {name: error for name, error in found.items() if error is not None}
+    errors = {name: error_of(calibration, name) for name in names}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def _words(error: KernelError | None) -> str:

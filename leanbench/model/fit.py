@@ -71,10 +71,10 @@ def sample(
     by_kernel: dict[str, list[MeasuredCell]] = {}
     for cell in sorted(quick, key=lambda cell: (cell.problem.kv_bytes, _hash(cell.shape))):
         by_kernel.setdefault(cell.kernel, []).append(cell)
-    each = most // len(by_kernel)
+    per_kernel = most // len(by_kernel)
     chosen = []
     for own in by_kernel.values():
-        count = min(each, len(own))
+        count = min(per_kernel, len(own))
         chosen += [own[index * len(own) // count] for index in range(count)]
     return chosen
 
@@ -84,14 +84,14 @@ def fit(
     spec: GpuSpec,
     start: Constants,
     workers: int | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> Constants:
     """Constants for these cells of one GPU, energy included where rows have it. Those of a kernel
     that too few cells are of stay as they are in `start`.
 
     Args:
         workers: processes; left out, one for each core.
-        told: called with a line about the progress.
+        on_progress: called with a line about the progress.
 
     Raises:
         UserError: too few cells to fit to.
@@ -102,9 +102,9 @@ def fit(
         raise _too_few(len(cells))
     constants = _fit_floor(cells, spec, start)
     if len(others) >= FEWEST_ROWS:
-        constants = _fit_latency(others, spec, constants, workers, told)
+        constants = _fit_latency(others, spec, constants, workers, on_progress)
     if len(of_lean_cuda) >= FEWEST_ROWS:
-        constants = _fit_lean_cuda(of_lean_cuda, spec, constants, workers, told)
+        constants = _fit_lean_cuda(of_lean_cuda, spec, constants, workers, on_progress)
     return _fit_energy(known(cells, constants), spec, constants)
 
 
@@ -113,7 +113,7 @@ def fit_lean_cuda(
     spec: GpuSpec,
     start: Constants,
     workers: int | None = None,
-    told: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> Constants:
     """`start` with constants of lean_cuda for its cells among these.
 
@@ -123,7 +123,7 @@ def fit_lean_cuda(
     own = [cell for cell in cells if cell.kernel == LEAN_CUDA]
     if len(own) < FEWEST_ROWS:
         raise _too_few(len(own))
-    return _fit_lean_cuda(own, spec, start, workers, told)
+    return _fit_lean_cuda(own, spec, start, workers, on_progress)
 
 
 def known(cells: Sequence[MeasuredCell], constants: Constants) -> list[MeasuredCell]:
@@ -155,11 +155,11 @@ def _fit_latency(
     spec: GpuSpec,
     start: Constants,
     workers: int | None,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Constants:
     chosen = sample(cells, spec)
     free = names(Constants, "latency")
-    told(f"Fitting {len(free)} constants to {len(chosen)} rows")
+    on_progress(f"Fitting {len(free)} constants to {len(chosen)} rows")
     with _log_errors(chosen, spec, workers) as residuals:
         return _least_squares(residuals, free, start, _PULL * math.sqrt(len(chosen)))
 
@@ -169,11 +169,11 @@ def _fit_lean_cuda(
     spec: GpuSpec,
     constants: Constants,
     workers: int | None,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Constants:
     chosen = sample(cells, spec)
     free = names(LeanCudaConstants, "latency")
-    told(f"Fitting {len(free)} constants of lean_cuda to {len(chosen)} rows")
+    on_progress(f"Fitting {len(free)} constants of lean_cuda to {len(chosen)} rows")
     start = constants.lean_cuda or LeanCudaConstants()
     with _log_errors(chosen, spec, workers) as errors:
 
@@ -218,7 +218,7 @@ def _least_squares(
         }
         return replace(start, **moved)
 
-    found = least_squares(
+    solution = least_squares(
         lambda steps: np.concatenate([residuals(at(steps)), pull * _SOFT_ERROR * steps]),
         np.zeros(len(free)),
         loss="soft_l1",
@@ -227,7 +227,7 @@ def _least_squares(
         diff_step=1e-2,
         max_nfev=most or _MOST_EVALUATIONS,
     )
-    return at(found.x)
+    return at(solution.x)
 
 
 def _fit_energy(cells: Sequence[MeasuredCell], spec: GpuSpec, constants: Constants) -> Constants:
@@ -266,7 +266,8 @@ def check(
     with predictor(cells, run.spec, workers) as predict:
         predicted = predict(constants)
     errors = [us / cell.latency_us - 1 for us, cell in zip(predicted, cells, strict=True)]
-    found = [(_run_errors(run, role, "latency", cells, errors, orders(cells, predicted)), errors)]
+    order = orders(cells, predicted)
+    of_quantities = [(_run_errors(run, role, "latency", cells, errors, order), errors)]
     drawn = [(us, cell) for us, cell in zip(predicted, cells, strict=True) if cell.energy_mj]
     if drawn:
         limit_w = run.spec.power_limit_w
@@ -278,13 +279,13 @@ def check(
             - 1
             for us, cell in drawn
         ]
-        found.append(
+        of_quantities.append(
             (
                 _run_errors(run, role, "energy", [cell for _, cell in drawn], energies, (0, 0)),
                 energies,
             )
         )
-    return found
+    return of_quantities
 
 
 def _run_errors(

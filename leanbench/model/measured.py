@@ -80,16 +80,16 @@ def read_measured(run: str, gpu: str | None = None) -> MeasuredRun:
         UserError: the run was predicted, is of another GPU, or has no usable row.
     """
     directory = find_run(run)
-    found = read_run(directory)
+    content = read_run(directory)
     name = directory.resolve().name
-    if found.manifest.get("source") == "predicted" or any(
-        row.source == "predicted" for row, _ in found.results
+    if content.manifest.get("source") == "predicted" or any(
+        row.source == "predicted" for row, _ in content.results
     ):
         raise UserError(
             f"{run} was predicted by the model itself: name a run that was measured on a GPU"
         )
     try:
-        spec = GpuSpec.from_dict(found.manifest["gpu"])
+        spec = GpuSpec.from_dict(content.manifest["gpu"])
     except (KeyError, TypeError, AttributeError):
         raise UserError(
             f"{directory}/manifest.json does not say which GPU was measured: name another run"
@@ -100,14 +100,14 @@ def read_measured(run: str, gpu: str | None = None) -> MeasuredRun:
             " this run out"
         )
     cells = tuple(
-        cell for row, problem in found.results if (cell := _cell(row, problem, spec)) is not None
+        cell for row, problem in content.results if (cell := _cell(row, problem, spec)) is not None
     )
     if not cells:
         raise UserError(
             f"{run} has no row to compare with: none is ok, cold and of a kernel whose schedule is"
-            f" known ({len(found.results)} rows)"
+            f" known ({len(content.results)} rows)"
         )
-    return MeasuredRun(name, spec, cells, _environment(found.manifest))
+    return MeasuredRun(name, spec, cells, _environment(content.manifest))
 
 
 def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell | None:
@@ -138,7 +138,7 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
 def _environment(manifest: dict[str, object]) -> dict[str, str]:
     environments = manifest.get("environments")
     known = (
-        [one for one in environments.values() if isinstance(one, dict)]
+        [values for values in environments.values() if isinstance(values, dict)]
         if isinstance(environments, dict)
         else []
     )
@@ -150,7 +150,7 @@ def _environment(manifest: dict[str, object]) -> dict[str, str]:
         "leanbench": "leanbench",
     }
     return {
-        key: ", ".join(sorted({str(one[name]) for one in known if name in one}))
+        key: ", ".join(sorted({str(values[name]) for values in known if name in values}))
         for key, name in kept.items()
     }
 
@@ -173,8 +173,8 @@ def orders(cells: Sequence[MeasuredCell], predicted_us: Sequence[float]) -> tupl
         by_problem.setdefault(cell.problem, []).append((cell.latency_us, us))
     pairs = right = 0
     for figures in by_problem.values():
-        for (one_us, one), (other_us, other) in combinations(figures, 2):
-            if max(one_us, other_us) > (1 + ORDER_MARGIN) * min(one_us, other_us):
+        for (first_us, first), (second_us, second) in combinations(figures, 2):
+            if max(first_us, second_us) > (1 + ORDER_MARGIN) * min(first_us, second_us):
                 pairs += 1
-                right += (one < other) == (one_us < other_us)
+                right += (first < second) == (first_us < second_us)
     return pairs, right

@@ -73,7 +73,7 @@ def simulate(
     work, rates = _launch(schedule, problem, config, spec, resident, constants)
     player = Player(work, rates, schedule.merge_launch, spans)
     total_us = player.play() + merge_launch_us(schedule, problem, rates)
-    ctas = tuple(sorted(player.played, key=lambda one: one.cta))
+    ctas = tuple(sorted(player.played, key=lambda played: played.cta))
     return Simulation(total_us, problem.kv_bytes / total_us / 1e6, rates.slots, ctas)
 
 
@@ -173,17 +173,17 @@ def _coarse(work: Sequence[CtaWork], rates: Rates) -> tuple[list[CtaWork], Rates
     what a CTA asks for and not what the memory gives.
     """
     coarse, saved = [], 0
-    for one in work:
+    for cta in work:
         segments, read = [], []
-        for segment, count in zip(one.segments, one.read_bytes, strict=True):
+        for segment, count in zip(cta.segments, cta.read_bytes, strict=True):
             if segments and segment.is_whole and segments[-1].is_whole:
                 read[-1] += count
                 saved += 1
             else:
                 segments.append(segment)
                 read.append(count)
-        coarse.append(CtaWork(one.cta, tuple(segments), tuple(read)))
+        coarse.append(CtaWork(cta.cta, tuple(segments), tuple(read)))
     pause_us = rates.segment_us + rates.compute_us
-    streaming_us = sum(sum(one.read_bytes) for one in work) / rates.cta_bytes_per_us
+    streaming_us = sum(sum(cta.read_bytes) for cta in work) / rates.cta_bytes_per_us
     slower = streaming_us / (streaming_us + saved * pause_us)
     return coarse, replace(rates, cta_bytes_per_us=slower * rates.cta_bytes_per_us)

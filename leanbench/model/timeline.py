@@ -96,13 +96,13 @@ def _ctas(
     spans: dict[int, list[Span]] = {}
     for cta, span in played:
         spans.setdefault(cta, []).append(span)
-    found = []
+    ctas = []
     for cta in simulation.ctas:
         own = tuple(sorted(spans[cta.cta], key=lambda span: span.start_us))
         for rank in range(cluster_size):
             number, sm = cta.cta * cluster_size + rank, cta.sm * cluster_size + rank
-            found.append(CtaTimeline(launch, number, sm, cta.start_us, cta.end_us, own))
-    return found
+            ctas.append(CtaTimeline(launch, number, sm, cta.start_us, cta.end_us, own))
+    return ctas
 
 
 def _merge_ctas(
@@ -121,7 +121,7 @@ def _merge_ctas(
     # What follows the waves: the most partials that one CTA reads, and their traffic.
     reading_us = simulation.latency_us - begin_us - waves * costs.merge_us
     most = max(parts.values())
-    found = []
+    ctas = []
     for cta in range(problem.batch * problem.q_heads * problem.q_len):
         head, position = divmod(cta, problem.q_len)
         kv_head, row = divmod(head, problem.group_size)
@@ -133,8 +133,8 @@ def _merge_ctas(
         )
         end_us = start_us + costs.merge_us + reading_us - fewer_us
         span = Span("reduction", output_tile, start_us, end_us)
-        found.append(CtaTimeline(_MERGE_LAUNCH, cta, cta % spec.sms, start_us, end_us, (span,)))
-    return found
+        ctas.append(CtaTimeline(_MERGE_LAUNCH, cta, cta % spec.sms, start_us, end_us, (span,)))
+    return ctas
 
 
 def _from_first_start(ctas: list[CtaTimeline]) -> tuple[CtaTimeline, ...]:

@@ -23,9 +23,9 @@ def are_alike(work: Sequence[CtaWork], merge_launch: bool) -> bool:
     """
     first = work[0].read_bytes
     return (
-        all(one.read_bytes == first for one in work)
+        all(cta.read_bytes == first for cta in work)
         and len(first) == 1
-        and (merge_launch or all(one.segments[0].is_whole for one in work))
+        and (merge_launch or all(cta.segments[0].is_whole for cta in work))
     )
 
 
@@ -66,13 +66,17 @@ def play_alike(ctas: int, read_bytes: float, rates: Rates) -> float:
             streaming.remove(squad)
             if waiting:
                 streams_us[squad.speed_class] = done_us + rates.segment_us
-        classes = sorted(one for one, at_us in streams_us.items() if at_us <= now_us + SAME_US)
+        classes = sorted(
+            number for number, at_us in streams_us.items() if at_us <= now_us + SAME_US
+        )
         if classes:
             taken = [*_deal(waiting, classes, read_bytes, rates)]
             waiting -= sum(squad.load.sms * squad.load.ctas for squad in taken)
             streaming += taken
             streams_us = {
-                one: at_us for one, at_us in streams_us.items() if waiting and one not in classes
+                number: at_us
+                for number, at_us in streams_us.items()
+                if waiting and number not in classes
             }
     return last_us
 
