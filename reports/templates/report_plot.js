@@ -209,7 +209,8 @@ function place(element, draw, picture, height) {
     const x = (event.clientX - box.left) * unit, y = (event.clientY - box.top) * unit;
     const distance = (spot) => Math.hypot(spot.x - x, spot.y == null ? 0 : spot.y - y);
     const nearest = spots.reduce((a, b) => (a && distance(a) <= distance(b) ? a : b), null);
-    if (!nearest || distance(nearest) > 40) return hide();
+    // All that stands at one x is shown wherever the pointer is; a single point from near by.
+    if (!nearest || (nearest.y != null && distance(nearest) > 40)) return hide();
     showTip(nearest, event);
     if (nearest.y != null) return;
     hair.setAttribute("transform", `translate(${nearest.x},0)`);

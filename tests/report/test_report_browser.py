@@ -118,6 +118,27 @@ def test_charts_show_the_rows(write_run: WriteRun) -> None:
     assert seen["open"] == [False, False, True]
 
 
+def test_a_pointer_shows_all_kernels_at_one_context(write_run: WriteRun) -> None:
+    probe = """const svg = chart("latency").querySelector("svg"), box = svg.getBoundingClientRect();
+      const move = (part) => svg.dispatchEvent(
+        new PointerEvent("pointermove", { clientX: box.left + part * box.width, clientY: box.top + 50 }));
+      const tip = document.getElementById("tip"), before = tip.hidden;
+      move(0.7);
+      const lines = [...tip.children].map((each) => each.textContent);
+      svg.dispatchEvent(new PointerEvent("pointerleave"));
+      return { before, lines, after: tip.hidden };"""
+    seen, _ = look(write_run(measured_rows()), probe)
+    floor_us = problem(65536).kv_bytes / 4e6 + 2
+    assert seen["lines"] == [
+        "64k",
+        "lean: 200.0 µs (196 to 210)",
+        "fa2: 1,600 µs (1568 to 1680)",
+        "fixed_split: 100.0 µs (98 to 105)",
+        f"read floor: {floor_us:.1f} µs",
+    ]
+    assert (seen["before"], seen["after"]) == (True, True)
+
+
 def test_a_speedup_of_one_percent_looks_small(write_run: WriteRun) -> None:
     rows = [
         row(problem(context), kernel, time)

@@ -69,7 +69,8 @@ def ratios_of(
     if not values:
         return None
     lowest, highest = min(values), max(values)
-    verdicts = Counter(judge(value, value, margin.share) for value in values)
+    # Of the base over the other, as a speedup's reader asks: how much less does the base need?
+    verdicts = Counter(judge(1 / value, 1 / value, margin.share) for value in values)
     return Ratios(
         problems=len(values),
         geomean=geomean(values),
@@ -77,9 +78,9 @@ def ratios_of(
         lowest_at=labels[values.index(lowest)],
         highest=highest,
         highest_at=labels[values.index(highest)],
-        above=verdicts["slower"],
+        above=verdicts["faster"],
         same=verdicts["same"],
-        below=verdicts["faster"],
+        below=verdicts["slower"],
     )
 
 
