@@ -117,19 +117,19 @@ def _show(comparison: Comparison, format_: str, all_: bool) -> None:
         output.show((json_text if format_ == "json" else csv_text)(comparison).rstrip("\n"))
 
 
-def _say_failures(comparison: Comparison, above: float, asked: str) -> bool:
+def _say_failures(comparison: Comparison, above: float, given: str) -> bool:
     """Names the cells that fail on stderr; whether there are any."""
     from leanbench.report.compare.sentences import change
 
     if comparison.only_in_base:
         count = len(comparison.only_in_base)
         output.say(
-            f"--fail-above {asked} does not judge what NEW did not run: cells in BASE alone,"
+            f"--fail-above {given} does not judge what NEW did not run: cells in BASE alone,"
             f" {count}"
         )
     failures = comparison.failures(above)
     if failures:
-        output.say(f"--fail-above {asked}: {len(failures)} of {len(comparison.pairs)} cells fail")
+        output.say(f"--fail-above {given}: {len(failures)} of {len(comparison.pairs)} cells fail")
     for pair in failures:
         output.say(
             f"  {pair.label}: {f'{pair.statuses}, {pair.reason}' if pair.broken else change(pair)}"

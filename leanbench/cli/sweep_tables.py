@@ -40,9 +40,9 @@ def show_dry_run(
     output.show_table(table)
     if len(cells) > LISTED:
         output.show(f"and {len(cells) - LISTED} more")
-    beside = f" ({large} do not fit its memory)" if large else ""
+    too_large = f" ({large} do not fit its memory)" if large else ""
     takes = "less than 1 s" if total < 1 else f"about {output.duration(total)}"
-    output.show(f"{len(cells)} cells{beside}, {takes}; nothing was run.")
+    output.show(f"{len(cells)} cells{too_large}, {takes}; nothing was run.")
 
 
 def _about(seconds: float) -> str:

@@ -25,7 +25,7 @@ FILES = {
     "parquet": "report.parquet",
     "markdown": "report.md",
 }
-#: Those that are written unless others are asked for.
+#: Those that are written unless others are named.
 DEFAULT_FORMATS = ("html", "csv")
 
 

@@ -36,10 +36,10 @@ class Chart:
     floor: str | None = None
     floor_name: str = "read floor"
     #: Drawn dotted in each kernel's colour.
-    beside: str | None = None
-    beside_name: str = ""
+    dotted: str | None = None
+    dotted_name: str = ""
     #: What a reader may take it for.
-    beside_note: str = ""
+    dotted_note: str = ""
     #: A horizontal line.
     line_at: float | None = None
     #: Every problem of the run against `kv_bytes`, whatever is selected.
@@ -133,9 +133,9 @@ CHARTS = (
         y="sm_busy_share",
         y_title="SM busy share (%)",
         y_scale="linear",
-        beside="quantisation_efficiency",
-        beside_name="CTA slots with work, by the schedule",
-        beside_note="no limit, as one working CTA of several makes an SM busy",
+        dotted="quantisation_efficiency",
+        dotted_name="CTA slots with work, by the schedule",
+        dotted_note="no limit, as one working CTA of several makes an SM busy",
         line_at=1.0,
     ),
 )
@@ -170,6 +170,6 @@ def note(chart: Chart, drawn: DataFrame) -> str:
         marks.append("median, bars: quartiles")
     if chart.floor and has_values(drawn, chart.floor):
         marks.append(f"dashed: the {chart.floor_name}")
-    if chart.beside and has_values(drawn, chart.beside):
-        marks.append(f"dotted, or a dash over bars: {chart.beside_name} ({chart.beside_note})")
+    if chart.dotted and has_values(drawn, chart.dotted):
+        marks.append(f"dotted, or a dash over bars: {chart.dotted_name} ({chart.dotted_note})")
     return "; ".join(marks)

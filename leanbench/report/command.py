@@ -57,7 +57,7 @@ def _config(row: Row) -> list[str]:
 
 
 def _measured(row: Row) -> list[str]:
-    """Flags of what the row holds beside latency."""
+    """Flags of what the row holds besides latency."""
     flags = ["--cache", "warm"] if row.cache == "warm" else []
     if row.energy_mj is not None:
         flags.append("--energy")
@@ -75,13 +75,13 @@ def _share(problem: AttentionProblem, manifest: Mapping[str, Any]) -> float | No
     one.
     """
     grids = _mapping(manifest.get("sweep")).get("grids")
-    asked = [
+    given = [
         share
         for grid in (grids if isinstance(grids, list) else [])
         for share in _shares(_mapping(grid))
     ]
     mean_over_max = problem.total_context / problem.batch / problem.max_context
-    for share in dict.fromkeys([*asked, round(mean_over_max, 2), round(mean_over_max, 3)]):
+    for share in dict.fromkeys([*given, round(mean_over_max, 2), round(mean_over_max, 3)]):
         try:
             if (
                 0 < share < 1

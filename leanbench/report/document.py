@@ -95,7 +95,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Pictures beside one another, whose reader chooses one series for all."""
+    """Pictures side by side, whose reader chooses one series for all."""
 
     items: tuple[Figure, ...]
     #: `charts`, `maps` or `sides`.
@@ -124,7 +124,7 @@ class Document:
 
     title: str
     sections: tuple[Section, ...]
-    #: What holds for all figures and must be seen beside each: `predicted`, `warm L2`.
+    #: What holds for all figures and must be seen with each: `predicted`, `warm L2`.
     tags: tuple[str, ...] = ()
 
     def only(self, *keys: str) -> Document:

@@ -60,11 +60,11 @@
   }
 
   /** What the schedule allows: dotted, or a line across each bar. */
-  function besideLine(kernel, chart, series, x, asBars) {
+  function dottedLine(kernel, chart, series, x, asBars) {
     return {
-      name: `${kernel.name}, ${chart.beside_name}`, color: asBars ? NEUTRAL : kernel.color, dash: asBars ? null : "2,3",
-      hidden: hiddenKernels.has(kernel.name), joined: true, stroke: asBars, beside: true,
-      points: pointsOf(kernel, chart.beside, chart, series, x, asBars),
+      name: `${kernel.name}, ${chart.dotted_name}`, color: asBars ? NEUTRAL : kernel.color, dash: asBars ? null : "2,3",
+      hidden: hiddenKernels.has(kernel.name), joined: true, stroke: asBars, dotted: true,
+      points: pointsOf(kernel, chart.dotted, chart, series, x, asBars),
     };
   }
 
@@ -79,10 +79,10 @@
     const logs = xs.map(Math.log10);
     const span = logs[logs.length - 1] - logs[0] || 1;
     const gap = (span * 44) / Math.max(width - 90, 100);
-    const kept = [];
-    logs.forEach((log, i) => { if (!kept.length || log - logs[kept[kept.length - 1]] >= gap) kept.push(i); });
+    const shown = [];
+    logs.forEach((log, i) => { if (!shown.length || log - logs[shown[shown.length - 1]] >= gap) shown.push(i); });
     const margin = 10 ** Math.max(span * 0.03, 0.02);
-    return { type: "log", ticks: kept.map((i) => [xs[i], xText(xs[i])]), range: [xs[0] / margin, xs[xs.length - 1] * margin], write: xText };
+    return { type: "log", ticks: shown.map((i) => [xs[i], xText(xs[i])]), range: [xs[0] / margin, xs[xs.length - 1] * margin], write: xText };
   }
 
   function bytesText(bytes) {
@@ -121,10 +121,10 @@
     // What comes last lies on top: the baseline, the first of the kernels.
     const kernels = [...page.kernels].reverse();
     const lines = kernels.map((kernel) => kernelLine(kernel, chart, series, x, asBars));
-    if (chart.beside) lines.unshift(...kernels.map((kernel) => besideLine(kernel, chart, series, x, asBars)));
+    if (chart.dotted) lines.unshift(...kernels.map((kernel) => dottedLine(kernel, chart, series, x, asBars)));
     if (chart.floor) lines.unshift(floorLine(chart, series, x, asBars));
-    const kept = lines.filter((line) => line.points.length);
-    if (!kept.some((line) => line.symbol)) {
+    const drawnLines = lines.filter((line) => line.points.length);
+    if (!drawnLines.some((line) => line.symbol)) {
       const bare = { type: "linear", range: [0, 1], ticks: [], title: "" };
       return { lines, x: bare, y: bare, note: emptyNote(chart) };
     }
@@ -133,7 +133,7 @@
     if (asBars) xAxis = { type: "category", values: bars, ticks: bars.map((name) => [name, name]), title: "", write: String };
     else if (chart.all_problems) xAxis = { title: "K and V read (bytes)", write: bytesText, ...logTicks(xs, bytesText) };
     const closest = chart.all_problems || asBars;
-    return { lines, x: xAxis, y: yAxis(chart, kept, asBars), line_at: chart.line_at, closest };
+    return { lines, x: xAxis, y: yAxis(chart, drawnLines, asBars), line_at: chart.line_at, closest };
   }
 
   const element = (chart) => document.getElementById(`charts-${chart.key}`);

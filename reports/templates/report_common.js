@@ -63,8 +63,8 @@ function linearTicks(low, high, name) {
 
 /** The values of `axes` of a series that exists: `fixed` holds, and as much as possible of what was chosen before. */
 function nearestSeries(rows, axes, before, fixed) {
-  const kept = (row) => axes.filter((axis) => row[axis.name] === before[axis.name]).length;
-  const score = (row) => kept(row) + (fixed && row[fixed.name] === fixed.value ? axes.length + 1 : 0);
+  const same = (row) => axes.filter((axis) => row[axis.name] === before[axis.name]).length;
+  const score = (row) => same(row) + (fixed && row[fixed.name] === fixed.value ? axes.length + 1 : 0);
   const best = rows.reduce((a, b) => (score(b) > score(a) ? b : a));
   return Object.fromEntries(axes.map((axis) => [axis.name, best[axis.name]]));
 }

@@ -153,7 +153,7 @@ function spotsOf(picture, xAt, yAt) {
   return [...byX].map(([value, at]) => ({ x: xAt(value), head: picture.x.write(value), lines: at.map(entry) }));
 }
 
-/** A table of coloured cells {column, row, color, opacity, text, head, lines} below and beside their labels. */
+/** A table of coloured cells {column, row, color, opacity, text, head, lines} below and behind their labels. */
 function drawCells(picture, { width, height, colors, title = [] }) {
   const { columns, rows, cells } = picture;
   const left = 26 + widest(rows), top = 44 + 22 * title.length;

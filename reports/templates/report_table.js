@@ -24,14 +24,14 @@
 
   function visibleRows() {
     const tests = filter.value.toLowerCase().split(/\s+/).filter(Boolean).map(testOf);
-    const found = page.rows.filter((row) => tests.every((test) => test(row)));
-    if (!state.column) return found;
+    const rows = page.rows.filter((row) => tests.every((test) => test(row)));
+    if (!state.column) return rows;
     const { index } = state.column;
     const sign = state.descending ? -1 : 1;
     const compare = (a, b) =>
       typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
     // Not measured stays at the end, whichever way the rest is sorted.
-    const [measured, missing] = [found.filter((row) => row[index] !== null), found.filter((row) => row[index] === null)];
+    const [measured, missing] = [rows.filter((row) => row[index] !== null), rows.filter((row) => row[index] === null)];
     return [...measured.sort((a, b) => sign * compare(a[index], b[index])), ...missing];
   }
 

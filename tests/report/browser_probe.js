@@ -3,7 +3,7 @@ const all = (selector) => [...document.querySelectorAll(selector)];
 const chart = (key) => document.getElementById(`charts-${key}`);
 // The floor is the line without a mark; what the schedule allows has the kernel's name and more.
 const line = (key, name) =>
-  chart(key).picture.lines.find((each) => (name === null ? !each.symbol && !each.beside : each.name === name));
+  chart(key).picture.lines.find((each) => (name === null ? !each.symbol && !each.dotted : each.name === name));
 const points = (key, name) => line(key, name).points.map(({ x, y }) => [x, y]);
 const text = (key, selector) => chart(key).querySelector(selector).textContent;
 const nameOf = (label) => label.firstChild.textContent.trim();

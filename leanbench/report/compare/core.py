@@ -50,8 +50,8 @@ class Selection:
         """What the manifest says of the environment that rows name by `key`, with the GPU a
         prediction is for.
         """
-        found = _mapping(_mapping(self.run.manifest.get("environments")).get(key))
-        return {**found, "gpu_product": gpu_name(self.run.manifest, key)} if found else {}
+        recorded = _mapping(_mapping(self.run.manifest.get("environments")).get(key))
+        return {**recorded, "gpu_product": gpu_name(self.run.manifest, key)} if recorded else {}
 
     @property
     def measure(self) -> dict[str, Any]:
@@ -149,12 +149,12 @@ def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) 
     sides = [_select(run, kernel, kernels) for run, (_, kernel) in zip(runs, names, strict=True)]
     sources = [{row.source for row in side.rows.values()} for side in sides]
     if len(sources[0] | sources[1]) > 1:
-        told = " and ".join(
+        kinds = " and ".join(
             f"{side.name} is {', '.join(sorted(of))}"
             for side, of in zip(sides, sources, strict=True)
         )
         raise UserError(
-            f"{told}: a prediction and a measurement are never compared, name two runs of one kind"
+            f"{kinds}: a prediction and a measurement are never compared, name two runs of one kind"
         )
     return _pair(sides[0], sides[1], margin)
 
@@ -236,12 +236,12 @@ def _select(run: Run, kernel: str | None, kernels: Sequence[str]) -> Selection:
 
 
 def _request(run: Run, row: Row) -> str:
-    """What was asked of the launch settings: `best` of many, or one known before, which is
+    """The request for launch settings: `best` of many, or one known before, which is
     `default` whoever chose it. Rows that failed early do not say, the run does.
     """
-    asked = _mapping(run.manifest.get("sweep")).get("configs")
-    asked = asked if isinstance(asked, str) else (row.config_choice or "default").split()[0]
-    return "default" if asked in ("heuristic", "tuned", "given") else asked
+    request = _mapping(run.manifest.get("sweep")).get("configs")
+    request = request if isinstance(request, str) else (row.config_choice or "default").split()[0]
+    return "default" if request in ("heuristic", "tuned", "given") else request
 
 
 def _pair(base: Selection, new: Selection, margin: float) -> Comparison:
@@ -285,7 +285,7 @@ def _why_no_pairs(base: Selection, new: Selection) -> str:
             f"there is nothing to pair, for example {ran[0]} and {ran[1]}: choose runs that share"
             " problems"
         )
-    asked = [
+    requests = [
         " and ".join(
             dict.fromkeys(
                 f"configs {key[2]}, {key[3]} cache" for key in side.rows if key[:2] in common
@@ -294,8 +294,8 @@ def _why_no_pairs(base: Selection, new: Selection) -> str:
         for side in (base, new)
     ]
     return (
-        f"there is nothing to pair, {base.name} ran the shared problems with {asked[0]} and"
-        f" {new.name} with {asked[1]}: sweep one of them again as the other was"
+        f"there is nothing to pair, {base.name} ran the shared problems with {requests[0]} and"
+        f" {new.name} with {requests[1]}: sweep one of them again as the other was"
     )
 
 
@@ -327,15 +327,15 @@ def _differences(base: Selection, new: Selection, shared: Sequence[Key]) -> list
 
 def _recorded(side: Selection, rows: Sequence[Row]) -> dict[str, list[str]]:
     """The values of each field, in the order they first appear."""
-    found: dict[str, dict[str, None]] = {}
+    values: dict[str, dict[str, None]] = {}
     environments = [side.environment(key) for key in dict.fromkeys(row.environment for row in rows)]
-    # Options of measuring that a prediction was asked for changed nothing in it.
+    # Options of measuring of a prediction changed nothing in it.
     measure = side.measure if any(row.source == "measured" for row in rows) else {}
     for field, value in (
         item for recorded in (*environments, measure) for item in recorded.items()
     ):
-        found.setdefault(field, {})[_written(value)] = None
-    return {field: list(values) for field, values in found.items()}
+        values.setdefault(field, {})[_written(value)] = None
+    return {field: list(of_field) for field, of_field in values.items()}
 
 
 def _written(value: Any) -> str:

@@ -32,7 +32,7 @@ from leanbench.report.document import (
 if TYPE_CHECKING:
     from leanbench.report.compare.pair import Pair
 
-#: Rows of the table on a terminal, unless all are asked for.
+#: Rows of the table on a terminal, unless all are wanted.
 ROWS = 30
 
 

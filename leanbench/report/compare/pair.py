@@ -1,7 +1,7 @@
-"""Two rows of the same cell beside each other, and whether their medians differ.
+"""A pair of rows of the same cell, and whether their medians differ.
 
 The interval of new over base is Hodges and Lehmann's over the raw samples
-(`leanbench.measure.statistics`). A margin stands beside it, because between two processes a GPU's
+(`leanbench.measure.statistics`). A margin is added to it, because between two processes a GPU's
 medians differ by tenths of a percent for reasons that no sample within a process shows: where
 buffers lie in memory, which clock the GPU settled on. Where a run has no samples, each row's own
 95% interval of the median stands in, new low over base high to new high over base low.
@@ -18,7 +18,7 @@ from leanbench.core.quantities import Quantity
 from leanbench.measure.statistics import FEWEST_FOR_RATIO, ratio_interval
 from leanbench.records.row import QUANTITIES, Row
 
-#: Compared beside the latency.
+#: Compared as the latency is.
 COMPARED = tuple(quantity for quantity in QUANTITIES if quantity.compared)
 
 #: `same`: the interval of the ratio lies within the margin. `slower`, `faster`: it lies beyond it.
@@ -147,12 +147,12 @@ def _figure(row: Row) -> float | None:
 
 def _not_ok(rows: tuple[Row, Row]) -> list[str]:
     """How the rows ended that are not ok, with their reasons."""
-    told = [f"({row.status}): {row.reason}" if row.reason else f"({row.status})" for row in rows]
-    if rows[0].status != "ok" and told[0] == told[1]:
-        return [f"both {told[0]}"]
+    endings = [f"({row.status}): {row.reason}" if row.reason else f"({row.status})" for row in rows]
+    if rows[0].status != "ok" and endings[0] == endings[1]:
+        return [f"both {endings[0]}"]
     return [
         f"{side} {text}"
-        for side, row, text in zip(("base", "new"), rows, told, strict=True)
+        for side, row, text in zip(("base", "new"), rows, endings, strict=True)
         if row.status != "ok"
     ]
 

@@ -45,7 +45,7 @@ def summarise(pairs: Sequence[Pair]) -> list[Statistics]:
     """Statistics for each cache state that has pairs: a warm cache's figures are never mixed with a
     cold one's.
     """
-    found = []
+    by_cache = []
     for cache in ("cold", "warm"):
         ok = [pair for pair in pairs if pair.both_ok and pair.base.cache == cache]
         ratios = _ratios(ok)
@@ -54,10 +54,10 @@ def summarise(pairs: Sequence[Pair]) -> list[Statistics]:
         changed = _ratios([pair for pair in ok if pair.verdict != "same"])
         difference = statistics.median(abs(ratio - 1) for ratio in ratios)
         mean = geomean(changed) if changed else None
-        found.append(
+        by_cache.append(
             Statistics(cache, len(ratios), geomean(ratios), len(changed), mean, difference)
         )
-    return found
+    return by_cache
 
 
 def worst_regression(pairs: Sequence[Pair]) -> Pair | None:
@@ -91,8 +91,8 @@ def sentences(comparison: Comparison) -> list[str]:
     verdicts rest on.
     """
     pairs = comparison.pairs
-    found = summarise(pairs)
-    lines = [line for each in found for line in _statistics_lines(each, several=len(found) > 1)]
+    by_cache = summarise(pairs)
+    lines = [line for each in by_cache for line in _statistics_lines(each, len(by_cache) > 1)]
     # Of two kernels neither came after the other.
     kernels = comparison.of_two_kernels
     headings = (
@@ -166,18 +166,18 @@ def _percent(ratio: float) -> str:
     return f"{ratio - 1:+z.2%}"
 
 
-def _statistics_lines(found: Statistics, *, several: bool) -> list[str]:
+def _statistics_lines(over: Statistics, several: bool) -> list[str]:
     """A line over all pairs; a second one where some are the same and some are not."""
-    cache = f" with a {found.cache} cache" if several else ""
+    cache = f" with a {over.cache} cache" if several else ""
     lines = [
-        f"New over base: geometric mean {found.geomean:.4f}x over"
-        f" {_many(found.pairs, 'cell')}{cache} ok on both sides; median |difference|"
-        f" {found.median_difference:.2%}."
+        f"New over base: geometric mean {over.geomean:.4f}x over"
+        f" {_many(over.pairs, 'cell')}{cache} ok on both sides; median |difference|"
+        f" {over.median_difference:.2%}."
     ]
-    if found.changed_geomean is not None and found.changed < found.pairs:
+    if over.changed_geomean is not None and over.changed < over.pairs:
         lines.append(
-            f"Not the same{cache}: {_many(found.changed, 'cell')}, geometric mean"
-            f" {found.changed_geomean:.4f}x."
+            f"Not the same{cache}: {_many(over.changed, 'cell')}, geometric mean"
+            f" {over.changed_geomean:.4f}x."
         )
     return lines
 

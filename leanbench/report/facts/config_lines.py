@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: What rows call them, as it is said of cells.
+#: What rows call them, in sentences about cells.
 _WORDS = {
     "tuned": "with tuned configs",
     "heuristic": "by the heuristic",

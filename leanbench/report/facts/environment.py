@@ -1,4 +1,4 @@
-"""Where a run was taken: software, the GPU's figures, and the sweep that was asked for."""
+"""Where a run was taken: software, the GPU's figures, and the sweep."""
 
 from __future__ import annotations
 

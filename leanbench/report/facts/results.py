@@ -47,7 +47,7 @@ class Results:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """As `results_frame`, with the columns that series are told apart by."""
+        """As `results_frame`, with the columns that tell series apart."""
         frame = results_frame(*self.runs, baseline=self.baseline)
         return add_series_columns(
             frame.assign(read_floor_tb_s=frame["kv_bytes"] / frame["read_floor_us"] * 1e-6)

@@ -139,7 +139,7 @@ def _own_energy(rows: DataFrame) -> OwnEnergy | None:
         return None
     over_floor = [float(value) for value in own["energy_over_floor"].dropna()]
     power, slowdown = own["sustained_power_w"], own["sustained_slowdown"]
-    found = OwnEnergy(
+    energy = OwnEnergy(
         problems=len(own),
         over_floor=geomean(over_floor) if over_floor else None,
         power_w=_known(power.median()),
@@ -147,7 +147,7 @@ def _own_energy(rows: DataFrame) -> OwnEnergy | None:
         slowdown=_known(slowdown.median()),
     )
     # A prediction has the energy alone, which says nothing without another.
-    return None if found.over_floor is found.power_w is found.slowdown is None else found
+    return None if energy.over_floor is energy.power_w is energy.slowdown is None else energy
 
 
 def _best(rows: DataFrame) -> BestBandwidth | None:
