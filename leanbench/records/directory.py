@@ -232,33 +232,37 @@ def _refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 def _refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     advice = "repeat the command it was started with, or start a new run without --resume"
-    was, is_now = (
-        f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}"
-        for manifest in (before, now)
-    )
-    if was != is_now:
-        raise UserError(f"{path} has rows {was}, this command's would be {is_now}: {advice}")
-    measured, asks = (manifest.get("measure", {}) for manifest in (before, now))
-    if measured != asks:
+    if _target(before) != _target(now):
+        raise UserError(
+            f"{path} has rows {_target(before)}, this command's would be {_target(now)}: {advice}"
+        )
+    measured, requested = before.get("measure", {}), now.get("measure", {})
+    if measured != requested:
         names = ", ".join(
-            name for name in {**measured, **asks} if measured.get(name) != asks.get(name)
+            name for name in {**measured, **requested} if measured.get(name) != requested.get(name)
         )
         raise UserError(f"{path} was measured with other settings ({names}): {advice}")
-    run, asked = (dict.fromkeys(manifest.get("cells", ())) for manifest in (before, now))
-    missing, added = (
-        [key for key in one if key not in other] for one, other in ((run, asked), (asked, run))
-    )
+    recorded = dict.fromkeys(before.get("cells", ()))
+    wanted = dict.fromkeys(now.get("cells", ()))
+    missing = [key for key in recorded if key not in wanted]
+    added = [key for key in wanted if key not in recorded]
     differences = []
     if missing:
         differences.append(
-            f"{len(missing)} of its {len(run)} cells are not asked for now, such as {missing[0]}"
+            f"{len(missing)} of its {len(recorded)} cells are not asked for now, such as"
+            f" {missing[0]}"
         )
     if added:
         differences.append(
-            f"{len(added)} of the {len(asked)} asked for now are not in it, such as {added[0]}"
+            f"{len(added)} of the {len(wanted)} asked for now are not in it, such as {added[0]}"
         )
     if differences:
         raise UserError(f"{path} is a run of other cells ({'; '.join(differences)}): {advice}")
+
+
+def _target(manifest: dict[str, Any]) -> str:
+    """What rows are of: ``measured for h200``."""
+    return f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}"
 
 
 @contextlib.contextmanager
