@@ -103,12 +103,11 @@ def _quantities() -> None:
     from leanbench.report.quantities import held_unit
 
     table = output.table()
-    table.add_column("name", overflow="fold")
-    table.add_column("in tables")
-    table.add_column("unit", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("name", no_wrap=True)
+    table.add_column("heading in tables, unit and meaning", overflow="fold")
     for each in ROW_COLUMNS:
-        table.add_row(each.name, each.heading, held_unit(each), each.meaning)
+        unit = f" ({held_unit(each)})" if held_unit(each) else ""
+        table.add_row(each.name, f"{each.heading}{unit}: {each.meaning}")
     output.show_table(table)
 
 

@@ -53,10 +53,21 @@ def test_list_names_everything(what, names):
     assert first_words(what) == list(names())
 
 
-def test_gpu_names_are_whole_in_a_narrow_terminal(monkeypatch):
-    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", 80)
-    assert first_words_of_rows("gpus") >= {gpu.name for gpu in CATALOGUE}
-    assert first_words_of_rows("models") >= set(models())
+@pytest.mark.parametrize("columns", [80, 60])
+def test_names_and_figures_are_whole_in_a_narrow_terminal(monkeypatch, columns):
+    monkeypatch.setattr("leanbench.cli.output.PIPED_COLUMNS", columns)
+    for what, names in (
+        ("gpus", {gpu.name for gpu in CATALOGUE}),
+        ("models", set(models())),
+        ("kernels", set(kernels())),
+        ("quantities", {column.name for column in ROW_COLUMNS}),
+    ):
+        text = CliRunner().invoke(app, ["list", what]).stdout
+        assert first_words_of_rows(what) >= names
+        assert "…" not in text
+        assert max(len(line) for line in text.splitlines() if " is not " not in line) <= columns
+    gpus = CliRunner().invoke(app, ["list", "gpus"]).stdout.split()
+    assert {"1.555", "a100-sxm4-80gb"} <= set(gpus)
 
 
 def test_models_are_listed_with_their_figures():
