@@ -1,5 +1,5 @@
-"""What every CTA of a launch did and when, measured by stamps in the kernel or predicted by the
-model.
+"""What every CTA of a launch did and when, measured by timeline events in the kernel or predicted
+by the model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Timeline:
     #: predicted: the first.
     latency_us: float | None = None
     traced_latency_us: float | None = None
-    #: Smallest step of the stamps.
+    #: Smallest step of the clock of timeline events.
     tick_ns: int | None = None
 
     @cached_property

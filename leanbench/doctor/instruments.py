@@ -52,7 +52,7 @@ def timer_tick(machine: Machine) -> Finding:
     from leanbench.measure.timeline import timer_tick_ns
 
     tick_ns = timer_tick_ns(machine.device)
-    text = f"%globaltimer, which stamps timelines, ticks every {tick_ns} ns"
+    text = f"%globaltimer, the clock of timeline events, ticks every {tick_ns} ns"
     if tick_ns > _MAX_TIMER_TICK_NS:
         return note(f"{text}: timelines of small problems are coarse", timer_tick_ns=tick_ns)
     return ok(text, timer_tick_ns=tick_ns)

@@ -73,7 +73,7 @@ def record_timeline(
 
 
 def timer_tick_ns(device: torch.device) -> int:
-    """The smallest step of the timer that stamps are taken from, in nanoseconds.
+    """The smallest step of the timer of timeline events, in nanoseconds.
 
     Raises:
         RuntimeError: the timer stands still.

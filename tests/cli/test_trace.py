@@ -91,7 +91,7 @@ def measured_timeline(
     """In place of the one that needs a GPU: a model's timeline that claims to be measured."""
     assert configs == "best"
     if kernel.name == "fa2":
-        return "its build with stamps failed"
+        return "its build with timeline events failed"
     timeline = predict_timeline(problem, kernel, "default", instruments.spec)
     assert isinstance(timeline, Timeline)
     assert timeline.latency_us is not None
@@ -114,9 +114,9 @@ def test_with_a_gpu_it_measures(monkeypatch):
     assert result.exit_code == 0, result.output
     assert "predicted" not in result.output
     assert "Tracing lean on NVIDIA H200." in result.stderr
-    assert "No timeline of fa2: its build with stamps failed." in result.stderr
+    assert "No timeline of fa2: its build with timeline events failed." in result.stderr
     assert result.stdout.startswith("b1 h8 n4096 d64 fp16 HND, measured on NVIDIA H200\n")
-    assert "latency with stamps 1.020x" in result.stdout
+    assert "latency with events 1.020x" in result.stdout
     path = Path(result.stdout.splitlines()[-1])
     assert "Measured on NVIDIA H200" in path.read_text(encoding="utf-8")
     manifest = json.loads((path.parent / "trace-manifest.json").read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
 """Timelines measured on the GPU: real times, SMs and waits, and builds that differ in nothing but
-the stamps.
+the timeline events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def recorded(name: str, problem: AttentionProblem) -> Timeline:
 def test_times_sms_and_coverage(name, problem):
     timeline = recorded(name, problem)
     assert timeline.traced_latency_us is not None
-    # The stamps lie within a launch; between launches the GPU needs a few microseconds.
+    # The events lie within a launch; between launches the GPU needs a few microseconds.
     assert 0 < timeline.duration_us < timeline.traced_latency_us + 5
     assert 0 < timeline.sm_busy_share <= 1
     assert {cta.sm for cta in timeline.ctas} <= set(range(timeline.sms))
@@ -65,7 +65,7 @@ def test_a_host_block_waits_until_the_other_parts_are_there():
     reductions = [span for cta in timeline.ctas for span in cta.spans if span.kind == "reduction"]
     assert len(reductions) == timeline.output_tiles
     for span in reductions:
-        # A part is there a moment before its CTA stamps that it is.
+        # A part is there a moment before its CTA records that it is.
         assert span.start_us >= walked[span.output_tile] - max(1.0, 2 * tick_us)
 
 

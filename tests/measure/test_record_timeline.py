@@ -61,7 +61,7 @@ class ScriptedCall(TracedCall):
 
 
 class Traceable(Kernel):
-    """The reference, with scripted stamps."""
+    """The reference, with scripted timeline events."""
 
     name = "traceable"
     title = "the reference"

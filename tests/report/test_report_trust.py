@@ -33,7 +33,7 @@ def test_every_fact_of_a_run_with_all_fields() -> None:
             f" the worst (lean · {SHORT})."
         ),
         "instrumentation": (
-            "The stamps behind the SM busy share made launches 1.020x as long in the median of 4"
+            "The events behind the SM busy share made launches 1.020x as long in the median of 4"
             f" rows and 1.100x in the worst (lean · {LONG})."
         ),
     }

@@ -138,7 +138,7 @@ def test_figures_in_words() -> None:
         "SMs end at 20.0 to 40.0 µs",
         "1 of 4 SMs without a CTA",
         "quantisation efficiency 75.0%",
-        "latency with stamps 1.025x",
+        "latency with events 1.025x",
     ]
     bare = timeline(
         *(cta(n, n, tiles(n, 0, 1)) for n in range(4)), latency_us=None, traced_latency_us=None

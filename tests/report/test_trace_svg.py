@@ -86,10 +86,10 @@ def test_many_figures_take_two_lines() -> None:
         for panel in (short, long)
     ]
     assert any(
-        line.endswith("1 of 4 SMs without a CTA, latency with stamps 1.025x") for line in lines[0]
+        line.endswith("1 of 4 SMs without a CTA, latency with events 1.025x") for line in lines[0]
     )
     assert any(line.endswith("quantisation efficiency 75.0%,") for line in lines[1])
-    assert "latency with stamps 1.900x" in lines[1]
+    assert "latency with events 1.900x" in lines[1]
 
 
 def test_nothing_is_drawn_outside_the_picture() -> None:

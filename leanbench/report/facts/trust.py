@@ -203,7 +203,7 @@ def _stamps(ok: Rows) -> Sentence | None:
     costs = [row["instrumentation_cost"] for row in read]
     worst = read[costs.index(max(costs))]
     text = (
-        f"the stamps behind the SM busy share made launches {median(costs):.3f}x as long in the"
+        f"the events behind the SM busy share made launches {median(costs):.3f}x as long in the"
         f" median of {_rows(read)} and {max(costs):.3f}x in the worst ({_named(worst)})"
     )
     note = "Instrumented latency over plain latency; every other figure is of the plain kernel."

@@ -124,6 +124,6 @@ def _row(panel: Panel) -> dict[str, str]:
         "CTAs": f"{len(timeline.ctas)}",
         "output tiles": f"{timeline.output_tiles}",
         "quantisation efficiency": "" if efficiency is None else percent(efficiency),
-        "latency with stamps": "" if cost is None else f"{cost:.3f}x",
+        "latency with events": "" if cost is None else f"{cost:.3f}x",
         "launch settings": config_words(timeline),
     }

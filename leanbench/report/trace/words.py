@@ -35,7 +35,7 @@ def figure_words(panel: Panel) -> list[str]:
         words.append(f"quantisation efficiency {percent(panel.quantisation_efficiency)}")
     cost = instrumentation_cost(timeline)
     if cost is not None:
-        words.append(f"latency with stamps {cost:.3f}x")
+        words.append(f"latency with events {cost:.3f}x")
     return words
 
 
@@ -57,7 +57,7 @@ def figure_lines(panel: Panel, length: int, taken: int = 0) -> list[str]:
 
 
 def instrumentation_cost(timeline: Timeline) -> float | None:
-    """Latency of the build with stamps over the plain one's."""
+    """Latency of the build with timeline events over the plain one's."""
     if timeline.traced_latency_us is None or not timeline.latency_us:
         return None
     return timeline.traced_latency_us / timeline.latency_us
