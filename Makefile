@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: sweep test test-range lint clean
+.PHONY: sweep test test-deep test-range lint clean
 
 sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV and prints their paths
 	$(BIN)/leanbench sweep smoke
@@ -15,6 +15,9 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto
+
+test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build and every drill; half an hour
+	LEANBENCH_TESTS=deep $(BIN)/pytest -n auto
 
 test-range: $(VENV)/installed-dev  ## The oldest and the newest Triton and libraries that pyproject.toml allows, beside the torch of .venv
 	$(BIN)/python .ci/range.py

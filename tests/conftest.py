@@ -1,5 +1,5 @@
-"""What all tests share: the interpreter where there is no GPU, skips with a reason, and how
-hypothesis runs.
+"""What all tests share: the interpreter where there is no GPU, skips with a reason, and how deep
+they go.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from depth import DEEP, EXAMPLES
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -35,11 +36,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["LEANBENCH_CACHE"], ignore_errors=True)
 
 # No deadline: the first example of a test pays for imports.
-settings.register_profile("leanbench", deadline=None)
+settings.register_profile("leanbench", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("leanbench")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not DEEP:
+        deep = [item for item in items if item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=deep)
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
     reason = _why_no_gpu()
     for item in items:
         if reason is not None and item.get_closest_marker("gpu"):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from depth import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,7 +182,7 @@ NUMBERS = st.sampled_from([0.0, 1e-4, -1.0, 300.0, math.inf, -math.inf, math.nan
     spoilt=st.lists(st.tuples(st.booleans(), st.integers(0, 10**6), NUMBERS), max_size=3),
     noise=st.sampled_from([0.0, 1e-4, 1e-2]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_check_is_what_a_plain_computation_says(
     batch, kv_heads, group_size, q_len, lengths, head_dim, spoilt, noise
 ):

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -74,8 +73,7 @@ def test_json_of_a_machine_without_a_gpu():
     )
 
 
-def test_a_whole_process_takes_seconds_and_leaves_stdout_to_the_result():
-    started = time.monotonic()
+def test_a_whole_process_leaves_stdout_to_the_result():
     done = subprocess.run(
         [sys.executable, "-m", "leanbench", "doctor", "--json", "--quick"],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -85,8 +83,6 @@ def test_a_whole_process_takes_seconds_and_leaves_stdout_to_the_result():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["can_measure"] is False
-    # Three seconds on an idle machine; others may be busy.
-    assert time.monotonic() - started < 20
 
 
 def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from depth import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kept_examples import (
@@ -324,7 +325,7 @@ def _build(start_us: float, cta_bytes_per_us: float, border_us: float) -> Build:
     )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     configs=st.lists(CONFIGS, min_size=1, max_size=6, unique=True),
     values=st.lists(

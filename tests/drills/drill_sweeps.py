@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,9 +32,19 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "LEANBENCH_KERNEL_PATH": path, "CUDA_VISIBLE_DEVICES": "", **more}
 
 
+def answer_signals() -> None:
+    """Called in the child: whoever runs the tests under nohup or in the background of a shell has
+    the signals ignored that these drills send, and children inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     options = {
         "env": environment(),
+        "preexec_fn": answer_signals,
         "capture_output": True,
         "text": True,
         "timeout": 120,
@@ -46,7 +57,11 @@ def start(*words: str, **more: str) -> subprocess.Popen[str]:
     """In a process group of its own."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
-        command(*words), env=environment(**more), start_new_session=True, **pipes
+        command(*words),
+        env=environment(**more),
+        start_new_session=True,
+        preexec_fn=answer_signals,
+        **pipes,
     )
 
 
@@ -59,11 +74,12 @@ def whole_rows(path: Path) -> int:
     return results.read_bytes().count(b"\n") if results.exists() else 0
 
 
-def wait_until(done: Any, what: str, seconds: float = 60.0) -> None:
+def wait_until(done: Any, what: str, seconds: float = 120.0) -> None:
+    """Waits for an event. The limit is for an event that never comes, not for one that is slow."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
-            pytest.fail(f"{what} took more than {seconds:g} s")
+            pytest.fail(f"{what} did not come within {seconds:g} s")
         time.sleep(0.01)
 
 

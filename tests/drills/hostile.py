@@ -15,11 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from depth import DEEP
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 #: Inputs of all fuzzed tests together; `LEANBENCH_FUZZ_INPUTS=100000` is the full drill.
-INPUTS = int(os.environ.get("LEANBENCH_FUZZ_INPUTS", "2000"))
+INPUTS = int(os.environ.get("LEANBENCH_FUZZ_INPUTS", "2000" if DEEP else "400"))
 #: CPU time of one input, and memory beyond what the process has already.
 MOST_SECONDS = 20
 MOST_BYTES = 3 << 30
@@ -127,7 +128,7 @@ def share(part: float) -> settings:
     """Settings of a test that takes this part of all inputs."""
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
     return settings(
-        max_examples=max(20, round(INPUTS * part)), suppress_health_check=checks, database=None
+        max_examples=max(10, round(INPUTS * part)), suppress_health_check=checks, database=None
     )
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from drill_sweeps import command, environment, rows, run, start, wait_until, whole_rows
+from drill_sweeps import command, environment, rows, run, start, wait_until
 from kept_examples import family
 
 from leanbench.configs.store import read
@@ -45,8 +45,8 @@ def small_files(most_bytes: int):
     ("most_bytes", "where", "least_rows"),
     [
         (100, "manifest.json", 0),
-        (40_000, "results.jsonl", 10),
-        (400_000, "report.html", 50),
+        (15_000, "results.jsonl", 10),
+        (60_000, "report.html", 50),
     ],
 )
 def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
@@ -71,9 +71,9 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
 
 
 def test_a_disk_that_is_really_full(tmp_path):
-    """A file system of 48 KB, where one can be mounted without being asked."""
+    """A file system of 28 KB, where one can be mounted without being asked."""
     script = (
-        'mount -t tmpfs -o size=48k none "$1" || exit 77; shift; "$@"; code=$?; cp -r "$OUT"/r'
+        'mount -t tmpfs -o size=28k none "$1" || exit 77; shift; "$@"; code=$?; cp -r "$OUT"/r'
         ' "$KEEP"; exit $code'
     )
     out = tmp_path / "out"
@@ -177,34 +177,28 @@ def test_output_to_a_full_disk_ends_no_sweep(tmp_path, stream):
 
 
 def test_the_second_of_two_sweeps_into_one_run_refuses(tmp_path):
-    asked = [
-        "sweep",
-        "-q",
-        "--no-report",
-        "--kernels",
-        "unhurried",
-        "--context",
-        "1k:50k:+1k",
-        "--name",
-        "r",
-    ]
-    asked += ["--out", str(tmp_path)]
-    with start(*asked) as first:
-        wait_until(lambda: whole_rows(tmp_path / "r") > 1, "two rows")
-        for words in (asked, [*asked, "--resume"]):
-            assert_one_sentence(run(*words), str(tmp_path / "r"))
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    words = ["sweep", "-q", "--no-report", "--kernels", "gated", "--context", "1k:25k:+1k"]
+    words += ["--name", "r", "--out", str(tmp_path)]
+    variables = {"LEANBENCH_DRILL_MARK": str(mark), "LEANBENCH_DRILL_GATE": str(gate)}
+    with start(*words, **variables) as first:
+        # In the middle of its cells, and there until the gate opens.
+        wait_until(mark.exists, "the thirteenth cell")
+        for again in (words, [*words, "--resume"]):
+            assert_one_sentence(run(*again), str(tmp_path / "r"))
         assert first.poll() is None
-        first.communicate(timeout=60)
-    assert first.returncode == 0
+        gate.touch()
+        _, stderr = first.communicate(timeout=120)
+    assert first.returncode == 0, stderr
     assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [
-        *range(1024, 51 * 1024, 1024)
+        *range(1024, 26 * 1024, 1024)
     ]
 
 
 def test_two_sweeps_that_start_at_once_make_one_run(tmp_path):
     asked = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(tmp_path)]
     with start(*asked) as one, start(*asked) as other:
-        said = one.communicate(timeout=60)[1] + other.communicate(timeout=60)[1]
+        said = one.communicate(timeout=120)[1] + other.communicate(timeout=120)[1]
     assert sorted([one.returncode, other.returncode]) == [0, 2], said
     assert "Traceback" not in said
     assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [
@@ -236,8 +230,8 @@ def test_no_entry_is_lost_between_two_tunings_of_which_one_is_killed(tmp_path):
         assert killed.stdout is not None
         said = [int(killed.stdout.readline()) for _ in range(10)]
         killed.send_signal(signal.SIGKILL)
-        said += [int(line) for line in killed.communicate(timeout=60)[0].split()]
-        said += [int(line) for line in other.communicate(timeout=60)[0].split()]
+        said += [int(line) for line in killed.communicate(timeout=120)[0].split()]
+        said += [int(line) for line in other.communicate(timeout=120)[0].split()]
     assert other.returncode == 0
     saved = [each.group_size for each in read(path).families]
     # The one that was saved when it was killed may not have been said.

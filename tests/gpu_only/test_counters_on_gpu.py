@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -55,7 +54,6 @@ def test_a_warm_call_reads_less():
 
 
 def test_the_doctor_finds_no_problem_with_the_kernels():
-    started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "leanbench", "doctor", "--json"],
         capture_output=True,
@@ -81,5 +79,3 @@ def test_the_doctor_finds_no_problem_with_the_kernels():
         or found["energy"]["values"]["idle_power_w"] > 0
     )
     assert len(found["noise"]["values"]["differences"]) == 3
-    # 15 s where everything is compiled, and a slow disk or a cold cache on top.
-    assert time.monotonic() - started < 60

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from depth import diagonal, label
 
 from leanbench.check.reference import check_against_reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
@@ -52,8 +53,7 @@ def passes(inputs: AttentionInputs, dtype: str) -> None:
     assert check_against_reference(inputs).failure(dtype) is None
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "problem"), diagonal(list(CONFIGS), PROBLEMS, keep=3), ids=label)
 def test_matches_the_reference_and_repeats(name, problem, device):
     inputs = make_inputs(problem, device)
     launch = kernel(name).prepare(inputs, CONFIGS[name])

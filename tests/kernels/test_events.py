@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import diagonal, label
 
 from leanbench.check.reference import check_against_reference
 from leanbench.core.decomposition import (
@@ -112,8 +113,7 @@ def assert_covers(ctas: tuple[CtaTimeline, ...], tiles: TileGrid) -> None:
     assert walked == set(range(tiles.output_tiles))
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("sms", [1, 2, 5, 19])
+@pytest.mark.parametrize(("problem", "sms"), diagonal(PROBLEMS, [1, 2, 5, 19], keep=3), ids=label)
 def test_lean(problem, sms, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
     ctas = traced("lean", problem, LEAN, device, sms=sms)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend, differing
+from depth import diagonal, label
 from hypothesis import given
 from hypothesis import strategies as st
 from leanbench.kernels.lean import triton as lean
@@ -82,9 +83,9 @@ def test_runs_of_one_lean_tile_are_stream_k_with_a_cta_each(tiles):
     assert fixed_runs(tiles, 1) == stream_k(tiles, tiles.total)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("run_tiles", [1, 2, 3, 8])
-@pytest.mark.parametrize("sms", [1, 40])
+@pytest.mark.parametrize(
+    ("problem", "run_tiles", "sms"), diagonal(PROBLEMS, [1, 2, 3, 8], [1, 40], keep=3), ids=label
+)
 def test_the_kernel_walks_the_schedule(monkeypatch, problem, run_tiles, sms):
     config = replace(CONFIG, fixed_run_tiles=run_tiles)
     schedule = fixed_runs(TileGrid.of(problem, TILE_TOKENS), run_tiles)
@@ -94,8 +95,7 @@ def test_the_kernel_walks_the_schedule(monkeypatch, problem, run_tiles, sms):
     )
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("run_tiles", [1, 3])
+@pytest.mark.parametrize(("problem", "run_tiles"), diagonal(PROBLEMS, [1, 3], keep=3), ids=label)
 def test_events_are_those_of_the_schedule(problem, run_tiles, device):
     inputs = make_inputs(problem, device)
     call = traced_call("lean", inputs, replace(CONFIG, fixed_run_tiles=run_tiles))
@@ -144,18 +144,20 @@ def differences(shape: dict[str, Any], config: KernelConfig, device: str) -> lis
     return found if all(torch.equal(*both) for both in results) else [*found, "another GPU"]
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_bits_do_not_depend_on_the_surroundings(shape, device):
-    assert differences(shape, CONFIG, device) == []
+@pytest.mark.parametrize(
+    "name", diagonal(["GQA", "MHA", "row tiles", "paged drafts", "paged"], keep=3)
+)
+def test_bits_do_not_depend_on_the_surroundings(name, device):
+    assert differences(SHAPES[name], CONFIG, device) == []
 
 
-@pytest.mark.parametrize("shape", [SHAPES["MHA"], SHAPES["paged"]], ids=["contiguous", "paged"])
-def test_bits_of_equal_shares_do(shape, device):
+@pytest.mark.parametrize("name", diagonal(["MHA", "paged"], keep=2))
+def test_bits_of_equal_shares_do(name, device):
     """Or the test above could not fail. 28 heads: some numbers come out alike by chance,
     not all.
     """
     assert {"alone", "another GPU"} <= set(
-        differences({**shape, "q_heads": 28}, EQUAL_SHARES, device)
+        differences({**SHAPES[name], "q_heads": 28}, EQUAL_SHARES, device)
     )
 
 
@@ -168,11 +170,13 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("problem", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    "name", diagonal(["paged drafts", "ragged", "uniform", "many rows"], keep=3)
+)
 def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(
-    problem, device, monkeypatch
+    name, device, monkeypatch
 ):
-    inputs = make_inputs(problem, device)
+    inputs = make_inputs(CALLS[name], device)
 
     def call(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens

@@ -9,6 +9,7 @@ import inspect
 import os
 
 import pytest
+from depth import diagonal, label
 
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
 from leanbench.core.inputs import make_inputs
@@ -79,9 +80,11 @@ def expected(schedule: Schedule, problem: AttentionProblem) -> list:
     ]
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("sms", [1, 2, 5, 9, 40])
-@pytest.mark.parametrize("min_tiles", [1, 3])
+@pytest.mark.parametrize(
+    ("problem", "sms", "min_tiles"),
+    diagonal(PROBLEMS, [1, 2, 5, 9, 40], [1, 3], keep=3),
+    ids=label,
+)
 def test_lean(monkeypatch, problem, sms, min_tiles):
     config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=min_tiles)
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, min_tiles)
@@ -115,8 +118,7 @@ def test_fa2(monkeypatch, problem):
     assert seen == expected(schedule, problem)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
-@pytest.mark.parametrize("splits", [1, 2, 3, 8])
+@pytest.mark.parametrize(("problem", "splits"), diagonal(PROBLEMS, [1, 2, 3, 8], keep=3), ids=label)
 def test_fixed_split(monkeypatch, problem, splits):
     schedule = fixed_split(TileGrid.of(problem, TILE_TOKENS), splits)
     seen = walks(

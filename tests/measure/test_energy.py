@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from depth import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_gpu import SimulatedGpu
@@ -64,7 +65,7 @@ def after(gpu: SimulatedGpu, seconds: float) -> float:
     window_s=st.floats(2.0, 3.0),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=40, report_multiple_bugs=False)
+@settings(max_examples=examples(40), report_multiple_bugs=False)
 def test_energy_of_a_random_load_within_one_percent(window_s: float, **figures: Any):
     gpu = SimulatedGpu(**figures)
     calibration = calibrated(gpu)

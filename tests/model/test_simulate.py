@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
+from depth import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -320,7 +321,7 @@ def test_stream_k_loses_to_one_cta_per_tile_by_the_merge_at_most(
     assert play("stream_k", problem, spec=spec).latency_us <= unsplit_us + allowed_us + 1e-6
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     batch=st.integers(16, 64),
     kv_heads=st.sampled_from([20, 32, 56]),

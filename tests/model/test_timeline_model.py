@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from depth import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -228,7 +229,7 @@ problems = st.builds(
 
 
 @given(problems, st.sampled_from(["lean_cuda", "lean_triton", "fa2", "fixed_split"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_timeline_is_whole(problem: AttentionProblem, name: str) -> None:
     """Spans lie in their CTA in order, every output tile is read, and nothing outlives the
     latency.

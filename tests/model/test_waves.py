@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def both(
 @example(149, 1, 128, find("b200"), None, COSTS)
 # All SMs end at once, and each takes one of the CTAs that are left, not some SMs two.
 @example(396, 8, 64, H200, 2, EVEN)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_equal_ctas_together(
     heads: int, tiles: int, head_dim: int, spec: GpuSpec, resident: int | None, constants: Constants
 ) -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from depth import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -267,7 +268,7 @@ def test_the_blame_for_the_last_one_left_ends_the_problem(tmp_path, monkeypatch)
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whatever_happens_every_cell_has_one_row(data):
     """And who did not fail has the right one."""
     fates: dict[str, str] = {}

@@ -195,19 +195,19 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
 
 
 def test_what_was_timed_before_is_not_timed_again():
-    first = World()
-    run(first)
-    search = Search(LEAN, H200, Plan(1e9), Silent(), time.monotonic())
+    first, plan = World(), Plan(1e9, problems=12)
+    run(first, plan)
+    search = Search(LEAN, H200, plan, Silent(), time.monotonic())
     progress, builds = compiled()
-    for problem, configs in first.calls[:10]:
+    for problem, configs in first.calls[:5]:
         search.take_up(progress, problem, World().time(problem, configs).times)
     # Timed without the heuristic's settings of today: of no use.
-    problem, configs = first.calls[10]
+    problem, configs = first.calls[5]
     search.take_up(progress, problem, World().time(problem, configs[1:]).times)
     second = World()
     search.run([(progress, builds)], second, no_ranking, 1e12)
-    assert [problem for problem, _ in second.calls] == [problem for problem, _ in first.calls[10:]]
-    assert len(progress.heuristic) == 24
+    assert [problem for problem, _ in second.calls] == [problem for problem, _ in first.calls[5:]]
+    assert len(progress.heuristic) == 12
 
 
 def test_the_heuristic_is_always_timed(found):

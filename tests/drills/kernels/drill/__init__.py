@@ -113,6 +113,17 @@ class Waits(Faulty):
         time.sleep(60)
 
 
+class Gated(Faulty):
+    """Says that it is there and goes on once it may."""
+
+    name = "gated"
+
+    def fail(self) -> None:
+        Path(os.environ["LEANBENCH_DRILL_MARK"]).touch()
+        while not Path(os.environ["LEANBENCH_DRILL_GATE"]).exists():
+            time.sleep(0.02)
+
+
 class Unhurried(Steady):
     """So that a sweep can be ended in the middle."""
 
@@ -123,6 +134,7 @@ class Unhurried(Steady):
 
 
 _FAULTY = (
+    Gated,
     Raises,
     ReadsNull,
     Aborts,
