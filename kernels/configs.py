@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from leanbench.kernels.launch import padded
 
 from leanbench.core.decomposition import tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 #: Query tile, barriers and layout conversions beside the K and V stages.
 SHARED_RESERVE_KB = 12
@@ -35,18 +32,3 @@ def stages_that_fit(
     while num_stages > 1 and shared_kb(problem, tile_tokens, num_stages, gpu) > limit_kb:
         num_stages -= 1
     return num_stages
-
-
-def tile_candidates(
-    problem: AttentionProblem,
-    gpu: GpuSpec,
-    stages: Iterable[int] = (2, 3, 4, 6),
-    warps: Iterable[int] = (4, 8),
-) -> Iterator[KernelConfig]:
-    """LeanTile, warps and stages worth trying: those whose stages fit."""
-    for tile_tokens in (64, 128, 256):
-        for num_stages in stages:
-            if stages_that_fit(problem, tile_tokens, num_stages, gpu) < num_stages:
-                continue
-            for num_warps in warps:
-                yield KernelConfig(tile_tokens, num_warps, num_stages)

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from leanbench.compile.cubin import cubin_resources
 from leanbench.compile.triton_target import triton_target
+from leanbench.core.config import KernelConfig
 from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, LaunchResources
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.core.inputs import AttentionInputs
-    from leanbench.core.registry import KernelConfig, TracedCall
+    from leanbench.core.registry import TracedCall
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5
@@ -188,17 +189,20 @@ def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
     return run
 
 
-class TritonKernel(Kernel):
+ConfigT = TypeVar("ConfigT", bound=KernelConfig)
+
+
+class TritonKernel(Kernel[ConfigT]):
     """A kernel of this room, told by its launches."""
 
     axes = Kernel.axes | {"q_len", "page_size", "ragged"}
 
     @abstractmethod
-    def launches(self, inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+    def launches(self, inputs: AttentionInputs, config: ConfigT) -> tuple[TritonLaunch, ...]:
         """The launches of one call, in order."""
 
     def compile(
-        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+        self, problem: AttentionProblem, config: ConfigT, capability: tuple[int, int]
     ) -> tuple[LaunchResources, ...]:
         from leanbench.core.inputs import shape_only
 
@@ -207,26 +211,21 @@ class TritonKernel(Kernel):
             return tuple(launch.compile() for launch in launches)
 
     def most_events(
-        self, inputs: AttentionInputs, config: KernelConfig, launches: Sequence[TritonLaunch]
+        self, inputs: AttentionInputs, config: ConfigT, launches: Sequence[TritonLaunch]
     ) -> int:
         """Events that a CTA of the traced launches has at most, see leanbench.kernels.events."""
         return 2
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
-        assert config is not None
+    def prepare(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], None]:
         return run_all(self.launches(inputs, config))
 
-    def resources(
-        self, inputs: AttentionInputs, config: KernelConfig | None
-    ) -> tuple[LaunchResources, ...]:
-        assert config is not None
+    def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
         found = [launch.resources() for launch in self.launches(inputs, config)]
         return tuple(resources for resources in found if resources is not None)
 
-    def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall:
+    def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall:
         from leanbench.kernels.traced import TracedLaunches
 
-        assert config is not None
         launches = self.launches(inputs, config)
         max_events = self.most_events(inputs, config, launches)
         return TracedLaunches(launches, max_events, inputs.q.device)

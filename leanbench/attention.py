@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from leanbench.attention_op import attend, taken_apart
-from leanbench.core.registry import KernelConfig
+from leanbench.kernels.lean.configs import LeanConfig
 
 #: Arguments of flash_attn_with_kvcache that this version does not have, and the values that ask for
 #: nothing.
@@ -38,7 +38,7 @@ def lean_attn_with_kvcache(
     *,
     block_table: torch.Tensor | None = None,
     batch_invariant: bool = False,
-    config: KernelConfig | None = None,
+    config: LeanConfig | None = None,
     **flash_attn_arguments: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Decode attention of a sequence's last query tokens over its cached tokens, by LeanAttention
@@ -80,12 +80,12 @@ def lean_attn_with_kvcache(
             length alone, not on the other sequences, how many there are, or the GPU's SMs. The
             workspace then grows, by a partial for every 1024 tokens of each KV head that the caches
             have room for.
-        config: launch settings. By default those that were kept for this GPU (`leanbench tune`),
-            where they are predicted to be faster than the kernel's heuristic for these sizes, or
-            else the heuristic's, as for several query tokens and pages; with a `cache_seqlens`
-            tensor, the heuristic's for any length that the cache has room for. See
-            leanbench.configs.lookup.
-            **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as
+        config: launch settings, see leanbench.kernels.lean.configs. By default those that were
+            tuned for this GPU (`leanbench tune`), where there are better ones than the kernel's
+            heuristic for these sizes, or else the heuristic's, as for several query tokens and
+            pages; with a `cache_seqlens` tensor, the heuristic's for any length that the cache has
+            room for. See leanbench.configs.lookup.
+        **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as
             they ask for nothing.
 
     Returns:
@@ -109,7 +109,7 @@ def lean_attn_with_kvcache(
             "lean_attn_with_kvcache is for inference and has no gradient, but q, k_cache or v_cache"
             " requires one: call it under torch.no_grad()"
         )
-    if batch_invariant and config is not None and config.fixed_run_tiles is None:
+    if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
         )

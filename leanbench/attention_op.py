@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import fields
 from functools import lru_cache
 
 import torch
 
 from leanbench.configs.lookup import State, choose, state
+from leanbench.core.config import TAG, Switch, Words, limits, read_config
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.kernels.launch import spec_of
+from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 
 _DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -36,15 +37,13 @@ def attend(
     batch_invariant: bool,
     config: list[int] | None,
     implementation: str | None,
-    copy: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and LSE; arguments and errors as in leanbench.attention.
 
     Args:
         cache_seqlens: a tensor, or None for what `length` says.
         length: tokens in use of every sequence; None: all.
-        config: with `implementation` and `copy` what `taken_apart` made of a KernelConfig; None:
-            the default.
+        config: with `implementation` what `taken_apart` made of a LeanConfig; None: the default.
     """
     _check(q, k_cache, v_cache, cache_seqlens, block_table, causal)
     room = _room(k_cache, block_table)
@@ -68,10 +67,10 @@ def attend(
         lse=lse,
         block_table=block_table,
     )
-    if config is None:
+    if config is None or implementation is None:
         _launch_chosen(inputs, *_chosen(inputs, batch_invariant))
     else:
-        _launch(inputs, _put_together(config, implementation, copy))
+        _launch(inputs, _put_together(tuple(config), implementation))
     return out, lse
 
 
@@ -88,7 +87,6 @@ def _(
     batch_invariant: bool,
     config: list[int] | None,
     implementation: str | None,
-    copy: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(q, k_cache, v_cache, cache_seqlens, block_table, causal)
     return _outputs(q)
@@ -100,36 +98,41 @@ def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, torch.empty(batch, q_heads, q_len, dtype=torch.float32, device=q.device)
 
 
-#: The fields of a KernelConfig that are numbers or bools; the others are strings.
-_NUMBERS = tuple(
-    field.name for field in fields(KernelConfig) if field.name not in ("implementation", "copy")
-)
+#: By implementation: what its settings take, by name.
+_LIMITS = {str(each.implementation): limits(each) for each in LEAN_CONFIGS}
+#: Places of the words that settings may be.
+_PLACES = {
+    word: place
+    for named in _LIMITS.values()
+    for limit in named.values()
+    if isinstance(limit, Words)
+    for place, word in enumerate(limit.words)
+}
 
 
-def taken_apart(config: KernelConfig | None) -> tuple[list[int] | None, str | None, str | None]:
-    """A config as an operator can take it: its numbers, -1 for None, then `implementation` and
-    `copy`.
-    """
+def taken_apart(config: LeanConfig | None) -> tuple[list[int] | None, str | None]:
+    """A config as an operator can take it: its values as numbers, and its implementation."""
     # All of it in one string would not do: where torch.compile makes symbols of sizes, it makes
     # them of these numbers.
-    if config is None:
-        return None, None, None
-    values = [getattr(config, name) for name in _NUMBERS]
-    return (
-        [-1 if value is None else int(value) for value in values],
-        config.implementation,
-        config.copy,
-    )
+    if config is None or config.implementation is None:
+        return None, None
+    values = [getattr(config, name) for name in _LIMITS[config.implementation]]
+    numbers = [_PLACES[value] if isinstance(value, str) else int(value) for value in values]
+    return numbers, config.implementation
 
 
-def _put_together(numbers: list[int], implementation: str | None, copy: str | None) -> KernelConfig:
-    values: dict[str, int | None] = {
-        name: None if number == -1 else number
-        for name, number in zip(_NUMBERS, numbers, strict=True)
-    }
-    if values["align_grid"] is not None:
-        values["align_grid"] = bool(values["align_grid"])
-    return KernelConfig(**values, implementation=implementation, copy=copy)  # pyright: ignore[reportArgumentType]
+@lru_cache(maxsize=1024)
+def _put_together(numbers: tuple[int, ...], implementation: str) -> LeanConfig:
+    values: dict[str, int | bool | str] = {}
+    for (name, limit), number in zip(_LIMITS[implementation].items(), numbers, strict=True):
+        match limit:
+            case Words(words):
+                values[name] = words[number]
+            case Switch():
+                values[name] = bool(number)
+            case _:
+                values[name] = number
+    return read_config(LEAN_CONFIGS, {TAG: implementation, **values})
 
 
 def _room(k_cache: torch.Tensor, block_table: torch.Tensor | None) -> int:
@@ -249,7 +252,7 @@ def _check_lengths(cache_seqlens: torch.Tensor, q: torch.Tensor) -> None:
         )
 
 
-def _chosen(inputs: AttentionInputs, batch_invariant: bool) -> tuple[KernelConfig, KernelConfig]:
+def _chosen(inputs: AttentionInputs, batch_invariant: bool) -> tuple[LeanConfig, LeanConfig]:
     batch, q_len, q_heads, head_dim = inputs.q.shape
     _, token_stride, head_stride, _ = inputs.k_cache.stride()
     return _default_config(
@@ -285,7 +288,7 @@ def _default_config(
     batch_invariant: bool,
     device: torch.device,
     state: State,
-) -> tuple[KernelConfig, KernelConfig]:
+) -> tuple[LeanConfig, LeanConfig]:
     """The settings to use, and the heuristic's.
 
     Args:
@@ -306,7 +309,7 @@ def _default_config(
     return config, heuristic
 
 
-def _launch(inputs: AttentionInputs, config: KernelConfig) -> None:
+def _launch(inputs: AttentionInputs, config: LeanConfig) -> None:
     device = inputs.q.device
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         kernel("lean").prepare(inputs, config)()
@@ -316,9 +319,9 @@ def _launch(inputs: AttentionInputs, config: KernelConfig) -> None:
         kernel("lean").prepare(inputs, config)()
 
 
-def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: KernelConfig) -> None:
-    """Kept settings were found with the compiler and on the GPU of their day: where they do not fit
-    any more, the heuristic's run.
+def _launch_chosen(inputs: AttentionInputs, config: LeanConfig, heuristic: LeanConfig) -> None:
+    """Tuned settings were found with the compiler and on the GPU of their day: where they do not
+    fit any more, the heuristic's run.
     """
     if config in _refused:
         config = heuristic
@@ -330,11 +333,11 @@ def _launch_chosen(inputs: AttentionInputs, config: KernelConfig, heuristic: Ker
         _refused.add(config)
         said = str(error).partition("\n")[0]
         warnings.warn(
-            f"kept settings do not fit any more ({said}), the heuristic's are used: tune again",
+            f"tuned settings do not fit any more ({said}), the heuristic's are used: tune again",
             stacklevel=2,
         )
         _launch(inputs, heuristic)
 
 
-#: Kept settings that did not fit this GPU.
-_refused: set[KernelConfig] = set()
+#: Tuned settings that did not fit this GPU.
+_refused: set[LeanConfig] = set()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What whoever runs the tests has tuned and calibrated changes nothing; tests of kept configs turn
+# What whoever runs the tests has tuned and calibrated changes nothing; tests of tuned configs turn
 # them on.
 os.environ["LEANBENCH_CONFIGS"] = "off"
 os.environ["LEANBENCH_HOME"] = os.path.join(tempfile.gettempdir(), "leanbench-tests-no-such-home")
@@ -75,12 +75,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def ship(home: Path) -> Callable[..., None]:
     """Puts a file among those that come with leanbench."""
-    from kept_examples import gpu, kept
+    from tuned_examples import gpu, tuned_configs
 
     from leanbench.configs import lookup, store
 
     def put(*families: Family, name: str = "h200") -> None:
-        (store.SHIPPED / f"{name}.json").write_text(kept(*families, of=gpu(name)).model_dump_json())
+        (store.SHIPPED / f"{name}.json").write_text(
+            tuned_configs(*families, of=gpu(name)).model_dump_json()
+        )
         lookup._entry.cache_clear()
 
     return put

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attention_calls import assert_right, attend
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
@@ -20,7 +21,7 @@ from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig
 
-CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +462,7 @@ def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypa
     monkeypatch.setattr(attention_op, "_refused", set())
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     words = (
-        r"kept settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the"
+        r"tuned settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the"
         r" heuristic's are used"
     )
     with pytest.warns(UserWarning, match=words):

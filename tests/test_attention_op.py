@@ -4,12 +4,13 @@ the same kernel.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from attention_calls import assert_right, attend
+from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig, LeanTritonConfig
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -20,7 +21,7 @@ from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig
 
-CONFIG = KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 PROBLEMS = {
     "uniform": AttentionProblem(2, 4, 2, 70, 64),
     "ragged": AttentionProblem(3, 4, 2, (70, 1, 33), 64, "bf16", "NHD"),
@@ -170,26 +171,26 @@ def test_gradients_are_refused(which, device):
 
 
 def test_settings_pass_through():
-    every = {"int": 7, "bool": True, "str": "cuda"}
-    values = {
-        field.name: every[str(field.type).partition(" ")[0]] for field in fields(KernelConfig)
-    }
-    for config in (CONFIG, KernelConfig(**values), KernelConfig(64, 4, 3, align_grid=False)):
-        numbers, *words = attention_op.taken_apart(config)
+    cuda = LeanCudaConfig(
+        128, 4, 2, 1, 8, True, chunk_tokens=32, tile_rows=16, cluster_size=8, copy="async"
+    )
+    for config in (CONFIG, LeanTritonConfig(64, 4, 3, 1, 2, True, 5), cuda):
+        numbers, implementation = attention_op.taken_apart(config)
         assert numbers is not None
+        assert implementation is not None
         assert all(type(number) is int for number in numbers)
-        found = attention_op._put_together(numbers, *words)
+        found = attention_op._put_together(tuple(numbers), implementation)
         assert found == config
         assert [type(value) for value in vars(found).values()] == [
             type(value) for value in vars(config).values()
         ]
-    assert attention_op.taken_apart(None) == (None, None, None)
+    assert attention_op.taken_apart(None) == (None, None)
 
 
 def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch, device):
     """Also where another call's were compiled before."""
     torch._dynamo.reset()
-    launched: list[KernelConfig] = []
+    launched: list[LeanConfig] = []
     launch = attention_op._launch
     monkeypatch.setattr(
         attention_op,
@@ -200,7 +201,7 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
     configs = [
         CONFIG,
         replace(CONFIG, tile_tokens=64),
-        replace(CONFIG, min_tiles_per_cta=None, fixed_run_tiles=3),
+        replace(CONFIG, fixed_run_tiles=3),
     ]
     for dynamic in (False, True):
         compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")

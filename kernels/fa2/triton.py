@@ -29,8 +29,8 @@ from leanbench.kernels.launch import (
 from leanbench.kernels.tile import lean_tiles, load_query, row_offsets, sequence_tiles, write_output
 
 if TYPE_CHECKING:
+    from leanbench.core.config import KernelConfig
     from leanbench.core.inputs import AttentionInputs
-    from leanbench.core.registry import KernelConfig
 
 
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context"])

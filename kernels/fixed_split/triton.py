@@ -42,8 +42,9 @@ from leanbench.kernels.tile import (
 )
 
 if TYPE_CHECKING:
+    from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+
     from leanbench.core.inputs import AttentionInputs
-    from leanbench.core.registry import KernelConfig
 
 
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context", "splits"])
@@ -208,11 +209,10 @@ def _partials(device: torch.device, count: int) -> torch.Tensor:
     return workspace
 
 
-def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunch, ...]:
+def launches(inputs: AttentionInputs, config: FixedSplitConfig) -> tuple[TritonLaunch, ...]:
     """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of
     FlashAttention-2's kernel.
     """
-    assert config.splits is not None
     if config.splits == 1:
         return fa2_launches(inputs, config)
     shape = LaunchShape.of(inputs)
@@ -258,6 +258,6 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
     )
 
 
-def prepare(inputs: AttentionInputs, config: KernelConfig) -> Callable[[], None]:
+def prepare(inputs: AttentionInputs, config: FixedSplitConfig) -> Callable[[], None]:
     """A function that makes the launches."""
     return run_all(launches(inputs, config))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from leanbench.kernels.launch import cache_strides, most_parts, problem_of, qk_scale
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import (
     Divisor,
@@ -24,7 +25,7 @@ from leanbench.kernels.lean.workspace import SLOTS_BYTES, WORKSPACES, fixed_run_
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import DoesNotFit, UserError
-from leanbench.core.registry import KernelConfig, LaunchResources
+from leanbench.core.registry import LaunchResources
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
@@ -114,7 +115,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
     return None
 
 
-def build_of(inputs: AttentionInputs, config: KernelConfig) -> CudaBuild:
+def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     """What these tensors are launched with; lengths on the device are `ragged`, whatever
     they are.
     """
@@ -123,7 +124,9 @@ def build_of(inputs: AttentionInputs, config: KernelConfig) -> CudaBuild:
     )
 
 
-def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = None) -> CudaLaunch:
+def launch_of(
+    inputs: AttentionInputs, config: LeanCudaConfig, sms: int | None = None
+) -> CudaLaunch:
     """The launch over these tensors.
 
     Args:
@@ -142,11 +145,6 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
     batch = inputs.q.shape[0]
     output_tiles = batch * inputs.kv_heads * build.row_tiles
     tile_tokens = config.tile_tokens * (config.fixed_run_tiles or 1)
-    if tile_tokens & (tile_tokens - 1) or tile_tokens < build.chunk:
-        raise UserError(
-            f"lean_cuda wants tile_tokens that are a power of two from chunk_tokens {build.chunk},"
-            f" got {tile_tokens}"
-        )
     # Fixed runs are whole LeanTiles: an empty one would be a run of its own.
     end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
     real_tiles = max(1, -(-inputs.context // tile_tokens))
@@ -157,7 +155,7 @@ def launch_of(inputs: AttentionInputs, config: KernelConfig, sms: int | None = N
         runs, min_tiles_per_range = total, 1
         workspace = WORKSPACES.of(device, fixed_run_bytes(runs, build.partial_bytes))
     else:
-        min_tiles_per_range = config.min_tiles_per_cta or 1
+        min_tiles_per_range = config.min_tiles_per_cta
         slots = cluster_slots(sms or _sms(device), build.ctas_per_sm, build.cluster)
         slots = min(slots, _clusters_at_once(build, device))
         aligned = config.align_grid and inputs.cache_seqlens is None

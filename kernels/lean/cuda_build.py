@@ -8,17 +8,21 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaBinary, CudaSource
+from leanbench.core.errors import DoesNotFit
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, LaunchResources
+from leanbench.core.registry import LaunchResources
 
 #: Of lean.cu and its headers.
 _FOLDER = Path(__file__).parent
 #: The kernel's name in lean.cu.
 ENTRY = "lean"
+#: The first GPUs with bulk tensor copies and thread-block clusters.
+HOPPER = (9, 0)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 
@@ -52,9 +56,9 @@ class CudaBuild:
     max_events: int = 0
 
     @classmethod
-    def of(cls, problem: AttentionProblem, config: KernelConfig, max_events: int = 0) -> CudaBuild:
-        assert config.chunk_tokens is not None
-        assert config.tile_rows is not None
+    def of(
+        cls, problem: AttentionProblem, config: LeanCudaConfig, max_events: int = 0
+    ) -> CudaBuild:
         return cls(
             head_dim=problem.head_dim,
             bf16=int(problem.dtype == "bf16"),
@@ -66,8 +70,8 @@ class CudaBuild:
             chunk=config.chunk_tokens,
             warps=config.num_warps,
             stages=config.num_stages,
-            ctas_per_sm=config.ctas_per_sm or 1,
-            cluster=config.cluster_size or 1,
+            ctas_per_sm=config.ctas_per_sm,
+            cluster=config.cluster_size,
             bulk=int(config.copy == "bulk"),
             ragged=int(problem.is_ragged),
             page=problem.page_size or 0,
@@ -110,6 +114,16 @@ class CudaBuild:
         return self.shared_bytes <= min(gpu.shared_kb_per_cta * 1024, per_sm)
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
+        """What is compiled for a compute capability.
+
+        Raises:
+            DoesNotFit: it has neither bulk copies nor clusters.
+        """
+        if capability < HOPPER and (self.bulk or self.cluster > 1):
+            raise DoesNotFit(
+                "lean_cuda has bulk copies and clusters from compute capability 9.0 on, this is"
+                f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
+            )
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES
         }

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
-#: The first GPUs with bulk tensor copies and thread-block clusters.
-HOPPER = (9, 0)
+#: Tokens of a LeanTile.
+TILE_TOKENS = 128
 #: Tokens of a chunk: matrix instructions take 16.
 _LEAST_CHUNK = 16
 #: Rows of an output tile, padded.
@@ -76,15 +76,14 @@ def cuda_config(
     copy: str,
     min_tiles: int,
     align_grid: bool,
-) -> KernelConfig:
-    return KernelConfig(
-        tile_tokens=128,
+) -> LeanCudaConfig:
+    return LeanCudaConfig(
+        tile_tokens=TILE_TOKENS,
         num_warps=warps,
         num_stages=stages,
         ctas_per_sm=per_sm,
         min_tiles_per_cta=min_tiles,
         align_grid=align_grid,
-        implementation="cuda",
         chunk_tokens=chunk,
         tile_rows=rows,
         cluster_size=cluster,
@@ -96,7 +95,7 @@ def copy_of(gpu: GpuSpec) -> str:
     return "bulk" if gpu.compute_capability >= HOPPER else "async"
 
 
-def fitted(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Less of what takes shared memory, until it fits: a third stage first, the cluster and the
     warps last.
 
@@ -108,11 +107,11 @@ def fitted(config: KernelConfig, problem: AttentionProblem, gpu: GpuSpec) -> Ker
     return config
 
 
-def _smaller(config: KernelConfig, gpu: GpuSpec) -> KernelConfig:
-    chunk_tokens, cluster_size = config.chunk_tokens or 1, config.cluster_size or 1
+def _smaller(config: LeanCudaConfig, gpu: GpuSpec) -> LeanCudaConfig:
+    chunk_tokens, cluster_size = config.chunk_tokens, config.cluster_size
     if config.num_stages > 2:
         return replace(config, num_stages=config.num_stages - 1)
-    if (config.ctas_per_sm or 1) > 1:
+    if config.ctas_per_sm > 1:
         return replace(config, ctas_per_sm=1)
     if chunk_tokens > _LEAST_CHUNK:
         return replace(config, chunk_tokens=chunk_tokens // 2)
@@ -209,14 +208,16 @@ def _hopper_build(
     return (64, 4, 3) if problem.max_context % 64 == 0 else (32, 8, 2)
 
 
-def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Settings chosen by sizes, after some 10,000 timings on an H200: see
     docs/performance-log.md.
     """
+    if problem.max_context <= TILE_TOKENS:
+        return _single_tile(problem, gpu)
     rows = _tile_rows(problem)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
-    lean_tiles = -(-problem.max_context // 128)
+    lean_tiles = -(-problem.max_context // TILE_TOKENS)
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if problem.head_dim <= 64 else 3
@@ -227,19 +228,28 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
     else:
         config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
     config = fitted(config, problem, gpu)
-    if (config.cluster_size or 1) > 1 or lean_tiles == config.min_tiles_per_cta:
+    if config.cluster_size > 1 or lean_tiles == config.min_tiles_per_cta:
         return config
     total = (
         sum(-(-context // config.tile_tokens) for context in problem.contexts)
         * problem.kv_heads
         * row_tiles
     )
-    grid = stream_k_grid(total, (config.ctas_per_sm or 1) * gpu.sms)
+    grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
     return replace(config, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES * rows / 8)
 
 
-def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Where no context is longer than a LeanTile nothing can be split: as many output tiles at once
+    as the SMs hold, each with all rows that share its K and V.
+    """
+    rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    config = cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(gpu), 1, True)
+    return fitted(config, problem, gpu)
+
+
+def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Settings for lengths on the device: for a cache that holds sequences of any length.
 
     They follow from the model's shape and the batch alone, not from capacity or lengths; the kernel
@@ -275,7 +285,7 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> KernelConfi
 
 def _hopper_heuristic(
     problem: AttentionProblem, rows: int, output_tiles: int, lean_tiles: int, gpu: GpuSpec
-) -> KernelConfig:
+) -> LeanCudaConfig:
     """Where there are more SMs than output tiles, which all have the same length."""
     copy = copy_of(gpu)
     if lean_tiles <= _SHORT_TILES and output_tiles >= gpu.sms // 6:

@@ -9,9 +9,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import events_per_row
-from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_heuristic import (
-    HOPPER,
     TILE_ROWS,
     any_length_heuristic,
     copy_of,
@@ -26,7 +26,7 @@ from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, LaunchResources, TracedCall
+from leanbench.core.registry import Kernel, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
@@ -53,14 +53,14 @@ _TUNED_MIN_TILES = (1, 2, 4)
 _FIXED_RUN_TOKENS = 1024
 
 
-class LeanCuda(Kernel):
+class LeanCuda(Kernel[LeanCudaConfig]):
     name = "lean_cuda"
     title = "LeanAttention: stream-K over LeanTiles, reduction in the same launch (CUDA C++)"
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
     tuned_as = "lean"
-    implementation = "cuda"
     axes = Kernel.axes | {"q_len", "page_size", "ragged"}
+    config_types = (LeanCudaConfig,)
 
     def unavailable_reason(self) -> str | None:
         return missing()
@@ -68,37 +68,34 @@ class LeanCuda(Kernel):
     def refusal(self, problem: AttentionProblem) -> str | None:
         return missing()
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return heuristic(problem, gpu)
 
-    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return any_length_heuristic(problem, gpu)
 
-    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         # Chunk, warps, rows and the run's tokens decide about bits and follow from the family;
         # stages do not.
         chunk = 32 if problem.head_dim <= 64 else 16
         rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
         config = replace(
-            cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, True),
+            cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, False),
             tile_tokens=_FIXED_RUN_TOKENS,
+            fixed_run_tiles=1,
         )
-        return fitted(
-            replace(config, min_tiles_per_cta=None, align_grid=None, fixed_run_tiles=1),
-            problem,
-            gpu,
-        )
+        return fitted(config, problem, gpu)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         first = [
             config for config in self.tuning_space(problem, gpu) if config.min_tiles_per_cta == 1
         ]
         return list(dict.fromkeys([self.default_config(problem, gpu), *first]))
 
-    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         hopper = gpu.compute_capability >= HOPPER
         builds = next(builds for most, builds in _TUNED_BUILDS.items() if problem.head_dim <= most)
-        found: list[KernelConfig] = []
+        found: list[LeanCudaConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
         for build, cluster, rows in product(
@@ -117,37 +114,33 @@ class LeanCuda(Kernel):
         return max(1, -(-(partials.bit_length()) // 4))
 
     def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+        self, problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec
     ) -> Schedule | None:
-        assert config is not None
         return cuda_schedule(problem, config, gpu)
 
     def compile(
-        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+        self, problem: AttentionProblem, config: LeanCudaConfig, capability: tuple[int, int]
     ) -> tuple[LaunchResources, ...]:
         build = CudaBuild.of(problem, config)
         binary = compile_cuda(build.source(capability))
-        return (build.resources(binary, config.cluster_size or 1),)
+        return (build.resources(binary, config.cluster_size),)
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], None]:
+    def prepare(self, inputs: AttentionInputs, config: LeanCudaConfig) -> Callable[[], None]:
         from leanbench.kernels.lean.cuda import launch_of
 
-        assert config is not None
         return launch_of(inputs, config).run()
 
     def resources(
-        self, inputs: AttentionInputs, config: KernelConfig | None
+        self, inputs: AttentionInputs, config: LeanCudaConfig
     ) -> tuple[LaunchResources, ...]:
         from leanbench.kernels.lean.cuda import launch_of
 
-        assert config is not None
         return (launch_of(inputs, config).resources(),)
 
-    def prepare_traced(self, inputs: AttentionInputs, config: KernelConfig | None) -> TracedCall:
+    def prepare_traced(self, inputs: AttentionInputs, config: LeanCudaConfig) -> TracedCall:
         from leanbench.kernels.lean.cuda import launch_of
         from leanbench.kernels.traced import TracedLaunches
 
-        assert config is not None
         launch = launch_of(inputs, config)
         # The beginning; each part, and its reduction.
         max_events = events_per_row(1 + 2 * launch.most_parts(inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.workspace import SLOTS_BYTES
 
@@ -18,7 +19,6 @@ from leanbench.core.decomposition import (
 )
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 #: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
 #: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
@@ -41,7 +41,7 @@ def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
     return int(_ALIGN_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
 
 
-def cuda_schedule(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec) -> Schedule:
+def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) -> Schedule:
     """The launch's schedule, a segment's `cta` counting clusters.
 
     Over a ragged batch, segments are of LeanTiles as they are counted, see
@@ -49,17 +49,17 @@ def cuda_schedule(problem: AttentionProblem, config: KernelConfig, gpu: GpuSpec)
     """
     build = CudaBuild.of(problem, config)
     tiles = TileGrid.of(problem, config.tile_tokens, build.rows)
-    if config.fixed_run_tiles is not None:
+    if config.fixed_run_tiles:
         return replace(fixed_runs(tiles, config.fixed_run_tiles), cluster_size=build.cluster)
     slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)
     # The workspace holds a partial for each work range.
     most = min(slots, SLOTS_BYTES // build.partial_bytes)
-    min_tiles = config.min_tiles_per_cta or 1
+    min_tiles = config.min_tiles_per_cta
     if problem.is_ragged:
         # The host knows the longest context alone.
         launched = stream_k_grid(tiles.output_tiles * max(tiles.lean_tiles), most, min_tiles)
         limits = dealt_tiles(build, config.tile_tokens)
         schedule = stream_k_by_lengths(tiles, launched, min_tiles, END_TILES, *limits)
     else:
-        schedule = stream_k(tiles, most, min_tiles, bool(config.align_grid))
+        schedule = stream_k(tiles, most, min_tiles, config.align_grid)
     return replace(schedule, cluster_size=build.cluster)

@@ -68,8 +68,9 @@ from leanbench.kernels.tile import (
 from leanbench.core.decomposition import stream_k_grid
 
 if TYPE_CHECKING:
+    from leanbench.kernels.lean.configs import LeanTritonConfig
+
     from leanbench.core.inputs import AttentionInputs
-    from leanbench.core.registry import KernelConfig
 
 
 @triton.jit(
@@ -280,7 +281,7 @@ _SEQUENCES_AT_ONCE = 128
 
 def launches(
     inputs: AttentionInputs,
-    config: KernelConfig,
+    config: LeanTritonConfig,
     workspace: Workspace | None = None,
     sms: int | None = None,
 ) -> tuple[TritonLaunch, ...]:
@@ -295,13 +296,12 @@ def launches(
         UserError: the partials of fixed runs are too many.
         RuntimeError: see Workspaces.of.
     """
-    assert config.ctas_per_sm is not None
     device, shape = inputs.q.device, LaunchShape.of(inputs)
     total = shape.lean_tiles(inputs.context, config.tile_tokens * (config.fixed_run_tiles or 1))
-    if config.fixed_run_tiles is None:
+    if config.fixed_run_tiles == 0:
         workspace = workspace or WORKSPACES.of(device)
         host_partials = workspace.host_partials
-        min_tiles_per_cta = config.min_tiles_per_cta or 1
+        min_tiles_per_cta = config.min_tiles_per_cta
         max_grid = lean_grid_limit(
             shape.row_count, shape.head_dim, config.ctas_per_sm * (sms or sm_count(device))
         )
@@ -350,7 +350,7 @@ def launches(
         "MERGE_ROWS": merge_rows,
         "ONE_EACH": one_number_each(shape.row_count, shape.head_dim, config.num_warps),
         "SLOT_SIZE_PADDED": padded(shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA)),
-        "FIXED_RUN_TILES": config.fixed_run_tiles or 0,
+        "FIXED_RUN_TILES": config.fixed_run_tiles,
         "SEQUENCES_AT_ONCE": _SEQUENCES_AT_ONCE,
         "num_warps": config.num_warps,
         "maxnreg": registers_per_thread(config.num_warps * config.ctas_per_sm),
@@ -360,7 +360,7 @@ def launches(
 
 def prepare(
     inputs: AttentionInputs,
-    config: KernelConfig,
+    config: LeanTritonConfig,
     workspace: Workspace | None = None,
     sms: int | None = None,
 ) -> Callable[[], None]:

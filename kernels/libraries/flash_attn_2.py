@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from leanbench.kernels.fixed_split import split_counts
+from leanbench.kernels.fixed_split.configs import split_counts
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
+from leanbench.core.config import KernelConfig, optional_number
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, OwnOutputs
+from leanbench.core.registry import OwnOutputs
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +53,16 @@ class FlashAttn(LibraryKernel):
             )
         return super().refusal(problem)
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttnLaunch:
+    def launch(self, inputs: AttentionInputs, config: Any) -> FlashAttnLaunch:
         return FlashAttnLaunch(inputs, num_splits=1)
+
+
+@dataclass(frozen=True)
+class FlashDecodingConfig(KernelConfig):
+    """What flash-attn is compiled with, and the splits."""
+
+    #: Parts of every output tile; 0: its heuristic chooses.
+    splits: int = optional_number(1, 2**16, unused=0)
 
 
 class FlashDecoding(FlashAttn):
@@ -63,24 +72,26 @@ class FlashDecoding(FlashAttn):
     title = "FlashDecoding: flash-attn's flash_attn_with_kvcache, its heuristic splits the context"
     decomposition = "fixed_split"
     source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; flash-attn"
+    config_types = (FlashDecodingConfig,)
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FlashDecodingConfig:
         return _compiled_in(problem.head_dim)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def candidate_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> list[FlashDecodingConfig]:
         default = self.default_config(problem, gpu)
         counts = split_counts(problem, default.tile_tokens, gpu)
         return [default, *(replace(default, splits=splits) for splits in counts)]
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttnLaunch:
+    def launch(self, inputs: AttentionInputs, config: FlashDecodingConfig) -> FlashAttnLaunch:
         compiled = _compiled_in(inputs.head_dim)
-        asked = config or compiled
-        if replace(asked, splits=None) != compiled:
+        if replace(config, splits=0) != compiled:
             raise UserError(
                 f"{self.name} is compiled with {compiled.to_dict()} for head_dim {inputs.head_dim},"
-                f" this config has {asked.to_dict()}: only splits can be chosen"
+                f" this config has {config.to_dict()}: only splits can be chosen"
             )
-        return FlashAttnLaunch(inputs, num_splits=asked.splits or _HEURISTIC)
+        return FlashAttnLaunch(inputs, num_splits=config.splits or _HEURISTIC)
 
 
 class FlashAttnLaunch(OwnOutputs):
@@ -107,10 +118,10 @@ class FlashAttnLaunch(OwnOutputs):
         return out, lse
 
 
-def _compiled_in(head_dim: int) -> KernelConfig:
+def _compiled_in(head_dim: int) -> FlashDecodingConfig:
     """Tile and warps of its split kernels; it counts no stages, K and V have one tile each in
     shared memory.
     """
-    return KernelConfig(
+    return FlashDecodingConfig(
         256 if head_dim <= 64 else 128 if head_dim <= 128 else 64, num_warps=4, num_stages=1
     )

@@ -61,7 +61,7 @@ class LibraryKernel(Kernel):
         return launch
 
     @abstractmethod
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+    def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
         """What `prepare` hands out, not yet called."""
 
     def _misfit(self, error: Exception) -> str:

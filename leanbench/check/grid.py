@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel, written_by
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LeanConfig
 
 #: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA
 #: up to two row tiles.
@@ -143,9 +145,9 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
         config = space[case.settings % len(space)]
     if interpreted:
         config = replace(config, tile_tokens=32)
-    if config.splits is not None and case.variant % 3:
+    if isinstance(config, FixedSplitConfig) and case.variant % 3:
         config = replace(config, splits=_SPLITS[case.variant % len(_SPLITS)])
-    if config.min_tiles_per_cta is not None:
+    if isinstance(config, LeanConfig) and not config.fixed_run_tiles:
         config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
     return config
 

@@ -1,4 +1,4 @@
-"""`leanbench configs`: look at kept launch settings, carry them from machine to machine, hold them
+"""`leanbench configs`: look at tuned launch settings, carry them from machine to machine, hold them
 against the GPU.
 """
 
@@ -25,7 +25,7 @@ Gpu = Annotated[str, typer.Argument(metavar="GPU", help="A name from `leanbench 
 
 @configs.command("list", short_help="List the files there are.")
 def list_() -> None:
-    """List the files of kept configs: yours, and those that come with leanbench."""
+    """List the files of tuned configs: yours, and those that come with leanbench."""
     from leanbench.cli.configs_tables import files_table, folder_lines
     from leanbench.configs.store import all_files, configs_folder
 
@@ -35,14 +35,14 @@ def list_() -> None:
             output.say(f"! {file.content}")
     readable = [file for file in files if not isinstance(file.content, str)]
     if not readable:
-        output.show(f"Nothing is kept: run `leanbench tune`, it writes to {configs_folder()}.")
+        output.show(f"Nothing is tuned: run `leanbench tune`, it writes to {configs_folder()}.")
         return
     output.show_table(files_table(readable))
     for line in folder_lines(readable):
         output.show(line)
 
 
-@configs.command("show", short_help="Show what is kept for a GPU.")
+@configs.command("show", short_help="Show what is tuned for a GPU.")
 def show(
     gpu: Gpu,
     head_dim: Annotated[
@@ -68,7 +68,7 @@ def show(
     files = _files_of(gpu)
     shown = 0
     for file in files:
-        for family in file.kept.families:
+        for family in file.tuned.families:
             if any(getattr(family, name) != value for name, value in asked.items()):
                 continue
             output.show("\n" * bool(shown) + "\n".join(family_lines(file, family)))
@@ -77,24 +77,24 @@ def show(
             shown += 1
     if not shown:
         there = "; ".join(
-            dict.fromkeys(family.label for file in files for family in file.kept.families)
+            dict.fromkeys(family.label for file in files for family in file.tuned.families)
         )
         words = ", ".join(f"{name} {value}" for name, value in asked.items())
         raise UserError(
-            f"nothing is kept for {gpu} with {words or 'any family'}, there is:"
+            f"nothing is tuned for {gpu} with {words or 'any family'}, there is:"
             f" {there or 'no family'}"
         )
 
 
-@configs.command("export", short_help="Write what is kept for a GPU to a file.")
+@configs.command("export", short_help="Write what is tuned for a GPU to a file.")
 def export(
     gpu: Gpu,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Where to; it must not be there yet.")
     ],
 ) -> None:
-    """Write what is kept for a GPU to one file: your families, and those shipped ones that you have
-    not tuned.
+    """Write what is tuned for a GPU to one file: your families, and those shipped ones that you
+    have not tuned.
     """
     from leanbench.configs.store import merge
 
@@ -102,10 +102,10 @@ def export(
         raise UserError(f"{file} is there already: remove it or choose another name")
     first, *others = _files_of(gpu)
     families = {
-        family.key: family for each in reversed([first, *others]) for family in each.kept.families
+        family.key: family for each in reversed([first, *others]) for family in each.tuned.families
     }
-    merge(first.kept.gpu, list(families.values()), file, kernel=first.kept.kernel)
-    output.show(f"{file}: {_count(len(families))} of {first.kept.gpu.product}")
+    merge(first.tuned.gpu, list(families.values()), file, kernel=first.tuned.kernel)
+    output.show(f"{file}: {_count(len(families))} of {first.tuned.gpu.product}")
 
 
 @configs.command("import", short_help="Merge a file into yours.")
@@ -114,7 +114,7 @@ def import_(
         Path, typer.Argument(metavar="FILE", help="As `leanbench configs export` writes it.")
     ],
 ) -> None:
-    """Merge a file of kept configs into yours.
+    """Merge a file of tuned configs into yours.
 
     A family that you have is replaced, but a measured one by no predicted one.
     """
@@ -122,22 +122,22 @@ def import_(
     from leanbench.core.registry import kernels
 
     try:
-        kept = read(file)
+        tuned = read(file)
     except UserError as error:
         raise UserError(
             f"{fault_of(error)}: give a file that `leanbench configs export` of this version wrote"
         ) from None
-    if not kept.families:
+    if not tuned.families:
         raise UserError(f"{file} holds no families: export again from where they were tuned")
     known = {each.tuned_as for each in kernels().values() if each.tuned_as is not None}
-    if kept.kernel not in known:
+    if tuned.kernel not in known:
         raise UserError(
-            f"{file} is of kernel {kept.kernel!r}, configs are kept for {', '.join(sorted(known))}"
-            " only"
+            f"{file} is of kernel {tuned.kernel!r}, configs are tuned for"
+            f" {', '.join(sorted(known))} only"
         )
-    saved = merge(kept.gpu, kept.families, kernel=kept.kernel)
+    saved = merge(tuned.gpu, tuned.families, kernel=tuned.kernel)
     replaced = {family.key: family for family in saved.replaced}
-    for family in kept.families:
+    for family in tuned.families:
         before = replaced.get(family.key)
         if before == family:
             output.show(f"unchanged {family.label}: {_source(family)}")
@@ -148,12 +148,12 @@ def import_(
         else:
             output.show(f"left out {family.label}: {_source(family)}, yours is measured")
     output.show(
-        f"{saved.path}: {_count(len(saved.added) + len(saved.replaced))} of {kept.gpu.product}"
+        f"{saved.path}: {_count(len(saved.added) + len(saved.replaced))} of {tuned.gpu.product}"
         " imported"
     )
 
 
-@configs.command("verify", short_help="Time the kept choices again on the GPU that is here.")
+@configs.command("verify", short_help="Time the tuned choices again on the GPU that is here.")
 def verify(
     gpu: Annotated[
         str | None, typer.Option("--gpu", metavar="NAME", help="Which of the GPUs that are here.")
@@ -171,7 +171,7 @@ def verify(
     A choice holds within 1% of the fastest. Exit code 1 means that the median choice is more than
     2% slower than the fastest: tune again.
     """
-    from leanbench.configs.store import kept_for
+    from leanbench.configs.store import tuned_for
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
     from leanbench.tune.verify import FAILS_ABOVE, GpuTimer, judge, median_regret, tasks_of
@@ -181,14 +181,14 @@ def verify(
         why = target.note or f"there is no {gpu or 'GPU'} here"
         raise UserError(f"{why}, and configs verify times kernels: run it where the GPU is")
     output.say_note(target)
-    files = kept_for(target.spec)
-    families = {family.key: family for file in reversed(files) for family in file.kept.families}
+    files = tuned_for(target.spec)
+    families = {family.key: family for file in reversed(files) for family in file.tuned.families}
     tasks = tasks_of(list(families.values()), sample)
     if not tasks:
         raise UserError(
-            f"no tuned problems are kept for {target.spec.product}: run `leanbench tune` first"
+            f"no tuned problems are there for {target.spec.product}: run `leanbench tune` first"
         )
-    timer = GpuTimer(kernel(files[0].kept.kernel), target.local_index, target.spec)
+    timer = GpuTimer(kernel(files[0].tuned.kernel), target.local_index, target.spec)
     verdicts = []
     for task in tasks:
         verdict = judge(task, timer)
@@ -246,15 +246,15 @@ def _files_of(gpu: str) -> list[File]:
     # first.
     found.sort(key=lambda file: file.path.stem not in names)
     if found:
-        found = [file for file in found if file.kept.gpu.is_like(found[0].kept.gpu)]
+        found = [file for file in found if file.tuned.gpu.is_like(found[0].tuned.gpu)]
     if not found:
         if catalogued is not None:
             raise UserError(
-                f"nothing is kept for {catalogued}: run `leanbench tune --gpu {catalogued}`"
+                f"nothing is tuned for {catalogued}: run `leanbench tune --gpu {catalogued}`"
             )
         known = {name for file in files for name in file.names}
         raise UserError(
-            f"nothing is kept for a GPU {gpu!r},"
+            f"nothing is tuned for a GPU {gpu!r},"
             f" {nearest(gpu, known) if known else 'nor for any other'}"
         )
     return found

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from leanbench.cli import output
+from leanbench.kernels.lean.configs import LeanCudaConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,13 +43,13 @@ def files_table(files: Sequence[File]) -> Table:
     for column in ("families", "problems", "candidates"):
         table.add_column(column, justify="right")
     for file in files:
-        families = file.kept.families
-        name = file.kept.gpu.name
+        families = file.tuned.families
+        name = file.tuned.gpu.name
         table.add_row(
             # A namesake's file has another name.
             name if file.path.stem == name else f"{name} in {file.path.name}",
             file.where,
-            file.kept.kernel,
+            file.tuned.kernel,
             ", ".join(dict.fromkeys(family.source for family in families)) or "-",
             max((family.time[:10] for family in families), default="-"),
             str(len(families)),
@@ -65,13 +66,12 @@ def folder_lines(files: Sequence[File]) -> list[str]:
 
 def family_lines(file: File, family: Family) -> list[str]:
     """What a family is about and how it was found."""
-    timed = sum(candidate.build is not None for candidate in family.candidates)
     how = "timed" if family.source == "measured" else "predicted"
     versions = ", ".join(f"{name} {version}" for name, version in family.versions.items())
     return [
-        f"{file.kept.gpu.product} ({file.where}) · {family.label}",
+        f"{file.tuned.gpu.product} ({file.where}) · {family.label}",
         f"{family.source} {family.time} with {versions or 'unknown versions'}",
-        f"{len(family.problems)} problems, {timed} of {len(family.candidates)} candidates {how}",
+        f"{len(family.problems)} problems {how}, {len(family.candidates)} candidates",
         f"stopped: {family.stopped}",
     ]
 
@@ -86,7 +86,6 @@ def show_shortlist(family: Family) -> None:
         settings[:_LABELS],
         [
             *settings[_LABELS:],
-            ("registers", [_or_dash(each.registers_per_thread, "d") for each in candidates]),
             ("shared\nKiB", [_or_dash(_kib(each.shared_bytes), ".0f") for each in candidates]),
             ("timings", [str(build.points) for build in builds]),
             ("median\nerror", [f"{build.median_error:.1%}" for build in builds]),
@@ -132,7 +131,7 @@ def _gain(problem: TunedProblem, chosen_us: float | None, heuristic_us: float | 
 
 
 def _settings_columns(family: Family, candidates: Sequence[Candidate]) -> list[output.Column]:
-    has_cuda = any(each.implementation is not None for each in family.candidates)
+    has_cuda = any(isinstance(each.config, LeanCudaConfig) for each in family.candidates)
     values = [each.config.to_dict() for each in candidates]
     settings = {**_SETTINGS, **_CUDA_SETTINGS} if has_cuda else _SETTINGS
     return [

@@ -34,10 +34,10 @@ def validate(
     """Time every candidate on problems that were not tuned, and say how near the looked-up config
     comes to the best.
 
-    Families are those that are kept, yours or shipped, for the GPU that is here; a problem takes
+    Families are those that are tuned, yours or shipped, for the GPU that is here; a problem takes
     about half a second.
     """
-    from leanbench.configs.store import kept_for
+    from leanbench.configs.store import tuned_for
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
     from leanbench.tune.stopwatch import GpuStopwatch
@@ -49,15 +49,15 @@ def validate(
         why = target.note or f"there is no {gpu or 'GPU'} here"
         raise UserError(f"{why}, and configs validate times kernels: run it where the GPU is")
     output.say_note(target)
-    files = kept_for(target.spec)
-    families = {family.key: family for file in reversed(files) for family in file.kept.families}
-    kept = [family for family in families.values() if family.objective == "latency"]
-    if not kept:
-        raise UserError(f"nothing is kept for {target.spec.product}: run `leanbench tune` first")
-    lean = kernel(files[0].kept.kernel)
+    files = tuned_for(target.spec)
+    families = {family.key: family for file in reversed(files) for family in file.tuned.families}
+    tuned = [family for family in families.values() if family.objective == "latency"]
+    if not tuned:
+        raise UserError(f"nothing is tuned for {target.spec.product}: run `leanbench tune` first")
+    lean = kernel(files[0].tuned.kernel)
     watch = GpuStopwatch(lean, target.local_index, target.spec)
     found: list[Unseen] = []
-    for family in kept:
+    for family in tuned:
         for problem in unseen_problems(family, target.spec, problems, watch.most_bytes):
             unseen = run(lean, problem, target.spec, watch)
             found.append(unseen)

@@ -86,7 +86,7 @@ app.add_typer(
     predict, name="predict", short_help="What predictions rest on, and how wrong they are."
 )
 app.add_typer(
-    configs, name="configs", short_help="List, show, move and verify kept launch settings."
+    configs, name="configs", short_help="List, show, move and verify tuned launch settings."
 )
 app.command("list", short_help="List kernels, sweeps, axes, models or GPUs.")(list_)
 

@@ -54,8 +54,8 @@ def sweep(
         typer.Option(
             "--configs",
             metavar="default|heuristic|best|energy|edp",
-            help="Kept ones or else the heuristic's; the heuristic's; the fastest candidate; kept"
-            " ones of least energy.",
+            help="Tuned ones or else the heuristic's; the heuristic's; the fastest candidate;"
+            " tuned ones of least energy.",
         ),
     ] = None,
     config: Annotated[

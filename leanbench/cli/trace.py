@@ -44,7 +44,7 @@ def trace(
         typer.Option(
             "--configs",
             metavar="default|heuristic|best",
-            help="Kept settings or the heuristic's, or the fastest candidate.",
+            help="Tuned settings or the heuristic's, or the fastest candidate.",
         ),
     ] = "default",
     gpu: Annotated[

@@ -67,7 +67,7 @@ def tune(
     ] = "latency",
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
     keep: Annotated[
-        bool, typer.Option("--keep/--no-keep", help="Write what was found to the kept configs.")
+        bool, typer.Option("--keep/--no-keep", help="Write what was found to the tuned configs.")
     ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:

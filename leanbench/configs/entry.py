@@ -1,5 +1,5 @@
-"""A family of kept configs, laid out for the look-up: what a choice needs, and nothing that must be
-searched.
+"""A family of tuned configs, laid out for the look-up: what a choice needs, and nothing that must
+be searched.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from leanbench.configs.formula import Coefficients, Work
 from leanbench.configs.nearness import EntryKey
-from leanbench.configs.space import BuildKey, build_key
 from leanbench.configs.tuned import LEAST_GAIN
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.configs import stages_that_fit
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 
 if TYPE_CHECKING:
     from leanbench.configs.store import File
@@ -50,13 +51,13 @@ class Rates:
 class TimedChoice:
     """What to use on a problem that was timed."""
 
-    config: KernelConfig
+    config: LeanConfig
     #: ``timed at 8 x 4096 tokens``: (sequence, KV head) pairs and context.
     said: str
     #: Of latency over the heuristic's of then; None where that is not what was sought, or not
     #: known.
     gain: float | None
-    heuristic: KernelConfig
+    heuristic: LeanConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +74,14 @@ class Entry:
     better: str
     #: What a choice by the formula must promise over the heuristic's, as a share.
     least_gain: float
-    shortlist: tuple[tuple[KernelConfig, Rates], ...]
+    shortlist: tuple[tuple[LeanConfig, Rates], ...]
     rates: Mapping[BuildKey, Rates]
     #: The most (sequence, KV head) pairs, and the most tokens of all pairs together, of the
     #: problems that the formula was fitted to; infinite where the file does not say.
     most_kv_heads: float
     most_tokens: float
+    #: Those that were timed.
+    implementations: frozenset[str | None]
     #: By (batch x KV heads, context rounded up to `granule`).
     timed: Mapping[tuple[int, int], TimedChoice]
 
@@ -87,13 +90,8 @@ class Entry:
         """Contexts of as many of these make the same schedules."""
         return min((config.tile_tokens for config, _ in self.shortlist), default=_GRANULE)
 
-    @cached_property
-    def implementations(self) -> set[str | None]:
-        """Of the builds that were timed."""
-        return {key.implementation for key in self.rates}
-
-    def rates_of(self, config: KernelConfig) -> Rates | None:
-        return self.rates.get(build_key(config))
+    def rates_of(self, config: LeanConfig) -> Rates | None:
+        return self.rates.get(config.build_key)
 
     def reaches(self, kv_heads: int, context: int) -> bool:
         """Whether problems of about this size were among those that the formula was fitted to: far
@@ -109,7 +107,7 @@ class Entry:
         """A family of `file` for the GPU `spec`, without what the kernel cannot launch here; where
         that is not the file's GPU, the memory's rate is scaled, and what does not fit is left out.
         """
-        gpu = file.kept.gpu
+        gpu = file.tuned.gpu
         here = gpu.is_like(spec)
         bandwidth_ratio = 1.0 if here else spec.bandwidth_tb_s / gpu.bandwidth_tb_s
         builds = [_rates(build, family.objective, bandwidth_ratio) for build in family.builds]
@@ -117,7 +115,7 @@ class Entry:
         for candidate in family.candidates:
             found = None if candidate.build is None else builds[candidate.build]
             if found is not None:
-                rates.setdefault(build_key(candidate.config), found)
+                rates.setdefault(candidate.config.build_key, found)
         shortlist = [family.candidates[index] for index in family.shortlist]
         shortlist = [
             candidate
@@ -125,9 +123,9 @@ class Entry:
             if _launches(kernel, candidate) and (here or _fits(candidate, key, spec))
         ]
         listed = [
-            (candidate.config, rates[build_key(candidate.config)])
+            (candidate.config, rates[candidate.config.build_key])
             for candidate in shortlist
-            if build_key(candidate.config) in rates
+            if candidate.config.build_key in rates
         ]
         said = _said(file, family, key)
         # It was found against the heuristic of all implementations together.
@@ -148,6 +146,7 @@ class Entry:
             tuple(listed),
             rates,
             *most,
+            frozenset(candidate.config.implementation for candidate in family.candidates),
             {},
         )
         # Times of another GPU, or of other query rows, are none of this problem's.
@@ -222,26 +221,25 @@ def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
     """Whether a GPU with other shared memory than the one it was timed on holds the candidate's
     CTAs.
     """
-    from leanbench.kernels.configs import stages_that_fit
-
     if candidate.shared_bytes is not None:
         shared_kb = candidate.shared_bytes / 1024
         return shared_kb <= min(
-            spec.shared_kb_per_cta, spec.shared_kb_per_sm / candidate.ctas_per_sm - 1
+            spec.shared_kb_per_cta, spec.shared_kb_per_sm / candidate.config.ctas_per_sm - 1
         )
-    if candidate.implementation is not None:
+    config = candidate.config
+    if not isinstance(config, LeanTritonConfig):
         return False
     head_dim, dtype, group_size, kv_layout, _ = key
-    problem = AttentionProblem(1, group_size, 1, candidate.tile_tokens, head_dim, dtype, kv_layout)
+    problem = AttentionProblem(1, group_size, 1, config.tile_tokens, head_dim, dtype, kv_layout)
     stages = stages_that_fit(
-        problem, candidate.tile_tokens, candidate.num_stages, spec, candidate.ctas_per_sm
+        problem, config.tile_tokens, config.num_stages, spec, config.ctas_per_sm
     )
-    return stages == candidate.num_stages
+    return stages == config.num_stages
 
 
 def _said(file: File, family: Family, key: EntryKey) -> str:
     _, dtype, group_size, kv_layout, _ = key
-    said = f"{family.source} {family.time[:10]} on {file.kept.gpu.product}, {file.where}"
+    said = f"{family.source} {family.time[:10]} on {file.tuned.gpu.product}, {file.where}"
     own = {"dtype": (family.dtype, dtype), "layout": (family.kv_layout, kv_layout)}
     own["group size"] = (str(family.group_size), str(group_size))
     instead = [

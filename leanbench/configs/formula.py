@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid, tile_rows, usable_sms
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import KernelConfig
+from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 
 
 class Kernel(Protocol):
@@ -26,7 +26,7 @@ class Kernel(Protocol):
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int: ...
 
-    def implementation_of(self, config: KernelConfig) -> Kernel: ...
+    def implementation_of(self, config: LeanConfig) -> Kernel: ...
 
 
 #: Reads get faster until so many bytes are read: half of `ramp_us` is paid at this size (H200).
@@ -62,11 +62,13 @@ class Shape:
             uniform=not problem.is_ragged,
         )
 
-    def partial_rows(self, config: KernelConfig) -> int:
+    def partial_rows(self, config: LeanConfig) -> int:
         """Query rows of a partial."""
-        return min(self.rows, config.tile_rows or tile_rows(self.rows, self.head_dim))
+        if isinstance(config, LeanCudaConfig):
+            return min(self.rows, config.tile_rows)
+        return min(self.rows, tile_rows(self.rows, self.head_dim))
 
-    def output_tiles(self, config: KernelConfig) -> int:
+    def output_tiles(self, config: LeanConfig) -> int:
         return self.kv_heads * -(-self.rows // self.partial_rows(config))
 
 
@@ -91,27 +93,30 @@ class Work:
     rounds: Any
 
 
-def grid_of(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> int:
+def grid_of(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
     """CTAs that `config` launches on a GPU with `sms` SMs."""
-    return _runs(shape, config, sms, kernel) * (config.cluster_size or 1)
+    return _runs(shape, config, sms, kernel) * _cluster_size(config)
 
 
-def _runs(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> int:
+def _cluster_size(config: LeanConfig) -> int:
+    return config.cluster_size if isinstance(config, LeanCudaConfig) else 1
+
+
+def _runs(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
     """Runs that the LeanTiles are dealt to: one for each CTA, or for each cluster of them."""
-    assert config.ctas_per_sm is not None
     output_tiles = shape.output_tiles(config)
     total = output_tiles * -(-shape.context // config.tile_tokens)
-    aligned = bool(config.align_grid) and shape.uniform
-    slots = cluster_slots(sms, config.ctas_per_sm, config.cluster_size or 1)
+    aligned = config.align_grid and shape.uniform
+    slots = cluster_slots(sms, config.ctas_per_sm, _cluster_size(config))
     most = kernel.implementation_of(config).grid_limit(
         shape.partial_rows(config), shape.head_dim, slots
     )
-    return stream_k_grid(total, most, config.min_tiles_per_cta or 1, output_tiles if aligned else 1)
+    return stream_k_grid(total, most, config.min_tiles_per_cta, output_tiles if aligned else 1)
 
 
-def divide(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> Work:
+def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
     """The work of `config` on a GPU with `sms` SMs; see leanbench.core.decomposition.stream_k."""
-    tile_tokens, cluster_size = config.tile_tokens, config.cluster_size or 1
+    tile_tokens, cluster_size = config.tile_tokens, _cluster_size(config)
     output_tiles = shape.output_tiles(config)
     of = -(-shape.context // tile_tokens)
     runs = _runs(shape, config, sms, kernel)
@@ -142,13 +147,13 @@ def divide(shape: Shape, config: KernelConfig, sms: int, kernel: Kernel) -> Work
     )
 
 
-def _longest_tokens(shape: Shape, config: KernelConfig, whole: int, part: int) -> int:
+def _longest_tokens(shape: Shape, config: LeanConfig, whole: int, part: int) -> int:
     """Tokens of a run of `whole` output tiles and `part` LeanTiles, as many as what it takes at a
     time: LeanTiles, or in CUDA C++ a chunk for each warp of its CTAs.
     """
-    if config.chunk_tokens is None:
+    if not isinstance(config, LeanCudaConfig):
         return (whole * -(-shape.context // config.tile_tokens) + part) * config.tile_tokens
-    step = config.num_warps * (config.cluster_size or 1) * config.chunk_tokens
+    step = config.num_warps * config.cluster_size * config.chunk_tokens
     stretches = whole * -(-shape.context // step) + -(
         -min(part * config.tile_tokens, shape.context) // step
     )

@@ -1,4 +1,4 @@
-"""Picks the launch settings of a call: those that were kept for this GPU where they promise to be
+"""Picks the launch settings of a call: those that were tuned for this GPU where they promise to be
 faster than the kernel's heuristic, or else the heuristic's.
 
 Files are parsed once, and contexts of as many LeanTiles share an answer: a call costs microseconds.
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from leanbench.configs import store
 from leanbench.configs.formula import Shape, divide, grid_of
 from leanbench.configs.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
-from leanbench.configs.space import build_key
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.core.registry import BATCH_INVARIANT, Kernel, KernelConfig
+from leanbench.kernels.lean.configs import LeanConfig, LeanTritonConfig
 
 if TYPE_CHECKING:
     from leanbench.configs.entry import Entry
     from leanbench.configs.tuned import Family
 
-#: Axes that kept configs are kept for; at another value than the default of any other axis the
+#: Axes that kept configs are tuned for; at another value than the default of any other axis the
 #: heuristic chooses.
 _FAMILY = ("head_dim", "dtype", "kv_layout")
 #: Folders of the user's files, how often this process saved any, whether they are turned off.
@@ -52,7 +52,7 @@ class Choice:
 def resolve(
     kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, request: str | KernelConfig
 ) -> Choice:
-    """What a sweep's request means: settings of its own, `heuristic`, or kept ones where there are
+    """What a sweep's request means: settings of its own, `heuristic`, or tuned ones where there are
     any: for latency (`default`), `energy` or `edp`; or what a kernel always runs with, see
     `Kernel.config_choice`.
     """
@@ -90,10 +90,10 @@ def choose(
     objective: str = "latency",
     uniform: bool = True,
 ) -> Choice:
-    """The settings to launch `problem` with: given, kept, or the heuristic's.
+    """The settings to launch `problem` with: given, tuned, or the heuristic's.
 
     Args:
-        objective: `latency`, `energy` or `edp`: what the kept configs were tuned for.
+        objective: `latency`, `energy` or `edp`: what the tuned configs were tuned for.
         uniform: False where lengths are on the device and `problem.context` is only the longest
             they may be, as it always is for a ragged batch. Nothing was tuned for that.
     """
@@ -106,18 +106,18 @@ def choose(
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
     if _off():
-        return _heuristic(kernel, problem, spec, f"{SWITCH} turns kept configs off")
+        return _heuristic(kernel, problem, spec, f"{SWITCH} turns tuned configs off")
     for axis in PLAIN_AXES:
         value = getattr(problem, axis.name)
         if axis.name not in _FAMILY and value != axis.default:
-            why = f"configs are kept for {axis.default_words}, not for {axis.name} {value}"
+            why = f"configs are tuned for {axis.default_words}, not for {axis.name} {value}"
             return _heuristic(kernel, problem, spec, why)
     key = (problem.head_dim, problem.dtype, problem.group_size, problem.kv_layout, objective)
     entry = _entry(kernel, spec, key, state())
     if entry is None:
         what = f"head_dim {problem.head_dim}, group size {problem.group_size}, {objective}"
         return _heuristic(
-            kernel, problem, spec, f"nothing is kept that fits {what} on {spec.product}"
+            kernel, problem, spec, f"nothing is tuned that fits {what} on {spec.product}"
         )
     context = -(-problem.max_context // entry.granule) * entry.granule
     return _choose_sizes(entry, problem.batch, problem.kv_heads, context)
@@ -146,7 +146,12 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int) -> Choi
     return Choice(timed.config, "tuned", f"{entry.said}: {timed.said}{gain}")
 
 
-def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
+def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
+    """The fastest in Triton by the formula, where the heuristic takes Triton; for CUDA C++ the
+    heuristic is better than the formula.
+    """
+    if not isinstance(heuristic, LeanTritonConfig):
+        return Choice(heuristic, "heuristic", f"{entry.said}: this size was not timed")
     sms, kernel = entry.spec.sms, entry.kernel
     rates = entry.rates_of(heuristic)
     if rates is None or not entry.shortlist:
@@ -171,7 +176,7 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
     gain = 1 - best / heuristic_cost
     if gain < entry.least_gain:
         why = (
-            f"no kept config is predicted at least {entry.least_gain:.1%} {entry.better} than the"
+            f"no tuned config is predicted at least {entry.least_gain:.1%} {entry.better} than the"
             " heuristic here"
         )
         return Choice(heuristic, "heuristic", f"{entry.said}: {why}")
@@ -183,11 +188,11 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: KernelConfig) -> Choice:
     )
 
 
-def _same_launch(entry: Entry, shape: Shape, one: KernelConfig, other: KernelConfig) -> bool:
+def _same_launch(entry: Entry, shape: Shape, one: LeanConfig, other: LeanConfig) -> bool:
     """Settings that differ may come down to the same build and grid."""
     launches = {
         (
-            build_key(config),
+            config.build_key,
             config.tile_tokens,
             grid_of(shape, config, entry.spec.sms, entry.kernel),
         )
@@ -232,12 +237,12 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
     """Measured families of this GPU's files, then of the nearest GPUs', then predicted ones of this
     GPU's.
     """
-    files = [file for file in _readable(spec) if file.kept.kernel == kernel.tuned_as]
-    own = [file for file in files if file.kept.gpu.is_like(spec)]
+    files = [file for file in _readable(spec) if file.tuned.kernel == kernel.tuned_as]
+    own = [file for file in files if file.tuned.gpu.is_like(spec)]
     near = [
-        (gpu_distance(file.kept.gpu, spec), file)
+        (gpu_distance(file.tuned.gpu, spec), file)
         for file in files
-        if not file.kept.gpu.is_like(spec)
+        if not file.tuned.gpu.is_like(spec)
     ]
     others = [
         file
@@ -255,19 +260,19 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
         ranked = [
             ((order[0] == NEARBY_GROUP, place, order), file, family)
             for place, file in enumerate(together)
-            for family in file.kept.families
+            for family in file.tuned.families
             if family.source == source and (order := rank(family, key)) is not None
         ]
         if ranked:
             _, file, family = min(ranked, key=itemgetter(0))
-            if not file.kept.gpu.is_like(spec):
+            if not file.tuned.gpu.is_like(spec):
                 _say_nearest(file, spec)
             return file, family
     return None
 
 
 def _readable(spec: GpuSpec) -> list[store.File]:
-    """All files of kept configs: the user's, then the shipped ones, the GPU's namesake first in
+    """All files of tuned configs: the user's, then the shipped ones, the GPU's namesake first in
     each.
     """
     files = sorted(
@@ -286,12 +291,12 @@ _told: set[tuple[str, str]] = set()
 
 
 def _say_nearest(file: store.File, spec: GpuSpec) -> None:
-    product = file.kept.gpu.product
+    product = file.tuned.gpu.product
     if (product, spec.product) in _told:
         return
     _told.add((product, spec.product))
     warnings.warn(
-        f"no configs are kept for {spec.product}, those of {product} ({file.where}) are used: run "
+        f"no configs are tuned for {spec.product}, those of {product} ({file.where}) are used: run "
         "`leanbench tune` to find this GPU's own",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""What stands in for a family or a GPU that nothing is kept for."""
+"""What stands in for a family or a GPU that nothing is tuned for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from leanbench.core.decomposition import tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 
 if TYPE_CHECKING:
-    from leanbench.configs.tuned import Family, KeptGpu
+    from leanbench.configs.tuned import Family, TunedGpu
 
 #: head_dim, dtype, group_size, kv_layout, objective.
 EntryKey = tuple[int, str, int, str, str]
@@ -39,7 +39,7 @@ def rank(family: Family, key: EntryKey) -> tuple[int, float, int] | None:
     return NEARBY_GROUP, math.log(ratio), others
 
 
-def gpu_distance(gpu: KeptGpu, spec: GpuSpec) -> float | None:
+def gpu_distance(gpu: TunedGpu, spec: GpuSpec) -> float | None:
     """How far apart two GPUs of one architecture are in SMs and bandwidth, in logarithms; None for
     another one.
     """

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from leanbench.compile.build import Build, Job
 from leanbench.configs.formula import Shape, grid_of
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernels
+from leanbench.core.registry import Kernel, kernels
 from leanbench.gpu.occupancy import theoretical_occupancy
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 
 
 @dataclass(frozen=True)
@@ -52,57 +52,16 @@ class FamilyKey:
         )
 
 
-class BuildKey(NamedTuple):
-    """What distinguishes compiled kernels of a family; what an implementation compiles nothing of
-    is None.
-    """
-
-    num_warps: int
-    num_stages: int
-    #: Triton. A number of the launch in CUDA C++.
-    tile_tokens: int | None = None
-    #: Triton: cap of a thread's registers.
-    registers: int | None = None
-    #: CUDA C++, as in leanbench.core.registry.KernelConfig.
-    implementation: str | None = None
-    chunk_tokens: int | None = None
-    tile_rows: int | None = None
-    ctas_per_sm: int | None = None
-    cluster_size: int | None = None
-    copy: str | None = None
-
-
-def build_key(config: KernelConfig) -> BuildKey:
-    """Configs with the same key differ in their grid only."""
-    if config.implementation == "cuda":
-        return BuildKey(
-            config.num_warps,
-            config.num_stages,
-            implementation=config.implementation,
-            chunk_tokens=config.chunk_tokens,
-            tile_rows=config.tile_rows,
-            ctas_per_sm=config.ctas_per_sm,
-            cluster_size=config.cluster_size,
-            copy=config.copy,
-        )
-    from leanbench.kernels.launch import (
-        registers_per_thread,
-    )
-
-    cap = registers_per_thread(config.num_warps * (config.ctas_per_sm or 1))
-    return BuildKey(config.num_warps, config.num_stages, config.tile_tokens, cap)
-
-
 def jobs(kernel: Kernel, family: FamilyKey, spec: GpuSpec) -> dict[BuildKey, Job]:
     """What to compile for a family."""
     problem = family.problem(8, 4096)
     found: dict[BuildKey, Job] = {}
     for config in kernel.tuning_space(problem, spec):
-        found.setdefault(build_key(config), Job(kernel.name, problem, config))
+        found.setdefault(config.build_key, Job(kernel.name, problem, config))
     return found
 
 
-def why_left_out(build: Build, config: KernelConfig, spec: GpuSpec) -> str | None:
+def why_left_out(build: Build, config: LeanConfig, spec: GpuSpec) -> str | None:
     """One sentence why a compiled candidate is not worth timing, from what it really takes; None if
     it is.
     """
@@ -115,7 +74,7 @@ def why_left_out(build: Build, config: KernelConfig, spec: GpuSpec) -> str | Non
     if shared_kb > spec.shared_kb_per_cta:
         return f"takes {shared_kb:.0f} KB of shared memory, a CTA has {spec.shared_kb_per_cta} KB"
     fitting = theoretical_occupancy(taken, spec).ctas_per_sm
-    if (config.ctas_per_sm or 1) > fitting:
+    if config.ctas_per_sm > fitting:
         return f"{config.ctas_per_sm} CTAs to an SM were asked for, {fitting} fit"
     return None
 
@@ -124,19 +83,19 @@ def why_left_out(build: Build, config: KernelConfig, spec: GpuSpec) -> str | Non
 class Candidate:
     """A config of a family whose build may be timed."""
 
-    config: KernelConfig
+    config: LeanConfig
     build: BuildKey
 
 
 def candidates(
     kernel: Kernel, family: FamilyKey, spec: GpuSpec, builds: dict[BuildKey, Build]
-) -> tuple[list[Candidate], dict[KernelConfig, str]]:
+) -> tuple[list[Candidate], dict[LeanConfig, str]]:
     """Those worth timing, and why the others are not."""
     problem = family.problem(8, 4096)
     able: list[Candidate] = []
-    left_out: dict[KernelConfig, str] = {}
+    left_out: dict[LeanConfig, str] = {}
     for config in kernel.tuning_space(problem, spec):
-        key = build_key(config)
+        key = config.build_key
         reason = why_left_out(builds[key], config, spec)
         if reason is None:
             able.append(Candidate(config, key))
@@ -159,7 +118,7 @@ def distinct(
     return list(launches.values())
 
 
-def heuristics(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[KernelConfig]:
+def heuristics(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[LeanConfig]:
     """What the kernel chooses by itself; then what each of its implementations does where it runs
     alone.
     """

@@ -1,4 +1,4 @@
-"""Files of kept configs: read with every check, merged under a lock, replaced in one piece.
+"""Files of tuned configs: read with every check, merged under a lock, replaced in one piece.
 
 A user's files lie in `configs/` of leanbench.core.paths.user_folder(), those that come with
 leanbench in `SHIPPED`.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +20,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.paths import user_folder
 
 if TYPE_CHECKING:
-    from leanbench.configs.tuned import Family, KeptConfigs, KeptGpu
+    from leanbench.configs.tuned import Family, TunedConfigs, TunedGpu
 
 SHIPPED = Path(__file__).resolve().parent / "shipped"
 
@@ -32,16 +31,16 @@ _saves = 0
 
 @dataclass(frozen=True)
 class File:
-    """A file of kept configs, readable or not."""
+    """A file of tuned configs, readable or not."""
 
     path: Path
     #: `yours` or `shipped`.
     where: str
     #: What is in it; one sentence where it cannot be used.
-    content: KeptConfigs | str
+    content: TunedConfigs | str
 
     @property
-    def kept(self) -> KeptConfigs:
+    def tuned(self) -> TunedConfigs:
         assert not isinstance(self.content, str), self.content
         return self.content
 
@@ -84,27 +83,27 @@ def path_of(gpu_name: str) -> Path:
     return configs_folder() / f"{gpu_name}.json"
 
 
-def read(path: Path) -> KeptConfigs:
-    """A file of kept configs.
+def read(path: Path) -> TunedConfigs:
+    """A file of tuned configs.
 
     Raises:
         UserError: it cannot be read or is not one; the sentence names the file and the first fault.
     """
     from pydantic import ValidationError
 
-    from leanbench.configs.tuned import KeptConfigs
+    from leanbench.configs.tuned import TunedConfigs
 
     content = _json_object(path)
     _check_version(path, content)
     try:
-        kept = KeptConfigs.model_validate(content)
+        tuned = TunedConfigs.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise _damaged(path, f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
-    if (fault := kept.fault()) is not None:
+    if (fault := tuned.fault()) is not None:
         raise _damaged(path, fault)
-    return kept
+    return tuned
 
 
 def fault_of(error: UserError) -> str:
@@ -118,26 +117,26 @@ def all_files() -> list[File]:
     return [_file(path, where) for where, folder in places.items() for path in _files(folder)]
 
 
-def kept_for(spec: GpuSpec) -> list[File]:
+def tuned_for(spec: GpuSpec) -> list[File]:
     """The readable files of a GPU: the user's before the shipped, its namesake first among each."""
     files = [
         file
         for file in all_files()
-        if not isinstance(file.content, str) and file.kept.gpu.is_like(spec)
+        if not isinstance(file.content, str) and file.tuned.gpu.is_like(spec)
     ]
     return sorted(files, key=lambda file: (file.where != "yours", file.path.stem != spec.name))
 
 
-def load_user(spec: GpuSpec) -> KeptConfigs | None:
+def load_user(spec: GpuSpec) -> TunedConfigs | None:
     """The user's configs for a GPU, under whatever name; None if there are none.
 
     Raises:
-        UserError: a file among them is not one of kept configs.
+        UserError: a file among them is not one of tuned configs.
     """
     return _load(configs_folder(), spec)
 
 
-def load_shipped(spec: GpuSpec) -> KeptConfigs | None:
+def load_shipped(spec: GpuSpec) -> TunedConfigs | None:
     """The configs for a GPU that come with leanbench; None if there are none."""
     return _load(SHIPPED, spec)
 
@@ -146,25 +145,25 @@ def save_families(
     spec: GpuSpec, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
 ) -> Saved:
     """Merges families into the user's file of a GPU, or into `path`; see `merge`."""
-    from leanbench.configs.tuned import KeptGpu
+    from leanbench.configs.tuned import TunedGpu
 
-    return merge(KeptGpu.of(spec), families, path, kernel=kernel)
+    return merge(TunedGpu.of(spec), families, path, kernel=kernel)
 
 
 def check_target(spec: GpuSpec) -> None:
     """Looks whether families of a GPU could be saved, before a minute is spent on finding them.
 
     Raises:
-        UserError: what is there is no file of kept configs, or the folder cannot be written.
+        UserError: what is there is no file of tuned configs, or the folder cannot be written.
     """
-    from leanbench.configs.tuned import KeptConfigs, KeptGpu
+    from leanbench.configs.tuned import TunedConfigs, TunedGpu
 
-    gpu = KeptGpu.of(spec)
+    gpu = TunedGpu.of(spec)
     path = _users_path(gpu)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path):
-            _before(path, KeptConfigs(kernel="lean", gpu=gpu, families=[]))
+            _before(path, TunedConfigs(kernel="lean", gpu=gpu, families=[]))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
@@ -178,7 +177,7 @@ def user_faults() -> list[str]:
 
 
 def merge(
-    gpu: KeptGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
+    gpu: TunedGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
 ) -> Saved:
     """Puts families beside those that the file has, or in the place of those with the same key.
 
@@ -186,14 +185,14 @@ def merge(
     wait, and a reader finds the old file or the new one.
 
     Raises:
-        UserError: what is there is no file of kept configs, or one of another kernel or GPU; a
+        UserError: what is there is no file of tuned configs, or one of another kernel or GPU; a
             family contradicts itself; or the file cannot be written. Nothing was changed then.
     """
     global _saves
-    from leanbench.configs.tuned import KeptConfigs
+    from leanbench.configs.tuned import TunedConfigs
 
     path = path or _users_path(gpu)
-    new = KeptConfigs(kernel=kernel, gpu=gpu, families=list(families))
+    new = TunedConfigs(kernel=kernel, gpu=gpu, families=list(families))
     if (fault := new.fault()) is not None:
         raise UserError(f"these configs are not saved in {path}, {fault}: tune again")
     try:
@@ -210,7 +209,9 @@ def merge(
     return saved
 
 
-def _merged(path: Path, before: KeptConfigs | None, new: KeptConfigs) -> tuple[KeptConfigs, Saved]:
+def _merged(
+    path: Path, before: TunedConfigs | None, new: TunedConfigs
+) -> tuple[TunedConfigs, Saved]:
     families = {family.key: family for family in before.families} if before else {}
     added: list[Family] = []
     replaced: list[Family] = []
@@ -229,7 +230,7 @@ def _merged(path: Path, before: KeptConfigs | None, new: KeptConfigs) -> tuple[K
     return merged, Saved(path, tuple(added), tuple(replaced), tuple(refused))
 
 
-def _before(path: Path, new: KeptConfigs) -> KeptConfigs | None:
+def _before(path: Path, new: TunedConfigs) -> TunedConfigs | None:
     """What the file holds; raises UserError if it is of another GPU or kernel, or nothing that may
     be overwritten.
     """
@@ -252,7 +253,7 @@ def _before(path: Path, new: KeptConfigs) -> KeptConfigs | None:
     return before
 
 
-def _users_path(gpu: KeptGpu) -> Path:
+def _users_path(gpu: TunedGpu) -> Path:
     """The file of the GPU's name; another where that is a namesake's, as of a MIG instance."""
     path = path_of(gpu.name)
     with contextlib.suppress(UserError):
@@ -261,7 +262,7 @@ def _users_path(gpu: KeptGpu) -> Path:
     return path
 
 
-def _figures(gpu: KeptGpu) -> str:
+def _figures(gpu: TunedGpu) -> str:
     return f"{gpu.product} ({gpu.sms} SMs, {gpu.bandwidth_tb_s:.3g} TB/s)"
 
 
@@ -274,7 +275,7 @@ def _file(path: Path, where: str) -> File:
 
 
 @lru_cache(maxsize=256)
-def _content(path: Path, mtime_ns: int, size: int) -> KeptConfigs | str:
+def _content(path: Path, mtime_ns: int, size: int) -> TunedConfigs | str:
     """Parsed once, until it changes."""
     try:
         return read(path)
@@ -282,12 +283,12 @@ def _content(path: Path, mtime_ns: int, size: int) -> KeptConfigs | str:
         return str(error)
 
 
-def _load(folder: Path, spec: GpuSpec) -> KeptConfigs | None:
+def _load(folder: Path, spec: GpuSpec) -> TunedConfigs | None:
     # H200 and H200 NVL take each other's configs, but may have files of their own.
     for path in sorted(_files(folder), key=lambda path: path.stem != spec.name):
-        kept = read(path)
-        if kept.gpu.is_like(spec):
-            return kept
+        tuned = read(path)
+        if tuned.gpu.is_like(spec):
+            return tuned
     return None
 
 
@@ -308,7 +309,7 @@ def _json_object(path: Path) -> dict[str, Any]:
         raise _damaged(path, f"no JSON, {str(error).partition(chr(10))[0]}") from None
     if not isinstance(content, dict) or not {"schema_version", "families"} <= content.keys():
         raise UserError(
-            f"{path} is not a file of kept configs, it has no schema_version and families{_FIX}"
+            f"{path} is not a file of tuned configs, it has no schema_version and families{_FIX}"
         )
     return content
 
@@ -327,13 +328,21 @@ def _check_version(path: Path, content: dict[str, Any]) -> None:
 
 
 def _damaged(path: Path, fault: str) -> UserError:
-    return UserError(f"{path} is not a file of kept configs ({fault}){_FIX} and tune again")
+    return UserError(f"{path} is not a file of tuned configs ({fault}){_FIX} and tune again")
 
 
-def _text(kept: KeptConfigs) -> str:
-    """JSON with a line for each candidate, build and time; fields that are null are left out."""
-    indented = json.dumps(kept.model_dump(mode="json", exclude_none=True), indent=1)
-    # What holds no object or list itself comes on one line. A string has no line breaks that are
-    # not escaped.
-    flat = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\n *", " ", found[0]), indented)
-    return flat + "\n"
+def _text(tuned: TunedConfigs) -> str:
+    """JSON with a line for each candidate, build and problem; fields that are null are left out."""
+    content = tuned.model_dump(mode="json", exclude_none=True)
+    families = [_family_text(family) for family in content.pop("families")]
+    head = json.dumps(content)[:-1]
+    return f'{head},\n "families": [\n{",".join(families)}]}}\n'
+
+
+def _family_text(family: dict[str, Any]) -> str:
+    parts = {name: family.pop(name) for name in ("candidates", "builds", "problems")}
+    lines = [
+        f'  "{name}": [\n' + ",\n".join(f"   {json.dumps(item)}" for item in items) + "]"
+        for name, items in parts.items()
+    ]
+    return f" {json.dumps(family)[:-1]},\n" + ",\n".join(lines) + "}\n"

@@ -1,5 +1,5 @@
-"""Kept configs: one JSON file a GPU, with every candidate that was timed, what came of it, when and
-with what.
+"""Tuned configs: one JSON file a GPU, with what a look-up reads, and when and with what it was
+found.
 
 Written by `leanbench tune`, read by whatever launches a kernel without being told how
 (leanbench.configs.lookup).
@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+)
 
 from leanbench.configs.formula import Coefficients
-from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.registry import KernelConfig
+from leanbench.core.config import read_config
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec, name_fault
+from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 
 #: Raised when a field changes its meaning or goes.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: What a choice by the formula must promise over the heuristic's at least, as a share of the
 #: latency.
 LEAST_GAIN = 0.005
@@ -31,16 +40,23 @@ BANDWIDTH_TOLERANCE = 0.1
 Objective = Literal["latency", "energy", "edp"]
 
 
+def _safe(name: str) -> str:
+    if (fault := name_fault(name)) is not None:
+        raise ValueError(fault)
+    return name
+
+
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class KeptGpu(_Model):
-    """The GPU that the entries hold for: compute capability, SMs and L2 are its key, names are for
-    people.
+class TunedGpu(_Model):
+    """The GPU that the entries hold for: compute capability, SMs, L2 and bandwidth are its key,
+    names are for people.
     """
 
-    name: str
+    #: Names the file, see leanbench.configs.store.path_of.
+    name: Annotated[str, AfterValidator(_safe)]
     product: str
     compute_capability: tuple[Positive, Annotated[int, Field(ge=0)]]
     sms: Positive
@@ -48,10 +64,10 @@ class KeptGpu(_Model):
     bandwidth_tb_s: PositiveFloat
 
     @classmethod
-    def of(cls, spec: GpuSpec) -> KeptGpu:
+    def of(cls, spec: GpuSpec) -> TunedGpu:
         return cls(**{name: getattr(spec, name) for name in cls.model_fields})
 
-    def is_like(self, gpu: KeptGpu | GpuSpec) -> bool:
+    def is_like(self, gpu: TunedGpu | GpuSpec) -> bool:
         """Whether what was found on one of them holds for the other."""
         return (
             tuple(self.compute_capability) == tuple(gpu.compute_capability)
@@ -61,64 +77,33 @@ class KeptGpu(_Model):
         )
 
 
+def _read_settings(value: Any) -> LeanConfig:
+    if isinstance(value, LeanConfig):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} are no launch settings")
+    try:
+        return read_config(LEAN_CONFIGS, value)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
 class Candidate(_Model):
-    """Launch settings that were considered: the fields of leanbench.core.registry.KernelConfig, and
-    what came of them.
-    """
+    """Launch settings that a look-up may choose or compare with."""
 
-    tile_tokens: Positive
-    num_warps: Positive
-    num_stages: Positive
-    ctas_per_sm: Positive
-    min_tiles_per_cta: Positive
-    align_grid: bool
-    #: Null, as the four after it, for the implementation in Triton.
-    implementation: Literal["cuda"] | None = None
-    chunk_tokens: Positive | None = None
-    tile_rows: Positive | None = None
-    cluster_size: Positive | None = None
-    #: pydantic's models have a method `copy`.
-    copy_: Annotated[Literal["bulk", "async"] | None, Field(alias="copy")] = None
-    #: Of the compiled kernel; null if it did not compile.
-    registers_per_thread: Positive | None = None
+    config: Annotated[
+        LeanConfig, PlainValidator(_read_settings), PlainSerializer(lambda config: config.to_dict())
+    ]
+    #: Of a CTA of the compiled kernel; null if it did not compile.
     shared_bytes: Annotated[int, Field(ge=0)] | None = None
-    spilled_registers: Annotated[int, Field(ge=0)] | None = None
-    #: Index into `Family.builds`; null where it has no coefficients: never timed, or too seldom.
+    #: Index into `Family.builds`; null where it has no coefficients: CUDA C++, or timed too seldom.
     build: Annotated[int, Field(ge=0)] | None = None
-    #: One sentence why it was never timed.
-    left_out: str | None = None
-
-    @property
-    def config(self) -> KernelConfig:
-        return KernelConfig(
-            self.tile_tokens,
-            self.num_warps,
-            self.num_stages,
-            self.ctas_per_sm,
-            self.min_tiles_per_cta,
-            self.align_grid,
-            implementation=self.implementation,
-            chunk_tokens=self.chunk_tokens,
-            tile_rows=self.tile_rows,
-            cluster_size=self.cluster_size,
-            copy=self.copy_,
-        )
-
-    def fault(self) -> str | None:
-        """What contradicts itself, as a phrase; None if nothing does."""
-        names = ("chunk_tokens", "tile_rows", "cluster_size", "copy_")
-        settings = {name.rstrip("_"): getattr(self, name) for name in names}
-        for name, value in settings.items():
-            if (value is None) != (self.implementation is None):
-                return (
-                    f"is of {self.implementation or 'Triton'} and has"
-                    f" {'no' if value is None else 'a'} {name}"
-                )
-        return None
 
 
 class Build(_Model):
-    """A compiled kernel: candidates that differ in their grid only share it."""
+    """The formula of a compiled Triton kernel; candidates that differ in their grid only share
+    it.
+    """
 
     #: See leanbench.configs.formula.Coefficients.
     start_us: PositiveFloat
@@ -143,32 +128,12 @@ class Build(_Model):
         return Coefficients(**self.model_dump(exclude={"points", "median_error", "power_kw"}))
 
 
-class Timed(_Model):
-    """One candidate's time on one problem; in the file a list of these figures, there are
-    thousands.
-    """
+class Timed(NamedTuple):
+    """One candidate's time on one problem."""
 
     #: Index into `Family.candidates`.
     candidate: Annotated[int, Field(ge=0)]
     latency_us: PositiveFloat
-    #: 95% confidence interval of the median; null where the model predicted it.
-    low_us: PositiveFloat | None = None
-    high_us: PositiveFloat | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_list(cls, value: Any) -> Any:
-        names = ("candidate", "latency_us", "low_us", "high_us")
-        if not isinstance(value, list):
-            return value
-        if len(value) > len(names):
-            raise ValueError(f"has {len(value)} figures, at most {len(names)} are known")
-        return dict(zip(names, value, strict=False))
-
-    @model_serializer
-    def _to_list(self) -> list[float]:
-        figures = (self.candidate, self.latency_us, self.low_us, self.high_us)
-        return [figure for figure in figures if figure is not None]
 
 
 class TunedProblem(_Model):
@@ -182,7 +147,8 @@ class TunedProblem(_Model):
     chosen: Annotated[int, Field(ge=0)]
     #: Candidates that the intervals cannot tell from the fastest.
     ties: list[int]
-    #: Fastest first.
+    #: Fastest first: the heuristic's, the chosen one, those that tie, the fastest of each
+    #: implementation.
     timed: list[Timed]
 
 
@@ -203,7 +169,7 @@ class Family(_Model):
     stopped: str
     candidates: list[Candidate]
     builds: list[Build]
-    #: Candidates to choose from for a problem that was not timed, by the formula.
+    #: Candidates in Triton to choose from for a problem that was not timed, by the formula.
     shortlist: list[int]
     #: What the formula must promise over the heuristic's choice to be believed, as a share of the
     #: latency.
@@ -232,14 +198,9 @@ class Family(_Model):
             datetime.fromisoformat(self.time)
         except ValueError:
             return f"time {self.time!r} is no ISO 8601 time"
-        if not self.builds:
-            return "there are no builds"
         for name, index, count in self._indices():
             if not 0 <= index < count:
                 return f"{name} is {index}, there are {count}"
-        for number, candidate in enumerate(self.candidates):
-            if (found := candidate.fault()) is not None:
-                return f"candidate {number} {found}"
         for index in self.shortlist:
             if self.candidates[index].build is None:
                 return f"candidate {index} is on the shortlist and has no build"
@@ -259,12 +220,12 @@ class Family(_Model):
                 yield f"a candidate of problem {number}", index, candidates
 
 
-class KeptConfigs(_Model):
-    """A file of kept configs."""
+class TunedConfigs(_Model):
+    """A file of tuned configs."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     kernel: str
-    gpu: KeptGpu
+    gpu: TunedGpu
     families: list[Family]
 
     def fault(self) -> str | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +19,10 @@ def locked(path: Path) -> Iterator[None]:
     """Waits until nobody else writes `path`. The lock's file stays: removing it would let
     two in.
     """
-    lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    from filelock import FileLock
+
+    with FileLock(path.with_name(f".{path.name}.lock")):
         yield
-    finally:
-        os.close(lock)
 
 
 def append_whole(file: int, content: bytes) -> None:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
+
+from leanbench.core.errors import UserError
+
+#: Files are named by GPUs: a name is no path.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def name_fault(name: str) -> str | None:
+    """What is wrong with a GPU's name, as a phrase, or None."""
+    if _NAME.fullmatch(name):
+        return None
+    return (
+        f"{name!r} names no GPU, a GPU's name has lower-case letters, digits, '.', '_' and '-', 64"
+        " at most"
+    )
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU model. Figures are the vendor's unless `source` says measured."""
+    """One GPU model. Figures are the vendor's unless `source` says measured.
+
+    Raises:
+        UserError: the name could not name a file.
+    """
 
     #: Catalogue name, e.g. ``a100-80gb``.
     name: str
@@ -30,6 +50,10 @@ class GpuSpec:
     @property
     def l2_bytes(self) -> int:
         return int(self.l2_mib * 2**20)
+
+    def __post_init__(self) -> None:
+        if (fault := name_fault(self.name)) is not None:
+            raise UserError(fault)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GpuSpec:

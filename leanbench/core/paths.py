@@ -17,21 +17,24 @@ REPORT_TEMPLATES = _ROOT / "reports" / "templates"
 
 
 def user_folder() -> Path:
-    """What was tuned and calibrated here is kept in it: `LEANBENCH_HOME`, or else leanbench in the
-    XDG data folder.
+    """The folder of what was tuned and calibrated here: `LEANBENCH_HOME`, or else leanbench in the
+    user's data folder (XDG).
     """
-    if home := os.environ.get("LEANBENCH_HOME"):
-        return Path(home).expanduser()
-    data = Path(os.environ.get("XDG_DATA_HOME", ""))
-    # The XDG specification has relative paths ignored.
-    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "leanbench"
+    return _folder("LEANBENCH_HOME", "user_data_path")
 
 
 def cache_folder() -> Path:
-    """What can be made again is kept in it: `LEANBENCH_CACHE`, or else leanbench in the XDG cache
-    folder.
+    """The folder of what can be made again: `LEANBENCH_CACHE`, or else leanbench in the user's
+    cache folder (XDG).
     """
-    if own := os.environ.get("LEANBENCH_CACHE"):
-        return Path(own).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "leanbench"
+    return _folder("LEANBENCH_CACHE", "user_cache_path")
+
+
+def _folder(variable: str, default: str) -> Path:
+    """The folder that an environment variable names, or that platformdirs has; absolute."""
+    if own := os.environ.get(variable):
+        return Path(own).expanduser().absolute()
+    import platformdirs
+
+    folder: Path = getattr(platformdirs, default)("leanbench", appauthor=False)
+    return folder.absolute()

@@ -14,14 +14,15 @@ import os
 import pkgutil
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from leanbench.core.axes import AXES, RAGGED
 from leanbench.core.axis import Axis
+from leanbench.core.config import KernelConfig, read_config
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.gpu_spec import GpuSpec
@@ -37,46 +38,6 @@ if TYPE_CHECKING:
 
 #: What a kernel asks for that always runs with its `batch_invariant_config`.
 BATCH_INVARIANT = "batch_invariant"
-
-
-@dataclass(frozen=True)
-class KernelConfig:
-    """How a kernel is launched. A field that a kernel does not have is None."""
-
-    #: Context tokens of one LeanTile.
-    tile_tokens: int
-    num_warps: int
-    num_stages: int
-    #: stream-K: CTAs launched per SM; the grid is this times the SMs.
-    ctas_per_sm: int | None = None
-    #: stream-K: a CTA with fewer LeanTiles than this is not worth waking.
-    min_tiles_per_cta: int | None = None
-    #: stream-K: the grid is rounded down to a multiple of the output tiles, so that no CTA crosses
-    #: from one to the next.
-    align_grid: bool | None = None
-    #: fixed_split: parts of every output tile.
-    splits: int | None = None
-    #: stream-K: every CTA takes this many LeanTiles of one output tile, the last one of it what is
-    #: left, whatever the GPU holds at once: the parts of a sequence, and so the bits of its output,
-    #: depend on its own length alone. The grid has a CTA for each part, `min_tiles_per_cta` and
-    #: `align_grid` say nothing.
-    fixed_run_tiles: int | None = None
-    #: lean: `cuda` for its CUDA C++ implementation; None for the one in Triton.
-    implementation: str | None = None
-    #: CUDA: tokens that a warp takes at a time.
-    chunk_tokens: int | None = None
-    #: CUDA: query rows of an output tile at most, 8, 16 or 32. Fewer make more output tiles of the
-    #: same K and V, which the L2 then holds for them.
-    tile_rows: int | None = None
-    #: CUDA: CTAs of a thread-block cluster, which share a run. `ctas_per_sm` counts CTAs, not
-    #: clusters.
-    cluster_size: int | None = None
-    #: CUDA: how K and V get to shared memory: `bulk` (bulk tensor copies) or `async` (16-byte
-    #: cp.async).
-    copy: str | None = None
-
-    def to_dict(self) -> dict[str, int | bool | str]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -135,7 +96,11 @@ def written_by(launch: Callable[[], Any], inputs: AttentionInputs) -> AttentionI
     return launch.results if isinstance(launch, OwnOutputs) else inputs
 
 
-class Kernel(ABC):
+#: The launch settings of a kernel; None where it has none.
+ConfigT = TypeVar("ConfigT", bound="KernelConfig | None")
+
+
+class Kernel(ABC, Generic[ConfigT]):
     """One way to compute decode attention."""
 
     #: The name users type.
@@ -148,12 +113,11 @@ class Kernel(ABC):
     source: str
     #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
     is_timed: bool = True
-    #: The kernel name that its kept configs go under; None: it is not tuned. A stream-K kernel, see
-    #: leanbench.tune.
+    #: The kernel name that its tuned configs go under; None: it is not tuned. A stream-K kernel,
+    #: see leanbench.tune.
     tuned_as: str | None = None
-    #: `triton` or `cuda` where the kernel is one implementation among several of what it is tuned
-    #: as, and takes no other's configs; None: it takes them all.
-    implementation: str | None = None
+    #: The classes of its launch settings, one for each implementation; none: it has no settings.
+    config_types: tuple[type[KernelConfig], ...] = ()
     #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
     #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
     config_choice: str | None = None
@@ -191,50 +155,65 @@ class Kernel(ABC):
         """
         return None
 
+    @property
+    def implementation(self) -> str | None:
+        """`triton` or `cuda` where the kernel is one of several implementations; None: it is not,
+        or stands for them all.
+        """
+        return self.config_types[0].implementation if len(self.config_types) == 1 else None
+
+    def read_config(self, values: Mapping[str, Any]) -> KernelConfig:
+        """The launch settings that `to_dict` of one of its config classes gave.
+
+        Raises:
+            UserError: they are none of this kernel's.
+        """
+        if not self.config_types:
+            raise UserError(f"{self.name} has no launch settings")
+        return read_config(self.config_types, values)
+
     @abstractmethod
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
-        """The heuristic: what runs when nobody chose and nothing is kept; None for a kernel without
-        launch settings.
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
+        """The heuristic: what runs when nobody chose and nothing is tuned; None for a kernel
+        without launch settings.
         """
 
-    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
         """The heuristic where lengths are on the device, good for every length up to
         `problem.max_context`, the capacity of the cache.
         """
         return self.default_config(problem, gpu)
 
-    def batch_invariant_config(
-        self, problem: AttentionProblem, gpu: GpuSpec
-    ) -> KernelConfig | None:
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT | None:
         """Settings with which the bits of a sequence's output depend on nothing else in the batch,
         nor on the GPU's SMs; alike for all problems of a head_dim, dtype, group size and q_len.
         None: the kernel has none.
         """
         return None
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
         """What `--configs best` tries, the default among them."""
         config = self.default_config(problem, gpu)
         return [] if config is None else [config]
 
-    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
         """What `leanbench tune` considers for problems of this head_dim, dtype, group size and
         layout, of any size.
         """
         return []
 
-    def implementation_of(self, config: KernelConfig) -> Kernel:
+    def implementation_of(self, config: ConfigT) -> Kernel[Any]:
         """The kernel that launches `config`, where this one stands for several implementations."""
         return self
 
-    def implementation_on(self, gpu: GpuSpec) -> Kernel:
+    def implementation_on(self, gpu: GpuSpec) -> Kernel[Any]:
         """The kernel that its heuristic launches on a GPU, where this one stands for several
         implementations.
         """
         return self
 
     def compile(
-        self, problem: AttentionProblem, config: KernelConfig, capability: tuple[int, int]
+        self, problem: AttentionProblem, config: ConfigT, capability: tuple[int, int]
     ) -> tuple[LaunchResources, ...]:
         """What a CTA of each GPU kernel of a call takes, in the order of the launches, compiled for
         a compute capability that need not be here.
@@ -245,8 +224,8 @@ class Kernel(ABC):
         raise TypeError(f"{self.name} has nothing to compile")
 
     def takes(self, config: KernelConfig) -> bool:
-        """Whether `config` is of this kernel's implementation."""
-        return self.implementation in (None, config.implementation or "triton")
+        """Whether `config` is of this kernel."""
+        return isinstance(config, self.config_types)
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
         """Runs of a launch at most where `wanted` were asked for, with `rows` query rows to a
@@ -260,14 +239,12 @@ class Kernel(ABC):
         """
         return partials
 
-    def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
-    ) -> Schedule | None:
+    def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
         """Who does what, for predictions; None where the kernel's inside is unknown."""
         return None
 
     @abstractmethod
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+    def prepare(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], Any]:
         """A launch that writes `inputs.out` and `inputs.lse`, or is one of `OwnOutputs`, without
         host synchronisation; compiles before it returns.
         """
@@ -278,17 +255,13 @@ class Kernel(ABC):
         """
         return None
 
-    def resources(
-        self, inputs: AttentionInputs, config: KernelConfig | None
-    ) -> tuple[LaunchResources, ...]:
+    def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
         """What the compiled GPU kernels of a call take, in the order they are launched; empty where
         that is unknown.
         """
         return ()
 
-    def prepare_traced(
-        self, inputs: AttentionInputs, config: KernelConfig | None
-    ) -> TracedCall | None:
+    def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall | None:
         """The same call in an instrumented build; None where the kernel has none."""
         return None
 
@@ -308,7 +281,7 @@ _warnings: list[str] = []
 
 
 @cache
-def kernels() -> dict[str, Kernel]:
+def kernels() -> dict[str, Kernel[Any]]:
     """Every kernel, by name, in a stable order; those of a family that cannot be loaded are left
     out.
 
@@ -317,7 +290,7 @@ def kernels() -> dict[str, Kernel]:
     """
     _warnings.clear()
     folders = list(importlib.import_module("leanbench.kernels").__path__)
-    registered: dict[str, Kernel] = {}
+    registered: dict[str, Kernel[Any]] = {}
     used = {os.path.abspath(KERNELS)}
     for module in sorted(pkgutil.iter_modules(folders), key=lambda module: module.name):
         warned = len(_warnings)
@@ -355,7 +328,7 @@ def _why_no_kernel(folder: Path) -> str:
     return f"{folder}, of LEANBENCH_KERNEL_PATH, holds no kernel: {why}"
 
 
-def _family(name: str) -> list[tuple[str, Kernel]]:
+def _family(name: str) -> list[tuple[str, Kernel[Any]]]:
     """The kernels of the folder `name`, with their names; none, and a warning, where its code
     fails, however it does.
     """
@@ -384,7 +357,7 @@ def _family(name: str) -> list[tuple[str, Kernel]]:
         return []
 
 
-def kernel(name: str) -> Kernel:
+def kernel(name: str) -> Kernel[Any]:
     """The kernel of that name.
 
     Raises:

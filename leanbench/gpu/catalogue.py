@@ -300,8 +300,8 @@ def slug(name: str) -> str:
     """``NVIDIA GeForce RTX 4090`` -> ``rtx-4090``: lower case, without the brand, parts joined by
     hyphens.
     """
-    words = re.split(r"[\s_-]+", name.strip().lower())
-    return "-".join(word for word in words if word not in ("nvidia", "geforce", "tesla"))
+    words = re.split(r"[^a-z0-9.]+", name.lower())
+    return "-".join(word for word in words if word not in ("nvidia", "geforce", "tesla", ""))
 
 
 @cache

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.measure.counters import TARGET_FAILED
 
 
@@ -43,8 +43,8 @@ def _run(request: dict[str, Any]) -> None:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     problem = AttentionProblem.from_dict(request["problem"])
-    config = None if request["config"] is None else KernelConfig(**request["config"])
     chosen = kernel(request["kernel"])
+    config = None if request["config"] is None else chosen.read_config(request["config"])
     refuse_shortage(problem, device)
     buffers = rotating_inputs(problem, device, spec_of_device(index), request["cache"])
     launches = [chosen.prepare(inputs, config) for inputs in buffers]

@@ -24,6 +24,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.ragged import ragged_contexts
 from leanbench.core.registry import KernelConfig, kernel
+from leanbench.kernels.fa2.configs import Fa2Config
 
 #: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy` of `of`: predicted, its
 #: schedule's quantisation efficiency; measured, its SM busy share.
@@ -33,7 +34,7 @@ Statistic = Literal["mean", "lowest", "highest", "last over first", "highest ove
 #: A claim of a figure holds within this of it.
 TOLERANCE = 0.15
 #: An `fa2` that loads a LeanTile, then computes it.
-SINGLE_STAGE = KernelConfig(tile_tokens=128, num_warps=4, num_stages=1)
+SINGLE_STAGE = Fa2Config(tile_tokens=128, num_warps=4, num_stages=1)
 #: Problems of the text's "over 500 samples".
 SAMPLES = 500
 
@@ -434,9 +435,7 @@ def _figure(claim: Claim, problem: AttentionProblem, spec: GpuSpec, single_stage
 
 
 def _default(name: str, problem: AttentionProblem, spec: GpuSpec) -> KernelConfig:
-    config = kernel(name).default_config(problem, spec)
-    assert config is not None
-    return config
+    return kernel(name).default_config(problem, spec)
 
 
 def _schedule(

@@ -14,7 +14,7 @@ from leanbench.core.decomposition import Schedule, usable_sms
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import KernelConfig
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
 from leanbench.model.constants import Constants, LeanCudaConstants
@@ -42,7 +42,7 @@ def refusal(spec: GpuSpec, constants: Constants) -> str | None:
     return None
 
 
-def step_tokens(problem: AttentionProblem, config: KernelConfig) -> int:
+def step_tokens(problem: AttentionProblem, config: LeanCudaConfig) -> int:
     """Tokens of a segment that all warps of a CTA, or of a cluster, take at a time."""
     build = CudaBuild.of(problem, config)
     return build.warps * build.cluster * build.chunk
@@ -50,7 +50,7 @@ def step_tokens(problem: AttentionProblem, config: KernelConfig) -> int:
 
 def lean_cuda_rates(
     problem: AttentionProblem,
-    config: KernelConfig,
+    config: LeanCudaConfig,
     schedule: Schedule,
     spec: GpuSpec,
     constants: Constants,

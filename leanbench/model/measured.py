@@ -115,13 +115,13 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
     if row.status != "ok" or row.cache != "cold" or row.config is None or not row.latency_us:
         return None
     kernel = kernels().get(row.kernel)
+    if kernel is None or problem.special.keys() - AXES:
+        return None
     try:
-        config = KernelConfig(**row.config)
-    except TypeError:  # a setting of another version
+        config = kernel.read_config(row.config)
+    except UserError:  # a setting of another version
         return None
-    if problem.special.keys() - AXES:
-        return None
-    if kernel is None or kernel.schedule(problem, config, spec) is None:
+    if kernel.schedule(problem, config, spec) is None:
         return None
     return MeasuredCell(
         kernel=kernel.implementation_of(config).name,

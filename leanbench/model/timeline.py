@@ -5,7 +5,7 @@ from __future__ import annotations
 from leanbench.core.decomposition import Schedule, quantisation_efficiency, tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernels
+from leanbench.core.registry import Kernel, kernels
 from leanbench.core.timeline import CtaTimeline, Span, Timeline
 from leanbench.model import rates
 from leanbench.model.calibration import calibration_for
@@ -45,7 +45,7 @@ def predict_timeline(
     fields = predict_cell(problem, kernel, configs, spec)
     if fields["status"] != "ok":
         return str(fields["reason"])
-    config = KernelConfig(**fields["config"])
+    config = kernel.read_config(fields["config"])
     schedule = kernel.schedule(problem, config, spec)
     assert schedule is not None
     is_cuda = config.implementation == "cuda"
@@ -72,12 +72,14 @@ def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
     """The quantisation efficiency of what ran, counted as in rows; None where the kernel's inside
     is unknown.
     """
-    config = None if timeline.config is None else KernelConfig(**timeline.config)
     kernel = kernels().get(timeline.kernel)
-    schedule = kernel.schedule(timeline.problem, config, spec) if kernel else None
+    if kernel is None or timeline.config is None:
+        return None
+    config = kernel.read_config(timeline.config)
+    schedule = kernel.schedule(timeline.problem, config, spec)
     if schedule is None:
         return None
-    slots = schedule.slots(spec.sms, config.ctas_per_sm if config else None)
+    slots = schedule.slots(spec.sms, config.ctas_per_sm)
     return quantisation_efficiency(schedule, slots)
 
 

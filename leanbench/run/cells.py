@@ -102,19 +102,19 @@ class Sweep:
     name: str
     grids: tuple[Grid, ...] = (Grid(),)
     kernels: tuple[str, ...] = DEFAULT_KERNELS
-    #: `default`: kept configs, or else the kernel's heuristic, see leanbench.configs.lookup;
+    #: `default`: tuned configs, or else the kernel's heuristic, see leanbench.configs.lookup;
     #: `heuristic`: that alone; `best`: the fastest of the kernel's candidates, found in each cell.
     configs: str = "default"
     description: str = ""
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     #: Launch settings by kernel that hold whatever `configs` says.
-    pins: Mapping[str, KernelConfig] = field(default_factory=dict)
+    overrides: Mapping[str, KernelConfig] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for the manifest."""
-        pins = (
-            {"config": {name: config.to_dict() for name, config in self.pins.items()}}
-            if self.pins
+        overrides = (
+            {"config": {name: config.to_dict() for name, config in self.overrides.items()}}
+            if self.overrides
             else {}
         )
         return {
@@ -122,7 +122,7 @@ class Sweep:
             "description": self.description,
             "kernels": list(self.kernels),
             "configs": self.configs,
-            **pins,
+            **overrides,
             "grids": [grid.to_dict() for grid in self.grids],
         }
 
@@ -136,12 +136,12 @@ class Cell:
     configs: str = "default"
     cache: CacheState = "cold"
     #: Launch settings that were given for this kernel.
-    pin: KernelConfig | None = None
+    override: KernelConfig | None = None
 
     @property
     def request(self) -> str:
         """How its launch settings are chosen: `given`, or else `configs`."""
-        return self.configs if self.pin is None else "given"
+        return self.configs if self.override is None else "given"
 
     @cached_property
     def key(self) -> str:
@@ -155,8 +155,8 @@ class Cell:
             "configs": self.request,
         }
         words = f"{self.kernel} {self.problem.label} {self.request}"
-        if self.pin is not None:
-            asked["config"] = self.pin.to_dict()
+        if self.override is not None:
+            asked["config"] = self.override.to_dict()
         if self.cache != "cold":
             asked["cache"] = self.cache
             words += f" {self.cache}"
@@ -189,7 +189,7 @@ def expand(sweep: Sweep) -> list[Cell]:
         )
     kernels = dict.fromkeys(sweep.kernels)
     return [
-        Cell(problem, kernel, sweep.configs, sweep.measure.cache, sweep.pins.get(kernel))
+        Cell(problem, kernel, sweep.configs, sweep.measure.cache, sweep.overrides.get(kernel))
         for problem in problems
         for kernel in kernels
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -26,7 +27,7 @@ from leanbench.core.registry import KernelConfig, kernel
 from leanbench.core.syntax import choose, parse_names
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
-from leanbench.run.overrides import check_pinned, parse_pins
+from leanbench.run.overrides import check_overrides, parse_overrides
 
 
 def parse_kernels(text: str) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _read_pins(value: Any) -> dict[str, KernelConfig]:
+def _read_overrides(value: Any) -> dict[str, KernelConfig]:
     """Reads a string, or each of a list of them, as --config does."""
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
@@ -62,7 +63,7 @@ def _read_pins(value: Any) -> dict[str, KernelConfig]:
             " list of them"
         )
     try:
-        return parse_pins(texts)
+        return parse_overrides(texts)
     except UserError as error:
         raise ValueError(str(error)) from None
 
@@ -87,6 +88,14 @@ class GridTable(_Axes):
     """A `[[grid]]` of a sweep file."""
 
 
+def _choose_configs(value: str) -> str:
+    """One of `CONFIG_CHOICES`, as --configs takes them."""
+    try:
+        return choose("configs", value, CONFIG_CHOICES)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
 class SweepFile(_Axes):
     """A sweep file as written. Axes at the top hold for every `[[grid]]`, which may set its own
     over them.
@@ -96,9 +105,9 @@ class SweepFile(_Axes):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     description: str = ""
     kernels: Annotated[tuple[str, ...], _reads(parse_kernels)] = DEFAULT_KERNELS
-    configs: Literal["default", "heuristic", "best"] = "default"
+    configs: Annotated[str, AfterValidator(_choose_configs)] = "default"
     #: Launch settings of a kernel, whatever `configs` says.
-    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_pins)] = Field({})
+    config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_overrides)] = Field({})
     #: What is measured beside latency, as the flags of the same names.
     cache: Literal["cold", "warm"] = "cold"
     sustained: bool = False
@@ -237,7 +246,7 @@ def requested_sweep(
     kernels: str | None,
     configs: str | None,
     measure: dict[str, Any] | None = None,
-    pins: Sequence[str] = (),
+    overrides: Sequence[str] = (),
 ) -> Sweep:
     """The sweep of a command line; flags win over the file.
 
@@ -246,8 +255,8 @@ def requested_sweep(
 
     Args:
         measure: fields of MeasureOptions that flags set.
-        pins: launch settings of kernels, as `leanbench.run.overrides.parse_pin` reads them; another
-            kernel's in the file stay.
+        overrides: launch settings of kernels, as `leanbench.run.overrides.parse_override` reads
+            them; another kernel's in the file stay.
 
     Raises:
         UserError: anything in it is wrong, an unknown kernel included.
@@ -268,7 +277,7 @@ def requested_sweep(
         sweep = replace(sweep, measure=replace(sweep.measure, **measure))
     if configs is not None:
         sweep = replace(sweep, configs=choose("configs", configs, CONFIG_CHOICES))
-    if pins:
-        sweep = replace(sweep, pins={**sweep.pins, **parse_pins(pins)})
-    check_pinned(sweep.pins, sweep.kernels)
+    if overrides:
+        sweep = replace(sweep, overrides={**sweep.overrides, **parse_overrides(overrides)})
+    check_overrides(sweep.overrides, sweep.kernels)
     return sweep

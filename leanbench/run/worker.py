@@ -127,7 +127,10 @@ def _attempt(
     names = request["kernels"]
     try:
         kernels = [registry.kernel(name) for name in names]
-        overrides = {name: KernelConfig(**fields) for name, fields in request["overrides"].items()}
+        overrides = {
+            name: registry.kernel(name).read_config(fields)
+            for name, fields in request["overrides"].items()
+        }
         problem = AttentionProblem.from_dict(request["problem"])
         return run_problem(problem, kernels, request["configs"], overrides), True
     except Exception as error:

@@ -115,7 +115,9 @@ class WorkerProcess:
         """
         first = cells[0]
         kernels = [cell.kernel for cell in cells]
-        overrides = {cell.kernel: cell.pin.to_dict() for cell in cells if cell.pin is not None}
+        overrides = {
+            cell.kernel: cell.override.to_dict() for cell in cells if cell.override is not None
+        }
         request = {
             "problem": first.problem.to_dict(),
             "kernels": kernels,

@@ -12,16 +12,17 @@ from itertools import islice
 from typing import Any
 
 from leanbench.configs.formula import Coefficients, Point, Shape, divide, fit
-from leanbench.configs.space import BuildKey, Candidate, FamilyKey, build_key, heuristics
+from leanbench.configs.space import Candidate, FamilyKey, heuristics
 from leanbench.configs.tuned import LEAST_GAIN
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 from leanbench.tune.problems import problems
 from leanbench.tune.stopwatch import Time
 
 #: Latencies by problem and config.
-Times = Mapping[AttentionProblem, Mapping[KernelConfig, Time]]
+Times = Mapping[AttentionProblem, Mapping[LeanConfig, Time]]
 
 #: What a choice by the formula may have to promise over the heuristic's, as a share.
 LEAST_GAINS = (LEAST_GAIN, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
@@ -63,7 +64,7 @@ class Fitter:
                 point = Point(
                     self._work(problem, config), time.latency_us, time.latency_us / fastest_us
                 )
-                by_build.setdefault(build_key(config), []).append(point)
+                by_build.setdefault(config.build_key, []).append(point)
         by_implementation: dict[str | None, list[Point]] = {}
         for key, points in by_build.items():
             by_implementation.setdefault(key.implementation, []).extend(points)
@@ -73,7 +74,7 @@ class Fitter:
             if len(points) >= LEAST_POINTS
         }
         needed = {
-            build_key(config)
+            config.build_key
             for problem in times
             for config in heuristics(self._kernel, problem, self._spec)
         }
@@ -84,17 +85,17 @@ class Fitter:
         }
 
     def predict_us(
-        self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: KernelConfig
+        self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: LeanConfig
     ) -> float:
         """By the formula; infinite for a build without coefficients."""
-        found = fits.get(build_key(config))
+        found = fits.get(config.build_key)
         return (
             math.inf
             if found is None
             else float(found.coefficients.latency_us(self._work(problem, config)))
         )
 
-    def _work(self, problem: AttentionProblem, config: KernelConfig):
+    def _work(self, problem: AttentionProblem, config: LeanConfig):
         return divide(Shape.of(problem), config, self._spec.sms, self._kernel)
 
     def _fit(self, points: Sequence[Point], together: Coefficients) -> Fit:
@@ -108,33 +109,27 @@ class Fitter:
         candidates: Iterable[Candidate],
         fits: Mapping[BuildKey, Fit],
         times: Times,
-    ) -> list[KernelConfig]:
-        """Few candidates that are together nearly as good as all: each is the one that lowers the
-        mean regret most.
+    ) -> list[LeanConfig]:
+        """Few Triton candidates that are together nearly as good as all: each is the one that
+        lowers the mean regret most.
 
         Regret is the logarithm of predicted latency over the lowest predicted one, over the
-        problems that were timed and others like them. Each implementation has a list of its own in
-        it: a kernel may take only one of them.
+        problems that were timed and others like them.
         """
         import numpy as np
 
-        able = [candidate for candidate in candidates if candidate.build in fits]
+        able = [
+            candidate.config
+            for candidate in candidates
+            if candidate.build in fits and isinstance(candidate.config, LeanTritonConfig)
+        ]
+        if not able:
+            return []
         sample = [*times, *islice(problems(family, self._spec), _SAMPLED_PROBLEMS)]
         costs = np.log(
-            [[self.predict_us(fits, problem, each.config) for each in able] for problem in sample]
+            [[self.predict_us(fits, problem, config) for config in able] for problem in sample]
         )
-        chosen: list[int] = []
-        for implementation in dict.fromkeys(candidate.build.implementation for candidate in able):
-            own = [
-                index
-                for index, candidate in enumerate(able)
-                if candidate.build.implementation == implementation
-            ]
-            chosen += [
-                own[place]
-                for place in _cover(costs[:, own] - costs[:, own].min(axis=1, keepdims=True))
-            ]
-        return [able[index].config for index in chosen]
+        return [able[place] for place in _cover(costs - costs.min(axis=1, keepdims=True))]
 
 
 def _cover(costs: Any) -> list[int]:
@@ -175,7 +170,7 @@ class Trial:
 
 
 def held_out(
-    kernel: Kernel, spec: GpuSpec, times: Times, heuristic: Mapping[AttentionProblem, KernelConfig]
+    kernel: Kernel, spec: GpuSpec, times: Times, heuristic: Mapping[AttentionProblem, LeanConfig]
 ) -> list[Trial]:
     """Every problem once, from a fit to the others of four parts of the problems.
 
@@ -202,22 +197,23 @@ def _trial(
     fitter: Fitter,
     fits: Mapping[BuildKey, Fit],
     problem: AttentionProblem,
-    timed: Mapping[KernelConfig, Time],
-    heuristic: KernelConfig,
+    timed: Mapping[LeanConfig, Time],
+    heuristic: LeanConfig,
 ) -> Trial | None:
+    fastest_us = min(time.latency_us for time in timed.values())
+    heuristic_share = fastest_us / timed[heuristic].latency_us
+    if not isinstance(heuristic, LeanTritonConfig):
+        return Trial(heuristic_share, heuristic_share, None)
     predicted_us = {
         config: fitter.predict_us(fits, problem, config)
         for config in timed
-        if build_key(config) in fits
+        if config.build_key in fits and isinstance(config, LeanTritonConfig)
     }
     if not predicted_us:
         return None
     chosen = min(predicted_us, key=predicted_us.__getitem__)
-    fastest_us = min(time.latency_us for time in timed.values())
     gain = 1 - predicted_us[chosen] / predicted_us[heuristic] if heuristic in predicted_us else None
-    return Trial(
-        fastest_us / timed[chosen].latency_us, fastest_us / timed[heuristic].latency_us, gain
-    )
+    return Trial(fastest_us / timed[chosen].latency_us, heuristic_share, gain)
 
 
 def least_gain(trials: Sequence[Trial]) -> float:

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from leanbench.configs.space import FamilyKey
+from leanbench.core.config import read_config
 from leanbench.core.errors import UserError
 from leanbench.core.files import append_whole, locked, replace_file, whole_lines
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.core.strict_json import parse
+from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 from leanbench.tune.stopwatch import Time
 
-Timed = tuple[FamilyKey, AttentionProblem, dict[KernelConfig, Time]]
+Timed = tuple[FamilyKey, AttentionProblem, dict[LeanConfig, Time]]
 
 
 class Journal:
@@ -45,12 +46,15 @@ class Journal:
                 family = FamilyKey(**entry["family"])
                 enough = entry["thorough"] or not self._thorough
                 if entry["about"] == self._about and family in families and enough:
-                    times = {KernelConfig(**config): Time(*time) for config, time in entry["times"]}
+                    times = {
+                        read_config(LEAN_CONFIGS, config): Time(*time)
+                        for config, time in entry["times"]
+                    }
                     found.append((family, AttentionProblem.from_dict(entry["problem"]), times))
         return found
 
     def add(
-        self, family: FamilyKey, problem: AttentionProblem, times: dict[KernelConfig, Time]
+        self, family: FamilyKey, problem: AttentionProblem, times: dict[LeanConfig, Time]
     ) -> None:
         """Appends a problem, in place of a last line that was cut off.
 
@@ -101,4 +105,4 @@ class Journal:
 
 
 #: Told of every problem that was timed.
-Note = Callable[[FamilyKey, AttentionProblem, dict[KernelConfig, Time]], None]
+Note = Callable[[FamilyKey, AttentionProblem, dict[LeanConfig, Time]], None]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 from leanbench.configs.formula import Shape, divide, typical
-from leanbench.configs.space import BuildKey, build_key
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanCudaConfig, LeanTritonConfig
 
 #: Launches of builds that too little is known of, beside the promising ones.
 _UNKNOWN = 2
@@ -23,8 +23,8 @@ _LEAST_SHARE = 0.25
 
 def first(
     problem: AttentionProblem,
-    launches: Sequence[KernelConfig],
-    rank: Callable[[Sequence[KernelConfig]], list[float]],
+    launches: Sequence[LeanConfig],
+    rank: Callable[[Sequence[LeanConfig]], list[float]],
     target: tuple[Kernel, GpuSpec],
     begin: int,
 ) -> list[int]:
@@ -34,8 +34,8 @@ def first(
     Args:
         begin: the build that the others begin with, counted round and round.
     """
-    known = [index for index, config in enumerate(launches) if config.implementation is None]
-    others = [index for index, config in enumerate(launches) if config.implementation is not None]
+    known = [index for index, config in enumerate(launches) if isinstance(config, LeanTritonConfig)]
+    others = [index for index, config in enumerate(launches) if isinstance(config, LeanCudaConfig)]
     predicted_us = dict(
         zip(known, rank([launches[index] for index in known]) if known else [], strict=True)
     )
@@ -45,7 +45,7 @@ def first(
 
 def _over_builds(
     problem: AttentionProblem,
-    launches: Mapping[int, KernelConfig],
+    launches: Mapping[int, LeanConfig],
     target: tuple[Kernel, GpuSpec],
     begin: int,
 ) -> list[int]:
@@ -60,7 +60,7 @@ def _over_builds(
     }
     builds: dict[BuildKey, list[int]] = {}
     for index, config in launches.items():
-        builds.setdefault(build_key(config), []).append(index)
+        builds.setdefault(config.build_key, []).append(index)
     orders = [sorted(indices, key=costs_us.__getitem__) for indices in builds.values()]
     start = begin % max(1, len(orders))
     return _in_turn([*orders[start:], *orders[:start]])
@@ -73,7 +73,7 @@ def _in_turn(orders: Sequence[Sequence[int]]) -> list[int]:
 
 
 def promising(
-    launches: Sequence[KernelConfig], predicted_us: Sequence[float], most: int
+    launches: Sequence[LeanConfig], predicted_us: Sequence[float], most: int
 ) -> list[int]:
     """The `most` that are predicted to be the fastest, each implementation's share of its own among
     them; and a few whose builds have no coefficients, or nobody would ever know.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from leanbench.configs.space import BuildKey, build_key
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.stopwatch import GpuStopwatch
 
 #: Builds of a family whose power is measured: the first of those that are asked for.
@@ -32,7 +32,7 @@ def measure_power(
     kernel: Kernel,
     index: int,
     stopwatch: GpuStopwatch,
-    work: Sequence[tuple[AttentionProblem, Sequence[KernelConfig]]],
+    work: Sequence[tuple[AttentionProblem, Sequence[LeanConfig]]],
     told: Callable[[int, int], None],
 ) -> list[dict[BuildKey, float]]:
     """kW of each config's build while it runs back to back, for each problem of `work`.
@@ -70,7 +70,7 @@ def measure_power(
                             "this GPU has no energy counter that can be read: tune for --objective"
                             " latency"
                         )
-                    power[build_key(config)] = reading.energy_mj / reading.sustained_us
+                    power[config.build_key] = reading.energy_mj / reading.sustained_us
                 found.append(power)
     except NvmlError as error:
         raise UserError(

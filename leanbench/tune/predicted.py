@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 
 from leanbench.compile.build import Build
-from leanbench.configs.space import BuildKey, FamilyKey, build_key
+from leanbench.configs.space import FamilyKey
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
 from leanbench.gpu.occupancy import theoretical_occupancy
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.search import Ranker
 from leanbench.tune.stopwatch import Result, Time
 
@@ -23,7 +24,7 @@ _CHUNK = 8
 def predict_us(
     kernel_name: str,
     problem: AttentionProblem,
-    configs: Sequence[KernelConfig],
+    configs: Sequence[LeanConfig],
     spec: GpuSpec,
     resident: Sequence[int],
 ) -> list[float]:
@@ -42,10 +43,10 @@ def model_ranker(kernel: Kernel, spec: GpuSpec, pool: Executor) -> Ranker:
     """Ranks by the model, in the pool's processes."""
 
     def rank(
-        problem: AttentionProblem, configs: Sequence[KernelConfig], builds: Mapping[BuildKey, Build]
+        problem: AttentionProblem, configs: Sequence[LeanConfig], builds: Mapping[BuildKey, Build]
     ) -> list[float]:
         resident = [
-            theoretical_occupancy(builds[build_key(config)].resources[0], spec).ctas_per_sm
+            theoretical_occupancy(builds[config.build_key].resources[0], spec).ctas_per_sm
             for config in configs
         ]
         futures = [
@@ -74,10 +75,10 @@ class ModelStopwatch:
     def __init__(self, rank: Ranker, builds: Mapping[FamilyKey, dict[BuildKey, Build]]) -> None:
         self._rank, self._builds = rank, builds
 
-    def time(self, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Result:
+    def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
         family = FamilyKey(problem.head_dim, problem.group_size, problem.dtype, problem.kv_layout)
         builds = self._builds[family]
-        able = [config for config in configs if builds[build_key(config)].resources]
+        able = [config for config in configs if builds[config.build_key].resources]
         predicted = self._rank(problem, able, builds)
         return Result(
             {config: Time(latency_us) for config, latency_us in zip(able, predicted, strict=True)},
@@ -86,7 +87,7 @@ class ModelStopwatch:
 
 
 def no_ranking(
-    problem: AttentionProblem, configs: Sequence[KernelConfig], builds: Mapping[BuildKey, Build]
+    problem: AttentionProblem, configs: Sequence[LeanConfig], builds: Mapping[BuildKey, Build]
 ) -> list[float]:
     """All alike: where the model is the stopwatch, it need not be asked twice."""
     return [0.0] * len(configs)

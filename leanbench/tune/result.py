@@ -5,22 +5,26 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from math import exp, log
-from typing import Any, Literal
+from typing import Literal
 
-from leanbench.configs import tuned as kept
-from leanbench.configs.space import BuildKey, FamilyKey, build_key, distinct
+from leanbench.configs import tuned
+from leanbench.configs.nearness import MOST_GROUP_RATIO
+from leanbench.configs.space import FamilyKey, distinct, heuristics
 from leanbench.configs.tuned import Objective
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 from leanbench.tune.fits import Fitter, least_gain
+from leanbench.tune.problems import problems
 from leanbench.tune.search import Found
 from leanbench.tune.stopwatch import Time
 
-#: Times of a problem that are kept where the model predicted them.
-_PREDICTED_KEPT = 8
+#: Problems beside those that were timed whose heuristics' builds are noted.
+_SAMPLED_PROBLEMS = 200
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Summary:
     #: Candidates that were timed at least once, and those that compiling ruled out.
     timed: int
     left_out: int
-    shortlist: list[KernelConfig]
+    shortlist: list[LeanConfig]
     #: tile_tokens of the Triton configs chosen over the problems that were timed, with how often.
     tile_tokens: dict[int, int]
     #: On how many problems CUDA C++ was chosen, whose LeanTile is not tuned.
@@ -56,7 +60,7 @@ class Summary:
     median_error: float
 
 
-def ties(times: Mapping[KernelConfig, Time]) -> list[KernelConfig]:
+def ties(times: Mapping[LeanConfig, Time]) -> list[LeanConfig]:
     """The fastest first, then those whose interval overlaps with its."""
     order = sorted(times, key=lambda config: times[config].latency_us)
     fastest = times[order[0]]
@@ -68,16 +72,16 @@ def ties(times: Mapping[KernelConfig, Time]) -> list[KernelConfig]:
 
 
 #: What is to be least of a config and its time.
-Cost = Callable[[KernelConfig, Time], float]
+Cost = Callable[[LeanConfig, Time], float]
 
 
 def cost_of(objective: Objective, power_kw: Mapping[BuildKey, float] | None = None) -> Cost:
     """Latency, energy or energy times latency; infinite where a build's power is not known."""
 
-    def cost(config: KernelConfig, time: Time) -> float:
+    def cost(config: LeanConfig, time: Time) -> float:
         if objective == "latency":
             return time.latency_us
-        power = (power_kw or {}).get(build_key(config), float("inf"))
+        power = (power_kw or {}).get(config.build_key, float("inf"))
         return power * time.latency_us if objective == "energy" else power * time.latency_us**2
 
     return cost
@@ -93,7 +97,7 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
         heuristic = progress.heuristic[problem]
         gains.append(cost(heuristic, times[heuristic]) / cost(chosen, times[chosen]))
         sizes.append(len(tied))
-        if chosen.implementation is None:
+        if isinstance(chosen, LeanTritonConfig):
             tiles[chosen.tile_tokens] += 1
         untried.append(_untried(found, kernel, spec, problem, times))
     least = least_gain(found.trials)
@@ -124,7 +128,7 @@ def _untried(
     kernel: Kernel,
     spec: GpuSpec,
     problem: AttentionProblem,
-    times: Mapping[KernelConfig, Time],
+    times: Mapping[LeanConfig, Time],
 ) -> float:
     """Predicted latency of the best launch that was not timed, over the best that was; 1 if that is
     no better.
@@ -145,35 +149,40 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 def to_family(
     found: Found,
+    kernel: Kernel,
+    spec: GpuSpec,
     source: Literal["measured", "predicted"],
     objective: Objective,
     time: str,
     versions: dict[str, str],
     power_kw: Mapping[BuildKey, float] | None = None,
-) -> kept.Family:
-    """What is kept of a family: every candidate that was timed or ruled out, with the reason."""
-    progress = found.progress
-    all_times = progress.times if source == "measured" else _fastest(found)
-    configs = dict.fromkeys(
-        [*found.shortlist, *(config for times in all_times.values() for config in times)]
-    )
-    # One for each build that compiling ruled out: its other grids would be out for the same reason.
-    refused = {
-        build_key(config): config for config in reversed(progress.left_out) if config not in configs
+) -> tuned.Family:
+    """What a look-up reads of a family: the shortlist and the heuristics' builds with their
+    formulas, and of each problem the chosen settings and those that they are compared with.
+    """
+    progress, cost = found.progress, cost_of(objective, power_kw)
+    times = {
+        problem: _compared(times, progress.heuristic[problem], cost)
+        for problem, times in progress.times.items()
     }
-    listed = [*configs, *refused.values()]
-    places = {config: place for place, config in enumerate(listed)}
-    keys = list(found.fits)
-    builds = [
-        kept.Build(
-            **asdict(fit.coefficients),
-            points=fit.points,
-            median_error=fit.median_error,
-            power_kw=(power_kw or {}).get(key),
+    listed = dict.fromkeys(
+        [*found.shortlist, *(config for each in times.values() for config in each)]
+    )
+    builds = {config.build_key for config in listed}
+    listed |= dict.fromkeys(
+        config
+        for config in _heuristics(found, kernel, spec)
+        if isinstance(config, LeanTritonConfig) and config.build_key not in builds
+    )
+    keys = list(
+        dict.fromkeys(
+            config.build_key
+            for config in listed
+            if isinstance(config, LeanTritonConfig) and config.build_key in found.fits
         )
-        for key, fit in found.fits.items()
-    ]
-    return kept.Family(
+    )
+    places = {config: place for place, config in enumerate(listed)}
+    return tuned.Family(
         head_dim=progress.family.head_dim,
         dtype=progress.family.dtype,
         group_size=progress.family.group_size,
@@ -184,61 +193,80 @@ def to_family(
         versions=versions,
         stopped=found.stopped,
         candidates=[_candidate(found, config, keys) for config in listed],
-        builds=builds,
+        builds=[
+            tuned.Build(
+                **_rounded(asdict(found.fits[key].coefficients)),
+                points=found.fits[key].points,
+                median_error=round(found.fits[key].median_error, 5),
+                power_kw=(power_kw or {}).get(key),
+            )
+            for key in keys
+        ],
         shortlist=[places[config] for config in found.shortlist],
         least_gain=least_gain(found.trials),
         problems=[
-            _problem(
-                problem, times, progress.heuristic[problem], places, cost_of(objective, power_kw)
-            )
-            for problem, times in all_times.items()
+            _problem(problem, each, progress.heuristic[problem], places, cost)
+            for problem, each in times.items()
         ],
     )
 
 
-def _fastest(found: Found) -> dict[AttentionProblem, dict[KernelConfig, Time]]:
-    """Of each problem the few fastest and the heuristic's: the model can tell the others again."""
-    kept_times: dict[AttentionProblem, dict[KernelConfig, Time]] = {}
-    for problem, times in found.progress.times.items():
-        order = sorted(times, key=lambda config, times=times: times[config].latency_us)
-        few = dict.fromkeys([*order[:_PREDICTED_KEPT], found.progress.heuristic[problem]])
-        kept_times[problem] = {config: times[config] for config in few}
-    return kept_times
+def _rounded(coefficients: dict[str, float]) -> dict[str, float]:
+    """To six digits: a millionth of a latency decides nothing."""
+    return {name: float(f"{value:.6g}") for name, value in coefficients.items()}
 
 
-def _candidate(found: Found, config: KernelConfig, keys: Sequence[BuildKey]) -> kept.Candidate:
-    build = found.builds.get(build_key(config))
-    taken = build.resources[0] if build is not None and build.resources else None
-    # The heuristic's settings are timed even where compiling rules them out: others are held
-    # against them.
-    timed = any(config in times for times in found.progress.times.values())
-    reason = None if timed else found.progress.left_out.get(config)
-    fitted = build_key(config) in keys and reason is None
-    settings: dict[str, Any] = {
-        "ctas_per_sm": 1,
-        "min_tiles_per_cta": 1,
-        "align_grid": False,
-        **config.to_dict(),
+def _compared(
+    times: Mapping[LeanConfig, Time], heuristic: LeanConfig, cost: Cost
+) -> dict[LeanConfig, Time]:
+    """The heuristic's, the chosen one, those that tie with the fastest, and the fastest of each
+    implementation; fastest first.
+    """
+    order = sorted(times, key=lambda config: times[config].latency_us)
+    fastest = {config.implementation: config for config in reversed(order)}
+    chosen = min(times, key=lambda config: cost(config, times[config]))
+    wanted = {heuristic, chosen, *ties(times), *fastest.values()}
+    return {config: times[config] for config in order if config in wanted}
+
+
+def _heuristics(found: Found, kernel: Kernel, spec: GpuSpec) -> list[LeanConfig]:
+    """A config of each build that the heuristic takes for problems of any size, of this group size
+    or one that the family may stand in for: the formula's choices are compared with it.
+    """
+    family = found.progress.family
+    groups = (family.group_size // MOST_GROUP_RATIO or 1, family.group_size * MOST_GROUP_RATIO)
+    alike = [family, *(replace(family, group_size=group) for group in groups)]
+    sample = [
+        *found.progress.times,
+        *(problem for key in alike for problem in islice(problems(key, spec), _SAMPLED_PROBLEMS)),
+    ]
+    by_build = {
+        config.build_key: config
+        for problem in sample
+        for config in heuristics(kernel, problem, spec)
     }
-    return kept.Candidate(
-        **settings,
-        registers_per_thread=taken.registers_per_thread if taken else None,
+    return [config for key, config in by_build.items() if key in found.fits]
+
+
+def _candidate(found: Found, config: LeanConfig, keys: Sequence[BuildKey]) -> tuned.Candidate:
+    key = config.build_key
+    build = found.builds.get(key)
+    taken = build.resources[0] if build is not None and build.resources else None
+    return tuned.Candidate(
+        config=config,
         shared_bytes=taken.shared_bytes if taken else None,
-        spilled_registers=taken.spilled_registers if taken else None,
-        build=keys.index(build_key(config)) if fitted else None,
-        left_out=reason,
+        build=keys.index(key) if key in keys else None,
     )
 
 
 def _problem(
     problem: AttentionProblem,
-    times: Mapping[KernelConfig, Time],
-    heuristic: KernelConfig,
-    places: Mapping[KernelConfig, int],
+    times: Mapping[LeanConfig, Time],
+    heuristic: LeanConfig,
+    places: Mapping[LeanConfig, int],
     cost: Cost,
-) -> kept.TunedProblem:
-    order = sorted(times, key=lambda config: times[config].latency_us)
-    return kept.TunedProblem(
+) -> tuned.TunedProblem:
+    return tuned.TunedProblem(
         batch=problem.batch,
         kv_heads=problem.kv_heads,
         context=problem.max_context,
@@ -246,16 +274,6 @@ def _problem(
         chosen=places[min(times, key=lambda config: cost(config, times[config]))],
         ties=[places[config] for config in ties(times)],
         timed=[
-            kept.Timed(
-                candidate=places[config],
-                latency_us=round(times[config].latency_us, 3),
-                low_us=_rounded(times[config].low_us),
-                high_us=_rounded(times[config].high_us),
-            )
-            for config in order
+            tuned.Timed(places[config], round(time.latency_us, 3)) for config, time in times.items()
         ],
     )
-
-
-def _rounded(value_us: float | None) -> float | None:
-    return None if value_us is None else round(value_us, 3)

@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from leanbench.compile.build import process_pool
-from leanbench.configs.space import BuildKey, FamilyKey, build_key
+from leanbench.configs.space import FamilyKey
 from leanbench.configs.tuned import Family, Objective
 from leanbench.core.errors import UserError
 from leanbench.core.paths import user_folder
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
 from leanbench.gpu.local import Target
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.journal import Journal
 from leanbench.tune.predicted import ModelStopwatch, model_ranker, no_ranking
 from leanbench.tune.result import Summary, cost_of, summarise, to_family
@@ -101,7 +102,7 @@ def _predicted(
     watch = ModelStopwatch(rank, {progress.family: builds for progress, builds in compiled})
     stopped = search.run(compiled, watch, no_ranking, float("inf"))
     found = search.finish(compiled, stopped, pool)
-    return [_kept(request, each, "predicted", versions(None)) for each in found]
+    return [_summarised(request, each, "predicted", versions(None)) for each in found]
 
 
 def _measured(
@@ -124,7 +125,8 @@ def _measured(
     latency = request.objective == "latency"
     power = [None] * len(found) if latency else _power(request, found, watch, index, observer)
     return [
-        _kept(request, each, "measured", about, kw) for each, kw in zip(found, power, strict=True)
+        _summarised(request, each, "measured", about, kw)
+        for each, kw in zip(found, power, strict=True)
     ]
 
 
@@ -148,20 +150,20 @@ def _power(
     """
     from leanbench.tune.power import measure_power
 
-    work: list[tuple[AttentionProblem, list[KernelConfig]]] = []
+    work: list[tuple[AttentionProblem, list[LeanConfig]]] = []
     for each in found:
         progress = each.progress
         problem = max(progress.times, key=lambda problem: problem.kv_bytes)
         times = progress.times[problem]
         order = sorted(times, key=lambda config, times=times: times[config].latency_us)
-        by_build: dict[BuildKey, KernelConfig] = {}
+        by_build: dict[BuildKey, LeanConfig] = {}
         for config in [*progress.heuristic.values(), *order]:
-            by_build.setdefault(build_key(config), config)
+            by_build.setdefault(config.build_key, config)
         work.append((problem, list(by_build.values())))
     return measure_power(request.kernel, index, watch, work, observer.power)
 
 
-def _kept(
+def _summarised(
     request: Request,
     found: Found,
     source: Any,
@@ -169,9 +171,10 @@ def _kept(
     power_kw: dict[BuildKey, float] | None = None,
 ) -> tuple[Summary, Family]:
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    family = to_family(found, source, request.objective, when, about, power_kw)
+    kernel, spec = request.kernel, request.target.spec
+    family = to_family(found, kernel, spec, source, request.objective, when, about, power_kw)
     return (
-        summarise(found, request.kernel, request.target.spec, cost_of(request.objective, power_kw)),
+        summarise(found, kernel, spec, cost_of(request.objective, power_kw)),
         family,
     )
 

@@ -13,10 +13,8 @@ from typing import Protocol
 
 from leanbench.compile.build import Build, Job, build, build_all
 from leanbench.configs.space import (
-    BuildKey,
     Candidate,
     FamilyKey,
-    build_key,
     candidates,
     distinct,
     heuristics,
@@ -25,7 +23,8 @@ from leanbench.configs.space import (
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.fits import Fit, Fitter, Trial, held_out
 from leanbench.tune.journal import Note
 from leanbench.tune.order import first, promising
@@ -60,7 +59,7 @@ class Observer(Protocol):
 
 
 #: Ranks configs of a problem by predicted latency in microseconds, before anything was timed.
-Ranker = Callable[[AttentionProblem, Sequence[KernelConfig], dict[BuildKey, Build]], list[float]]
+Ranker = Callable[[AttentionProblem, Sequence[LeanConfig], dict[BuildKey, Build]], list[float]]
 
 
 @dataclass
@@ -69,10 +68,10 @@ class Progress:
 
     family: FamilyKey
     able: list[Candidate]
-    left_out: dict[KernelConfig, str]
-    times: dict[AttentionProblem, dict[KernelConfig, Time]] = field(default_factory=dict)
+    left_out: dict[LeanConfig, str]
+    times: dict[AttentionProblem, dict[LeanConfig, Time]] = field(default_factory=dict)
     #: The heuristic's choice on each problem that was timed.
-    heuristic: dict[AttentionProblem, KernelConfig] = field(default_factory=dict)
+    heuristic: dict[AttentionProblem, LeanConfig] = field(default_factory=dict)
     fits: dict[BuildKey, Fit] = field(default_factory=dict)
 
 
@@ -83,7 +82,7 @@ class Found:
     progress: Progress
     builds: dict[BuildKey, Build]
     fits: dict[BuildKey, Fit]
-    shortlist: list[KernelConfig]
+    shortlist: list[LeanConfig]
     #: See leanbench.tune.fits.held_out.
     trials: list[Trial]
     stopped: str
@@ -236,7 +235,7 @@ class Search:
         return self._began_s + self._plan.budget_s - self._plan.reserve_s - time.monotonic()
 
     def take_up(
-        self, progress: Progress, problem: AttentionProblem, times: dict[KernelConfig, Time]
+        self, progress: Progress, problem: AttentionProblem, times: dict[LeanConfig, Time]
     ) -> None:
         """What an interrupted tuning had timed; without the heuristic's settings of today it is of
         no use.
@@ -266,7 +265,7 @@ class Search:
             f" {needed_s} s would do"
         )
 
-    def _heuristics(self, progress: Progress, problem: AttentionProblem) -> list[KernelConfig]:
+    def _heuristics(self, progress: Progress, problem: AttentionProblem) -> list[LeanConfig]:
         """The heuristic's choice and those of its implementations, as the candidates that make the
         same launches where there are any.
         """
@@ -276,9 +275,9 @@ class Search:
         ]
 
     def _as_candidate(
-        self, progress: Progress, problem: AttentionProblem, config: KernelConfig
-    ) -> KernelConfig:
-        own = Candidate(config, build_key(config))
+        self, progress: Progress, problem: AttentionProblem, config: LeanConfig
+    ) -> LeanConfig:
+        own = Candidate(config, config.build_key)
         # The first of equal launches is kept.
         launches = distinct([*progress.able, own], problem, self._kernel, self._spec)
         if own in launches:
@@ -318,10 +317,10 @@ class Search:
             )[:_FIRST_CANDIDATES]
         heuristic, *others = self._heuristics(progress, problem)
         for config in (heuristic, *others):
-            if build_key(config) not in builds:
+            if config.build_key not in builds:
                 # Not one of the candidates', and found is held against it all the same.
                 job = Job(self._kernel.name, problem, config)
-                builds[build_key(config)] = build(job, self._spec.compute_capability)
+                builds[config.build_key] = build(job, self._spec.compute_capability)
         # The heuristic leads: the others' outputs are held against its.
         asked = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
         result = stopwatch.time(problem, list(asked))
@@ -333,16 +332,16 @@ class Search:
             self.note(progress.family, problem, result.times)
 
 
-def _drop(progress: Progress, failures: dict[KernelConfig, str]) -> None:
+def _drop(progress: Progress, failures: dict[LeanConfig, str]) -> None:
     """Takes the builds of these configs out, with the reason, and what was timed of them."""
-    reasons = {build_key(config): reason for config, reason in failures.items()}
+    reasons = {config.build_key: reason for config, reason in failures.items()}
     for candidate in progress.able:
         if candidate.build in reasons:
             progress.left_out[candidate.config] = reasons[candidate.build]
     progress.left_out |= failures
     progress.able = [candidate for candidate in progress.able if candidate.build not in reasons]
     for problem, times in list(progress.times.items()):
-        left = {config: time for config, time in times.items() if build_key(config) not in reasons}
+        left = {config: time for config, time in times.items() if config.build_key not in reasons}
         if progress.heuristic[problem] in left:
             progress.times[problem] = left
         else:
@@ -351,7 +350,7 @@ def _drop(progress: Progress, failures: dict[KernelConfig, str]) -> None:
 
 def _finish(
     kernel_name: str, spec: GpuSpec, progress: Progress
-) -> tuple[dict[BuildKey, Fit], list[KernelConfig], list[Trial]]:
+) -> tuple[dict[BuildKey, Fit], list[LeanConfig], list[Trial]]:
     """In a process of its own: a second or two of fitting for each family."""
     from leanbench.core.registry import kernel
 

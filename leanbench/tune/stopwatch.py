@@ -20,7 +20,8 @@ from leanbench.core.inputs import (
     torch_dtype,
 )
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.buffers import cold_copies
 from leanbench.measure.timing import Replay, Sampler, Timing
 
@@ -45,15 +46,15 @@ class Time:
 class Result:
     """What came of timing some configs on a problem."""
 
-    times: dict[KernelConfig, Time]
+    times: dict[LeanConfig, Time]
     #: A sentence each for those that could not be timed.
-    failures: dict[KernelConfig, str]
+    failures: dict[LeanConfig, str]
 
 
 class Stopwatch(Protocol):
     """Times configs on a problem."""
 
-    def time(self, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Result: ...
+    def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result: ...
 
 
 #: Samples of each round, and how far above the fastest a candidate may be to see the next one.
@@ -118,15 +119,15 @@ class GpuStopwatch:
         self.most_bytes = int(min(_POOL_BYTES, _POOL_SHARE * free))
         self._pools: dict[str, torch.Tensor] = {}
 
-    def time(self, problem: AttentionProblem, configs: Sequence[KernelConfig]) -> Result:
+    def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
         """Times configs on rotating buffers, cold L2; each output is held against that of the first
         config, and that one against the fp64 reference.
         """
         from triton.runtime.errors import OutOfResources
 
         buffers = self.buffers(problem)
-        failures: dict[KernelConfig, str] = {}
-        replays: dict[KernelConfig, Replay] = {}
+        failures: dict[LeanConfig, str] = {}
+        replays: dict[LeanConfig, Replay] = {}
         expected = None
         for config in configs:
             buffers[0].poison()

@@ -1,4 +1,4 @@
-"""What kept configs are worth on problems that were not tuned: the looked-up choice against every
+"""What tuned configs are worth on problems that were not tuned: the looked-up choice against every
 candidate.
 """
 
@@ -10,10 +10,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from leanbench.configs.lookup import Choice, choose
-from leanbench.configs.space import Candidate, FamilyKey, build_key, distinct
+from leanbench.configs.space import Candidate, FamilyKey, distinct
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.timing import Effort, measure_interleaved
 from leanbench.tune.problems import problems
 
@@ -52,7 +53,7 @@ class Unseen:
     choice: Choice
     chosen_us: float
     heuristic_us: float
-    best: KernelConfig
+    best: LeanConfig
     best_us: float
     #: Launches that were timed.
     candidates: int
@@ -123,7 +124,7 @@ def validate(
     heuristic = kernel.default_config(problem, spec)
     assert choice.config is not None
     assert heuristic is not None
-    space = [Candidate(config, build_key(config)) for config in kernel.tuning_space(problem, spec)]
+    space = [Candidate(config, config.build_key) for config in kernel.tuning_space(problem, spec)]
     launches = [candidate.config for candidate in distinct(space, problem, kernel, spec)]
     times = watch.time(problem, list(dict.fromkeys([heuristic, *launches]))).times
     finalists = sorted(times, key=lambda config: times[config].latency_us)[:_FINALISTS]
@@ -143,8 +144,8 @@ def validate(
 
 
 def _again(
-    kernel: Kernel, problem: AttentionProblem, configs: Sequence[KernelConfig], watch: GpuStopwatch
-) -> dict[KernelConfig, float]:
+    kernel: Kernel, problem: AttentionProblem, configs: Sequence[LeanConfig], watch: GpuStopwatch
+) -> dict[LeanConfig, float]:
     buffers = watch.buffers(problem)
     launches = {
         config: [kernel.prepare(inputs, config) for inputs in buffers] for config in configs

@@ -1,4 +1,4 @@
-"""Are kept configs still the ones to use? Times those that tied, and the heuristic, again on the
+"""Are tuned configs still the ones to use? Times those that tied, and the heuristic, again on the
 tuned problems.
 """
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from leanbench.core.errors import OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
+from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.timing import Effort, Replay, run_rounds
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ EFFORT = Effort(relative_ci=0.003, max_samples=60)
 
 #: Microseconds of each config on a problem, or one sentence why there are none. Configs that do not
 #: fit are missing.
-TimeConfigs = Callable[
-    [AttentionProblem, Sequence[KernelConfig]], Mapping[KernelConfig, float] | str
-]
+TimeConfigs = Callable[[AttentionProblem, Sequence[LeanConfig]], Mapping[LeanConfig, float] | str]
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ class Task:
         )
 
     @property
-    def chosen(self) -> KernelConfig:
+    def chosen(self) -> LeanConfig:
         return self.family.candidates[self.tuned.chosen].config
 
     @property
-    def configs(self) -> list[KernelConfig]:
+    def configs(self) -> list[LeanConfig]:
         """The chosen one, those that tied with it, the heuristic's."""
         indices = dict.fromkeys((self.tuned.chosen, *self.tuned.ties, self.tuned.heuristic))
         return [self.family.candidates[index].config for index in indices]
@@ -70,7 +69,7 @@ class Verdict:
 
     task: Task
     chosen_us: float
-    fastest: KernelConfig
+    fastest: LeanConfig
     fastest_us: float
 
     @property
@@ -126,8 +125,8 @@ class GpuTimer:
         torch.cuda.set_device(self._device)
 
     def __call__(
-        self, problem: AttentionProblem, configs: Sequence[KernelConfig]
-    ) -> Mapping[KernelConfig, float] | str:
+        self, problem: AttentionProblem, configs: Sequence[LeanConfig]
+    ) -> Mapping[LeanConfig, float] | str:
         from triton.runtime.errors import OutOfResources
 
         from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
@@ -138,7 +137,7 @@ class GpuTimer:
         except OutOfMemory as error:
             return str(error)
         buffers = rotating_inputs(problem, self._device, self._spec, "cold")
-        replays: dict[KernelConfig, Replay] = {}
+        replays: dict[LeanConfig, Replay] = {}
         for config in configs:
             try:
                 replays[config] = Replay(

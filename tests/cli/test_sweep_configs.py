@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept_examples import H200, HEURISTIC, LARGE, family, tuned
+from tuned_examples import H200, HEURISTIC, LARGE, family, tuned
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
@@ -18,7 +18,7 @@ from leanbench.configs.store import save_families
 from leanbench.records.directory import read_manifest, read_rows
 
 PIN = (
-    "lean:tile_tokens=64,num_warps=4,num_stages=2,"
+    "lean:implementation=triton,tile_tokens=64,num_warps=4,num_stages=2,"
     "ctas_per_sm=1,min_tiles_per_cta=1,align_grid=false"
 )
 SWEEP = (
@@ -56,15 +56,15 @@ def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], dict[str, Any]]:
     ("words", "sentence"),
     [
         (
-            ["--config", "lean:tile_tokens=64"],
-            "lean needs num_warps, num_stages, ctas_per_sm, min_tiles_per_cta",
+            ["--config", "lean_triton:tile_tokens=64"],
+            "num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid must be given",
         ),
         (["--config", "laen:tile_tokens=64"], "there is no kernel 'laen', did you mean 'lean'?"),
         (["--config", PIN, "--config", PIN], "lean has settings already"),
         (["--config", PIN, "--kernels", "fa2"], "add lean to --kernels or leave its config out"),
         (
-            ["--configs", "kept"],
-            "configs 'kept' is not supported, choose from default, heuristic, best",
+            ["--configs", "tuned"],
+            "configs 'tuned' is not supported, choose from default, heuristic, best",
         ),
     ],
 )
@@ -87,9 +87,9 @@ def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
 
 def test_kept_configs_reach_the_rows_and_the_summary(tmp_path):
     save_families(H200, [family(10.0, 9.0, problems=[tuned(4096), tuned(8192, chosen=0)])])
-    result = sweep(tmp_path, "--name", "kept")
+    result = sweep(tmp_path, "--name", "tuned")
     assert result.exit_code == 0, result.output
-    cells = by_cell(tmp_path, "kept")
+    cells = by_cell(tmp_path, "tuned")
     where = "measured 2026-11-21 on NVIDIA H200, yours"
     chosen = {
         key: (row["config"], row["config_choice"], row["config_reason"])

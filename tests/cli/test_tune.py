@@ -52,8 +52,8 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
     (family,) = kept.families
     # There is CUDA C++ to consider, of which the model knows nothing.
     space = kernel("lean").tuning_space(AttentionProblem(1, 8, 8, 4096, 256), find("a100"))
-    assert {config.implementation for config in space} == {None, "cuda"}
-    assert {candidate.implementation for candidate in family.candidates} == {None}
+    assert {config.implementation for config in space} == {"triton", "cuda"}
+    assert {candidate.config.implementation for candidate in family.candidates} == {"triton"}
     assert "CUDA" not in result.stdout
     assert (family.head_dim, family.group_size, family.source) == (256, 1, "predicted")
     assert len(family.problems) == 12

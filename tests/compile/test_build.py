@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 from depth import DEEP
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.compile.build import Build, Job, build_all, process_pool
-from leanbench.configs.space import build_key
 from leanbench.configs.store import SHIPPED, read
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
@@ -22,7 +22,7 @@ from leanbench.gpu.occupancy import theoretical_occupancy
 
 PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
 RAGGED = AttentionProblem(2, 64, 8, (100, 4000), 128)
-CONFIG = KernelConfig(64, 4, 3, 1, 1, True)
+CONFIG = LeanTritonConfig(64, 4, 3, 1, 1, True)
 H200 = find("h200")
 
 
@@ -81,7 +81,7 @@ def test_an_a100_spills_nothing_with_shipped_settings(pool):
             continue
         problem = AttentionProblem(1, 8 * group_size, 8, 4096, head_dim)
         configs = [family.candidates[index].config for index in family.shortlist]
-        distinct = {build_key(config): config for config in reversed(configs)}
+        distinct = {config.build_key: config for config in reversed(configs)}
         jobs += [Job("lean_triton", problem, config) for config in list(distinct.values())[:2]]
         heuristic = kernel("lean_triton").default_config(problem, find("a100"))
         assert heuristic is not None
@@ -97,7 +97,7 @@ def test_an_a100_spills_nothing_with_shipped_settings(pool):
 
 def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
     """Loads that wait for the block table in each step could not be in flight together."""
-    config = KernelConfig(64, 4, 3, 1, 1, True)
+    config = LeanTritonConfig(64, 4, 3, 1, 1, True)
     problems = [replace(PROBLEM, q_len=2, page_size=page_size) for page_size in (None, 16, 64, 256)]
     builds = build_all([Job("lean", problem, config) for problem in problems], (9, 0), pool)
     assert [built.failure for built in builds] == [None] * 4
@@ -112,7 +112,7 @@ def test_one_process_compiles_for_several_architectures(pool):
 
 def test_what_cannot_be_built_says_why_and_the_others_are_built(pool):
     jobs = [
-        Job("lean", PROBLEM, KernelConfig(48, 4, 3, 1, 1, True)),
+        Job("lean", PROBLEM, LeanTritonConfig(48, 4, 3, 1, 1, True)),
         Job("reference", PROBLEM, CONFIG),
         Job("lean", RAGGED, CONFIG),
     ]

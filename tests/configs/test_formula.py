@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leanbench.kernels.lean.configs import LeanCudaConfig, LeanTritonConfig
 
 from leanbench.configs.formula import Coefficients, Point, Shape, Work, divide, fit, grid_of
 from leanbench.core.decomposition import TileGrid, stream_k
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 SMS = 132
 TRUE = Coefficients(4.5, 3.0, 4.6e6, 4.2e4, 6e4, 1.0, 0.7, 1.2, 0.08, 0.4, 0.3)
@@ -40,7 +40,7 @@ ANY = Unlimited()
 
 
 configs = st.builds(
-    KernelConfig,
+    LeanTritonConfig,
     tile_tokens=st.sampled_from([64, 128, 256]),
     num_warps=st.just(4),
     num_stages=st.just(3),
@@ -88,7 +88,7 @@ def test_a_ragged_batch_is_not_aligned():
     ragged = Shape.of(AttentionProblem(3, 24, 24, (100, 4000, 4000), 64))
     assert not ragged.uniform
     assert ragged.context == 4000
-    config = KernelConfig(64, 4, 3, 1, 1, True)
+    config = LeanTritonConfig(64, 4, 3, 1, 1, True)
     assert grid_of(ragged, config, SMS, ANY) == SMS
     assert grid_of(replace(ragged, uniform=True), config, SMS, ANY) == 72
 
@@ -96,7 +96,9 @@ def test_a_ragged_batch_is_not_aligned():
 @pytest.mark.parametrize(("cluster_size", "clusters"), [(1, 132), (2, 66), (4, 30), (8, 15)])
 def test_a_cluster_is_one_run(cluster_size, clusters):
     """H200: larger clusters than pairs find room on 120 of 132 SMs."""
-    config = KernelConfig(128, 4, 3, 1, 1, False, implementation="cuda", cluster_size=cluster_size)
+    config = LeanCudaConfig(
+        128, 4, 3, 1, 1, False, cluster_size=cluster_size, chunk_tokens=32, tile_rows=8, copy="bulk"
+    )
     # 40 LeanTiles a cluster: runs end with no output tile but the last.
     shape = Shape(kv_heads=1, context=128 * 40 * clusters, head_dim=64, rows=1)
     assert grid_of(shape, config, SMS, ANY) == clusters * cluster_size
@@ -109,21 +111,23 @@ def test_a_cluster_is_one_run(cluster_size, clusters):
 
 
 def test_two_ctas_of_a_pair_on_each_sm():
-    config = KernelConfig(128, 4, 3, 2, 1, False, implementation="cuda", cluster_size=2)
+    config = LeanCudaConfig(
+        128, 4, 3, 2, 1, False, cluster_size=2, chunk_tokens=32, tile_rows=8, copy="bulk"
+    )
     work = divide(Shape(kv_heads=1, context=128 * 4000, head_dim=64, rows=1), config, SMS, ANY)
     assert grid_of(Shape(1, 128 * 4000, 64, 1), config, SMS, ANY) == 264
     assert work.ctas_per_sm == 2
-    # 132 pairs: 40 of them have 31 LeanTiles, the others 30.
-    assert work.longest_bytes == 31 * 128 * 64 * 4 / 2
+    # 132 pairs: 40 of them have 31 LeanTiles, the others 30; eight warps take a chunk of 32 each.
+    assert work.longest_bytes == -(-31 * 128 // 256) * 256 * 64 * 4 / 2
 
 
 def test_the_grid_limit_holds():
     shape = Shape.of(AttentionProblem(1, 8, 8, 65536, 64))
-    assert grid_of(shape, KernelConfig(64, 4, 3, 4, 1, False), SMS, Limited()) == 100
+    assert grid_of(shape, LeanTritonConfig(64, 4, 3, 4, 1, False), SMS, Limited()) == 100
 
 
 def test_large_problems_take_the_bandwidth_small_ones_the_start():
-    config = KernelConfig(128, 4, 3, 1, 1, True)
+    config = LeanTritonConfig(128, 4, 3, 1, 1, True)
     large = divide(Shape.of(AttentionProblem(8, 32, 32, 65536, 64)), config, SMS, ANY)
     assert TRUE.latency_us(large) == pytest.approx(large.kv_bytes / TRUE.gpu_bytes_per_us, rel=0.1)
     small = divide(Shape.of(AttentionProblem(1, 8, 8, 64, 64)), config, SMS, ANY)
@@ -162,7 +166,7 @@ def points_of(coefficients: Coefficients, noise: float = 0.0, seed: int = 0) -> 
     for heads in (4, 8, 24, 56, 64, 200, 512):
         for context in (300, 1024, 5000, 16384, 90_000):
             for ctas_per_sm, align in ((1, True), (2, False), (2, True)):
-                config = KernelConfig(128, 4, 3, ctas_per_sm, 1, align)
+                config = LeanTritonConfig(128, 4, 3, ctas_per_sm, 1, align)
                 work = divide(Shape(heads, context, 64, 1), config, SMS, ANY)
                 found.append(
                     Point(
@@ -176,9 +180,11 @@ def points_of(coefficients: Coefficients, noise: float = 0.0, seed: int = 0) -> 
 
 def test_a_fit_predicts_what_it_was_not_shown():
     points = points_of(TRUE, noise=0.01)
-    shown, kept = points[::2], points[1::2]
+    shown, tuned = points[::2], points[1::2]
     found = fit(shown, 4.8)
-    errors = [abs(found.latency_us(point.work) / TRUE.latency_us(point.work) - 1) for point in kept]
+    errors = [
+        abs(found.latency_us(point.work) / TRUE.latency_us(point.work) - 1) for point in tuned
+    ]
     assert np.median(errors) < 0.01
     assert max(errors) < 0.05
 

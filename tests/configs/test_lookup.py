@@ -8,7 +8,8 @@ import pytest
 from depth import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kept_examples import (
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
+from tuned_examples import (
     FROM,
     H200,
     HEURISTIC,
@@ -27,28 +28,27 @@ from kept_examples import (
 from leanbench.configs import store
 from leanbench.configs.formula import Coefficients, Shape, divide
 from leanbench.configs.lookup import Choice, choose, resolve, row_fields
-from leanbench.configs.space import BuildKey, build_key
 from leanbench.configs.store import save_families
 from leanbench.configs.tuned import LEAST_GAIN, Build
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 
 @pytest.fixture(autouse=True)
 def _home(home):
-    """All tests here start with nothing kept."""
+    """All tests here start with nothing tuned."""
 
 
-def heuristic_because(why: str, config: KernelConfig = HEURISTIC) -> Choice:
+def heuristic_because(why: str, config: LeanTritonConfig = HEURISTIC) -> Choice:
     return Choice(config, "heuristic", why)
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"q_len": 4}, "configs are kept for q_len 1, not for q_len 4"),
-        ({"page_size": 64}, "configs are kept for a contiguous cache, not for page_size 64"),
+        ({"q_len": 4}, "configs are tuned for q_len 1, not for q_len 4"),
+        ({"page_size": 64}, "configs are tuned for a contiguous cache, not for page_size 64"),
     ],
 )
 def test_several_query_tokens_and_pages_run_with_the_heuristic(fields, why):
@@ -65,7 +65,7 @@ def test_given_settings_win():
 
 
 def test_nothing_kept_means_the_heuristic():
-    why = "nothing is kept that fits head_dim 128, group size 4, latency on NVIDIA H200"
+    why = "nothing is tuned that fits head_dim 128, group size 4, latency on NVIDIA H200"
     assert choose(LEAN, PROBLEM, H200) == heuristic_because(why)
 
 
@@ -85,7 +85,7 @@ def test_the_switch_turns_them_off(monkeypatch):
     for word in ("off", "OFF", "0"):
         monkeypatch.setenv("LEANBENCH_CONFIGS", word)
         assert choose(LEAN, PROBLEM, H200) == heuristic_because(
-            "LEANBENCH_CONFIGS turns kept configs off"
+            "LEANBENCH_CONFIGS turns tuned configs off"
         )
     monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
     assert choose(LEAN, PROBLEM, H200).how == "tuned"
@@ -101,7 +101,7 @@ def test_less_than_half_a_percent_is_no_reason(large_us, how):
     assert choice.how == how
     if how == "heuristic":
         why = (
-            f"{FROM}, yours: no kept config is predicted at least 0.5% faster than the heuristic"
+            f"{FROM}, yours: no tuned config is predicted at least 0.5% faster than the heuristic"
             " here"
         )
         assert choice == heuristic_because(why)
@@ -112,7 +112,7 @@ def test_the_fastest_of_the_shortlist_wins_and_the_others_do_not_count():
         candidate(HEURISTIC, 0),
         candidate(LARGE, 1),
         candidate(WIDE, 2),
-        candidate(KernelConfig(256, 8, 2, 1, 1, False), 3),
+        candidate(LeanTritonConfig(256, 8, 2, 1, 1, False), 3),
     ]
     builds = [build(10.0), build(9.0), build(8.0), build(1.0)]
     save_families(H200, [family(candidates=candidates, builds=builds, shortlist=[1, 2])])
@@ -242,7 +242,7 @@ def test_a_corrupt_file_is_said_once_and_passed_over(ship):
     path.parent.mkdir(parents=True)
     path.write_text("{")
     with pytest.warns(
-        UserWarning, match=r"h200.json is not a file of kept configs .*; it is not used$"
+        UserWarning, match=r"h200.json is not a file of tuned configs .*; it is not used$"
     ) as said:
         choice, *_ = [
             choose(LEAN, problem, H200) for problem in (PROBLEM, problem_of(8), problem_of(1, 64))
@@ -296,8 +296,8 @@ def test_what_a_sweep_asks_for():
 def test_the_fields_of_a_row():
     save_families(H200, [family()])
     why = f"{FROM}, yours: predicted 10.0% faster than the heuristic here"
-    kept_fields = {"config": LARGE.to_dict(), "config_choice": "tuned", "config_reason": why}
-    assert row_fields(LEAN, choose(LEAN, PROBLEM, H200)) == kept_fields
+    tuned_fields = {"config": LARGE.to_dict(), "config_choice": "tuned", "config_reason": why}
+    assert row_fields(LEAN, choose(LEAN, PROBLEM, H200)) == tuned_fields
     fa2 = kernel("fa2")
     config = choose(fa2, PROBLEM, H200).config
     assert config is not None
@@ -309,7 +309,7 @@ def test_the_fields_of_a_row():
 
 
 CONFIGS = st.builds(
-    KernelConfig,
+    LeanTritonConfig,
     st.sampled_from([64, 128, 256]),
     st.sampled_from([4, 8]),
     st.sampled_from([2, 3, 4]),
@@ -350,14 +350,14 @@ def test_nothing_is_chosen_that_its_formula_calls_slower_than_the_heuristic(
     assert choice.config in listed
     rates_of: dict[BuildKey, Coefficients] = {}
     for config, made in zip(listed, builds, strict=True):
-        rates_of.setdefault(build_key(config), made.coefficients)
+        rates_of.setdefault(config.build_key, made.coefficients)
 
-    def latency_us(config: KernelConfig) -> float:
+    def latency_us(config: LeanConfig) -> float:
         # At the length that the choice is made for.
         granule = min(each.tile_tokens for each in listed)
         shape = Shape.of(replace(problem, context=-(-context // granule) * granule))
-        return rates_of[build_key(config)].latency_us(divide(shape, config, H200.sms, LEAN))
+        return rates_of[config.build_key].latency_us(divide(shape, config, H200.sms, LEAN))
 
     if choice.how == "tuned":
-        assert choice.config is not None
+        assert isinstance(choice.config, LeanConfig)
         assert latency_us(choice.config) <= latency_us(heuristic) * (1 - LEAST_GAIN) * (1 + 1e-9)

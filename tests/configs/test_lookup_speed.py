@@ -9,7 +9,8 @@ from dataclasses import replace
 from types import FrameType
 
 import pytest
-from kept_examples import (
+from leanbench.kernels.lean.configs import LeanTritonConfig
+from tuned_examples import (
     H200,
     HEURISTIC,
     LEAN,
@@ -22,14 +23,13 @@ from kept_examples import (
 from leanbench.configs import lookup, store
 from leanbench.configs.lookup import choose
 from leanbench.configs.store import save_families
-from leanbench.configs.tuned import Family, KeptConfigs
+from leanbench.configs.tuned import Family, TunedConfigs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 
 @pytest.fixture(autouse=True)
 def _home(home):
-    """All tests here start with nothing kept."""
+    """All tests here start with nothing tuned."""
 
 
 def test_what_is_saved_counts_at_once():
@@ -54,7 +54,7 @@ def test_a_growing_context_asks_the_formula_once_a_lean_tile(monkeypatch):
 
 def ten_candidates() -> Family:
     configs = [
-        KernelConfig(128, 4, 3, per_sm, least, align)
+        LeanTritonConfig(128, 4, 3, per_sm, least, align)
         for per_sm in (1, 2, 3)
         for least in (1, 2)
         for align in (True, False)
@@ -111,4 +111,4 @@ def test_a_file_is_parsed_once(monkeypatch):
     for group_size in (4, 8, 5, 1):
         choose(LEAN, problem_of(group_size), H200)
     assert len(reads) == 1
-    assert isinstance(store.all_files()[0].kept, KeptConfigs)
+    assert isinstance(store.all_files()[0].tuned, TunedConfigs)

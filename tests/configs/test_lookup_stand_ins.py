@@ -1,4 +1,4 @@
-"""Which families and which GPUs stand in for one that nothing is kept for."""
+"""Which families and which GPUs stand in for one that nothing is tuned for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from kept_examples import (
+from leanbench.kernels.lean.configs import LeanTritonConfig
+from tuned_examples import (
     FROM,
     H200,
     HEURISTIC,
@@ -23,13 +24,12 @@ from kept_examples import (
 
 from leanbench.configs.lookup import Choice, choose
 from leanbench.configs.store import save_families
-from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import find
 
 
 @pytest.fixture(autouse=True)
 def _home(home):
-    """All tests here start with nothing kept."""
+    """All tests here start with nothing tuned."""
 
 
 def test_dtype_and_layout_stand_in_for_each_other():
@@ -55,7 +55,7 @@ def test_dtype_and_layout_stand_in_for_each_other():
 
 
 @pytest.mark.parametrize(
-    ("kept_groups", "asked", "found"),
+    ("tuned_groups", "asked", "found"),
     [
         ([4], 8, 4),
         ([4], 2, 4),
@@ -70,11 +70,11 @@ def test_dtype_and_layout_stand_in_for_each_other():
         ([32], 20, 32),
     ],
 )
-def test_the_nearest_group_size_stands_in(kept_groups, asked, found):
-    save_families(H200, [family(group_size=group_size) for group_size in kept_groups])
+def test_the_nearest_group_size_stands_in(tuned_groups, asked, found):
+    save_families(H200, [family(group_size=group_size) for group_size in tuned_groups])
     why = choose(LEAN, problem_of(asked), H200).why
     if found is None:
-        assert why.startswith("nothing is kept that fits")
+        assert why.startswith("nothing is tuned that fits")
     else:
         assert f"yours, group size {found} for {asked}: " in why
 
@@ -82,7 +82,7 @@ def test_the_nearest_group_size_stands_in(kept_groups, asked, found):
 def test_another_head_dim_does_not():
     save_families(H200, [family()])
     assert choose(LEAN, problem_of(4, 64), H200).why.startswith(
-        "nothing is kept that fits head_dim 64"
+        "nothing is tuned that fits head_dim 64"
     )
 
 
@@ -120,7 +120,7 @@ def test_the_nearest_gpu_stands_in_and_it_is_said_once(ship):
         assert choose(LEAN, replace(PROBLEM, batch=3), h100).how == "tuned"
         assert choose(LEAN, replace(PROBLEM, dtype="bf16"), h100).how == "tuned"
     # Another architecture never does.
-    assert choose(LEAN, PROBLEM, find("b200")).why.startswith("nothing is kept")
+    assert choose(LEAN, PROBLEM, find("b200")).why.startswith("nothing is tuned")
 
 
 def test_the_nearest_of_several_gpus(ship):
@@ -137,9 +137,9 @@ def test_the_nearest_of_several_gpus(ship):
 def test_of_another_gpu_nothing_predicted_and_no_times(ship):
     h100 = find("h100-sxm")
     ship(family(source="predicted"))
-    assert choose(LEAN, PROBLEM, h100).why.startswith("nothing is kept")
+    assert choose(LEAN, PROBLEM, h100).why.startswith("nothing is tuned")
     ship(family(10.0, 11.0, problems=[tuned(4096)]))
-    with pytest.warns(UserWarning, match="no configs are kept for NVIDIA H100"):
+    with pytest.warns(UserWarning, match="no configs are tuned for NVIDIA H100"):
         assert choose(LEAN, PROBLEM, h100).how == "heuristic"
 
 
@@ -191,7 +191,7 @@ def test_what_does_not_fit_the_gpu_that_is_here_is_passed_over(ship):
     assert choose(LEAN, PROBLEM, l4).how == "heuristic"
     # Where nobody compiled, the estimate of the kernels room says so: 5 stages of 128 tokens are
     # 256 KB.
-    unknown = candidate(KernelConfig(128, 4, 5, 1, 1, False), 1, shared_bytes=None)
+    unknown = candidate(LeanTritonConfig(128, 4, 5, 1, 1, False), 1, shared_bytes=None)
     ship(
         family(candidates=[candidate(small, 0), unknown], builds=[build(10.0), build(9.0)]),
         name="a100-80gb",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
+from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanCudaConfig, LeanTritonConfig
 
 from leanbench.compile.build import Build
 from leanbench.configs.formula import Shape, grid_of
 from leanbench.configs.space import (
     Candidate,
     FamilyKey,
-    build_key,
     candidates,
     default_families,
     distinct,
@@ -20,7 +21,7 @@ from leanbench.configs.space import (
     jobs,
     why_left_out,
 )
-from leanbench.core.registry import KernelConfig, LaunchResources, kernel
+from leanbench.core.registry import LaunchResources, kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.tune.problems import problems
 
@@ -29,11 +30,11 @@ H200 = find("h200")
 FAMILY = FamilyKey(128, 8)
 
 
-def built(config: KernelConfig, registers=128, shared_kb=60, spilled=0, failure=None) -> Build:
+def built(config: LeanConfig, registers=128, shared_kb=60, spilled=0, failure=None) -> Build:
     taken = LaunchResources(
         "lean_kernel", 132, config.num_warps, registers, shared_kb * 1024, spilled
     )
-    job = jobs(LEAN, FAMILY, H200)[build_key(config)]
+    job = jobs(LEAN, FAMILY, H200)[config.build_key]
     return Build(job, () if failure else (taken,), failure)
 
 
@@ -55,30 +56,28 @@ def test_a_family_makes_problems_of_so_many_output_tiles(tiles, group):
 
 
 def test_grids_share_a_build_and_registers_part_them():
-    one = KernelConfig(128, 4, 3, 1, 1, True)
-    assert build_key(one) == build_key(KernelConfig(128, 4, 3, 2, 8, False))
-    assert build_key(one) != build_key(KernelConfig(128, 4, 3, 3, 1, True))
-    assert build_key(one) != build_key(KernelConfig(128, 4, 2, 1, 1, True))
+    one = LeanTritonConfig(128, 4, 3, 1, 1, True)
+    assert one.build_key == LeanTritonConfig(128, 4, 3, 2, 8, False).build_key
+    assert one.build_key != LeanTritonConfig(128, 4, 3, 3, 1, True).build_key
+    assert one.build_key != LeanTritonConfig(128, 4, 2, 1, 1, True).build_key
 
 
 def test_what_a_cuda_build_is_parted_by():
-    one = KernelConfig(
+    one = LeanCudaConfig(
         128,
         4,
         3,
         1,
         1,
         True,
-        implementation="cuda",
         chunk_tokens=32,
         tile_rows=8,
         cluster_size=2,
         copy="bulk",
     )
     # LeanTile and grid are numbers of the launch.
-    assert build_key(one) == build_key(
-        replace(one, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
-    )
+    other_grid = replace(one, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
+    assert one.build_key == other_grid.build_key
     others = [
         replace(one, **{name: value})
         for name, value in (
@@ -90,26 +89,25 @@ def test_what_a_cuda_build_is_parted_by():
             ("copy", "async"),
         )
     ]
-    triton = KernelConfig(128, 4, 3, 1, 1, True)
-    assert len({build_key(config) for config in (one, *others, triton)}) == 8
+    triton = LeanTritonConfig(128, 4, 3, 1, 1, True)
+    assert len({config.build_key for config in (one, *others, triton)}) == 8
 
 
 def test_launches_of_other_lean_tiles_are_others():
-    one = KernelConfig(
+    one = LeanCudaConfig(
         128,
         4,
         3,
         1,
         1,
         True,
-        implementation="cuda",
         chunk_tokens=32,
         tile_rows=8,
         cluster_size=1,
         copy="bulk",
     )
     # 8 output tiles, 16 CTAs each at most: both grids are 128.
-    pairs = [Candidate(config, build_key(config)) for config in (one, replace(one, tile_tokens=64))]
+    pairs = [Candidate(config, config.build_key) for config in (one, replace(one, tile_tokens=64))]
     problem = FAMILY.problem(8, 4096)
     assert [grid_of(Shape.of(problem), pair.config, H200.sms, LEAN) for pair in pairs] == [128, 128]
     assert distinct(pairs, problem, LEAN, H200) == pairs
@@ -120,7 +118,7 @@ def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
     triton, cuda = kernel("lean_triton"), kernel("lean_cuda")
     problem = FAMILY.problem(8, 4096)
     own = [each.default_config(problem, H200) for each in (cuda, triton)]
-    assert [config.implementation for config in own if config] == ["cuda", None]
+    assert [config.implementation for config in own if config] == ["cuda", "triton"]
     assert heuristics(LEAN, problem, H200) == own
     assert heuristics(triton, problem, H200) == own[1:]
     assert heuristics(cuda, problem, H200) == own[:1]
@@ -134,8 +132,9 @@ def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
 def test_there_is_one_job_for_each_build():
     found = jobs(LEAN, FAMILY, H200)
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
-    assert set(found) == {build_key(config) for config in space}
-    assert all(build_key(job.config) == key for key, job in found.items())
+    assert set(found) == {config.build_key for config in space}
+    configs: dict[BuildKey, Any] = {key: job.config for key, job in found.items()}
+    assert all(config.build_key == key for key, config in configs.items())
 
 
 @pytest.mark.parametrize(
@@ -150,14 +149,14 @@ def test_there_is_one_job_for_each_build():
     ],
 )
 def test_what_a_build_takes_rules_it_out(build, says):
-    config = KernelConfig(64, 4, 3, 2, 1, True)
+    config = LeanTritonConfig(64, 4, 3, 2, 1, True)
     assert why_left_out(built(config, **build), config, H200) == says
 
 
 def test_candidates_are_those_that_compiling_leaves():
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
     builds = {
-        build_key(config): built(config, spilled=5 if config.tile_tokens == 256 else 0)
+        config.build_key: built(config, spilled=5 if config.tile_tokens == 256 else 0)
         for config in space
     }
     able, left_out = candidates(LEAN, FAMILY, H200, builds)
@@ -169,10 +168,10 @@ def test_candidates_are_those_that_compiling_leaves():
 def test_equal_launches_are_timed_once():
     problem = FAMILY.problem(8, 128)
     # 16 LeanTiles: none of these grids can have more CTAs.
-    same = [KernelConfig(64, 4, 3, ctas, 1, False) for ctas in (1, 2)]
-    other = KernelConfig(64, 4, 3, 1, 2, False)
+    same = [LeanTritonConfig(64, 4, 3, ctas, 1, False) for ctas in (1, 2)]
+    other = LeanTritonConfig(64, 4, 3, 1, 2, False)
     found = distinct(
-        [Candidate(config, build_key(config)) for config in [*same, other]], problem, LEAN, H200
+        [Candidate(config, config.build_key) for config in [*same, other]], problem, LEAN, H200
     )
     assert [candidate.config for candidate in found] == [same[0], other]
 

@@ -1,4 +1,4 @@
-"""Files of kept configs: what is written, what is refused, and that nobody's entries are lost."""
+"""Files of tuned configs: what is written, what is refused, and that nobody's entries are lost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kept_examples import H200, HEURISTIC, LARGE, build, candidate, family, gpu, kept, tuned
+from tuned_examples import (
+    H200,
+    family,
+    gpu,
+    tuned,
+    tuned_configs,
+)
 
 from leanbench.configs.store import (
-    kept_for,
     load_shipped,
     load_user,
     merge,
@@ -21,8 +26,9 @@ from leanbench.configs.store import (
     read,
     save_families,
     saves,
+    tuned_for,
 )
-from leanbench.configs.tuned import KeptConfigs
+from leanbench.configs.tuned import TunedConfigs
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
 
@@ -33,8 +39,8 @@ def test_what_is_saved_is_read_again(home):
     saved = save_families(H200, [one])
     assert saved.path == path_of("h200") == home / "configs" / "h200.json"
     assert (saved.added, saved.replaced, saved.refused) == ((one,), (), ())
-    assert read(saved.path) == kept(one)
-    assert load_user(H200) == kept(one)
+    assert read(saved.path) == tuned_configs(one)
+    assert load_user(H200) == tuned_configs(one)
     assert load_shipped(H200) is None
     assert saves() == before + 1
     assert sorted(path.name for path in saved.path.parent.iterdir()) == [
@@ -125,7 +131,7 @@ def write(path: Path, content: Any) -> Path:
 
 
 def plain(**fields: Any) -> dict[str, Any]:
-    return {**kept(family(problems=[tuned()])).model_dump(mode="json"), **fields}
+    return {**tuned_configs(family(problems=[tuned()])).model_dump(mode="json"), **fields}
 
 
 def spoiled(path: str, value: Any) -> dict[str, Any]:
@@ -140,17 +146,17 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
 
 
 FAULTS = {
-    "cut off": (json.dumps(plain())[:500], r"is not a file of kept configs \(no JSON, "),
+    "cut off": (json.dumps(plain())[:500], r"is not a file of tuned configs \(no JSON, "),
     "no JSON": ("hello", r"\(no JSON, Expecting value"),
     "a list": ([1], "it has no schema_version and families: move it away"),
     "another tool's": ({"models": []}, "it has no schema_version and families: move it away"),
     "older": (
         plain(schema_version=0),
-        "has schema version 0, this leanbench reads 1: move it away and tune again",
+        "has schema version 0, this leanbench reads 2: move it away and tune again",
     ),
     "newer": (
-        plain(schema_version=2),
-        "has schema version 2, this .* 1: move it away, or update leanbench",
+        plain(schema_version=3),
+        "has schema version 3, this .* 2: move it away, or update leanbench",
     ),
     "no version": (plain(schema_version="one"), "has schema version 'one'"),
     "an unknown field": (plain(more=1), r"\(more: extra inputs are not permitted\)"),
@@ -165,13 +171,6 @@ FAULTS = {
     "infinite": (
         spoiled("families.0.builds.0.start_us", float("inf")),
         r"\(families.0.builds.0.start_us: ",
-    ),
-    "no builds": (
-        {
-            **plain(),
-            "families": [family(builds=[], shortlist=[], candidates=[]).model_dump(mode="json")],
-        },
-        r"\(family 0 \(head_dim 128, group size 4, fp16, HND\): there are no builds\)",
     ),
     "a build that is not there": (
         spoiled("families.0.candidates.1.build", 2),
@@ -202,12 +201,20 @@ FAULTS = {
         "candidate 1 is on the shortlist and has no build",
     ),
     "CUDA C++ without its settings": (
-        spoiled("families.0.candidates.1.implementation", "cuda"),
-        "candidate 1 is of cuda and has no chunk_tokens",
+        spoiled("families.0.candidates.1.config.implementation", "cuda"),
+        r"families.0.candidates.1.config: .*chunk_tokens, tile_rows, cluster_size, copy must be",
     ),
     "Triton with settings of CUDA C++": (
-        spoiled("families.0.candidates.1.cluster_size", 2),
-        "candidate 1 is of Triton and has a cluster_size",
+        spoiled("families.0.candidates.1.config.cluster_size", 2),
+        r"families.0.candidates.1.config: .*there is no setting 'cluster_size'",
+    ),
+    "a setting out of range": (
+        spoiled("families.0.candidates.1.config.tile_tokens", 48),
+        r"families.0.candidates.1.config: .*tile_tokens 48 is not a power of two from 16 to 1024",
+    ),
+    "a path for a name": (
+        spoiled("gpu.name", "../../x"),
+        r"gpu.name: .*a GPU's name has lower-case letters, digits",
     ),
     "no time": (spoiled("families.0.time", "yesterday"), "time 'yesterday' is no ISO 8601 time"),
     "twice": (
@@ -250,7 +257,7 @@ def test_a_file_of_another_gpu_or_kernel_is_not_overwritten(home):
         save_families(H200, [family()], path)
     with pytest.raises(UserError, match="is of kernel 'lean', not of 'other'"):
         save_families(find("a100"), [family()], path, kernel="other")
-    assert read(path) == kept(of=gpu("a100"))
+    assert read(path) == tuned_configs(of=gpu("a100"))
 
 
 def test_a_part_of_a_gpu_has_a_file_of_its_own(home):
@@ -259,8 +266,10 @@ def test_a_part_of_a_gpu_has_a_file_of_its_own(home):
     save_families(H200, [family()])
     saved = save_families(part, [family(large_us=3.0)])
     assert saved.path == home / "configs" / "h200-16sms-0.6tb.json"
-    assert load_user(H200) == kept()
-    assert load_user(part) == kept(family(large_us=3.0), of=gpu(sms=16, bandwidth_tb_s=0.6))
+    assert load_user(H200) == tuned_configs()
+    assert load_user(part) == tuned_configs(
+        family(large_us=3.0), of=gpu(sms=16, bandwidth_tb_s=0.6)
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,14 +291,14 @@ def test_which_gpus_are_the_same(home, fields, same):
 
 def test_shipped_files_are_another_place(home):
     merge(gpu(), [family()], home.parent / "shipped" / "h200.json")
-    assert load_shipped(H200) == kept()
+    assert load_shipped(H200) == tuned_configs()
     assert load_user(H200) is None
     save_families(H200, [family(large_us=2.0)])
-    assert [(file.where, file.kept) for file in kept_for(H200)] == [
-        ("yours", kept(family(large_us=2.0))),
-        ("shipped", kept()),
+    assert [(file.where, file.tuned) for file in tuned_for(H200)] == [
+        ("yours", tuned_configs(family(large_us=2.0))),
+        ("shipped", tuned_configs()),
     ]
-    assert kept_for(find("a100")) == []
+    assert tuned_for(find("a100")) == []
 
 
 def test_what_cannot_be_read_or_written(home):
@@ -307,16 +316,5 @@ def test_files_that_come_with_leanbench_are_whole():
     from leanbench.configs.store import SHIPPED
 
     for path in SHIPPED.glob("*.json"):
-        assert isinstance(read(path), KeptConfigs)
+        assert isinstance(read(path), TunedConfigs)
         assert find(path.stem).sms == read(path).gpu.sms
-
-
-def test_candidates_that_were_never_timed_are_kept(home):
-    left_out = candidate(
-        LARGE, None, registers_per_thread=None, left_out="spills 8 registers of a thread"
-    )
-    one = family(candidates=[candidate(HEURISTIC, 0), left_out], builds=[build(1.0)], shortlist=[0])
-    assert (
-        read(save_families(H200, [one]).path).families[0].candidates[1].left_out
-        == "spills 8 registers of a thread"
-    )

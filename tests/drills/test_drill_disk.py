@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from drill_sweeps import command, environment, rows, run, start, wait_until
-from kept_examples import family
+from tuned_examples import family
 
 from leanbench.configs.store import read
 from leanbench.records.reading import read_run
@@ -209,7 +209,7 @@ def test_two_sweeps_that_start_at_once_make_one_run(tmp_path):
 SAVER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from kept_examples import H200, family
+from tuned_examples import H200, family
 from leanbench.configs.store import save_families
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 40):
     save_families(H200, [family(group_size=number)])

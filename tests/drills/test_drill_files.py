@@ -17,8 +17,8 @@ import pytest
 from hostile import MARKUP, VALUES, changed, damaged_json, share, torn, within_limits
 from hypothesis import given
 from hypothesis import strategies as st
-from kept_examples import H200, LEAN, family, kept, tuned
-from kept_examples import PROBLEM as TUNED
+from tuned_examples import H200, LEAN, family, tuned, tuned_configs
+from tuned_examples import PROBLEM as TUNED
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
@@ -275,7 +275,9 @@ def test_text_of_any_run_stays_text(folder, manifest, row, text):
 
 
 KEPT = json.loads(
-    kept(family(problems=[tuned()]), family(group_size=8)).model_dump_json(exclude_none=True)
+    tuned_configs(family(problems=[tuned()]), family(group_size=8)).model_dump_json(
+        exclude_none=True
+    )
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from drill_sweeps import run
-from kept_examples import H200, family, kept
+from tuned_examples import H200, family, tuned_configs
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
@@ -112,7 +112,10 @@ def test_rows_without_the_fields_of_today_are_read(out):
 )
 def test_kept_configs_of_another_version_are_refused_and_not_overwritten(tmp_path, version, fix):
     path = tmp_path / "h200.json"
-    content = {**json.loads(kept().model_dump_json(exclude_none=True)), "schema_version": version}
+    content = {
+        **json.loads(tuned_configs().model_dump_json(exclude_none=True)),
+        "schema_version": version,
+    }
     path.write_text(json.dumps(content))
     with pytest.raises(UserError) as refused:
         read(path)
@@ -120,6 +123,6 @@ def test_kept_configs_of_another_version_are_refused_and_not_overwritten(tmp_pat
         str(refused.value) == f"{path} has schema version {version}, this leanbench reads 1: {fix}"
     )
     with pytest.raises(UserError, match="it is not overwritten"):
-        merge(kept().gpu, [family(group_size=8)], path)
+        merge(tuned_configs().gpu, [family(group_size=8)], path)
     assert json.loads(path.read_text()) == content
-    assert kept().gpu.is_like(H200)
+    assert tuned_configs().gpu.is_like(H200)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend, differing
-from kept_examples import candidate, family
+from leanbench.kernels.lean.configs import LeanTritonConfig
+from tuned_examples import candidate, family
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
@@ -318,7 +319,7 @@ def test_kept_settings_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     problem = AttentionProblem(2, 32, 8, 4096, 128)
     heuristic = kernel("lean").default_config(problem, spec())
     assert heuristic is not None
-    kept = KernelConfig(128, 8, 3, 1, 1, True)
+    kept = LeanTritonConfig(128, 8, 3, 1, 1, True)
     if chosen == "cuda":
         reason = kernel("lean_cuda").unavailable_reason()
         if reason is not None:

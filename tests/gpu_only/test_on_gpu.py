@@ -14,10 +14,11 @@ from types import ModuleType
 import pytest
 import torch
 from attention_calls import assert_right, attend
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
 MHA = AttentionProblem(1, 56, 56, 4096, 64)
 GQA = AttentionProblem(4, 32, 8, 3000, 128, "bf16", "NHD")
 RAGGED = AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128)
-CONFIG = KernelConfig(64, 4, 3, ctas_per_sm=2, min_tiles_per_cta=1)
+CONFIG = LeanTritonConfig(64, 4, 3, ctas_per_sm=2, min_tiles_per_cta=1, align_grid=False)
 
 
 def lean() -> ModuleType:
@@ -165,7 +166,9 @@ def test_a_grid_that_does_not_fit_at_once_ends(ctas_per_sm, times_the_sms, conte
     inputs = make_inputs(problem, "cuda")
     sms = torch.cuda.get_device_properties("cuda").multi_processor_count
     # 64 KB of shared memory: not a quarter of these CTAs has room on any GPU.
-    config = KernelConfig(128, 4, 3, ctas_per_sm=ctas_per_sm, min_tiles_per_cta=1)
+    config = LeanTritonConfig(
+        128, 4, 3, ctas_per_sm=ctas_per_sm, min_tiles_per_cta=1, align_grid=False
+    )
     launch = lean().prepare(inputs, config, sms=sms * times_the_sms)
     for _ in range(20):
         launch()

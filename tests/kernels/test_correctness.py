@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from depth import diagonal, label
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import check_against_reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
@@ -16,9 +18,9 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel
 
 CONFIGS = {
-    "lean": KernelConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1),
+    "lean": LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False),
     "fa2": KernelConfig(32, 4, 2),
-    "fixed_split": KernelConfig(32, 4, 2, splits=3),
+    "fixed_split": FixedSplitConfig(32, 4, 2, splits=3),
 }
 PROBLEMS = [
     AttentionProblem(1, 2, 2, 1, 64),
@@ -218,7 +220,7 @@ def test_any_grid(sms, align_grid, device):
     problem = AttentionProblem(1, 2, 2, 390, 64)
     workspace = Workspace.on(torch.device(device))
     inputs = make_inputs(problem, device)
-    config = KernelConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=align_grid)
+    config = LeanTritonConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=align_grid)
     prepare(inputs, config, workspace, sms)()
     passes(inputs, "fp16")
     assert (workspace.partials == -1).all()
@@ -237,7 +239,11 @@ def test_merges_of_many_rows_and_partials(problem, device):
     from leanbench.kernels.lean.triton import prepare
 
     inputs = make_inputs(problem, device)
-    prepare(inputs, KernelConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1), sms=24)()
+    prepare(
+        inputs,
+        LeanTritonConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False),
+        sms=24,
+    )()
     passes(inputs, "fp16")
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
@@ -23,7 +24,7 @@ from leanbench.compile.nvrtc import CudaBinary, CudaCompileError, CudaSource, co
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs, shape_only
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
 
@@ -249,14 +250,13 @@ def test_all_tuned_settings_fit_their_gpu():
 
 def test_shared_memory_is_what_the_kernel_lays_out():
     """By hand, from the constants of build.cuh."""
-    config = KernelConfig(
+    config = LeanCudaConfig(
         128,
         4,
         3,
         1,
         1,
         True,
-        implementation="cuda",
         chunk_tokens=32,
         tile_rows=32,
         cluster_size=8,

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from depth import diagonal, label
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import check_against_reference
 from leanbench.core.decomposition import (
@@ -33,8 +35,8 @@ PROBLEMS = [
     AttentionProblem(3, 4, 2, (1, 130, 48), 80),
     AttentionProblem(5, 2, 1, (16, 1, 1, 75, 33), 64),
 ]
-LEAN = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
-FIXED_SPLIT = KernelConfig(TILE_TOKENS, 4, 2, splits=3)
+LEAN = LeanTritonConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+FIXED_SPLIT = FixedSplitConfig(TILE_TOKENS, 4, 2, splits=3)
 
 
 def most_events(family: str, inputs: AttentionInputs, config: KernelConfig, launches: Any) -> int:
@@ -128,7 +130,9 @@ def test_lean(problem, sms, device):
 
 def test_lean_aligned(device):
     problem = AttentionProblem(1, 4, 4, 150, 64)
-    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
+    config = LeanTritonConfig(
+        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True
+    )
     ctas = traced("lean", problem, config, device, sms=14)
     assert recorded(ctas, "lean_kernel") == expected(
         stream_k(TileGrid.of(problem, TILE_TOKENS), 14, aligned=True)
@@ -139,7 +143,9 @@ def test_lean_aligned(device):
 def test_lean_ctas_without_work_start_and_end(device):
     problem = AttentionProblem(3, 2, 2, (200, 1, 1), 64)
     inputs = make_inputs(problem, device)
-    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=4)
+    config = LeanTritonConfig(
+        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=4, align_grid=False
+    )
     call = traced_call("lean", inputs, config, sms=12)
     call.launch()
     ctas = call.read()
@@ -174,7 +180,7 @@ def test_fixed_split(problem, device):
 
 
 def test_one_split_is_one_launch(device):
-    ctas = traced("fixed_split", PROBLEMS[0], KernelConfig(TILE_TOKENS, 4, 2, splits=1), device)
+    ctas = traced("fixed_split", PROBLEMS[0], FixedSplitConfig(TILE_TOKENS, 4, 2, splits=1), device)
     assert recorded(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
 
 

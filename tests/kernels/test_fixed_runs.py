@@ -15,6 +15,7 @@ from depth import diagonal, label
 from hypothesis import given
 from hypothesis import strategies as st
 from leanbench.kernels.lean import triton as lean
+from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.workspace import Workspace, Workspaces, fixed_run_bytes, partial_bytes
 from test_events import assert_covers, recorded, traced_call
 from test_events import expected as expected_spans
@@ -29,8 +30,12 @@ from leanbench.core.registry import KernelConfig, kernel
 from leanbench.gpu.catalogue import find
 
 #: Three LeanTiles to a CTA: no power of two.
-CONFIG = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, fixed_run_tiles=3)
-EQUAL_SHARES = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+CONFIG = LeanTritonConfig(
+    TILE_TOKENS, 4, 2, ctas_per_sm=1, fixed_run_tiles=3, min_tiles_per_cta=1, align_grid=False
+)
+EQUAL_SHARES = LeanTritonConfig(
+    TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False
+)
 
 tile_grids = st.builds(
     TileGrid,

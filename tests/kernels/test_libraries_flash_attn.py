@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from library_stand_ins import (
     PAGED,
     RAGGED,
@@ -201,4 +202,4 @@ def test_settings_that_flash_decoding_cannot_have_are_refused():
         UserError,
         match=r"compiled with .*'tile_tokens': 256.* has .*'tile_tokens': 64.*only splits",
     ):
-        kernel("flash_decoding").prepare(inputs, KernelConfig(64, 4, 1, splits=3))
+        kernel("flash_decoding").prepare(inputs, FixedSplitConfig(64, 4, 1, splits=3))

@@ -10,6 +10,8 @@ import os
 
 import pytest
 from depth import diagonal, label
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
 from leanbench.core.inputs import make_inputs
@@ -86,7 +88,9 @@ def expected(schedule: Schedule, problem: AttentionProblem) -> list:
     ids=label,
 )
 def test_lean(monkeypatch, problem, sms, min_tiles):
-    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=min_tiles)
+    config = LeanTritonConfig(
+        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=min_tiles, align_grid=False
+    )
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, min_tiles)
     assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
         schedule, problem
@@ -96,7 +100,9 @@ def test_lean(monkeypatch, problem, sms, min_tiles):
 @pytest.mark.parametrize("sms", [5, 9, 40])
 def test_lean_aligned(monkeypatch, sms):
     problem = PROBLEMS[1]
-    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True)
+    config = LeanTritonConfig(
+        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=True
+    )
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), sms, aligned=True)
     assert walks(monkeypatch, "lean", problem, config=config, sms=sms) == expected(
         schedule, problem
@@ -106,7 +112,9 @@ def test_lean_aligned(monkeypatch, sms):
 def test_lean_over_more_sequences_than_one_step_adds_up(monkeypatch):
     contexts = tuple(1 + 7 * b % 40 for b in range(150))
     problem = AttentionProblem(150, 1, 1, contexts, 64)
-    config = KernelConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+    config = LeanTritonConfig(
+        TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False
+    )
     schedule = stream_k(TileGrid.of(problem, TILE_TOKENS), 11)
     assert walks(monkeypatch, "lean", problem, config=config, sms=11) == expected(schedule, problem)
 
@@ -122,6 +130,9 @@ def test_fa2(monkeypatch, problem):
 def test_fixed_split(monkeypatch, problem, splits):
     schedule = fixed_split(TileGrid.of(problem, TILE_TOKENS), splits)
     seen = walks(
-        monkeypatch, "fixed_split", problem, config=KernelConfig(TILE_TOKENS, 4, 2, splits=splits)
+        monkeypatch,
+        "fixed_split",
+        problem,
+        config=FixedSplitConfig(TILE_TOKENS, 4, 2, splits=splits),
     )
     assert seen == expected(schedule, problem)

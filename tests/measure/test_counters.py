@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig
@@ -22,7 +23,7 @@ from leanbench.measure.counters import CountedKernel, CountedLaunch, count, find
 from leanbench.records.row import Row
 
 PROBLEM = AttentionProblem(1, 56, 56, 4096, 64)
-CONFIG = KernelConfig(128, 4, 3, splits=4)
+CONFIG = FixedSplitConfig(128, 4, 3, splits=4)
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block'
     ' Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -22,7 +24,7 @@ from leanbench.measure.timeline import record_timeline, timer_tick_ns
 
 H200 = find("h200")
 PROBLEM = AttentionProblem(2, 4, 2, 90, 64)
-CONFIG = KernelConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1)
+CONFIG = LeanTritonConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
@@ -202,7 +204,7 @@ def test_an_instrumented_build_may_round_elsewhere(gpu):
         ("lean", CONFIG, 5),
         ("fa2", KernelConfig(16, 4, 2), 2),
         # 2 output tiles in two splits, and a merge for each query head.
-        ("fixed_split", KernelConfig(16, 4, 2, splits=2), 8),
+        ("fixed_split", FixedSplitConfig(16, 4, 2, splits=2), 8),
     ],
 )
 def test_the_shipped_kernels(gpu, monkeypatch, name, config, ctas):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
 from leanbench.core.errors import UserError
@@ -125,7 +126,9 @@ def test_best_keeps_the_fastest_that_fits() -> None:
 def test_stream_k_fills_all_sms() -> None:
     # One CTA's arithmetic cannot keep up with an SM's part of the memory, that of two can.
     for ctas_per_sm, floor_share in ((1, 0.87), (2, 0.94)):
-        config = KernelConfig(128, 4, 3, ctas_per_sm=ctas_per_sm)
+        config = LeanTritonConfig(
+            128, 4, 3, ctas_per_sm=ctas_per_sm, min_tiles_per_cta=1, align_grid=False
+        )
         fields = predict_cell(PROBLEM, Balanced(config), "default", H200)
         assert fields["quantisation_efficiency"] == pytest.approx(1, abs=0.01)
         assert floor_share < fields["read_floor_share"] < floor_share + 0.05

@@ -16,7 +16,7 @@ def rows(
 
 
 KEPT = f"{FILE}: predicted 3.1% faster than the heuristic here"
-NO_GAIN = f"{FILE}: no kept config is predicted at least 0.5% faster than the heuristic here"
+NO_GAIN = f"{FILE}: no tuned config is predicted at least 0.5% faster than the heuristic here"
 
 
 def test_kept_and_heuristic():

@@ -60,7 +60,7 @@ def test_every_reference_row_can_be_repeated(directory: Path) -> None:
         assert (cell.problem, cell.kernel) == (shape, taken.kernel)
         assert (config is None) == (taken.config is None)
         if config:
-            [pin] = requested_sweep(None, flags, names, None, None, [config]).pins.values()
+            [pin] = requested_sweep(None, flags, names, None, None, [config]).overrides.values()
             assert {
                 name: value for name, value in asdict(pin).items() if value is not None
             } == taken.config

@@ -1,10 +1,10 @@
 import json
 
 import pytest
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell, Grid, Sweep, expand
 
@@ -95,18 +95,18 @@ def test_a_sweep_is_plain_json():
     assert sweep.to_dict()["grids"][0]["heads"] == [[32, 8]]
 
 
-PIN = KernelConfig(128, 4, 3, 2, 1, False)
+PIN = LeanTritonConfig(128, 4, 3, 2, 1, False)
 
 
 def test_given_settings_make_other_cells_whatever_the_others_are_asked():
     problem = AttentionProblem(1, 32, 8, 4096, 128)
-    pinned = Cell(problem, "lean", "best", pin=PIN)
-    assert pinned.key == "lean-b1-h32-8-n4096-d128-fp16-HND-given-30837051"
-    assert pinned.key == Cell(problem, "lean", pin=PIN).key
-    others = [PIN, KernelConfig(128, 4, 3, 2, 1, True), KernelConfig(64, 4, 3, 2, 1, False)]
-    assert len({Cell(problem, "lean", pin=pin).key for pin in others}) == 3
+    pinned = Cell(problem, "lean", "best", override=PIN)
+    assert pinned.key == "lean-b1-h32-8-n4096-d128-fp16-HND-given-880627af"
+    assert pinned.key == Cell(problem, "lean", override=PIN).key
+    others = [PIN, LeanTritonConfig(128, 4, 3, 2, 1, True), LeanTritonConfig(64, 4, 3, 2, 1, False)]
+    assert len({Cell(problem, "lean", override=pin).key for pin in others}) == 3
     assert (pinned.request, Cell(problem, "lean", "heuristic").request) == ("given", "heuristic")
-    sweep = Sweep("s", (Grid(context=(4096,)),), ("lean", "fa2"), "best", pins={"lean": PIN})
+    sweep = Sweep("s", (Grid(context=(4096,)),), ("lean", "fa2"), "best", overrides={"lean": PIN})
     assert expand(sweep) == [pinned, Cell(problem, "fa2", "best")]
     assert sweep.to_dict()["config"] == {"lean": PIN.to_dict()}
     assert "config" not in Sweep("s").to_dict()

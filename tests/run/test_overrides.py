@@ -2,54 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leanbench.kernels.fa2.configs import Fa2Config
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernels
+from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
-from leanbench.run.overrides import check_pinned, parse_pin, parse_pins, pin_text
+from leanbench.run.overrides import check_overrides, override_text, parse_override, parse_overrides
 
 LEAN = (
-    "lean:tile_tokens=128,num_warps=4,num_stages=3,"
+    "lean:implementation=triton,tile_tokens=128,num_warps=4,num_stages=3,"
     "ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
+)
+CUDA = (
+    "lean_cuda:tile_tokens=128,num_warps=4,num_stages=2,ctas_per_sm=1,min_tiles_per_cta=1,"
+    "align_grid=true,chunk_tokens=32,tile_rows=8,cluster_size=2,copy=bulk"
 )
 FA2 = "fa2:tile_tokens=64,num_warps=4,num_stages=3"
 SPLIT = "fixed_split:tile_tokens=64,num_warps=4,num_stages=3,splits=8"
 
 
 def test_each_kernel_has_its_own_settings():
-    assert parse_pins([LEAN, FA2, SPLIT]) == {
-        "lean": KernelConfig(128, 4, 3, 2, 1, False),
-        "fa2": KernelConfig(64, 4, 3),
-        "fixed_split": KernelConfig(64, 4, 3, splits=8),
+    assert parse_overrides([LEAN, FA2, SPLIT]) == {
+        "lean": LeanTritonConfig(128, 4, 3, 2, 1, False),
+        "fa2": Fa2Config(64, 4, 3),
+        "fixed_split": FixedSplitConfig(64, 4, 3, splits=8),
     }
 
 
 def test_order_and_spaces_do_not_matter():
-    assert parse_pin(" fa2 : num_stages = 3, tile_tokens=64 ,num_warps=4") == (
+    assert parse_override(" fa2 : num_stages = 3, tile_tokens=64 ,num_warps=4") == (
         "fa2",
-        KernelConfig(64, 4, 3),
+        Fa2Config(64, 4, 3),
     )
     for word, value in (("YES", True), ("true", True), ("No", False)):
-        assert parse_pin(LEAN.replace("false", word))[1].align_grid is value
+        config: Any = parse_override(LEAN.replace("false", word))[1]
+        assert config.align_grid is value
 
 
 @given(
     st.builds(
-        KernelConfig,
+        LeanTritonConfig,
         st.sampled_from([16, 64, 1024]),
         st.sampled_from([1, 2, 32]),
         st.integers(1, 10),
-        st.integers(1, 32),
+        st.integers(1, 2),
         st.integers(1, 2**20),
         st.booleans(),
     )
 )
 def test_what_is_written_is_read_again(config):
-    assert parse_pin(pin_text("lean", config)) == ("lean", config)
+    assert parse_override(override_text("lean", config)) == ("lean", config)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,7 @@ def test_what_is_written_is_read_again(config):
             "lean",
             (
                 "config 'lean' is not understood, write KERNEL:FIELD=VALUE,... such as"
-                " lean:tile_tokens="
+                " lean:implementation="
             ),
         ),
         (":tile_tokens=64", "is not understood, write KERNEL"),
@@ -69,24 +79,35 @@ def test_what_is_written_is_read_again(config):
         ("fa2:tile_tokens", "'tile_tokens' is not FIELD=VALUE"),
         ("fa2:tile_tokens=", "'tile_tokens=' is not FIELD=VALUE"),
         (f"{FA2},", "'' is not FIELD=VALUE"),
-        ("fa2:tile_tokens=64;num_warps=4", "tile_tokens '64;num_warps=4' is not a power of two"),
-        ("lean:tile_token=64", "lean has no setting 'tile_token', did you mean 'tile_tokens'?"),
-        ("fa2:splits=4", "fa2 has no setting 'splits', known: num_stages, num_warps, tile_tokens"),
+        (
+            "fa2:tile_tokens=64;num_warps=4",
+            "num_warps, num_stages must be given as well, as in fa2:tile_tokens=",
+        ),
+        ("fa2:tile_token=64", "there is no setting 'tile_token', did you mean 'tile_tokens'?"),
+        (
+            "lean:tile_tokens=64",
+            "implementation must be given as well, triton or cuda, as in lean:",
+        ),
+        ("lean:implementation=ptx", "implementation 'ptx' is not triton or cuda"),
+        ("fa2:implementation=cuda", "there is no setting 'implementation', the kernel has one"),
+        (CUDA.replace("copy=bulk", "copy=slow"), "copy 'slow' is not bulk or async"),
+        (CUDA.replace("chunk_tokens=32", "chunk_tokens=48"), "chunk_tokens 48 is not a power of"),
+        ("fa2:splits=4", "there is no setting 'splits', known: num_stages, num_warps, tile_tokens"),
         (f"{FA2},num_warps=8", "num_warps is given twice, leave one of them out"),
         (
             SPLIT.replace(",splits=8", ""),
-            "fixed_split needs splits as well, as in fixed_split:tile_tokens=",
+            "splits must be given as well, as in fixed_split:tile_tokens=",
         ),
         (
-            "lean:tile_tokens=64,num_warps=4,num_stages=3",
-            "lean needs ctas_per_sm, min_tiles_per_cta, align_grid as well",
+            "lean_triton:tile_tokens=64,num_warps=4,num_stages=3",
+            "ctas_per_sm, min_tiles_per_cta, align_grid must be given as well",
         ),
-        (FA2.replace("64", "96"), "tile_tokens '96' is not a power of two from 16 to 1024"),
-        (FA2.replace("64", "8"), "tile_tokens '8' is not a power of two from 16 to 1024"),
-        (FA2.replace("64", "2048"), "tile_tokens '2048' is not a power of two from 16 to 1024"),
+        (FA2.replace("64", "96"), "tile_tokens 96 is not a power of two from 16 to 1024"),
+        (FA2.replace("64", "8"), "tile_tokens 8 is not a power of two from 16 to 1024"),
+        (FA2.replace("64", "2048"), "tile_tokens 2048 is not a power of two from 16 to 1024"),
         (
             FA2.replace("num_warps=4", "num_warps=0"),
-            "num_warps '0' is not a power of two from 1 to 32",
+            "num_warps 0 is not a power of two from 1 to 32",
         ),
         (
             FA2.replace("num_warps=4", "num_warps=four"),
@@ -94,13 +115,13 @@ def test_what_is_written_is_read_again(config):
         ),
         (
             FA2.replace("num_stages=3", "num_stages=11"),
-            "num_stages '11' is not a whole number from 1 to 10",
+            "num_stages 11 is not a whole number from 1 to 10",
         ),
         (
             FA2.replace("num_stages=3", "num_stages=-1"),
             "num_stages '-1' is not a whole number from 1 to 10",
         ),
-        (LEAN.replace("false", "1"), "align_grid '1' is not understood, write true or false"),
+        (LEAN.replace("false", "1"), "align_grid '1' is not true or false"),
         (
             SPLIT.replace("8", "99999999999"),
             "splits '99999999999' is not a whole number from 1 to 65536",
@@ -109,21 +130,21 @@ def test_what_is_written_is_read_again(config):
 )
 def test_bad_input_is_one_sentence(text, words):
     with pytest.raises(UserError) as caught:
-        parse_pin(text)
+        parse_override(text)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_kernel_is_given_settings_once_and_must_run():
     with pytest.raises(UserError, match="lean has settings already, give each kernel's once"):
-        parse_pins([LEAN, FA2, LEAN])
-    pins = parse_pins([LEAN, FA2])
-    check_pinned(pins, ["fa2", "lean"])
+        parse_overrides([LEAN, FA2, LEAN])
+    overrides = parse_overrides([LEAN, FA2])
+    check_overrides(overrides, ["fa2", "lean"])
     with pytest.raises(
         UserError,
         match=r"'fa2:tile_tokens=64,num_warps=4,num_stages=3' is for a kernel that is not among",
     ):
-        check_pinned(pins, ["lean"])
+        check_overrides(overrides, ["lean"])
 
 
 @pytest.mark.parametrize("gpu", ["a100-80gb", "h200"])
@@ -133,9 +154,11 @@ def test_every_kernels_own_settings_are_read_again(gpu):
     for each in kernels().values():
         config = each.default_config(problem, find(gpu))
         if config is not None:
-            assert parse_pin(pin_text(each.name, config)) == (each.name, config)
+            assert parse_override(override_text(each.name, config)) == (each.name, config)
 
 
-def test_batch_invariant_settings_have_fixed_runs():
-    with pytest.raises(UserError, match="fixed_run_tiles"):
-        parse_pin(LEAN.replace("lean:", "lean_batch_invariant:"))
+def test_optional_settings_may_be_left_out():
+    config: Any = parse_override(LEAN.replace("lean:", "lean_batch_invariant:"))[1]
+    assert config.fixed_run_tiles == 0
+    config = parse_override(LEAN.replace("lean:", "lean_batch_invariant:fixed_run_tiles=8,"))[1]
+    assert config.fixed_run_tiles == 8

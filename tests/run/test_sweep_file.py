@@ -1,13 +1,15 @@
 from pathlib import Path
 
 import pytest
+from leanbench.kernels.fa2.configs import Fa2Config
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import UserError
 from leanbench.core.paths import SWEEPS
-from leanbench.core.registry import KernelConfig, kernels
+from leanbench.core.registry import kernels
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.timing import Effort
-from leanbench.run.cells import Grid, Sweep, expand
+from leanbench.run.cells import CONFIG_CHOICES, Grid, Sweep, expand
 from leanbench.run.sweep_file import load_sweep, requested_sweep, shipped_sweeps
 
 
@@ -94,7 +96,7 @@ def test_grids_inherit_the_axes_at_the_top(tmp_path):
         ('name = "a"\nbatch = []\n', ", line 2, key 'batch': [] is not understood"),
         (
             'name = "a"\nconfigs = "fastest"\n',
-            ", line 2, key 'configs': 'fastest' is refused, input should be ",
+            ", line 2, key 'configs': configs 'fastest' is not supported, choose from default, ",
         ),
         (
             'name = "../a"\n',
@@ -236,23 +238,26 @@ def test_unknown_kernels_and_configs_are_refused():
 
 
 LEAN = (
-    "lean:tile_tokens=128,num_warps=4,num_stages=3,"
+    "lean:implementation=triton,tile_tokens=128,num_warps=4,num_stages=3,"
     "ctas_per_sm=2,min_tiles_per_cta=1,align_grid=false"
 )
 FA2 = "fa2:tile_tokens=64,num_warps=4,num_stages=3"
 
 
 def test_a_file_may_give_settings(tmp_path):
-    lean, fa2 = KernelConfig(128, 4, 3, 2, 1, False), KernelConfig(64, 4, 3)
+    lean, fa2 = LeanTritonConfig(128, 4, 3, 2, 1, False), Fa2Config(64, 4, 3)
     file = write(tmp_path, f'name = "a"\nconfigs = "heuristic"\nconfig = "{LEAN}"\n')
-    assert (load_sweep(file).configs, load_sweep(file).pins) == ("heuristic", {"lean": lean})
+    assert (load_sweep(file).configs, load_sweep(file).overrides) == ("heuristic", {"lean": lean})
     # A flag's settings win over the file's of the same kernel, and leave the others.
-    other = KernelConfig(128, 4, 3, 1, 1, False)
+    other = LeanTritonConfig(128, 4, 3, 1, 1, False)
     flags = [LEAN.replace("ctas_per_sm=2", "ctas_per_sm=1"), FA2]
-    assert requested_sweep(file, {}, None, None, pins=flags).pins == {"lean": other, "fa2": fa2}
-    assert requested_sweep(file, {}, None, None).pins == {"lean": lean}
+    assert requested_sweep(file, {}, None, None, overrides=flags).overrides == {
+        "lean": other,
+        "fa2": fa2,
+    }
+    assert requested_sweep(file, {}, None, None).overrides == {"lean": lean}
     file = write(tmp_path, f'name = "a"\nconfig = ["{LEAN}", "{FA2}"]\n')
-    assert load_sweep(file).pins == {"lean": lean, "fa2": fa2}
+    assert load_sweep(file).overrides == {"lean": lean, "fa2": fa2}
     with pytest.raises(UserError, match="add fa2 to --kernels or leave its config out"):
         requested_sweep(file, {}, "lean", None)
 
@@ -261,8 +266,9 @@ def test_a_file_may_give_settings(tmp_path):
     ("text", "words"),
     [
         (
-            'config = "lean:tile_tokens=96"',
-            ", line 2, key 'config': config 'lean:tile_tokens=96': tile_tokens '96' is",
+            'config = "fa2:tile_tokens=96,num_warps=4,num_stages=3"',
+            ", line 2, key 'config': config 'fa2:tile_tokens=96,num_warps=4,num_stages=3':"
+            " tile_tokens 96 is",
         ),
         (
             "config = 3",
@@ -280,3 +286,10 @@ def test_a_file_may_give_settings(tmp_path):
 )
 def test_settings_of_a_file_are_checked_as_those_of_flags(tmp_path, text, words):
     assert refusal(tmp_path, f'name = "a"\n{text}\n').startswith(words)
+
+
+@pytest.mark.parametrize("choice", CONFIG_CHOICES)
+def test_configs_are_chosen_from_the_same_words_as_by_the_flag(tmp_path, choice):
+    file = tmp_path / "my.toml"
+    file.write_text(f'name = "a"\nconfigs = "{choice}"\n')
+    assert load_sweep(file).configs == choice

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import DoesNotFit, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.records.environment import environment_key, predicted_environment
@@ -30,7 +31,7 @@ from leanbench.run.worker import Announcer, _attempt
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
-PIN = KernelConfig(64, 4, 2, 1, 1, False)
+PIN = LeanTritonConfig(64, 4, 2, 1, 1, False)
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
@@ -207,7 +208,9 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
 
 def test_a_worker_predicts_given_settings_beside_the_heuristic(tmp_path):
     with started(tmp_path / "log") as worker:
-        rows, _ = worker.run([Cell(PROBLEM, "lean", pin=PIN), Cell(PROBLEM, "fa2")], timeout_s=60)
+        rows, _ = worker.run(
+            [Cell(PROBLEM, "lean", override=PIN), Cell(PROBLEM, "fa2")], timeout_s=60
+        )
     heuristic = kernel("fa2").default_config(PROBLEM, find("h200"))
     assert heuristic is not None
     assert (rows["lean"]["config"], rows["lean"]["config_choice"]) == (PIN.to_dict(), "given")

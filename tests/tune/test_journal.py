@@ -6,16 +6,16 @@ import errno
 import resource
 
 import pytest
+from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.configs.space import FamilyKey
-from leanbench.core.registry import KernelConfig
 from leanbench.tune.journal import Journal
 from leanbench.tune.stopwatch import Time
 
 FAMILY, OTHER = FamilyKey(64, 4), FamilyKey(128, 1)
 TIMES = {
-    KernelConfig(64, 4, 3, 1, 1, True): Time(10.5, 10.4, 10.6),
-    KernelConfig(128, 4, 3, 2, 1, False): Time(12.0),
+    LeanTritonConfig(64, 4, 3, 1, 1, True): Time(10.5, 10.4, 10.6),
+    LeanTritonConfig(128, 4, 3, 2, 1, False): Time(12.0),
 }
 ABOUT = {"triton": "3.6.0", "gpu_uuid": "GPU-1"}
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from leanbench.configs.space import build_key
+from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig, LeanTritonConfig
+
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.tune.order import first, promising
 
 TARGET = (kernel("lean"), find("h200"))
 PROBLEM = AttentionProblem(1, 32, 8, 16384, 128)
-TRITON = [KernelConfig(tokens, 4, 3, 1, 1, True) for tokens in (64, 128, 256)]
+TRITON = [LeanTritonConfig(tokens, 4, 3, 1, 1, True) for tokens in (64, 128, 256)]
 
 
-def cuda(cluster_size: int, min_tiles: int = 1) -> KernelConfig:
-    return KernelConfig(
+def cuda(cluster_size: int, min_tiles: int = 1) -> LeanConfig:
+    return LeanCudaConfig(
         128,
         4,
         3,
         1,
         min_tiles,
         True,
-        implementation="cuda",
         chunk_tokens=32,
         tile_rows=8,
         cluster_size=cluster_size,
@@ -37,7 +37,7 @@ def test_what_the_model_knows_takes_turns_with_one_of_each_other_build():
     # last of its build.
     others = [cuda(1, 64), cuda(1), cuda(2)]
     launches = [*others, *TRITON]
-    asked: list[KernelConfig] = []
+    asked: list[LeanConfig] = []
 
     def rank(configs):
         asked.extend(configs)
@@ -71,7 +71,7 @@ def test_each_implementation_has_its_share_of_the_promising():
 
 def test_a_few_whose_builds_have_no_coefficients_come_beside():
     launches = [replace(TRITON[0], num_stages=stages) for stages in range(1, 9)]
-    assert len({build_key(config) for config in launches}) == 8
+    assert len({config.build_key for config in launches}) == 8
     predicted_us = [math.inf, 2.0, math.inf, 1.0, math.inf, 4.0, 3.0, math.inf]
     assert promising(launches, predicted_us, 3) == [3, 1, 6, 0, 2]
     # Where all are known, or all are among them already, there are none.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking
 
-from leanbench.configs.space import Candidate, FamilyKey, build_key
+from leanbench.configs.space import Candidate, FamilyKey
 from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target
 from leanbench.records import environment
@@ -36,7 +36,7 @@ def worlds(tmp_path, monkeypatch):
         found = []
         for family in families:
             space = LEAN.tuning_space(family.problem(8, 4096), H200)
-            able = [Candidate(config, build_key(config)) for config in space]
+            able = [Candidate(config, config.build_key) for config in space]
             found.append((Progress(family, able, {}), builds_of(family)))
         return found
 
@@ -105,7 +105,7 @@ def test_energy_goes_by_power(worlds, monkeypatch):
     def measure(kernel, index, watch, work, told):
         asked.extend(work)
         return [
-            {build_key(config): 0.5 if config.tile_tokens == 64 else 5.0 for config in configs}
+            {config.build_key: 0.5 if config.tile_tokens == 64 else 5.0 for config in configs}
             for _, configs in work
         ]
 
@@ -122,8 +122,8 @@ def test_energy_goes_by_power(worlds, monkeypatch):
         largest.context,
     )
     # What the others are held against is among those whose power is measured.
-    heuristics = {build_key(family.candidates[tuned.heuristic].config) for tuned in family.problems}
-    assert heuristics <= {build_key(config) for config in configs[: power.MOST_BUILDS]}
+    heuristics = {family.candidates[tuned.heuristic].config.build_key for tuned in family.problems}
+    assert heuristics <= {config.build_key for config in configs[: power.MOST_BUILDS]}
 
 
 def test_windows_must_fit_the_budget(worlds):

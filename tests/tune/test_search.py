@@ -6,9 +6,10 @@ import time
 from itertools import islice
 
 import pytest
+from leanbench.kernels.lean.configs import BuildKey
 from world import H200, LEAN, Here, Silent, World, builds_of, no_ranking, true_us
 
-from leanbench.configs.space import BuildKey, Candidate, FamilyKey, build_key, distinct
+from leanbench.configs.space import Candidate, FamilyKey, distinct
 from leanbench.configs.tuned import LEAST_GAIN
 from leanbench.core.errors import UserError
 from leanbench.core.registry import kernel
@@ -25,7 +26,7 @@ FAMILY = FamilyKey(128, 4)
 def compiled(family=FAMILY):
     builds = builds_of(family)
     space = LEAN.tuning_space(family.problem(8, 4096), H200)
-    able = [Candidate(config, build_key(config)) for config in space]
+    able = [Candidate(config, config.build_key) for config in space]
     return Progress(family, able, {}), builds
 
 
@@ -74,7 +75,7 @@ def test_it_says_how_good_the_choice_is(found):
     assert summary.cuda == sum(config.implementation == "cuda" for config in fastest) > 0
     assert (
         sum(summary.tile_tokens.values())
-        == sum(config.implementation is None for config in fastest)
+        == sum(config.implementation == "triton" for config in fastest)
         > 0
     )
     assert found.stopped == "all 24 problems were timed"
@@ -99,7 +100,7 @@ def test_each_implementation_has_its_share_and_its_heuristic(found):
         ]
         for config, heuristic in zip(configs, heuristics, strict=False):
             assert heuristic is not None
-            same = [Candidate(each, build_key(each)) for each in (config, heuristic)]
+            same = [Candidate(each, each.build_key) for each in (config, heuristic)]
             assert len(distinct(same, problem, LEAN, H200)) == 1
         for implementation in ("cuda", None):
             share = sum(config.implementation == implementation for config in configs)
@@ -124,8 +125,8 @@ def test_a_candidate_that_fails_leaves_with_its_build_and_a_reason():
     assert all(config.tile_tokens != 256 for config in result.shortlist)
     failed: set[BuildKey] = set()
     for _, configs in world.calls:
-        assert failed.isdisjoint(build_key(config) for config in configs)
-        failed |= {build_key(config) for config in configs if config.tile_tokens == 256}
+        assert failed.isdisjoint(config.build_key for config in configs)
+        failed |= {config.build_key for config in configs if config.tile_tokens == 256}
     assert failed
 
 
@@ -133,19 +134,24 @@ def test_what_fails_later_is_not_chosen_earlier():
     failing = []
 
     def fails(config):
-        return config.implementation is None and config.tile_tokens == 128 and len(failing) > 3
+        return config.implementation == "triton" and config.tile_tokens == 128 and len(failing) > 3
 
     world = World(fails=fails)
     timed = world.time
     world.time = lambda problem, configs: failing.append(problem) or timed(problem, configs)
     result = run(world)
     times = [config for found in result.progress.times.values() for config in found]
-    assert {config.tile_tokens for config in times if config.implementation is None} == {64, 256}
+    assert {config.tile_tokens for config in times if config.implementation == "triton"} == {
+        64,
+        256,
+    }
     assert {config.tile_tokens for config in times if config.implementation == "cuda"} == {128}
     assert all("out of shared memory" in reason for reason in result.progress.left_out.values())
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
     ruled_out = [
-        config for config in space if config.implementation is None and config.tile_tokens == 128
+        config
+        for config in space
+        if config.implementation == "triton" and config.tile_tokens == 128
     ]
     assert set(result.progress.left_out) == set(ruled_out)
 
@@ -214,11 +220,11 @@ def test_the_heuristic_is_always_timed(found):
     for problem, times in found.progress.times.items():
         heuristic = found.progress.heuristic[problem]
         assert heuristic in times
-        same = Candidate(heuristic, build_key(heuristic))
+        same = Candidate(heuristic, heuristic.build_key)
         default = LEAN.default_config(problem, H200)
         assert default is not None
         assert (
-            len(distinct([same, Candidate(default, build_key(default))], problem, LEAN, H200)) == 1
+            len(distinct([same, Candidate(default, default.build_key)], problem, LEAN, H200)) == 1
         )
 
 
@@ -256,13 +262,15 @@ def test_ties_are_intervals_that_overlap():
 
 def test_what_is_kept(found):
     family = to_family(
-        found, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
+        found, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
     )
     assert (family.head_dim, family.group_size, family.source) == (128, 4, "measured")
     assert len(family.problems) == 24
     for kept, (problem, times) in zip(family.problems, found.progress.times.items(), strict=True):
         assert kept.batch * kept.kv_heads == problem.batch * problem.kv_heads
-        assert {family.candidates[timed.candidate].config for timed in kept.timed} == set(times)
+        written = {family.candidates[timed.candidate].config for timed in kept.timed}
+        assert {found.progress.heuristic[problem], *ties(times)} <= written
+        assert {config.implementation for config in written} == {"triton", "cuda"}
         assert kept.timed[0].candidate == kept.chosen
         assert kept.chosen in kept.ties
         fastest = min(times.values(), key=lambda time: time.latency_us)
@@ -272,11 +280,15 @@ def test_what_is_kept(found):
         build = family.candidates[index].build
         assert build is not None
         config = family.candidates[index].config
-        assert family.builds[build].coefficients == found.fits[build_key(config)].coefficients
+        assert family.builds[build].coefficients == found.fits[config.build_key].coefficients
 
 
 def test_energy_chooses_by_power_times_latency(found):
-    power = {key: 0.5 if key.tile_tokens == 64 else 5.0 for key in found.builds}
-    energy = to_family(found, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power)
-    assert {energy.candidates[problem.chosen].tile_tokens for problem in energy.problems} == {64}
+    power = {key: 0.5 if 64 in key.settings else 5.0 for key in found.builds}
+    energy = to_family(
+        found, LEAN, H200, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power
+    )
+    assert {
+        energy.candidates[problem.chosen].config.tile_tokens for problem in energy.problems
+    } == {64}
     assert {build.power_kw for build in energy.builds} == {0.5, 5.0}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from kept_examples import H200, HEURISTIC, LARGE, LEAN, WIDE, build, candidate, family, tuned
+from leanbench.kernels.lean.configs import LeanConfig
+from tuned_examples import H200, HEURISTIC, LARGE, LEAN, WIDE, build, candidate, family, tuned
 
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.measure import buffers
 from leanbench.tune import verify
 from leanbench.tune.verify import GpuTimer, Task, Verdict, judge, median_regret, tasks_of
@@ -28,8 +28,8 @@ def timed(**latencies_us: float):
     named = {"heuristic": HEURISTIC, "large": LARGE, "wide": WIDE}
 
     def time(
-        problem: AttentionProblem, configs: Sequence[KernelConfig]
-    ) -> Mapping[KernelConfig, float]:
+        problem: AttentionProblem, configs: Sequence[LeanConfig]
+    ) -> Mapping[LeanConfig, float]:
         return {named[name]: us for name, us in latencies_us.items() if named[name] in configs}
 
     return time
@@ -92,7 +92,7 @@ def test_the_median_regret():
 
 @dataclass
 class Launch:
-    config: KernelConfig
+    config: LeanConfig
 
     def __call__(self) -> None:
         pass
@@ -114,10 +114,10 @@ def test_the_timer_takes_turns_on_rotating_buffers(monkeypatch):
     from triton.runtime.errors import OutOfResources
 
     made: list[AttentionProblem] = []
-    prepared: list[KernelConfig] = []
+    prepared: list[LeanConfig] = []
 
     class Kernel:
-        def prepare(self, inputs: Any, config: KernelConfig) -> Launch:
+        def prepare(self, inputs: Any, config: LeanConfig) -> Launch:
             if config == WIDE:
                 raise OutOfResources(300_000, 232_448, "shared memory")
             prepared.append(config)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from leanbench.compile.build import Build
 from leanbench.configs.formula import Coefficients, Shape, divide
-from leanbench.configs.space import FamilyKey, build_key, jobs
+from leanbench.configs.space import FamilyKey, jobs
 from leanbench.core.registry import LaunchResources, kernel
 from leanbench.gpu.catalogue import find
 from leanbench.tune.stopwatch import Result, Time
@@ -53,7 +53,9 @@ def true_us(problem, config):
     implementation.
     """
     coefficients = (
-        cuda_coefficients(config) if config.implementation else triton_coefficients(config)
+        cuda_coefficients(config)
+        if config.implementation == "cuda"
+        else triton_coefficients(config)
     )
     return coefficients.latency_us(divide(Shape.of(problem), config, H200.sms, LEAN))
 
@@ -66,7 +68,7 @@ def triton_coefficients(config):
         ramp_us=2.0,
         gpu_bytes_per_us=4.6e6,
         cta_bytes_per_us=rate,
-        sm_bytes_per_us=1.4 * rate * (0.9 if build_key(config).registers else 1.0),
+        sm_bytes_per_us=1.4 * rate * (0.9 if config.build_key.settings[-1] else 1.0),
         border_us=0.9,
         more_borders_us=0.6,
         cut_us=0.7,
@@ -102,9 +104,9 @@ def cuda_where_small_us(problem, config):
     """CUDA C++ starts 2 us earlier and reads a quarter slower than Triton: faster up to some tens
     of MB.
     """
-    slower = 1.25 if config.implementation else 1.0
+    slower = 1.25 if config.implementation == "cuda" else 1.0
     coefficients = Coefficients(
-        start_us=(3.0 if config.implementation else 5.0) + 0.05 * config.num_stages,
+        start_us=(3.0 if config.implementation == "cuda" else 5.0) + 0.05 * config.num_stages,
         ramp_us=0.5,
         gpu_bytes_per_us=4.6e6 / slower,
         cta_bytes_per_us=(6e4 + 3e3 * config.num_warps) / slower,
@@ -149,5 +151,5 @@ def builds_of(family: FamilyKey) -> dict:
 
 def no_ranking(problem, configs, builds):
     """The model knows nothing: all alike. It is not asked for what it cannot know."""
-    assert all(config.implementation is None for config in configs)
+    assert all(config.implementation == "triton" for config in configs)
     return [1.0] * len(configs)

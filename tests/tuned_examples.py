@@ -1,21 +1,23 @@
-"""Kept configs made up so that it can be said in the head which candidate is the fastest."""
+"""Tuned configs made up so that it can be said in the head which candidate is the fastest."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from leanbench.kernels.lean.configs import LeanConfig, LeanTritonConfig
+
 from leanbench.configs.tuned import (
     Build,
     Candidate,
     Family,
-    KeptConfigs,
-    KeptGpu,
     Timed,
+    TunedConfigs,
+    TunedGpu,
     TunedProblem,
 )
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 H200 = find("h200")
@@ -24,11 +26,11 @@ H200 = find("h200")
 LEAN = kernel("lean_triton")
 #: head_dim 128, group size 4; its heuristic is 64 tokens, 4 warps, 4 stages, 1 CTA an SM.
 PROBLEM = AttentionProblem(1, 32, 8, 4096, 128)
-HEURISTIC = KernelConfig(64, 4, 4, 1, 1, True)
+HEURISTIC = LeanTritonConfig(64, 4, 4, 1, 1, True)
 #: As the heuristic but for its grid: the same build.
-SAME_BUILD = KernelConfig(64, 4, 4, 1, 2, False)
-LARGE = KernelConfig(128, 4, 3, 1, 1, True)
-WIDE = KernelConfig(128, 8, 3, 1, 1, True)
+SAME_BUILD = LeanTritonConfig(64, 4, 4, 1, 2, False)
+LARGE = LeanTritonConfig(128, 4, 3, 1, 1, True)
+WIDE = LeanTritonConfig(128, 8, 3, 1, 1, True)
 assert LEAN.default_config(PROBLEM, H200) == HEURISTIC
 
 #: How `family` says where it comes from, but for whose file it is in.
@@ -59,13 +61,8 @@ def build(start_us: float, **fields: Any) -> Build:
     return Build(**{**values, **fields})
 
 
-def candidate(config: KernelConfig, build: int | None, **fields: Any) -> Candidate:
-    values: dict[str, Any] = {
-        **config.to_dict(),
-        "registers_per_thread": 128,
-        "shared_bytes": 98304,
-    }
-    return Candidate(**{**values, "spilled_registers": 0, "build": build, **fields})
+def candidate(config: LeanConfig, build: int | None, **fields: Any) -> Candidate:
+    return Candidate(**{"config": config, "shared_bytes": 98304, "build": build, **fields})
 
 
 def tuned(context: int = 4096, chosen: int = 1, **fields: Any) -> TunedProblem:
@@ -102,9 +99,9 @@ def family(heuristic_us: float = 10.0, large_us: float = 9.0, **fields: Any) -> 
     return Family(**{**values, **fields})
 
 
-def gpu(name: str = "h200", **fields: Any) -> KeptGpu:
-    return KeptGpu.of(replace(find(name), **fields))
+def gpu(name: str = "h200", **fields: Any) -> TunedGpu:
+    return TunedGpu.of(replace(find(name), **fields))
 
 
-def kept(*families: Family, of: KeptGpu | None = None) -> KeptConfigs:
-    return KeptConfigs(kernel="lean", gpu=of or gpu(), families=list(families) or [family()])
+def tuned_configs(*families: Family, of: TunedGpu | None = None) -> TunedConfigs:
+    return TunedConfigs(kernel="lean", gpu=of or gpu(), families=list(families) or [family()])

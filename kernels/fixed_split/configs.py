@@ -1,0 +1,57 @@
+"""The launch settings of FlashDecoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leanbench.kernels.configs import SHARED_RESERVE_KB, shared_kb, stages_that_fit
+
+from leanbench.core.config import KernelConfig, number
+from leanbench.core.decomposition import TileGrid, fixed_split_heuristic
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+#: (tile_tokens, num_warps, num_stages) that `--configs best` tries with every split count.
+_TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
+
+
+@dataclass(frozen=True)
+class FixedSplitConfig(KernelConfig):
+    """A LeanTile, warps, stages and the number of splits."""
+
+    #: Parts of every output tile.
+    splits: int = number(1, 2**16)
+
+
+def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitConfig:
+    """The fastest on an H200 over 24 problems, each with its best split count; the splits are
+    FlashAttention's heuristic's.
+    """
+    tile_tokens, stages = (128, 3) if problem.head_dim <= 64 else (64, 4)
+    stages = stages_that_fit(problem, tile_tokens, stages, gpu)
+    tiles = TileGrid.of(problem, tile_tokens)
+    cta_kb = shared_kb(problem, tile_tokens, stages, gpu) + SHARED_RESERVE_KB
+    resident = max(1, int(gpu.shared_kb_per_sm / cta_kb))
+    splits = fixed_split_heuristic(tiles.output_tiles, gpu.sms * resident, max(tiles.lean_tiles))
+    return FixedSplitConfig(tile_tokens, 4, stages, splits)
+
+
+def candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitConfig]:
+    """Tiles whose stages fit, with every split count worth measuring."""
+    for tile_tokens, num_warps, num_stages in _TILES:
+        if stages_that_fit(problem, tile_tokens, num_stages, gpu) == num_stages:
+            for splits in split_counts(problem, tile_tokens, gpu):
+                yield FixedSplitConfig(tile_tokens, num_warps, num_stages, splits)
+
+
+def split_counts(problem: AttentionProblem, tile_tokens: int, gpu: GpuSpec) -> list[int]:
+    """Split counts worth measuring: 1, and those that make from half a wave to eight waves of
+    CTAs.
+    """
+    tiles = TileGrid.of(problem, tile_tokens)
+    counts = {1}
+    for waves in (0.5, 1, 1.5, 2, 3, 4, 6, 8):
+        splits = int(gpu.sms * waves / tiles.output_tiles)
+        counts.update((splits, splits + 1))
+    return sorted(splits for splits in counts if 1 <= splits <= min(128, max(tiles.lean_tiles)))

@@ -1,0 +1,105 @@
+"""The launch settings of LeanAttention: one class for each implementation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from leanbench.kernels.launch import registers_per_thread
+
+from leanbench.core.config import KernelConfig, number, optional_number, switch, word
+
+#: Warps that an SM of any GPU here holds at once.
+_WARPS_PER_SM = 64
+
+
+class BuildKey(NamedTuple):
+    """The settings that distinguish compiled kernels of a head_dim, dtype and group size."""
+
+    implementation: str
+    settings: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class LeanConfig(KernelConfig):
+    """The settings that both implementations have: how a grid of stream-K is made."""
+
+    #: CTAs launched per SM; the grid is this times the SMs.
+    ctas_per_sm: int = number(1, 32)  # pyright: ignore[reportIncompatibleVariableOverride]
+    #: A CTA, or a cluster of them, with fewer LeanTiles than this is not worth waking.
+    min_tiles_per_cta: int = number(1, 2**31 - 1)
+    #: The grid is rounded down to a multiple of the output tiles, so that no CTA crosses from one
+    #: to the next.
+    align_grid: bool = switch()
+    #: Every CTA takes this many LeanTiles of one output tile, the last one of it what is left,
+    #: whatever the GPU holds at once: the parts of a sequence, and so the bits of its output,
+    #: depend on its own length alone. The grid has a CTA for each part, `min_tiles_per_cta` and
+    #: `align_grid` say nothing. 0: the LeanTiles are dealt to the grid.
+    fixed_run_tiles: int = optional_number(1, 2**16, unused=0)
+
+    @property
+    @abstractmethod
+    def build_key(self) -> BuildKey:
+        """Configs with the same key differ in their grid only."""
+
+    def contradiction(self) -> str | None:
+        warps = self.num_warps * self.ctas_per_sm
+        if warps > _WARPS_PER_SM:
+            return (
+                f"num_warps {self.num_warps} times ctas_per_sm {self.ctas_per_sm} is {warps}, an SM"
+                f" holds {_WARPS_PER_SM} warps: lower one of them"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class LeanTritonConfig(LeanConfig):
+    """The settings of the implementation in Triton."""
+
+    implementation = "triton"
+
+    @property
+    def build_key(self) -> BuildKey:
+        cap = registers_per_thread(self.num_warps * self.ctas_per_sm)
+        return BuildKey("triton", (self.num_warps, self.num_stages, self.tile_tokens, cap))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeanCudaConfig(LeanConfig):
+    """The settings of the implementation in CUDA C++; the macros of lean.cu are made of them."""
+
+    implementation = "cuda"
+
+    #: Tokens that a warp takes at a time.
+    chunk_tokens: int = number(16, 128, power_of_two=True)
+    #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
+    #: the L2 then holds for them.
+    tile_rows: int = number(8, 32, power_of_two=True)
+    #: CTAs of a thread-block cluster, which share a run. `ctas_per_sm` counts CTAs, not clusters.
+    cluster_size: int = number(1, 8, power_of_two=True)
+    #: How K and V get to shared memory: bulk tensor copies, or 16-byte cp.async.
+    copy: str = word("bulk", "async")
+
+    @property
+    def build_key(self) -> BuildKey:
+        settings = (self.num_warps, self.num_stages, self.ctas_per_sm, self.chunk_tokens)
+        return BuildKey("cuda", (*settings, self.tile_rows, self.cluster_size, self.copy))
+
+    def contradiction(self) -> str | None:
+        # A chunk that ends in the next run's LeanTile would be counted by both.
+        if self.chunk_tokens > self.tile_tokens:
+            return (
+                f"chunk_tokens {self.chunk_tokens} is more than tile_tokens {self.tile_tokens}: a"
+                " LeanTile is made of whole chunks"
+            )
+        if self.fixed_run_tiles & (self.fixed_run_tiles - 1):
+            return (
+                f"fixed_run_tiles {self.fixed_run_tiles} is not a power of two, as lean_cuda"
+                " counts tokens of a run in shifts"
+            )
+        return super().contradiction()
+
+
+#: The union that files hold, told apart by `implementation`.
+LEAN_CONFIGS: tuple[type[LeanConfig], ...] = (LeanTritonConfig, LeanCudaConfig)

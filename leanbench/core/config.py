@@ -1,0 +1,197 @@
+"""Launch settings: one frozen dataclass for each kernel, checked where it is made.
+
+Each field declares the values it takes (`number`, `word`, `switch`), a class adds what must hold
+between fields. Nothing else checks settings: a config that exists is one that its kernel can be
+launched with, whether it came from code, a flag, a sweep file or a file of tuned configs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from leanbench.core.errors import UserError, nearest
+
+#: The key that tells the implementations of a kernel apart, in files and flags.
+TAG = "implementation"
+
+
+class Limit(Protocol):
+    """The values that a setting takes."""
+
+    def fault(self, value: Any) -> str | None:
+        """What is wrong with a value, as the end of a sentence; None if nothing is."""
+        ...
+
+    def parse(self, text: str) -> Any:
+        """The value that a person wrote; one with a fault where it cannot be understood."""
+        ...
+
+
+@dataclass(frozen=True)
+class Range:
+    """Whole numbers from `least` to `most`, and `unused`, which says that there is no such
+    setting.
+    """
+
+    least: int
+    most: int
+    power_of_two: bool = False
+    unused: int | None = None
+
+    def fault(self, value: Any) -> str | None:
+        if isinstance(value, int) and not isinstance(value, bool):
+            is_power = value & (value - 1) == 0
+            fits = self.least <= value <= self.most and (is_power or not self.power_of_two)
+            if fits or value == self.unused:
+                return None
+        kind = "a power of two" if self.power_of_two else "a whole number"
+        return f"is not {kind} from {self.least} to {self.most}"
+
+    def parse(self, text: str) -> int | str:
+        return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else text
+
+
+@dataclass(frozen=True)
+class Words:
+    """A few words."""
+
+    words: tuple[str, ...]
+
+    def fault(self, value: Any) -> str | None:
+        return None if value in self.words else f"is not {' or '.join(self.words)}"
+
+    def parse(self, text: str) -> str:
+        return text.lower()
+
+
+class Switch:
+    """True and false."""
+
+    _TEXTS: ClassVar = {"true": True, "yes": True, "false": False, "no": False}
+
+    def fault(self, value: Any) -> str | None:
+        return None if isinstance(value, bool) else "is not true or false"
+
+    def parse(self, text: str) -> bool | str:
+        return self._TEXTS.get(text.lower(), text)
+
+
+def number(least: int, most: int, *, power_of_two: bool = False) -> Any:
+    """A field of a config: a whole number from `least` to `most`."""
+    return field(metadata={"limit": Range(least, most, power_of_two)})
+
+
+def optional_number(least: int, most: int, *, unused: int) -> Any:
+    """A field of a config that is `unused` unless it is given."""
+    return field(default=unused, metadata={"limit": Range(least, most, unused=unused)})
+
+
+def word(*words: str) -> Any:
+    """A field of a config: one of `words`."""
+    return field(metadata={"limit": Words(words)})
+
+
+def switch() -> Any:
+    """A field of a config: true or false."""
+    return field(metadata={"limit": Switch()})
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """How a kernel is launched. A kernel with further settings has a subclass beside it.
+
+    Raises:
+        UserError: a value outside its field's limits, or values that contradict one another; the
+            sentence names the field, the value and the limit.
+    """
+
+    #: Which of a kernel's implementations the settings are for; None: it has one.
+    implementation: ClassVar[str | None] = None
+
+    #: Context tokens of one LeanTile. Matrix instructions take 16 of them, Triton powers of two.
+    tile_tokens: int = number(16, 1024, power_of_two=True)
+    num_warps: int = number(1, 32, power_of_two=True)
+    num_stages: int = number(1, 10)
+
+    #: CTAs of an SM at once that the grid is made for: 1 where that is no setting. A subclass may
+    #: make a field of it, which takes this place in the order.
+    ctas_per_sm: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for name, limit in limits(type(self)).items():
+            value = getattr(self, name)
+            if (fault := limit.fault(value)) is not None:
+                raise UserError(f"{name} {value!r} {fault}")
+        if (contradiction := self.contradiction()) is not None:
+            raise UserError(contradiction)
+
+    def contradiction(self) -> str | None:
+        """One sentence on values that do not go together, or None."""
+        return None
+
+    def to_dict(self) -> dict[str, int | bool | str]:
+        """Plain JSON types, without optional settings that are not used; `read_config` reads it
+        back.
+        """
+        tag = {} if self.implementation is None else {TAG: self.implementation}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        unused = {each.name: each.default for each in fields(self)}
+        return tag | {name: value for name, value in values.items() if value != unused[name]}
+
+
+ConfigT = TypeVar("ConfigT", bound=KernelConfig)
+
+
+def limits(config_type: type[KernelConfig]) -> dict[str, Limit]:
+    """What each setting takes, in the fields' order."""
+    return {each.name: each.metadata["limit"] for each in fields(config_type)}
+
+
+def required(config_type: type[KernelConfig]) -> list[str]:
+    """The settings without a default."""
+    return [each.name for each in fields(config_type) if each.default is MISSING]
+
+
+def read_config(types: Sequence[type[ConfigT]], values: Mapping[str, Any]) -> ConfigT:
+    """The config that `to_dict` gave, of the class among `types` that its implementation names.
+
+    Raises:
+        UserError: a setting is unknown, missing or out of range.
+    """
+    config_type = config_type_of(types, values.get(TAG))
+    given = {name: value for name, value in values.items() if name != TAG}
+    check_names(config_type, given)
+    return config_type(**given)
+
+
+def config_type_of(types: Sequence[type[ConfigT]], implementation: Any) -> type[ConfigT]:
+    """The class among `types` of an implementation.
+
+    Raises:
+        UserError: there is none, or it is not named and there are several.
+    """
+    if implementation is None and len(types) == 1:
+        return types[0]
+    by_name = {each.implementation: each for each in types if each.implementation is not None}
+    if implementation in by_name:
+        return by_name[implementation]
+    if not by_name:
+        raise UserError(f"there is no setting {TAG!r}, the kernel has one implementation")
+    known = " or ".join(by_name)
+    if implementation is None:
+        raise UserError(f"{TAG} must be given as well, {known}")
+    raise UserError(f"{TAG} {implementation!r} is not {known}")
+
+
+def check_names(config_type: type[KernelConfig], given: Mapping[str, Any]) -> None:
+    """Raises UserError where a setting is unknown or missing; names come with the nearest."""
+    known = limits(config_type)
+    for name in given:
+        if name not in known:
+            raise UserError(f"there is no setting {name!r}, {nearest(name, known)}")
+    missing = [name for name in required(config_type) if name not in given]
+    if missing:
+        raise UserError(f"{', '.join(missing)} must be given as well")

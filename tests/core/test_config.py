@@ -1,0 +1,159 @@
+"""Launch settings: what each field takes, what goes together, how they are written and read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from leanbench.kernels.fa2.configs import Fa2Config
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanCudaConfig, LeanTritonConfig
+
+from leanbench.core.config import KernelConfig, limits, read_config, required
+from leanbench.core.errors import UserError
+from leanbench.core.registry import kernels
+
+TRITON = LeanTritonConfig(128, 4, 3, 2, 1, False)
+CUDA = LeanCudaConfig(
+    128, 4, 2, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=2, copy="bulk"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        (Fa2Config(64, 4, 3), {"tile_tokens": 64, "num_warps": 4, "num_stages": 3}),
+        (
+            FixedSplitConfig(64, 4, 3, 8),
+            {"tile_tokens": 64, "num_warps": 4, "num_stages": 3, "splits": 8},
+        ),
+        (
+            TRITON,
+            {
+                "implementation": "triton",
+                "tile_tokens": 128,
+                "num_warps": 4,
+                "num_stages": 3,
+                "ctas_per_sm": 2,
+                "min_tiles_per_cta": 1,
+                "align_grid": False,
+            },
+        ),
+        (
+            CUDA,
+            {
+                "implementation": "cuda",
+                "tile_tokens": 128,
+                "num_warps": 4,
+                "num_stages": 2,
+                "ctas_per_sm": 1,
+                "min_tiles_per_cta": 1,
+                "align_grid": True,
+                "chunk_tokens": 32,
+                "tile_rows": 8,
+                "cluster_size": 2,
+                "copy": "bulk",
+            },
+        ),
+    ],
+    ids=["fa2", "fixed_split", "triton", "cuda"],
+)
+def test_what_is_written_is_read_again(config, values):
+    assert config.to_dict() == values
+    types = LEAN_CONFIGS if "implementation" in values else (type(config),)
+    assert read_config(types, json.loads(json.dumps(values))) == config
+
+
+def test_optional_settings_are_written_where_they_are_used():
+    assert replace(TRITON, fixed_run_tiles=8).to_dict()["fixed_run_tiles"] == 8
+    assert "fixed_run_tiles" not in required(LeanTritonConfig)
+    assert list(limits(LeanTritonConfig))[:4] == [
+        "tile_tokens",
+        "num_warps",
+        "num_stages",
+        "ctas_per_sm",
+    ]
+    assert (Fa2Config(64, 4, 3).ctas_per_sm, TRITON.ctas_per_sm) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("of", "changes", "sentence"),
+    [
+        # It compiled, and counted the tokens of a chunk that two LeanTiles share twice.
+        (CUDA, {"chunk_tokens": 48}, "chunk_tokens 48 is not a power of two from 16 to 128"),
+        (
+            CUDA,
+            {"chunk_tokens": 64, "tile_tokens": 32},
+            "chunk_tokens 64 is more than tile_tokens 32: a LeanTile is made of whole chunks",
+        ),
+        (CUDA, {"tile_tokens": 96}, "tile_tokens 96 is not a power of two from 16 to 1024"),
+        (CUDA, {"tile_rows": 64}, "tile_rows 64 is not a power of two from 8 to 32"),
+        (CUDA, {"cluster_size": 16}, "cluster_size 16 is not a power of two from 1 to 8"),
+        (CUDA, {"copy": "tma"}, "copy 'tma' is not bulk or async"),
+        (
+            CUDA,
+            {"fixed_run_tiles": 3},
+            "fixed_run_tiles 3 is not a power of two, as lean_cuda counts tokens of a run in"
+            " shifts",
+        ),
+        (TRITON, {"num_warps": 3}, "num_warps 3 is not a power of two from 1 to 32"),
+        (TRITON, {"num_stages": 0}, "num_stages 0 is not a whole number from 1 to 10"),
+        (TRITON, {"align_grid": 1}, "align_grid 1 is not true or false"),
+        (TRITON, {"ctas_per_sm": True}, "ctas_per_sm True is not a whole number from 1 to 32"),
+        (TRITON, {"ctas_per_sm": 2.0}, "ctas_per_sm 2.0 is not a whole number from 1 to 32"),
+        (TRITON, {"fixed_run_tiles": -1}, "fixed_run_tiles -1 is not a whole number from 1 to"),
+        (
+            TRITON,
+            {"num_warps": 16, "ctas_per_sm": 8},
+            "num_warps 16 times ctas_per_sm 8 is 128, an SM holds 64 warps: lower one of them",
+        ),
+    ],
+)
+def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
+    with pytest.raises(UserError) as caught:
+        replace(of, **changes)
+    assert str(caught.value).startswith(sentence)
+    with pytest.raises(UserError) as caught:
+        read_config(LEAN_CONFIGS, {**of.to_dict(), **changes})
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"implementation": "ptx"}, "implementation 'ptx' is not triton or cuda"),
+        ({"implementation": None}, "implementation must be given as well, triton or cuda"),
+        ({"tile_token": 64}, "there is no setting 'tile_token', did you mean 'tile_tokens'?"),
+        ({"copy": "bulk"}, "there is no setting 'copy', "),
+    ],
+)
+def test_what_is_no_config_is_one_sentence(values, sentence):
+    with pytest.raises(UserError) as caught:
+        read_config(LEAN_CONFIGS, {**TRITON.to_dict(), **values})
+    assert str(caught.value).startswith(sentence)
+    missing: dict[str, Any] = {"implementation": "triton", "tile_tokens": 64, "num_warps": 4}
+    with pytest.raises(UserError, match=r"^num_stages, ctas_per_sm, min_tiles_per_cta, align_grid"):
+        read_config(LEAN_CONFIGS, missing)
+
+
+def test_every_kernel_with_settings_says_of_which_class():
+    with_settings = {name for name, each in kernels().items() if each.config_types}
+    assert with_settings == {
+        "fa2",
+        "fixed_split",
+        "fixed_split_oracle",
+        "flash_decoding",
+        "lean",
+        "lean_batch_invariant",
+        "lean_cuda",
+        "lean_triton",
+    }
+    for name in with_settings:
+        assert all(issubclass(each, KernelConfig) for each in kernels()[name].config_types)
+    assert [kernels()[name].implementation for name in ("lean", "lean_triton", "lean_cuda")] == [
+        None,
+        "triton",
+        "cuda",
+    ]
