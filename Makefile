@@ -19,7 +19,7 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build and every drill; half an hour
 	LEANBENCH_TESTS=deep $(BIN)/pytest -n auto
 
-test-range: $(VENV)/installed-dev  ## The oldest and the newest Triton and libraries that pyproject.toml allows, beside the torch of .venv
+test-range: $(VENV)/installed-dev  ## The oldest libraries that pyproject.toml allows, and the newest Triton, beside the torch of .venv
 	$(BIN)/python .ci/range.py
 
 lint: $(VENV)/installed-dev
