@@ -154,7 +154,8 @@ def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
 def _runner(wrapper: Any, inputs: AttentionInputs, plan: _Plan) -> partial[Any]:
     """A call of a wrapper that has planned, on these tensors."""
     batch, _, q_heads, head_dim = inputs.q.shape
-    k, v = (_pages(cache, inputs, plan.page_size) for cache in (inputs.k_cache, inputs.v_cache))
+    k = _pages(inputs.k_cache, inputs, plan.page_size)
+    v = _pages(inputs.v_cache, inputs, plan.page_size)
     if plan.kv_layout == "HND":
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     q, out = inputs.q.view(batch, q_heads, head_dim), inputs.out.view(batch, q_heads, head_dim)

@@ -42,9 +42,8 @@ class SdpaLaunch(OwnOutputs):
         super().__init__(inputs)
         self._backend = getattr(SDPBackend, backend)
         self._q = inputs.q.transpose(1, 2)
-        self._k, self._v = (
-            cache[:, : inputs.context].transpose(1, 2) for cache in (inputs.k_cache, inputs.v_cache)
-        )
+        self._k = inputs.k_cache[:, : inputs.context].transpose(1, 2)
+        self._v = inputs.v_cache[:, : inputs.context].transpose(1, 2)
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         from torch.nn.attention import sdpa_kernel

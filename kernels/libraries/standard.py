@@ -61,10 +61,8 @@ class StandardLaunch(OwnOutputs):
             inputs.head_dim,
         )
         self._q = inputs.q.view(heads, inputs.group_size, head_dim)
-        self._k, self._v = (
-            cache[:, :context].transpose(1, 2).view(heads, context, head_dim)
-            for cache in (inputs.k_cache, inputs.v_cache)
-        )
+        self._k = inputs.k_cache[:, :context].transpose(1, 2).view(heads, context, head_dim)
+        self._v = inputs.v_cache[:, :context].transpose(1, 2).view(heads, context, head_dim)
         #: Added to the scores, times 0: that is how a matrix product takes a factor.
         self._nothing = inputs.q.new_zeros(1)
 

@@ -64,7 +64,8 @@ class XformersLaunch(OwnOutputs):
         q, k, v = inputs.q, inputs.k_cache[:, : inputs.context], inputs.v_cache[:, : inputs.context]
         if group_size > 1:
             q = q.unflatten(2, (inputs.kv_heads, group_size))
-            k, v = (cache.unsqueeze(3).expand(-1, -1, -1, group_size, -1) for cache in (k, v))
+            k = k.unsqueeze(3).expand(-1, -1, -1, group_size, -1)
+            v = v.unsqueeze(3).expand(-1, -1, -1, group_size, -1)
         self._attend = partial(
             fmha.memory_efficient_attention_forward,
             q,

@@ -196,7 +196,7 @@ def _run_or_fail(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseR
     try:
         return run_case(name, case, gpu, device)
     except Exception as error:  # one kernel's exception must not hide what the others did
-        said = str(error).splitlines() or [""]
+        lines = str(error).splitlines() or [""]
         return CaseResult(
-            name, case, math.inf, math.inf, False, f"raised {type(error).__name__}: {said[0]}"
+            name, case, math.inf, math.inf, False, f"raised {type(error).__name__}: {lines[0]}"
         )

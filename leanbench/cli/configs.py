@@ -63,13 +63,13 @@ def show(
     """
     from leanbench.cli.configs_tables import family_lines, show_problems, show_shortlist
 
-    asked = {"head_dim": head_dim, "group_size": group, "dtype": dtype, "kv_layout": kv_layout}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    wanted = {"head_dim": head_dim, "group_size": group, "dtype": dtype, "kv_layout": kv_layout}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
     files = _files_of(gpu)
     shown = 0
     for file in files:
         for family in file.tuned.families:
-            if any(getattr(family, name) != value for name, value in asked.items()):
+            if any(getattr(family, name) != value for name, value in wanted.items()):
                 continue
             output.show("\n" * bool(shown) + "\n".join(family_lines(file, family)))
             show_shortlist(family)
@@ -79,7 +79,7 @@ def show(
         there = "; ".join(
             dict.fromkeys(family.label for file in files for family in file.tuned.families)
         )
-        words = ", ".join(f"{name} {value}" for name, value in asked.items())
+        words = ", ".join(f"{name} {value}" for name, value in wanted.items())
         raise UserError(
             f"nothing is tuned for {gpu} with {words or 'any family'}, there is:"
             f" {there or 'no family'}"
@@ -239,15 +239,15 @@ def _files_of(gpu: str) -> list[File]:
     files = all_files()
     named = [file for file in files if names & file.names]
     faults = [file.content for file in named if isinstance(file.content, str)]
-    found = [file for file in named if not isinstance(file.content, str)]
+    readable = [file for file in named if not isinstance(file.content, str)]
     for fault in faults:
         output.say(f"! {fault}")
     # A slice of a GPU, and a GPU under another's name, have files of their own: the namesake's come
     # first.
-    found.sort(key=lambda file: file.path.stem not in names)
-    if found:
-        found = [file for file in found if file.tuned.gpu.is_like(found[0].tuned.gpu)]
-    if not found:
+    readable.sort(key=lambda file: file.path.stem not in names)
+    if readable:
+        readable = [file for file in readable if file.tuned.gpu.is_like(readable[0].tuned.gpu)]
+    if not readable:
         if catalogued is not None:
             raise UserError(
                 f"nothing is tuned for {catalogued}: run `leanbench tune --gpu {catalogued}`"
@@ -257,7 +257,7 @@ def _files_of(gpu: str) -> list[File]:
             f"nothing is tuned for a GPU {gpu!r},"
             f" {nearest(gpu, known) if known else 'nor for any other'}"
         )
-    return found
+    return readable
 
 
 def _source(family: Family) -> str:

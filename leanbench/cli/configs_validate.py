@@ -56,21 +56,21 @@ def validate(
         raise UserError(f"nothing is tuned for {target.spec.product}: run `leanbench tune` first")
     lean = kernel(files[0].tuned.kernel)
     watch = GpuStopwatch(lean, target.local_index, target.spec)
-    found: list[Unseen] = []
+    problems_timed: list[Unseen] = []
     for family in tuned:
         for problem in unseen_problems(family, target.spec, problems, watch.most_bytes):
             unseen = run(lean, problem, target.spec, watch)
-            found.append(unseen)
+            problems_timed.append(unseen)
             output.say(
                 f"{problem.label}: {unseen.share:.1%} of the best of {unseen.candidates},"
                 f" {unseen.choice.how}"
             )
-    _show(found, target)
+    _show(problems_timed, target)
     if out is not None:
-        _write(out, found)
+        _write(out, problems_timed)
 
 
-def _show(found: list[Unseen], target: Target) -> None:
+def _show(problems_timed: list[Unseen], target: Target) -> None:
     from leanbench.tune.result import geometric_mean
 
     table = output.table(
@@ -83,26 +83,27 @@ def _show(found: list[Unseen], target: Target) -> None:
             no_wrap=True,
         )
     for name, shares in (
-        ("look-up", [unseen.share for unseen in found]),
-        ("heuristic", [unseen.heuristic_share for unseen in found]),
+        ("look-up", [unseen.share for unseen in problems_timed]),
+        ("heuristic", [unseen.heuristic_share for unseen in problems_timed]),
     ):
-        worst = min(range(len(found)), key=shares.__getitem__)
+        worst = min(range(len(problems_timed)), key=shares.__getitem__)
         near = sum(share >= 0.99 for share in shares)
-        label = found[worst].problem.label
+        label = problems_timed[worst].problem.label
         table.add_row(
             name,
             f"{geometric_mean(shares):.1%}",
             f"{shares[worst]:.1%}",
             label,
-            f"{near} of {len(found)}",
+            f"{near} of {len(problems_timed)}",
         )
     output.show_table(table)
 
 
-def _write(path: Path, found: list[Unseen]) -> None:
+def _write(path: Path, problems_timed: list[Unseen]) -> None:
     try:
         path.write_text(
-            "".join(json.dumps(unseen.to_dict()) + "\n" for unseen in found), encoding="utf-8"
+            "".join(json.dumps(unseen.to_dict()) + "\n" for unseen in problems_timed),
+            encoding="utf-8",
         )
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from None

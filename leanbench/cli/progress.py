@@ -25,8 +25,8 @@ class SweepProgress:
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
         self._done, self._total = 0, total
-        #: What was said in full: a library that is missing is missing for every problem.
-        self._said: set[tuple[str, str]] = set()
+        #: Kernels and reasons printed in full: a missing library is missing for every problem.
+        self._explanations: set[tuple[str, str]] = set()
         self._bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -69,7 +69,7 @@ class SweepProgress:
         """Whether a row says of its kernel no more than one before: not supported, for the same
         reason.
         """
-        said = (kernel, row["reason"])
-        known = row["status"] == "unsupported" and said in self._said
-        self._said.add(said)
+        explanation = (kernel, row["reason"])
+        known = row["status"] == "unsupported" and explanation in self._explanations
+        self._explanations.add(explanation)
         return known

@@ -181,12 +181,13 @@ def sweep(
     measure = _measure_flags(
         cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
     )
-    asked = requested_sweep(file, axes, kernels, configs, measure, config or ())
-    cells = expand(asked)
-    limits = _limits(timeout, budget, asked.measure)
-    if baseline is not None and baseline not in asked.kernels:
+    requested = requested_sweep(file, axes, kernels, configs, measure, config or ())
+    cells = expand(requested)
+    limits = _limits(timeout, budget, requested.measure)
+    if baseline is not None and baseline not in requested.kernels:
         raise UserError(
-            f"--baseline {baseline} is no kernel of this sweep, {nearest(baseline, asked.kernels)}"
+            f"--baseline {baseline} is no kernel of this sweep,"
+            f" {nearest(baseline, requested.kernels)}"
         )
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
@@ -200,32 +201,32 @@ def sweep(
     predicted = target.local_index is None
     output.say_kernel_warnings()
     if not quiet:
-        _say_whose_shapes(asked)
+        _say_whose_shapes(requested)
     if predicted:
-        _refuse_what_cannot_be_predicted(asked.measure)
+        _refuse_what_cannot_be_predicted(requested.measure)
         why = target.note or f"No {gpu or 'GPU'} here"
         if dry_run:
             output.say(f"{why}: this would be predicted for {target.spec.product}.")
         else:
-            said = (
+            source = (
                 f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
                 " measured."
             )
-            output.say(f"{said} {known_error(target.spec.name, asked.kernels)}")
-        _say_what_is_not_predicted(asked.measure)
+            output.say(f"{source} {known_error(target.spec.name, requested.kernels)}")
+        _say_what_is_not_predicted(requested.measure)
     output.say_note(target)
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
 
-        show_dry_run(cells, target.spec, asked.measure, predicted=predicted)
+        show_dry_run(cells, target.spec, requested.measure, predicted=predicted)
         return
     from leanbench.configs.store import user_faults
 
     for fault in user_faults():
         output.say(f"! {fault}; it is not used.")
-    path = _run_path(out, name, cells, asked, target, resume)
+    path = _run_path(out, name, cells, requested, target, resume)
     command = _command(ctx)
-    finished = _run(path, cells, asked, target, limits, command, resume=resume, quiet=quiet)
+    finished = _run(path, cells, requested, target, limits, command, resume=resume, quiet=quiet)
     if not quiet:
         from leanbench.cli.sweep_tables import show_ending
 
@@ -255,7 +256,7 @@ def _failed(run: Run) -> bool:
 def _run(
     path: Path,
     cells: list[Cell],
-    asked: Sweep,
+    requested: Sweep,
     target: Target,
     limits: Limits,
     command: list[str],
@@ -271,7 +272,7 @@ def _run(
     from leanbench.run.worker_process import WorkerTarget
 
     open_run = RunDirectory.resume if resume else RunDirectory.create
-    with open_run(path, _manifest(cells, asked, target, command)) as run:
+    with open_run(path, _manifest(cells, requested, target, command)) as run:
         total = sum(cell.key not in run.finished for cell in cells)
         if resume and not quiet:
             output.say(
@@ -283,7 +284,7 @@ def _run(
                 left = run_cells(
                     cells,
                     run,
-                    WorkerTarget(target.spec, target.local_index, asked.measure),
+                    WorkerTarget(target.spec, target.local_index, requested.measure),
                     limits,
                     progress,
                 )
@@ -326,8 +327,13 @@ def _measure_flags(
         relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds
     )
     flags: dict[str, Any] = {"effort": effort, "window_s": parse_seconds("--window", window)}
-    asked = {"sustained": sustained, "energy": energy, "occupancy": occupancy, "counters": counters}
-    flags |= {name: True for name, value in asked.items() if value}
+    requested = {
+        "sustained": sustained,
+        "energy": energy,
+        "occupancy": occupancy,
+        "counters": counters,
+    }
+    flags |= {name: True for name, value in requested.items() if value}
     if cache is not None:
         flags["cache"] = choose("cache", cache, ["cold", "warm"])
     return flags
@@ -350,11 +356,11 @@ def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits
     return Limits(timeout_s, None if budget is None else parse_seconds("--budget", budget))
 
 
-def _say_whose_shapes(asked: Sweep) -> None:
+def _say_whose_shapes(requested: Sweep) -> None:
     """Rows name problems, which may be those of several models."""
     from leanbench.core.language_models import by_shape
 
-    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in asked.grids):
+    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
         for (q_heads, kv_heads, head_dim), models in by_shape(names, tps).items():
             output.say(f"h{q_heads}/{kv_heads} d{head_dim}: {', '.join(models)}")
 
@@ -367,23 +373,23 @@ def _refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:
 
 
 def _say_what_is_not_predicted(measure: MeasureOptions) -> None:
-    asked = [
+    requested = [
         name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)
     ]
-    if asked:
-        output.say(f"Only a GPU can measure {', '.join(asked)}: left out.")
+    if requested:
+        output.say(f"Only a GPU can measure {', '.join(requested)}: left out.")
 
 
 def _run_path(
-    out: Path, name: str | None, cells: list[Cell], asked: Sweep, target: Target, resume: bool
+    out: Path, name: str | None, cells: list[Cell], requested: Sweep, target: Target, resume: bool
 ) -> Path:
     from leanbench.records.directory import newest_run
 
     if name is not None:
         return out / name
     if resume:
-        return newest_run(out, asked.name, [cell.key for cell in cells])
-    path = out / f"{asked.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        return newest_run(out, requested.name, [cell.key for cell in cells])
+    path = out / f"{requested.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
     # Two runs in one second.
     attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
     return (
@@ -392,13 +398,13 @@ def _run_path(
 
 
 def _manifest(
-    cells: list[Cell], asked: Sweep, target: Target, command: list[str]
+    cells: list[Cell], requested: Sweep, target: Target, command: list[str]
 ) -> dict[str, Any]:
     return {
         "command": shlex.join(command),
         "source": "predicted" if target.local_index is None else "measured",
-        "sweep": asked.to_dict(),
-        "measure": asked.measure.to_dict(),
+        "sweep": requested.to_dict(),
+        "measure": requested.measure.to_dict(),
         "gpu": asdict(target.spec),
         "environments": {},
         "cells": [cell.key for cell in cells],

@@ -91,7 +91,7 @@ def trace(
     from leanbench.report.trace import trace_files, write_trace
     from leanbench.run.cells import CONFIG_CHOICES
 
-    asked = parse_problem(problem)
+    parsed = parse_problem(problem)
     traced = [kernel(name) for name in parse_names("kernels", kernels)]
     choose_word("configs", configs, CONFIG_CHOICES)
     formats = parse_names("format", format_)
@@ -99,21 +99,21 @@ def trace(
         # As from an unset shell variable.
         raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
     target = choose(gpu, require_gpu)
-    folder = out or _new_folder(asked, target.spec.name)
+    folder = out or _new_folder(parsed, target.spec.name)
     if (folder / "results.jsonl").exists():
         raise UserError(f"--out {folder} is a run directory: choose another folder for the trace")
     trace_files(folder, formats)
     output.say_kernel_warnings()
     output.say_note(target)
     try:
-        panels = _panels(asked, traced, configs, target, gpu)
+        panels = _panels(parsed, traced, configs, target, gpu)
         if not panels:
             raise typer.Exit(1)
         if not quiet:
             _show_picture(panels)
         for path in write_trace(panels, folder, formats):
             output.show(str(path))
-        _write_manifest(folder, asked, panels, target)
+        _write_manifest(folder, parsed, panels, target)
     finally:
         _remove_empty(folder)
 
@@ -144,14 +144,14 @@ def _panels(
     kernels: list[Kernel],
     configs: str,
     target: Target,
-    asked_gpu: str | None,
+    requested_gpu: str | None,
 ) -> list[Panel]:
     """A panel for each kernel that has a timeline; why another has none is said."""
     from leanbench.model.timeline import schedule_efficiency
     from leanbench.report.trace.picture import Panel
 
     if target.local_index is None:
-        timelines = _predict(problem, kernels, configs, target, asked_gpu)
+        timelines = _predict(problem, kernels, configs, target, requested_gpu)
     else:
         timelines = _measure(problem, kernels, configs, target.local_index)
     panels = []
@@ -168,17 +168,17 @@ def _predict(
     kernels: list[Kernel],
     configs: str,
     target: Target,
-    asked_gpu: str | None,
+    requested_gpu: str | None,
 ) -> list[Timeline | str]:
     from leanbench.model import known_error
     from leanbench.model.timeline import predict_timeline
 
-    why = target.note or f"No {asked_gpu or 'GPU'} here"
-    said = (
+    why = target.note or f"No {requested_gpu or 'GPU'} here"
+    source = (
         f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
         " measured."
     )
-    output.say(f"{said} {known_error(target.spec.name, [each.name for each in kernels])}")
+    output.say(f"{source} {known_error(target.spec.name, [kernel.name for kernel in kernels])}")
     return [predict_timeline(problem, kernel, configs, target.spec) for kernel in kernels]
 
 

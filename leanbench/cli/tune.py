@@ -179,8 +179,10 @@ def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
     from leanbench.model import known_error
 
     why = target.note or f"No {gpu} here"
-    said = f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
-    output.say(f"{said} {known_error(target.spec.name, [kernel])}")
+    source = (
+        f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
+    )
+    output.say(f"{source} {known_error(target.spec.name, [kernel])}")
 
 
 def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summary, Family]]:
@@ -274,9 +276,8 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
             f" {done} there (worst {worst:.1%})."
         )
     errors = [summary.median_error for summary in summaries]
-    fitted, able = (
-        sum(getattr(summary, name) for summary in summaries) for name in ("fitted", "able")
-    )
+    fitted = sum(summary.fitted for summary in summaries)
+    able = sum(summary.able for summary in summaries)
     knows = (
         f"knows {fitted} of {able} builds and whose median error is {min(errors):.1%} to"
         f" {max(errors):.1%}"

@@ -248,7 +248,7 @@ def fit(
     work = Work(*columns)
     measured = np.log([point.latency_us for point in points])
     weights = np.array([1.0 if point.over_best < _FAR else _FAR_WEIGHT for point in points])
-    low, high = (np.log(_scaled(bound, bandwidth_tb_s)) for bound in (_LOW, _HIGH))
+    low, high = np.log(_scaled(_LOW, bandwidth_tb_s)), np.log(_scaled(_HIGH, bandwidth_tb_s))
     start = np.log(_scaled(_START, bandwidth_tb_s) if leaning_on is None else astuple(leaning_on))
 
     def residuals(logarithms: Any) -> Any:

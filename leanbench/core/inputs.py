@@ -187,8 +187,8 @@ def shape_only(problem: AttentionProblem) -> AttentionInputs:
     """
     import torch
 
-    shapes = query_shape(problem), cache_shape(problem), cache_shape(problem)
-    q, k_cache, v_cache = (
-        torch.empty(shape, dtype=torch_dtype(problem.dtype), device="meta") for shape in shapes
-    )
+    dtype = torch_dtype(problem.dtype)
+    q = torch.empty(query_shape(problem), dtype=dtype, device="meta")
+    k_cache = torch.empty(cache_shape(problem), dtype=dtype, device="meta")
+    v_cache = torch.empty_like(k_cache)
     return inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, "meta"))

@@ -124,9 +124,9 @@ def run_check(check: Check, machine: Machine) -> Finding:
     except UserError as error:
         return problem(str(error), None)
     except Exception as error:
-        said = (str(error).strip().splitlines() or [""])[0]
+        message = (str(error).strip().splitlines() or [""])[0]
         return problem(
-            f"this check failed: {type(error).__name__}{': ' if said else ''}{said}",
+            f"this check failed: {type(error).__name__}{': ' if message else ''}{message}",
             "if the line does not say what to do, report it with the output of `leanbench doctor"
             " --json`",
         )

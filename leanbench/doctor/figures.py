@@ -67,11 +67,11 @@ def noise_floor(machine: Machine) -> Finding:
         once, again = timings["once"].median_us, timings["again"].median_us
         differences[size] = abs(once - again) / min(once, again)
     worst = max(differences.values())
-    said = ", ".join(
+    by_size = ", ".join(
         f"{differs:.2%} at {size.kv_bytes / 1e6:.0f} MB" for size, differs in differences.items()
     )
     values = {"differences": {size.label: differs for size, differs in differences.items()}}
-    text = f"lean against itself differs by {said}"
+    text = f"lean against itself differs by {by_size}"
     if worst > _NOISE_PROBLEM:
         return problem(f"{text}: nothing here can be compared", _BUSY_FIX, **values)
     if worst > _NOISE_NOTE:

@@ -90,17 +90,17 @@ def other_processes(machine: Machine) -> Finding:
     }
     if not processes:
         return ok("no other process on the GPU", **values)
-    said = ", ".join(
+    names = ", ".join(
         f"{process.name or 'a process'} ({process.pid})"
         + (f" at {process.sm_utilisation}%" if process.sm_utilisation else "")
         for process in processes
     )
     fix = "wait for them or stop them; a figure that was measured beside them is not the GPU's"
     if any(process.sm_utilisation for process in processes):
-        return problem(f"others use the SMs: {said}", fix, **values)
+        return problem(f"others use the SMs: {names}", fix, **values)
     if any(process.sm_utilisation is None for process in processes):
-        return note(f"others are on the GPU, how busy is not known: {said}", fix, **values)
-    return note(f"others are on the GPU and idle: {said}", **values)
+        return note(f"others are on the GPU, how busy is not known: {names}", fix, **values)
+    return note(f"others are on the GPU and idle: {names}", **values)
 
 
 def clocks_and_power(machine: Machine) -> Finding:

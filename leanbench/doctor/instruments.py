@@ -62,19 +62,21 @@ def energy_counter(machine: Machine) -> Finding:
     from leanbench.measure.energy_counter import calibrate
 
     with machine.nvml() as nvml:
-        found = calibrate(nvml)
-    idle = "" if found.idle_power_w is None else f"{found.idle_power_w:.0f} W idle"
+        calibration = calibrate(nvml)
+    idle = "" if calibration.idle_power_w is None else f"{calibration.idle_power_w:.0f} W idle"
     values: dict[str, Any] = {
-        "energy_tick_ms": found.tick_ms,
-        "idle_power_w": found.idle_power_w,
-        "idle_power_by_reading_w": found.idle_power_by_reading_w,
+        "energy_tick_ms": calibration.tick_ms,
+        "idle_power_w": calibration.idle_power_w,
+        "idle_power_by_reading_w": calibration.idle_power_by_reading_w,
     }
     counter = (
-        None if found.tick_ms is None else f"the energy counter ticks every {found.tick_ms:.0f} ms"
+        None
+        if calibration.tick_ms is None
+        else f"the energy counter ticks every {calibration.tick_ms:.0f} ms"
     )
     text = ", ".join(filter(None, [counter, idle]))
-    if found.warnings:
-        return note("; ".join([*filter(None, [text]), *found.warnings]), **values)
+    if calibration.warnings:
+        return note("; ".join([*filter(None, [text]), *calibration.warnings]), **values)
     return ok(text, **values)
 
 

@@ -50,10 +50,10 @@ class Machine:
         if self.has_gpu:
             return choose(None, require_gpu=False)
         try:
-            found = choose(None, require_gpu=False)
+            chosen = choose(None, require_gpu=False)
         except NvmlError:  # the check of the GPU says it
             return None
-        return None if found.local_index is None else found
+        return None if chosen.local_index is None else chosen
 
     @cached_property
     def device_index(self) -> int | None:

@@ -54,8 +54,8 @@ def leanbench_version(machine: Machine) -> Finding:
 
 
 def python_version(machine: Machine) -> Finding:
-    found = platform.python_version()
-    return ok(f"Python {found} on {platform.system()} {platform.machine()}", python=found)
+    python = platform.python_version()
+    return ok(f"Python {python} on {platform.system()} {platform.machine()}", python=python)
 
 
 def torch_version(machine: Machine) -> Finding:
@@ -82,17 +82,19 @@ def triton_version(machine: Machine) -> Finding:
 
 
 def environment_variables(machine: Machine) -> Finding:
-    found = {
+    variables = {
         name: os.environ[name]
         for name, (harmless, _) in _FALSIFYING.items()
         if os.environ.get(name, "") not in ("", harmless)
     }
-    if not found:
+    if not variables:
         return ok("no environment variable that changes what is timed")
-    said = "; ".join(f"{name}={value} {_FALSIFYING[name][1]}" for name, value in found.items())
+    effects = "; ".join(
+        f"{name}={value} {_FALSIFYING[name][1]}" for name, value in variables.items()
+    )
     if not machine.has_gpu:
-        return note(f"{said}; here nothing is timed", variables=found)
-    return problem(said, f"unset {' '.join(found)}", variables=found)
+        return note(f"{effects}; here nothing is timed", variables=variables)
+    return problem(effects, f"unset {' '.join(variables)}", variables=variables)
 
 
 def triton_cache(machine: Machine) -> Finding:
@@ -136,13 +138,13 @@ def library(module: str, distribution: str, machine: Machine) -> Finding:
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken library raises anything
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         return note(
-            f"{distribution} is installed and cannot be imported: {said}",
+            f"{distribution} is installed and cannot be imported: {reason}",
             f"reinstall {distribution}",
         )
     try:
-        found = version(distribution)
+        installed = version(distribution)
     except PackageNotFoundError:
-        found = "of unknown version"
-    return ok(f"{distribution} {found} can be imported", version=found)
+        installed = "of unknown version"
+    return ok(f"{distribution} {installed} can be imported", version=installed)

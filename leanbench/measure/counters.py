@@ -156,9 +156,9 @@ def count(
 
 def find_ncu() -> str | None:
     """The path of `ncu`: from the PATH, or the newest in the folders that installers use."""
-    found = shutil.which("ncu")
-    if found:
-        return found
+    on_path = shutil.which("ncu")
+    if on_path:
+        return on_path
     for pattern in _USUAL_PLACES:
         paths = [path for path in glob(pattern) if os.access(path, os.X_OK)]
         if paths:

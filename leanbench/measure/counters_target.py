@@ -26,8 +26,8 @@ def main() -> None:
     try:
         _run(request)
     except Exception as error:
-        said = str(error).strip().partition("\n")[0]
-        print(f"{TARGET_FAILED}{said or type(error).__name__}", file=sys.stderr, flush=True)
+        reason = str(error).strip().partition("\n")[0]
+        print(f"{TARGET_FAILED}{reason or type(error).__name__}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
 
 

@@ -81,19 +81,19 @@ def newest_run(parent: Path, sweep: str, cells: Collection[str]) -> Path:
     Raises:
         UserError: there is none.
     """
-    found: list[tuple[bool, str, Path]] = []
+    candidates: list[tuple[bool, str, Path]] = []
     for manifest in parent.glob(f"*/{MANIFEST}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             content = parse(manifest.read_bytes())
             if content["sweep"]["name"] == sweep:
-                found.append(
+                candidates.append(
                     (set(content["cells"]) == set(cells), str(content["created"]), manifest.parent)
                 )
-    if not found:
+    if not candidates:
         raise UserError(
             f"there is no run of sweep {sweep!r} in {parent} to resume: start it without --resume"
         )
-    return max(found)[2]
+    return max(candidates)[2]
 
 
 @dataclass

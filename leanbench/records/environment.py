@@ -47,7 +47,7 @@ def predicted_environment() -> dict[str, Any]:
         "gpu_uuid": None,
         "leanbench": __version__,
         "commit": _commit(),
-        **{name: found for name in _LIBRARIES if (found := _version(name)) is not None},
+        **{name: installed for name in _LIBRARIES if (installed := _version(name)) is not None},
     }
 
 

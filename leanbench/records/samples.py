@@ -57,12 +57,12 @@ def read_samples(run: Path) -> dict[str, Samples]:
     path = run / SAMPLES
     if not path.is_file():
         return {}
-    found: dict[str, Samples] = {}
+    samples_by_cell: dict[str, Samples] = {}
     for member in _whole_members(path.read_bytes())[0]:
         for line in member.decode().splitlines():
             samples = Samples.model_validate(json.loads(line))
-            found[samples.cell] = samples
-    return found
+            samples_by_cell[samples.cell] = samples
+    return samples_by_cell
 
 
 def whole_length(content: bytes) -> int:

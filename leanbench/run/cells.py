@@ -149,18 +149,18 @@ class Cell:
 
         For example ``lean-b1-h32-8-n4096-d128-fp16-HND-default-3f9a01c2``.
         """
-        asked: dict[str, Any] = {
+        identity: dict[str, Any] = {
             "problem": self.problem.to_dict(),
             "kernel": self.kernel,
             "configs": self.request,
         }
         words = f"{self.kernel} {self.problem.label} {self.request}"
         if self.override is not None:
-            asked["config"] = self.override.to_dict()
+            identity["config"] = self.override.to_dict()
         if self.cache != "cold":
-            asked["cache"] = self.cache
+            identity["cache"] = self.cache
             words += f" {self.cache}"
-        canonical = json.dumps(asked, sort_keys=True, separators=(",", ":"))
+        canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         readable = re.sub(r"[^A-Za-z0-9_]+", "-", words)
         return f"{readable}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
 

@@ -83,7 +83,8 @@ def _items(text: str, name: str, written: str) -> dict[str, str]:
     """What is written after the colon, by field."""
     items: dict[str, str] = {}
     for item in written.split(","):
-        field, equals, value = (part.strip() for part in item.partition("="))
+        field, equals, value = item.partition("=")
+        field, value = field.strip(), value.strip()
         if not equals or not field or not value:
             raise UserError(
                 f"config {text!r}: {item.strip()!r} is not FIELD=VALUE, write for example"

@@ -228,16 +228,16 @@ def _line(text: str, key: str, grid: int | None) -> int:
     """The line that sets `key` at the top, or in the `grid`-th `[[grid]]` table; the table's own
     line if none does.
     """
-    table, found = None, 1
+    table, line_number = None, 1
     for number, line in enumerate(text.splitlines(), 1):
         if re.match(r"\s*\[\[\s*grid\s*\]\]", line):
             table = 0 if table is None else table + 1
-            found = number if table == grid else found
+            line_number = number if table == grid else line_number
         elif table == grid and re.match(
             rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line
         ):
             return number
-    return found
+    return line_number
 
 
 def requested_sweep(

@@ -88,20 +88,22 @@ class Fitter:
         self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: LeanConfig
     ) -> float:
         """By the formula; infinite for a build without coefficients."""
-        found = fits.get(config.build_key)
+        fit_of_build = fits.get(config.build_key)
         return (
             math.inf
-            if found is None
-            else float(found.coefficients.latency_us(self._work(problem, config)))
+            if fit_of_build is None
+            else float(fit_of_build.coefficients.latency_us(self._work(problem, config)))
         )
 
     def _work(self, problem: AttentionProblem, config: LeanConfig):
         return divide(Shape.of(problem), config, self._spec.sms, self._kernel)
 
     def _fit(self, points: Sequence[Point], together: Coefficients) -> Fit:
-        found = fit(points, self._spec.bandwidth_tb_s, together)
-        errors = [abs(found.latency_us(point.work) / point.latency_us - 1) for point in points]
-        return Fit(found, len(points), statistics.median(errors))
+        coefficients = fit(points, self._spec.bandwidth_tb_s, together)
+        errors = [
+            abs(coefficients.latency_us(point.work) / point.latency_us - 1) for point in points
+        ]
+        return Fit(coefficients, len(points), statistics.median(errors))
 
     def shortlist(
         self,
@@ -179,14 +181,14 @@ def held_out(
     fitter = Fitter(kernel, spec)
     trials: list[Trial] = []
     for part in range(_PARTS):
-        kept = {
+        training = {
             problem: timed
             for number, (problem, timed) in enumerate(times.items())
             if number % _PARTS != part
         }
-        fits = fitter.fits(kept) if kept else {}
+        fits = fitter.fits(training) if training else {}
         for problem in times:
-            if problem not in kept and (
+            if problem not in training and (
                 trial := _trial(fitter, fits, problem, times[problem], heuristic[problem])
             ):
                 trials.append(trial)

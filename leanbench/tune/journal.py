@@ -39,7 +39,7 @@ class Journal:
         """What was timed of these families; damaged lines, and a last one that was cut off, are
         left out.
         """
-        found: list[Timed] = []
+        timed: list[Timed] = []
         for line in self._lines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, UserError):
                 entry = parse(line)
@@ -50,8 +50,8 @@ class Journal:
                         read_config(LEAN_CONFIGS, config): Time(*time)
                         for config, time in entry["times"]
                     }
-                    found.append((family, AttentionProblem.from_dict(entry["problem"]), times))
-        return found
+                    timed.append((family, AttentionProblem.from_dict(entry["problem"]), times))
+        return timed
 
     def add(
         self, family: FamilyKey, problem: AttentionProblem, times: dict[LeanConfig, Time]

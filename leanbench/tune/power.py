@@ -33,7 +33,7 @@ def measure_power(
     index: int,
     stopwatch: GpuStopwatch,
     work: Sequence[tuple[AttentionProblem, Sequence[LeanConfig]]],
-    told: Callable[[int, int], None],
+    report_progress: Callable[[int, int], None],
 ) -> list[dict[BuildKey, float]]:
     """kW of each config's build while it runs back to back, for each problem of `work`.
 
@@ -50,7 +50,7 @@ def measure_power(
     from leanbench.measure.energy_counter import calibrate
     from leanbench.measure.timing import Replay
 
-    found: list[dict[BuildKey, float]] = []
+    power_of_problems: list[dict[BuildKey, float]] = []
     total, done = sum(len(configs[:MOST_BUILDS]) for _, configs in work), 0
     try:
         with Nvml(str(torch.cuda.get_device_properties(index).uuid)) as nvml:
@@ -59,7 +59,7 @@ def measure_power(
                 buffers = stopwatch.buffers(problem)
                 power: dict[BuildKey, float] = {}
                 for config in configs[:MOST_BUILDS]:
-                    told(done, total)
+                    report_progress(done, total)
                     done += 1
                     replay = Replay([kernel.prepare(inputs, config) for inputs in buffers], 4.0)
                     reading = measure_sustained(
@@ -71,9 +71,9 @@ def measure_power(
                             " latency"
                         )
                     power[config.build_key] = reading.energy_mj / reading.sustained_us
-                found.append(power)
+                power_of_problems.append(power)
     except NvmlError as error:
         raise UserError(
             f"--objective energy and edp need NVML, which cannot be used here: {error}"
         ) from None
-    return found
+    return power_of_problems

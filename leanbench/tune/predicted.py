@@ -32,9 +32,9 @@ def predict_us(
     from leanbench.core.registry import kernel
     from leanbench.model.cell import predict_latency_us
 
-    found = kernel(kernel_name)
+    lean = kernel(kernel_name)
     return [
-        predict_latency_us(problem, found, config, spec, resident=ctas)
+        predict_latency_us(problem, lean, config, spec, resident=ctas)
         for config, ctas in zip(configs, resident, strict=True)
     ]
 

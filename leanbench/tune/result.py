@@ -20,7 +20,7 @@ from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 from leanbench.tune.fits import Fitter, least_gain
 from leanbench.tune.problems import problems
-from leanbench.tune.search import Found
+from leanbench.tune.search import Outcome
 from leanbench.tune.stopwatch import Time
 
 #: Problems beside those that were timed whose heuristics' builds are noted.
@@ -87,9 +87,9 @@ def cost_of(objective: Objective, power_kw: Mapping[BuildKey, float] | None = No
     return cost
 
 
-def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summary:
+def summarise(outcome: Outcome, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summary:
     """The figures to print; gains and LeanTiles are those of what is chosen by `cost`."""
-    progress = found.progress
+    progress = outcome.progress
     gains, sizes, tiles, untried = [], [], Counter[int](), []
     for problem, times in progress.times.items():
         tied = ties(times)
@@ -99,24 +99,24 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
         sizes.append(len(tied))
         if isinstance(chosen, LeanTritonConfig):
             tiles[chosen.tile_tokens] += 1
-        untried.append(_untried(found, kernel, spec, problem, times))
-    least = least_gain(found.trials)
-    shares = [trial.share(least) for trial in found.trials]
-    errors = [fit.median_error for fit in found.fits.values()]
+        untried.append(_untried(outcome, kernel, spec, problem, times))
+    least = least_gain(outcome.trials)
+    shares = [trial.share(least) for trial in outcome.trials]
+    errors = [fit.median_error for fit in outcome.fits.values()]
     return Summary(
         family=progress.family,
         problems=len(progress.times),
         timed=len({config for times in progress.times.values() for config in times}),
         left_out=len(progress.left_out),
-        shortlist=found.shortlist,
+        shortlist=outcome.shortlist,
         tile_tokens=dict(sorted(tiles.items())),
         cuda=len(progress.times) - tiles.total(),
         ties=statistics.fmean(sizes),
         gain=geometric_mean(gains),
         most_gain=max(gains),
         untried=geometric_mean(untried),
-        fitted=len(found.fits),
-        able=len({candidate.build for candidate in progress.able} | set(found.fits)),
+        fitted=len(outcome.fits),
+        able=len({candidate.build for candidate in progress.able} | set(outcome.fits)),
         held_out=geometric_mean(shares) if shares else None,
         worst_held_out=min(shares, default=None),
         median_error=statistics.median(errors) if errors else float("nan"),
@@ -124,7 +124,7 @@ def summarise(found: Found, kernel: Kernel, spec: GpuSpec, cost: Cost) -> Summar
 
 
 def _untried(
-    found: Found,
+    outcome: Outcome,
     kernel: Kernel,
     spec: GpuSpec,
     problem: AttentionProblem,
@@ -134,10 +134,11 @@ def _untried(
     no better.
     """
     fitter = Fitter(kernel, spec)
-    launches = distinct(found.progress.able, problem, kernel, spec)
+    launches = distinct(outcome.progress.able, problem, kernel, spec)
     others = [launch.config for launch in launches if launch.config not in times]
     least = min(
-        (fitter.predict_us(found.fits, problem, config) for config in others), default=float("inf")
+        (fitter.predict_us(outcome.fits, problem, config) for config in others),
+        default=float("inf"),
     )
     return min(1.0, least / min(time.latency_us for time in times.values()))
 
@@ -148,7 +149,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def to_family(
-    found: Found,
+    outcome: Outcome,
     kernel: Kernel,
     spec: GpuSpec,
     source: Literal["measured", "predicted"],
@@ -160,25 +161,25 @@ def to_family(
     """What a look-up reads of a family: the shortlist and the heuristics' builds with their
     formulas, and of each problem the chosen settings and those that they are compared with.
     """
-    progress, cost = found.progress, cost_of(objective, power_kw)
+    progress, cost = outcome.progress, cost_of(objective, power_kw)
     times = {
         problem: _compared(times, progress.heuristic[problem], cost)
         for problem, times in progress.times.items()
     }
     listed = dict.fromkeys(
-        [*found.shortlist, *(config for each in times.values() for config in each)]
+        [*outcome.shortlist, *(config for each in times.values() for config in each)]
     )
     builds = {config.build_key for config in listed}
     listed |= dict.fromkeys(
         config
-        for config in _heuristics(found, kernel, spec)
+        for config in _heuristics(outcome, kernel, spec)
         if isinstance(config, LeanTritonConfig) and config.build_key not in builds
     )
     keys = list(
         dict.fromkeys(
             config.build_key
             for config in listed
-            if isinstance(config, LeanTritonConfig) and config.build_key in found.fits
+            if isinstance(config, LeanTritonConfig) and config.build_key in outcome.fits
         )
     )
     places = {config: place for place, config in enumerate(listed)}
@@ -191,19 +192,19 @@ def to_family(
         objective=objective,
         time=time,
         versions=versions,
-        stopped=found.stopped,
-        candidates=[_candidate(found, config, keys) for config in listed],
+        stopped=outcome.stopped,
+        candidates=[_candidate(outcome, config, keys) for config in listed],
         builds=[
             tuned.Build(
-                **_rounded(asdict(found.fits[key].coefficients)),
-                points=found.fits[key].points,
-                median_error=round(found.fits[key].median_error, 5),
+                **_rounded(asdict(outcome.fits[key].coefficients)),
+                points=outcome.fits[key].points,
+                median_error=round(outcome.fits[key].median_error, 5),
                 power_kw=(power_kw or {}).get(key),
             )
             for key in keys
         ],
-        shortlist=[places[config] for config in found.shortlist],
-        least_gain=least_gain(found.trials),
+        shortlist=[places[config] for config in outcome.shortlist],
+        least_gain=least_gain(outcome.trials),
         problems=[
             _problem(problem, each, progress.heuristic[problem], places, cost)
             for problem, each in times.items()
@@ -229,15 +230,15 @@ def _compared(
     return {config: times[config] for config in order if config in wanted}
 
 
-def _heuristics(found: Found, kernel: Kernel, spec: GpuSpec) -> list[LeanConfig]:
+def _heuristics(outcome: Outcome, kernel: Kernel, spec: GpuSpec) -> list[LeanConfig]:
     """A config of each build that the heuristic takes for problems of any size, of this group size
     or one that the family may stand in for: the formula's choices are compared with it.
     """
-    family = found.progress.family
+    family = outcome.progress.family
     groups = (family.group_size // MOST_GROUP_RATIO or 1, family.group_size * MOST_GROUP_RATIO)
     alike = [family, *(replace(family, group_size=group) for group in groups)]
     sample = [
-        *found.progress.times,
+        *outcome.progress.times,
         *(problem for key in alike for problem in islice(problems(key, spec), _SAMPLED_PROBLEMS)),
     ]
     by_build = {
@@ -245,12 +246,12 @@ def _heuristics(found: Found, kernel: Kernel, spec: GpuSpec) -> list[LeanConfig]
         for problem in sample
         for config in heuristics(kernel, problem, spec)
     }
-    return [config for key, config in by_build.items() if key in found.fits]
+    return [config for key, config in by_build.items() if key in outcome.fits]
 
 
-def _candidate(found: Found, config: LeanConfig, keys: Sequence[BuildKey]) -> tuned.Candidate:
+def _candidate(outcome: Outcome, config: LeanConfig, keys: Sequence[BuildKey]) -> tuned.Candidate:
     key = config.build_key
-    build = found.builds.get(key)
+    build = outcome.builds.get(key)
     taken = build.resources[0] if build is not None and build.resources else None
     return tuned.Candidate(
         config=config,

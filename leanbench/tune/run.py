@@ -22,7 +22,7 @@ from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.journal import Journal
 from leanbench.tune.predicted import ModelStopwatch, model_ranker, no_ranking
 from leanbench.tune.result import Summary, cost_of, summarise, to_family
-from leanbench.tune.search import Found, Observer, Plan, Progress, Search
+from leanbench.tune.search import Observer, Outcome, Plan, Progress, Search
 
 if TYPE_CHECKING:
     from leanbench.compile.build import Build
@@ -101,8 +101,8 @@ def _predicted(
     rank = model_ranker(request.kernel, request.target.spec, pool)
     watch = ModelStopwatch(rank, {progress.family: builds for progress, builds in compiled})
     stopped = search.run(compiled, watch, no_ranking, float("inf"))
-    found = search.finish(compiled, stopped, pool)
-    return [_summarised(request, each, "predicted", versions(None)) for each in found]
+    outcomes = search.finish(compiled, stopped, pool)
+    return [_summarised(request, outcome, "predicted", versions(None)) for outcome in outcomes]
 
 
 def _measured(
@@ -121,12 +121,12 @@ def _measured(
     search.note = journal.add
     watch = GpuStopwatch(kernel, index, spec)
     stopped = search.run(compiled, watch, model_ranker(kernel, spec, pool), watch.most_bytes)
-    found = search.finish(compiled, stopped, pool)
+    outcomes = search.finish(compiled, stopped, pool)
     latency = request.objective == "latency"
-    power = [None] * len(found) if latency else _power(request, found, watch, index, observer)
+    power = [None] * len(outcomes) if latency else _power(request, outcomes, watch, index, observer)
     return [
-        _summarised(request, each, "measured", about, kw)
-        for each, kw in zip(found, power, strict=True)
+        _summarised(request, outcome, "measured", about, kw)
+        for outcome, kw in zip(outcomes, power, strict=True)
     ]
 
 
@@ -143,7 +143,11 @@ def _journal(request: Request, about: dict[str, str]) -> Journal:
 
 
 def _power(
-    request: Request, found: Sequence[Found], watch: GpuStopwatch, index: int, observer: Observer
+    request: Request,
+    outcomes: Sequence[Outcome],
+    watch: GpuStopwatch,
+    index: int,
+    observer: Observer,
 ) -> list[dict[BuildKey, float]]:
     """kW of the heuristic's builds, which others are held against, and of the fastest where K and V
     stream.
@@ -151,8 +155,8 @@ def _power(
     from leanbench.tune.power import measure_power
 
     work: list[tuple[AttentionProblem, list[LeanConfig]]] = []
-    for each in found:
-        progress = each.progress
+    for outcome in outcomes:
+        progress = outcome.progress
         problem = max(progress.times, key=lambda problem: problem.kv_bytes)
         times = progress.times[problem]
         order = sorted(times, key=lambda config, times=times: times[config].latency_us)
@@ -165,16 +169,16 @@ def _power(
 
 def _summarised(
     request: Request,
-    found: Found,
+    outcome: Outcome,
     source: Any,
     about: dict[str, str],
     power_kw: dict[BuildKey, float] | None = None,
 ) -> tuple[Summary, Family]:
     when = datetime.now(UTC).isoformat(timespec="seconds")
     kernel, spec = request.kernel, request.target.spec
-    family = to_family(found, kernel, spec, source, request.objective, when, about, power_kw)
+    family = to_family(outcome, kernel, spec, source, request.objective, when, about, power_kw)
     return (
-        summarise(found, kernel, spec, cost_of(request.objective, power_kw)),
+        summarise(outcome, kernel, spec, cost_of(request.objective, power_kw)),
         family,
     )
 

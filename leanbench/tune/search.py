@@ -76,7 +76,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Found:
+class Outcome:
     """What a tuning found for a family."""
 
     progress: Progress
@@ -143,14 +143,16 @@ class Search:
         ]
         done = 0
 
-        def told(build: Build) -> None:
+        def count_compiled(build: Build) -> None:
             nonlocal done
             done += 1
             self._observer.compiling(done, len(wanted))
 
         self._observer.compiling(0, len(wanted))
-        built = build_all([job for _, _, job in wanted], self._spec.compute_capability, pool, told)
-        found: list[tuple[Progress, dict[BuildKey, Build]]] = []
+        built = build_all(
+            [job for _, _, job in wanted], self._spec.compute_capability, pool, count_compiled
+        )
+        compiled_families: list[tuple[Progress, dict[BuildKey, Build]]] = []
         for family in families:
             builds = {
                 key: build
@@ -163,8 +165,8 @@ class Search:
                 raise UserError(
                     f"no candidate of {family.label} can run on {self._spec.product}: {reason}"
                 )
-            found.append((Progress(family, able, left_out), builds))
-        return found
+            compiled_families.append((Progress(family, able, left_out), builds))
+        return compiled_families
 
     def run(
         self,
@@ -218,7 +220,7 @@ class Search:
         compiled: Sequence[tuple[Progress, dict[BuildKey, Build]]],
         stopped: str,
         pool: Executor,
-    ) -> list[Found]:
+    ) -> list[Outcome]:
         """The last fits, and the shortlists."""
         self._observer.fitting()
         futures = [
@@ -227,7 +229,7 @@ class Search:
         ]
         results = [future.result() for future in futures]
         return [
-            Found(progress, builds, fits, shortlist, trials, stopped)
+            Outcome(progress, builds, fits, shortlist, trials, stopped)
             for (progress, builds), (fits, shortlist, trials) in zip(compiled, results, strict=True)
         ]
 
@@ -318,7 +320,7 @@ class Search:
         heuristic, *others = self._heuristics(progress, problem)
         for config in (heuristic, *others):
             if config.build_key not in builds:
-                # Not one of the candidates', and found is held against it all the same.
+                # No candidate, and still what the chosen config is compared with.
                 job = Job(self._kernel.name, problem, config)
                 builds[config.build_key] = build(job, self._spec.compute_capability)
         # The heuristic leads: the others' outputs are held against its.

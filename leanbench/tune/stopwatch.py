@@ -159,17 +159,13 @@ class GpuStopwatch:
         half = math.prod(cache_shape(problem))
         block_table = deal_pages(problem, self._device)
         copies = max(1, min(cold_copies(problem, self._spec), pool.numel() // (2 * half)))
-        found: list[AttentionInputs] = []
+        rotation: list[AttentionInputs] = []
         for copy in range(copies):
-            k_cache, v_cache = (
-                pool[(2 * copy + number) * half : (2 * copy + number + 1) * half].view(
-                    cache_shape(problem)
-                )
-                for number in (0, 1)
-            )
+            both = pool[2 * copy * half : (2 * copy + 2) * half].view(2, *cache_shape(problem))
+            k_cache, v_cache = both[0], both[1]
             q = torch.randn(query_shape(problem), dtype=pool.dtype, device=self._device)
-            found.append(inputs_over(problem, q, k_cache, v_cache, block_table))
-        return found
+            rotation.append(inputs_over(problem, q, k_cache, v_cache, block_table))
+        return rotation
 
     def _pool(self, dtype: str) -> torch.Tensor:
         import torch

@@ -94,8 +94,8 @@ def unseen_problems(
     tuned = {(problem.batch * problem.kv_heads, problem.context) for problem in family.problems}
     steps = (key.problem(*step) for step in _STEPS if step not in tuned)
     others = islice(problems(key, spec, most_bytes), _SKIPPED, None)
-    found = _in_turn(steps, others)
-    fitting = (problem for problem in found if problem.kv_bytes <= most_bytes)
+    candidates = _in_turn(steps, others)
+    fitting = (problem for problem in candidates if problem.kv_bytes <= most_bytes)
     fresh = (
         problem
         for problem in fitting

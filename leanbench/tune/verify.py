@@ -86,15 +86,15 @@ def tasks_of(families: Sequence[Family], sample: int | None = None) -> list[Task
     """The tuned problems of all families that were tuned for latency; `sample` of them evenly
     spread, where given.
     """
-    found = [
+    tasks = [
         Task(family, tuned)
         for family in families
         if family.objective == "latency"
         for tuned in family.problems
     ]
-    if sample is None or sample >= len(found):
-        return found
-    return [found[number * len(found) // sample] for number in range(sample)]
+    if sample is None or sample >= len(tasks):
+        return tasks
+    return [tasks[number * len(tasks) // sample] for number in range(sample)]
 
 
 def judge(task: Task, time: TimeConfigs) -> Verdict | str:

@@ -21,7 +21,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.tune.problems import problems
 from leanbench.tune.result import to_family
-from leanbench.tune.search import Found, Plan, Progress, Search
+from leanbench.tune.search import Outcome, Plan, Progress, Search
 
 FAMILY = FamilyKey(128, 4)
 TRITON, CUDA = kernel("lean_triton"), kernel("lean_cuda")
@@ -32,7 +32,7 @@ SMALL_BYTES, LARGE_BYTES = 15e6, 120e6
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def outcome() -> Outcome:
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
     pair = (
         Progress(FAMILY, [Candidate(config, config.build_key) for config in space], {}),
@@ -44,9 +44,9 @@ def found() -> Found:
 
 
 @pytest.fixture(scope="module")
-def both(found: Found) -> Family:
+def both(outcome: Outcome) -> Family:
     return to_family(
-        found, LEAN, H200, "measured", "latency", "2026-11-21T09:30:00+00:00", {"triton": "3.6.0"}
+        outcome, LEAN, H200, "measured", "latency", "2026-11-21T09:30:00+00:00", {"triton": "3.6.0"}
     )
 
 
@@ -101,10 +101,10 @@ def test_the_two_sides_of_that_world_differ():
 
 
 @pytest.mark.parametrize("asked", TAKES, ids=lambda asked: asked.name)
-def test_each_kernel_gets_the_best_of_what_it_takes(home, found, both, asked):
+def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, asked):
     saved = save_families(H200, [both])
     assert read(saved.path).families == [both]
-    for problem, times in found.progress.times.items():
+    for problem, times in outcome.progress.times.items():
         choice = choose(asked, problem, H200)
         assert choice.config is not None
         own = {config: times[config] for config in times if config.implementation in TAKES[asked]}
@@ -128,11 +128,11 @@ def test_each_kernel_gets_the_best_of_what_it_takes(home, found, both, asked):
             assert choice.why.endswith(": this size was not timed")
 
 
-def test_gains_are_counted_against_the_kernels_own_heuristic(home, found, both):
+def test_gains_are_counted_against_the_kernels_own_heuristic(home, outcome, both):
     save_families(H200, [both])
     said = dict.fromkeys(TAKES, 0)
-    for problem, times in found.progress.times.items():
-        heuristic = found.progress.heuristic[problem]
+    for problem, times in outcome.progress.times.items():
+        heuristic = outcome.progress.heuristic[problem]
         assert heuristic.implementation == "cuda"
         for asked in TAKES:
             choice = choose(asked, problem, H200)

@@ -95,7 +95,7 @@ class Pair:
         """Another quantity than the latency, new over base: a single reading each, so there is no
         interval; null unless both rows have one.
         """
-        base, new = (getattr(row, quantity.name) for row in (self.base, self.new))
+        base, new = getattr(self.base, quantity.name), getattr(self.new, quantity.name)
         return new / base if self.ratio is not None and base and new else None
 
 

@@ -225,7 +225,8 @@ def _interval_reach(row: Mapping[str, Any]) -> float | None:
     """How far the confidence interval reaches from the median to its farther end, over the
     median.
     """
-    low, high, latency = (row.get(f"latency_{name}us") for name in ("ci_low_", "ci_high_", ""))
+    latency, low = row.get("latency_us"), row.get("latency_ci_low_us")
+    high = row.get("latency_ci_high_us")
     return (
         None
         if low is None or high is None or not latency

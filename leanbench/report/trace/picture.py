@@ -82,7 +82,7 @@ class Panel:
     def marks(self) -> tuple[Mark, ...]:
         """CTAs and spans, each lane's in the order of time."""
         rows = {sm: row for row, sm in enumerate(self.sm_order)}
-        found: list[Mark] = []
+        drawn: list[Mark] = []
         for group in _groups(self._ctas):
             own_lanes = _lanes(group)
             lanes = 1 + max(own_lanes)
@@ -90,8 +90,8 @@ class Panel:
                 mark = Mark(
                     "cta", rows[cta.sm], lane, lanes, cta.start_us, cta.end_us, cta.launch, cta.cta
                 )
-                found.append(mark)
-                found.extend(
+                drawn.append(mark)
+                drawn.extend(
                     replace(
                         mark,
                         kind=s.kind,
@@ -101,7 +101,7 @@ class Panel:
                     )
                     for s in cta.spans
                 )
-        return tuple(found)
+        return tuple(drawn)
 
     @property
     def lanes(self) -> int:
@@ -167,13 +167,13 @@ def merge_to(marks: Sequence[Mark], shortest_us: float, most: int) -> list[Mark]
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same times without overlaps, in order."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         elif end > start:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def ticks(end_us: float, most: int) -> list[float]:
@@ -206,13 +206,13 @@ def _groups(ctas: list[CtaTimeline]) -> list[list[CtaTimeline]]:
     launches: dict[str, list[CtaTimeline]] = {}
     for cta in ctas:
         launches.setdefault(cta.launch, []).append(cta)
-    found: list[list[CtaTimeline]] = []
+    groups: list[list[CtaTimeline]] = []
     for group in launches.values():
-        if found and group[0].start_us < max(cta.end_us for cta in found[-1]):
-            found[-1] = sorted(found[-1] + group, key=_by_start)
+        if groups and group[0].start_us < max(cta.end_us for cta in groups[-1]):
+            groups[-1] = sorted(groups[-1] + group, key=_by_start)
         else:
-            found.append(group)
-    return found
+            groups.append(group)
+    return groups
 
 
 def _lanes(ctas: list[CtaTimeline]) -> list[int]:
@@ -222,7 +222,7 @@ def _lanes(ctas: list[CtaTimeline]) -> list[int]:
     """
     free_from: dict[int, list[float]] = {}
     first: dict[int, list[int]] = {}
-    found = []
+    lanes = []
     for cta in ctas:
         ends = free_from.setdefault(cta.sm, [])
         lane = next(
@@ -231,9 +231,9 @@ def _lanes(ctas: list[CtaTimeline]) -> list[int]:
         if lane == len(ends):
             first.setdefault(cta.sm, []).append(cta.cta)
         ends[lane : lane + 1] = [cta.end_us]
-        found.append(lane)
+        lanes.append(lane)
     ranks = {sm: _ranks(numbers) for sm, numbers in first.items()}
-    return [ranks[cta.sm][lane] for cta, lane in zip(ctas, found, strict=True)]
+    return [ranks[cta.sm][lane] for cta, lane in zip(ctas, lanes, strict=True)]
 
 
 def _ranks(numbers: list[int]) -> list[int]:

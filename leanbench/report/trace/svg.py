@@ -140,7 +140,7 @@ def _shapes(
     Where SMs hold several CTAs at once, each lane is a band with all SMs: CTAs of neighbouring
     number, often of one output tile, lie next to each other.
     """
-    found: dict[str, list[str]] = {}
+    boxes_by_name: dict[str, list[str]] = {}
     for mark in marks:
         x, width = _LEFT + mark.start_us * scale, (mark.end_us - mark.start_us) * scale
         row_height = height / (mark.lanes * sms)
@@ -153,8 +153,8 @@ def _shapes(
         box = (
             f"M{_number(x)} {_number(y)}h{_number(width)}v{_number(row_height)}h-{_number(width)}z"
         )
-        found.setdefault(name, []).append(box)
-    return [(name, _color_of(name), "".join(boxes)) for name, boxes in found.items()]
+        boxes_by_name.setdefault(name, []).append(box)
+    return [(name, _color_of(name), "".join(boxes)) for name, boxes in boxes_by_name.items()]
 
 
 def _color_index(mark: Mark) -> int:

@@ -133,12 +133,12 @@ def _cells(panel: Panel, end_us: float, width: int, per_row: int) -> list[list[_
 def _columns(start_us: float, end_us: float, step_us: float, width: int) -> list[tuple[int, float]]:
     """(column, time in it) of an interval."""
     first, last = int(start_us / step_us), min(width - 1, int(end_us / step_us))
-    found = []
+    columns = []
     for column in range(min(first, width - 1), last + 1):
         overlap = min(end_us, (column + 1) * step_us) - max(start_us, column * step_us)
         if overlap > 0:
-            found.append((column, overlap))
-    return found
+            columns.append((column, overlap))
+    return columns
 
 
 def _axis(end_us: float, width: int, ascii_only: bool) -> str:
