@@ -16,15 +16,15 @@ from leanbench.kernels.lean.configs import LeanConfig
 #: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA
 #: up to two row tiles.
 _HEADS = ((6, 6), (32, 8), (16, 2), (10, 2), (14, 2), (24, 1), (71, 1))
-#: Around a LeanTile's border, a prime-ish middle, and one past a power of two.
+#: Around a LeanTile's boundary, a prime-ish middle, and one past a power of two.
 _CONTEXTS = (1, 2, 127, 128, 129, 1000, 16384, 65537)
 _RAGGED = ((1, 128, 4097), (1000, 1, 129, 33, 2), (65537, 127, 5000))
 _INTERPRETER_CONTEXTS = (1, 31, 33, 150)
-#: (q_len, page_size) beside one query token over a contiguous cache.
+#: (q_len, page_size) besides one query token over a contiguous cache.
 _TAILS_AND_PAGES = tuple(itertools.product((1, 2, 4, 7, 16), (None, *PAGE_SIZES)))[1:]
 #: Their (q_heads, kv_heads): MHA, GQA with groups of 4 and 7, and MQA of several row tiles.
 _TAIL_HEADS = ((6, 6), (32, 8), (14, 2), (24, 1))
-#: Split counts that divide nothing evenly, beside none and a pair.
+#: Split counts that divide nothing evenly, besides none and a pair.
 _SPLITS = (1, 2, 3, 7)
 
 
@@ -116,7 +116,7 @@ def _tail_and_page_cases(
     longest: int, heads: tuple[tuple[int, int], ...], each: int
 ) -> Iterator[CheckCase]:
     """`each` pairs of q_len and page size for every head_dim and grouping, uniform or ragged;
-    contexts around the borders of pages and LeanTiles, and shorter than q_len.
+    contexts around the boundaries of pages and LeanTiles, and shorter than q_len.
     """
     pairs = itertools.cycle(_TAILS_AND_PAGES)
     numbers = itertools.count()

@@ -65,7 +65,7 @@ def folder_lines(files: Sequence[File]) -> list[str]:
 
 
 def family_lines(file: File, family: Family) -> list[str]:
-    """What a family is about and how it was found."""
+    """Lines that describe a family and its search."""
     how = "timed" if family.source == "measured" else "predicted"
     versions = ", ".join(f"{name} {version}" for name, version in family.versions.items())
     return [

@@ -1,4 +1,4 @@
-"""The one place that prints: results on stdout, everything said about them on stderr."""
+"""The one place that prints: results on stdout, warnings and progress on stderr."""
 
 from __future__ import annotations
 

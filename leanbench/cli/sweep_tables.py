@@ -1,4 +1,4 @@
-"""What `leanbench sweep` shows: what would run, and what came out."""
+"""Tables of `leanbench sweep`: what would run, and the results."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def trace(
 def _write_manifest(
     folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target
 ) -> None:
-    """What was traced, where and with which versions, beside the pictures."""
+    """Writes what was traced, where and with which versions next to the pictures."""
     from leanbench.records.environment import measured_environment, predicted_environment
     from leanbench.report import write_whole
 
@@ -146,7 +146,7 @@ def _panels(
     target: Target,
     requested_gpu: str | None,
 ) -> list[Panel]:
-    """A panel for each kernel that has a timeline; why another has none is said."""
+    """A panel for each kernel that has a timeline; a warning for each that has none."""
     from leanbench.model.timeline import schedule_efficiency
     from leanbench.report.trace.picture import Panel
 

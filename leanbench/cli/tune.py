@@ -101,12 +101,12 @@ def tune(
         from leanbench.configs.store import save_families
 
         saved = save_families(request.target.spec, [family for _, family in results])
-        output.say(f"Kept in {saved.path}; {_who_uses_it(request)}.")
+        output.say(f"Saved in {saved.path}; {_who_uses_it(request)}.")
         for family in saved.refused:
             output.say(
                 f"Measured entries are there for head_dim {family.head_dim}, group size"
                 f" {family.group_size}, {family.dtype} {family.kv_layout}: the predicted ones were"
-                " not kept."
+                " not saved."
             )
     forget(request)
 
@@ -129,7 +129,7 @@ def _request(
     objective: str,
     require_gpu: bool,
 ) -> Request:
-    """What the flags ask for."""
+    """Request of the flags."""
     from leanbench.configs.space import default_families
     from leanbench.core.registry import kernel
     from leanbench.core.syntax import choose, parse_numbers
@@ -196,7 +196,7 @@ def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summar
             progress.stop()
             if request.target.local_index is None:
                 output.say(
-                    "Stopped: nothing was kept but what was compiled, the same command takes less"
+                    "Stopped: nothing was saved but what was compiled, the same command takes less"
                     " time."
                 )
             else:
@@ -295,7 +295,7 @@ def _show_notes(results: list[tuple[Summary, Family]], took_s: float, *, predict
 
 
 def _show_lean_tiles(summaries: list[Summary]) -> None:
-    """What Triton's choices make of the paper's."""
+    """LeanTile that is best on most problems of each head_dim, next to the paper's."""
     for head_dim, paper in _PAPER_TILES.items():
         tiles: dict[int, int] = {}
         for summary in summaries:

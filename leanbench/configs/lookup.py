@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from leanbench.configs.entry import Entry
     from leanbench.configs.tuned import Family
 
-#: Axes that kept configs are tuned for; at another value than the default of any other axis the
+#: Axes that tuned configs are tuned for; at another value than the default of any other axis the
 #: heuristic chooses.
 _FAMILY = ("head_dim", "dtype", "kv_layout")
 #: Folders of the user's files, how often this process saved any, whether they are turned off.

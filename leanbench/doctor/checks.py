@@ -103,7 +103,7 @@ def examine(
 
     Args:
         quick: leave out what takes seconds.
-        announce: is told what takes a while, before it starts.
+        announce: called with what takes a while, before it starts.
     """
     for check in checks(machine):
         if quick and check.slow is not None:
@@ -118,7 +118,7 @@ def examine(
 
 
 def run_check(check: Check, machine: Machine) -> Finding:
-    """Its finding; an exception is one, too."""
+    """Finding of a check; an exception is one, too."""
     try:
         return check.run(machine)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What one check found."""
+"""The finding of one check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What measures: timers, the energy counter, hardware counters."""
+"""Checks of the instruments: timers, the energy counter, hardware counters."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def energy_counter(machine: Machine) -> Finding:
 
 
 def hardware_counters(machine: Machine) -> Finding:
-    """By looking, or by trying where `machine.try_counters` says so."""
+    """Access to hardware counters, by looking, or by trying if `machine.try_counters` is set."""
     ncu = find_ncu()
     if ncu is None:
         return note(

@@ -1,4 +1,4 @@
-"""What the checks look at."""
+"""The machine that the checks look at."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Machine:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the driver works and has one."""
+        """Whether the driver works and has a GPU."""
         try:
             return bool(self.gpus)
         except NvmlError:
@@ -44,8 +44,8 @@ class Machine:
 
     @cached_property
     def target(self) -> Target | None:
-        """What a sweep would run on; None without a GPU that NVML or, where NVML is silent, torch
-        sees. Starts torch's CUDA.
+        """Target that a sweep would run on; None without a GPU that NVML or, where NVML is silent,
+        torch sees. Starts torch's CUDA.
         """
         if self.has_gpu:
             return choose(None, require_gpu=False)

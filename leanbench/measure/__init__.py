@@ -1,1 +1,1 @@
-"""Measuring on a real GPU: correctness first, then time beside the read floor."""
+"""Measuring on a real GPU: correctness first, then time, compared with the read floor."""

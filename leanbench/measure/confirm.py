@@ -1,4 +1,4 @@
-"""What was timed is confirmed: by what a replay writes, and by the profiler's clock."""
+"""Confirmation of a timing: by what a replay writes, and by the profiler's clock."""
 
 from __future__ import annotations
 

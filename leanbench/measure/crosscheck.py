@@ -1,4 +1,4 @@
-"""A second opinion on a latency: the GPU's own time stamps of every kernel, by CUPTI through
+"""A second opinion on a latency: the GPU's own timestamps of every kernel, by CUPTI through
 torch's profiler.
 
 It shares nothing with the events around a graph replay but the launches: another clock, each kernel

@@ -1,4 +1,4 @@
-"""Energy and sustained latency of a launch: seconds of graph replays without a gap, beside NVML's
+"""Energy and sustained latency of a launch: seconds of graph replays without a gap, with NVML's
 energy counter.
 
 The counter moves in ticks (every 100 ms on an H200), so a window starts and ends on ticks that were

@@ -34,7 +34,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class EnergyCalibration:
-    """What NVML's energy figures are worth on this GPU, and what it draws when it is idle."""
+    """Resolution of NVML's energy figures on this GPU, and its idle power."""
 
     #: Median time between changes of the energy counter; None: there is no counter to use,
     #: `warnings` says why.

@@ -1,4 +1,4 @@
-"""What NVML says of a GPU under load between the edges of a window, and the reading it makes."""
+"""NVML's samples of a GPU under load between the edges of a window, and the reading they make."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SustainedReading:
 
 
 class EnergyMeter:
-    """What NVML says between two edges. Looks after the queue while it waits."""
+    """NVML's samples between two edges; fills the queue while it waits."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class EnergyMeter:
                 self._counter.poll()
 
     def reading(self, sustained_us: float, window_s: float) -> SustainedReading:
-        """What was seen between the two edges, for one launch."""
+        """Reading between the two edges, for one launch."""
         trusted = self._counter is not None and self._counter.failure is None
         counter_w = mean_power_w(*self._ticks) if trusted else None
         integrated_w = integrated_power_w(self._powers)

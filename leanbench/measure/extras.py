@@ -1,4 +1,4 @@
-"""What a cell measures beside latency and energy: planning where there is some; when the options
+"""Measurements of a cell besides latency and energy: planning where there is some; when the options
 ask for them, occupancy, SM busy share and hardware counters. Steps of leanbench.measure.protocol.
 """
 

@@ -1,4 +1,4 @@
-"""From a timing to the fields of a row."""
+"""Fields of a row, from a timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What problems are measured with on one GPU."""
+"""Instruments that problems are measured with on one GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep measures beside latency, and how hard."""
+"""Options of a sweep's measurements: what besides latency, and how many samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CacheState = Literal["cold", "warm"]
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """The same for every cell of a sweep."""
+    """Measurements that every cell of a sweep gets."""
 
     effort: Effort = field(default_factory=Effort)
     #: The L2 when a launch starts: `cold`, as K and V come in serving, or `warm`.

@@ -89,7 +89,7 @@ def measure_problem(
 def measure_timeline(
     instruments: Instruments, problem: AttentionProblem, kernel: Kernel, configs: str
 ) -> Timeline | str:
-    """What every CTA of one call did; a sentence where that cannot be had."""
+    """Timeline of every CTA of one call; a sentence where there can be none."""
     reason = _unable(kernel, problem)
     if reason:
         return reason

@@ -67,8 +67,8 @@ def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Tim
 
 
 def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
-    """What changes when the inputs do: Q, the lengths and the block table themselves, and sums of
-    blocks of K and V.
+    """Values that change when the inputs do: Q, the lengths and the block table themselves, and
+    sums of blocks of K and V.
     """
     import torch
 

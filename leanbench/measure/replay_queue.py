@@ -19,7 +19,7 @@ _WARM_UP_PAUSE_S = 0.005
 
 
 class Event(Protocol):
-    """What is needed of `torch.cuda.Event`."""
+    """Methods of `torch.cuda.Event` that the queue uses."""
 
     def query(self) -> bool: ...
 

@@ -50,7 +50,7 @@ FEWEST_FOR_RATIO = 4
 def ratio_interval(
     base: Sequence[float], new: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float]:
-    """How many times larger `new` is than `base`, with at least about this confidence.
+    """Bounds of the ratio of `new` to `base`, with at least about this confidence.
 
     Hodges and Lehmann's interval, the one that belongs to the rank-sum test of Mann, Whitney and
     Wilcoxon, on the scale of ratios: of all ratios of a new to a base sample, the k-th smallest and

@@ -1,4 +1,4 @@
-"""Sustained latency and energy of a candidate, beside those of the read floor."""
+"""Sustained latency and energy of a candidate, side by side with those of the read floor."""
 
 from __future__ import annotations
 

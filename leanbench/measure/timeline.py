@@ -16,7 +16,7 @@ from leanbench.measure.timing import capture, time_launches
 if TYPE_CHECKING:
     import torch
 
-#: Launches recorded; the one of median duration is kept.
+#: Launches recorded; the one of median duration is returned.
 _RECORDED = 9
 #: A replay has at least this many launches, of which the last ones are recorded: they start like
 #: launches in the middle of a sequence, with the GPU awake and, where buffers rotate, their own

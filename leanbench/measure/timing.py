@@ -178,7 +178,7 @@ def run_rounds(
     Args:
         state: read after each sample. A sample at lowered clocks is thrown away,
             `effort.max_repeats` times a candidate at most.
-        announce: told whose sample comes next.
+        announce: called with whose sample comes next.
     """
     for key, sampler in samplers.items():
         announce(key)

@@ -164,7 +164,7 @@ class RunDirectory:
         is on the disk.
         """
         if samples is not None:
-            # Not kept open: a predicted run has none.
+            # Opened late: a predicted run has none.
             with _appended(self.path / SAMPLES) as file:
                 self._write(file, pack(samples), SAMPLES)
         measured = {name: value for name, value in row.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What rows were taken with: versions, driver, GPU and commit, so that two runs can be compared
+"""Environment of rows: versions, driver, GPU and commit, so that two runs can be compared
 knowingly.
 """
 

@@ -21,7 +21,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds."""
+    """Content of a run directory."""
 
     directory: Path
     #: As written; any key may be missing.
@@ -42,7 +42,7 @@ def find_run(run: str) -> Path:
     """The directory meant by `run`: a path, or a name under `runs/`.
 
     Raises:
-        UserError: neither exists; the nearest run, beside the path or under `runs/`, is suggested.
+        UserError: neither exists; the nearest run, next to the path or under `runs/`, is suggested.
     """
     for directory in (Path(run), RUNS / run):
         if directory.is_dir():

@@ -21,7 +21,7 @@ SCHEMA_VERSION = 2
 
 
 class Identity(BaseModel):
-    """What every row has: which cell it is of, and how that ended."""
+    """Fields of every row: its cell, and how that ended."""
 
     cell: str = quantity(
         "cell",

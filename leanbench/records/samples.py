@@ -1,4 +1,4 @@
-"""Raw samples beside the rows: `samples.jsonl.gz`, one gzip member with one JSON line for each
+"""Raw samples, next to the rows: `samples.jsonl.gz`, one gzip member with one JSON line for each
 measured cell.
 
 The file is written like results.jsonl: appended, one cell in one piece, waited for. gzip members in
@@ -66,7 +66,7 @@ def read_samples(run: Path) -> dict[str, Samples]:
 
 
 def whole_length(content: bytes) -> int:
-    """How many bytes of a samples file hold whole members."""
+    """Length in bytes of the whole members of a samples file."""
     return _whole_members(content)[1]
 
 

@@ -1,4 +1,4 @@
-"""How kernels and runs look in pictures: colours and marks."""
+"""Styles of kernels and runs in pictures: colours and marks."""
 
 from __future__ import annotations
 

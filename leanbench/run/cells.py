@@ -97,7 +97,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep asks: every kernel on every problem of its grids."""
+    """A sweep's request: every kernel on every problem of its grids."""
 
     name: str
     grids: tuple[Grid, ...] = (Grid(),)

@@ -1,4 +1,4 @@
-"""What a sweep would take, before it starts: for `--dry-run`."""
+"""Estimated time of a sweep before it starts, for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from leanbench.core.registry import kernel
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
 
-#: Seconds of one measured cell beside its candidates: its part of inputs, check and read floor;
+#: Seconds of one measured cell besides its candidates: its part of inputs, check and read floor;
 #: samples, cross-check.
 MEASURED_CELL_S = 0.3
 #: Seconds until clocks and power have settled before a sustained window, and between its ends and

@@ -70,7 +70,7 @@ def check_overrides(overrides: Mapping[str, KernelConfig], kernels: Sequence[str
 
 
 def override_text(name: str, config: KernelConfig) -> str:
-    """What `parse_override` reads."""
+    """Syntax that `parse_override` reads."""
     values = config.to_dict()
     written = (
         f"{field}={str(value).lower() if isinstance(value, bool) else value}"
@@ -80,7 +80,7 @@ def override_text(name: str, config: KernelConfig) -> str:
 
 
 def _items(text: str, name: str, written: str) -> dict[str, str]:
-    """What is written after the colon, by field."""
+    """Values after the colon, by field."""
     items: dict[str, str] = {}
     for item in written.split(","):
         field, equals, value = item.partition("=")

@@ -24,7 +24,7 @@ from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget
 
 
 class Observer(Protocol):
-    """Who is told how the sweep goes on."""
+    """Observer of a sweep's progress."""
 
     def starts(self, cell: Cell) -> None: ...
 
@@ -41,7 +41,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a sweep may take."""
+    """Limits of a sweep, in seconds."""
 
     #: One kernel on one problem, everything included.
     timeout_s: float = 120.0
@@ -79,7 +79,7 @@ def run_cells(
 
 
 def _by_problem(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Cells that are measured together, kernel beside kernel."""
+    """Cells that are measured together, kernels side by side."""
     for _, together in groupby(cells, key=lambda cell: (cell.problem, cell.configs)):
         yield list(together)
 

@@ -108,7 +108,7 @@ class SweepFile(_Axes):
     configs: Annotated[str, AfterValidator(_choose_configs)] = "default"
     #: Launch settings of a kernel, whatever `configs` says.
     config: Annotated[dict[str, KernelConfig], BeforeValidator(_read_overrides)] = Field({})
-    #: What is measured beside latency, as the flags of the same names.
+    #: What is measured besides latency, as the flags of the same names.
     cache: Literal["cold", "warm"] = "cold"
     sustained: bool = False
     energy: bool = False

@@ -79,7 +79,7 @@ def _serve(parent: Connection) -> None:
 
 
 def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, Any]]:
-    """What runs a problem on the target, and the environment its rows are taken in."""
+    """Function that runs a problem on the target, and the environment its rows are taken in."""
     from leanbench.records.environment import measured_environment, predicted_environment
 
     index = init["local_index"]

@@ -44,7 +44,7 @@ class WorkerTimeout(WorkerFailure):
 
 @dataclass(frozen=True)
 class WorkerTarget:
-    """What a worker works on: a GPU of this machine, or the performance model of `gpu` where
+    """Target of a worker: a GPU of this machine, or the performance model of `gpu` where
     `local_index` is None.
     """
 

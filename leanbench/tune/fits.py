@@ -30,7 +30,7 @@ LEAST_GAINS = (LEAST_GAIN, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
 _PARTS = 4
 #: Timings that a build needs for coefficients of its own.
 LEAST_POINTS = 6
-#: Problems that candidates for the shortlist are held against, beside those that were timed.
+#: Problems that candidates for the shortlist are compared on, besides those timed.
 _SAMPLED_PROBLEMS = 200
 _LONGEST_SHORTLIST = 24
 #: A further candidate must lower the mean regret by this.
@@ -87,7 +87,7 @@ class Fitter:
     def predict_us(
         self, fits: Mapping[BuildKey, Fit], problem: AttentionProblem, config: LeanConfig
     ) -> float:
-        """By the formula; infinite for a build without coefficients."""
+        """Latency in us by the formula; infinite for a build without coefficients."""
         fit_of_build = fits.get(config.build_key)
         return (
             math.inf
@@ -112,7 +112,7 @@ class Fitter:
         fits: Mapping[BuildKey, Fit],
         times: Times,
     ) -> list[LeanConfig]:
-        """Few Triton candidates that are together nearly as good as all: each is the one that
+        """A few Triton candidates that are together nearly as good as all: each is the one that
         lowers the mean regret most.
 
         Regret is the logarithm of predicted latency over the lowest predicted one, over the

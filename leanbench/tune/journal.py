@@ -1,4 +1,4 @@
-"""What was timed and not kept yet, so that the command that was interrupted goes on from there.
+"""Timings that are not saved yet, so that a command that was interrupted goes on from there.
 
 A line for each problem says by itself what it belongs to: tunings of other families, versions or
 boards share the file.
@@ -28,7 +28,7 @@ class Journal:
     """A file of JSON lines.
 
     Args:
-        about: what timings depend on beside the problem: board, versions, kernel.
+        about: what timings depend on besides the problem: board, versions, kernel.
         thorough: every candidate is timed; lines that say otherwise are not enough then.
     """
 
@@ -36,7 +36,7 @@ class Journal:
         self._path, self._about, self._thorough = path, json.loads(json.dumps(about)), thorough
 
     def read(self, families: Collection[FamilyKey]) -> list[Timed]:
-        """What was timed of these families; damaged lines, and a last one that was cut off, are
+        """Timings of these families; damaged lines, and a last one that was cut off, are
         left out.
         """
         timed: list[Timed] = []
@@ -80,7 +80,7 @@ class Journal:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
 
     def forget(self, families: Collection[FamilyKey]) -> None:
-        """Drops the lines of these families: they are kept now."""
+        """Drops the lines of these families: they are saved now."""
         if not self._path.exists():
             return
         with locked(self._path):
@@ -104,5 +104,5 @@ class Journal:
             return []
 
 
-#: Told of every problem that was timed.
+#: Called with every problem that was timed.
 Note = Callable[[FamilyKey, AttentionProblem, dict[LeanConfig, Time]], None]

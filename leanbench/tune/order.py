@@ -15,7 +15,7 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanCudaConfig, LeanTritonConfig
 
-#: Launches of builds that too little is known of, beside the promising ones.
+#: Launches of builds with too few timings, in addition to the promising ones.
 _UNKNOWN = 2
 #: The share of each implementation among the promising ones, at least.
 _LEAST_SHARE = 0.25

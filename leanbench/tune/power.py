@@ -24,7 +24,7 @@ CALIBRATION_S = 2.5
 
 
 def needed_s(families: int) -> float:
-    """What measuring power takes, beside the latencies."""
+    """Seconds that measuring power takes, besides the latencies."""
     return CALIBRATION_S + families * MOST_BUILDS * (WINDOW_S + AROUND_S)
 
 
@@ -38,7 +38,7 @@ def measure_power(
     """kW of each config's build while it runs back to back, for each problem of `work`.
 
     Args:
-        told: how many builds are done, of how many.
+        report_progress: called with how many builds are done, of how many.
 
     Raises:
         UserError: NVML or its energy counter cannot be used here.

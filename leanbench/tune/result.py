@@ -1,4 +1,4 @@
-"""From what a search found to what is kept, and the figures that are printed."""
+"""Families and printed figures of a search's outcome."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from leanbench.tune.problems import problems
 from leanbench.tune.search import Outcome
 from leanbench.tune.stopwatch import Time
 
-#: Problems beside those that were timed whose heuristics' builds are noted.
+#: Problems besides those that were timed whose heuristics' builds are noted.
 _SAMPLED_PROBLEMS = 200
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a tuning of a family came to."""
+    """Figures of a family's tuning."""
 
     family: FamilyKey
     problems: int
@@ -47,7 +47,7 @@ class Summary:
     gain: float
     most_gain: float
     #: Latency of the best that was not timed, by the formula, over that of the best that was:
-    #: geometric mean over the problems, at most 1. Only builds with coefficients can be told:
+    #: geometric mean over the problems, at most 1. Only builds with coefficients can be predicted:
     #: `fitted` of `able`.
     untried: float
     fitted: int

@@ -33,7 +33,7 @@ Compiled = Sequence[tuple[Progress, "dict[BuildKey, Build]"]]
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be tuned, and how."""
+    """Families to tune, their target and objective."""
 
     kernel: Kernel
     families: Sequence[FamilyKey]
@@ -90,7 +90,7 @@ def _power_s(request: Request) -> float:
 
 
 def forget(request: Request) -> None:
-    """Drops what was noted of this tuning: it is kept, or nobody wants it."""
+    """Drops this tuning's journal: its result is saved, or nobody wants it."""
     if request.target.local_index is not None:
         _journal(request, versions(request.target.local_index)).forget(request.families)
 
@@ -184,7 +184,7 @@ def _summarised(
 
 
 def versions(index: int | None) -> dict[str, str]:
-    """What the timings depend on beside the GPU."""
+    """Versions that the timings depend on, besides the GPU."""
     from leanbench.records.environment import measured_environment, predicted_environment
 
     environment = predicted_environment() if index is None else measured_environment(index)

@@ -40,12 +40,12 @@ _FIT_AFTER = (5, 12)
 _FEW_POINTS = 3
 #: Problems of a family: by default, with --exhaustive, and where the model predicts them.
 PROBLEMS, EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS = 24, 40, 12
-#: Seconds of the budget kept for the last fits, and a problem's share at least.
+#: Seconds of the budget reserved for the last fits, and a problem's share at least.
 _LAST_S, _PROBLEM_S = 4.0, 0.4
 
 
 class Observer(Protocol):
-    """Who is told how the tuning goes on."""
+    """Observer of a tuning's progress."""
 
     def compiling(self, done: int, total: int) -> None: ...
 
@@ -64,7 +64,7 @@ Ranker = Callable[[AttentionProblem, Sequence[LeanConfig], dict[BuildKey, Build]
 
 @dataclass
 class Progress:
-    """What is known of a family so far."""
+    """State of a family's search."""
 
     family: FamilyKey
     able: list[Candidate]
@@ -77,7 +77,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tuning found for a family."""
+    """Result of a family's search."""
 
     progress: Progress
     builds: dict[BuildKey, Build]
@@ -90,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """How far a search goes."""
+    """Limits of a search."""
 
     #: Everything included; infinite for no limit.
     budget_s: float
@@ -100,7 +100,7 @@ class Plan:
     every_candidate: bool = False
     #: The stopwatch is the performance model.
     predicted: bool = False
-    #: Seconds of the budget for what comes after the timings, beside the last fits.
+    #: Seconds of the budget for what comes after the timings, besides the last fits.
     reserve_s: float = 0.0
 
 
@@ -121,7 +121,7 @@ class Search:
     ) -> None:
         self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
         self._began_s = began_s
-        #: Told of every problem that was timed.
+        #: Called with every problem that was timed.
         self.note: Note = lambda family, problem, times: None
         self._timing_began_s: float | None = None
         self._fitter = Fitter(kernel, spec)
@@ -280,7 +280,7 @@ class Search:
         self, progress: Progress, problem: AttentionProblem, config: LeanConfig
     ) -> LeanConfig:
         own = Candidate(config, config.build_key)
-        # The first of equal launches is kept.
+        # Of equal launches the first one stays.
         launches = distinct([*progress.able, own], problem, self._kernel, self._spec)
         if own in launches:
             return config
@@ -323,7 +323,7 @@ class Search:
                 # No candidate, and still what the chosen config is compared with.
                 job = Job(self._kernel.name, problem, config)
                 builds[config.build_key] = build(job, self._spec.compute_capability)
-        # The heuristic leads: the others' outputs are held against its.
+        # The heuristic leads: the others' outputs are compared with its.
         asked = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
         result = stopwatch.time(problem, list(asked))
         if result.failures:

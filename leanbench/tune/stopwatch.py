@@ -44,7 +44,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of timing some configs on a problem."""
+    """Times of some configs on a problem, and the configs that failed."""
 
     times: dict[LeanConfig, Time]
     #: A sentence each for those that could not be timed.

@@ -1,4 +1,4 @@
-"""What tuned configs are worth on problems that were not tuned: the looked-up choice against every
+"""Validation of tuned configs on problems that were not tuned: the looked-up choice against every
 candidate.
 """
 
@@ -40,7 +40,7 @@ _STEPS = (
 )
 #: Every other problem comes from the tuner's own sequence, from here on: no tuning gets so far.
 _SKIPPED = 60
-#: The fastest of the first rounds that are timed again, beside the choice and the heuristic.
+#: The fastest of the first rounds that are timed again, with the choice and the heuristic.
 _FINALISTS = 5
 _EFFORT = Effort(relative_ci=0.003, max_samples=40, max_seconds=0.3, sample_ms=1.0, max_repeats=0)
 

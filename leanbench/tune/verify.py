@@ -65,7 +65,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a problem's chosen config is worth now."""
+    """Comparison of a problem's chosen config with the fastest one now."""
 
     task: Task
     chosen_us: float
@@ -74,7 +74,7 @@ class Verdict:
 
     @property
     def regret(self) -> float:
-        """What the choice takes longer than the fastest, as a share."""
+        """Time of the choice beyond the fastest's, as a share of it."""
         return self.chosen_us / self.fastest_us - 1
 
     @property

@@ -181,7 +181,7 @@ def test_an_interruption_says_how_to_go_on(monkeypatch):
     monkeypatch.setattr(run_module, "tune", interrupted)
     result = tune("--gpu", "a100")
     assert result.exit_code == 130
-    assert "Stopped: nothing was kept but what was compiled" in result.stderr
+    assert "Stopped: nothing was saved but what was compiled" in result.stderr
 
 
 def test_a_foreign_file_is_not_overwritten(home):

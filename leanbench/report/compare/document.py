@@ -37,7 +37,7 @@ ROWS = 30
 
 
 def comparison_document(comparison: Comparison, *, every: bool = True) -> Document:
-    """What it comes to, what is compared, and every cell.
+    """Document of a comparison: its conclusion, what is compared, and every cell.
 
     Args:
         every: a terminal shows all rows, not the first `ROWS`.

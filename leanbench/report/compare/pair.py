@@ -146,7 +146,7 @@ def _figure(row: Row) -> float | None:
 
 
 def _not_ok(rows: tuple[Row, Row]) -> list[str]:
-    """How the rows ended that are not ok, with their reasons."""
+    """Statuses of the rows that are not ok, with their reasons."""
     endings = [f"({row.status}): {row.reason}" if row.reason else f"({row.status})" for row in rows]
     if rows[0].status != "ok" and endings[0] == endings[1]:
         return [f"both {endings[0]}"]

@@ -24,7 +24,7 @@ class Margin:
 
     @property
     def words(self) -> str:
-        """What stands behind ``within``."""
+        """Text behind ``within``."""
         if self.is_model_error:
             return f"the model's error of {self.share:.1%}"
         return f"{self.share * 100:g}%"

@@ -1,4 +1,4 @@
-"""What a comparison comes to: statistics over its pairs, and the sentences that every format
+"""Conclusion of a comparison: statistics over its pairs, and the sentences that every format
 shares.
 """
 

@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Figure:
-    """What one run says of one problem of a claim."""
+    """Figures of one run for one problem of a claim."""
 
     value: float
     #: Of the newer of its rows.
@@ -240,7 +240,7 @@ def _ends(problems: Iterable[AttentionProblem]) -> str:
 
 
 def _ranges(problems: Sequence[AttentionProblem]) -> str:
-    """What samples were taken: ``batch 1 to 64, heads 8 to 64, context 1k to 512k, head_dim 64,
+    """Ranges of the samples: ``batch 1 to 64, heads 8 to 64, context 1k to 512k, head_dim 64,
     fp16``.
     """
 

@@ -1,4 +1,4 @@
-"""What stands first: which runs these are, and what all their figures share."""
+"""Head of a report: which runs these are, and what all their figures share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def banner_section(results: Results) -> Section:
-    """What is predicted."""
+    """Sentences on what is predicted."""
     banners = [
         Sentence(Text(words, "strong"), note=note)
         for run in results.runs

@@ -1,4 +1,4 @@
-"""What a run comes to in four sentences: the fastest kernel where, by how much, energy, and what to
+"""Headline of a run in four sentences: the fastest kernel where, by how much, energy, and what to
 beware of.
 
 Many runs come to a sentence for each GPU and a line for each run.
@@ -66,7 +66,7 @@ def headline(part: Part) -> list[Sentence]:
 
 
 def caveats(part: Part) -> list[str]:
-    """What a reader must know before the figures of a part are used."""
+    """Caveats of a part's figures."""
     sentences = []
     if part.summary.source == "predicted":
         model_error = known_error(part.summary.gpu, dict.fromkeys(part.rows["kernel"]))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def summary_section(results: Results) -> Section:
-    """What the runs come to."""
+    """Conclusion of the runs."""
     blocks: list[Block] = []
     overview = overview_of(results.parts)
     if results.frame.empty:

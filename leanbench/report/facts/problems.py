@@ -39,7 +39,7 @@ class _Alike:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether it ran."""
+        """Whether the row ran."""
         return self.baseline in self.kernels
 
 
@@ -172,7 +172,7 @@ def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
 
 
 def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
-    """Whether it is the fastest of several `ok` ones, or within the margin of it."""
+    """Whether the row is the fastest of several `ok` ones, or within the margin of it."""
     latencies = [each.latency_us for each in of.values() if each.status == "ok" and each.latency_us]
     if row.status != "ok" or not row.latency_us or len(latencies) < 2:
         return False

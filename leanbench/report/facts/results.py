@@ -1,4 +1,4 @@
-"""What a report is of: runs, their rows as a table, and the parts that figures never span."""
+"""Subject of a report: runs, their rows as a table, and the parts that figures never span."""
 
 from __future__ import annotations
 

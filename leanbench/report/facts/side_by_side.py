@@ -165,7 +165,7 @@ def _mean(values: Any) -> float | None:
 
 
 def quantities(frame: DataFrame) -> list[dict[str, str]]:
-    """What the figure can show: columns that several runs may have, with their axis titles."""
+    """Columns that the figure can show, those of several runs, with their axis titles."""
     return [
         {"column": chart.y, "title": chart.title, "y_title": chart.y_title, "scale": chart.y_scale}
         for chart in CHARTS

@@ -1,4 +1,4 @@
-"""What a busy person reads first: speedups, energy, the best bandwidth, and how the rows ended."""
+"""Summary of a run: speedups, energy, the best bandwidth, and how the rows ended."""
 
 from __future__ import annotations
 

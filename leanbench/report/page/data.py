@@ -1,4 +1,4 @@
-"""What the page's scripts draw from: every row once, and what can be drawn of them."""
+"""Data that the page's scripts draw from: every row once, and what can be drawn of them."""
 
 from __future__ import annotations
 

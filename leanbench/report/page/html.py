@@ -48,7 +48,7 @@ def html_text(document: Document, results: Results) -> str:
 
 
 def _legend(results: Results) -> dict[str, Any]:
-    """What the marks of the pictures mean."""
+    """Legend of the pictures' marks."""
     drawn = drawn_rows(results.frame)
     charts = charts_of(drawn, results.axes)
     floors = [

@@ -89,7 +89,7 @@ def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
 
 
 def _panel(panel: Panel, marks: Sequence[Mark]) -> dict[str, Any]:
-    """What the script draws from; a mark is ten numbers in `marks`."""
+    """Data that the script draws from; a mark is ten numbers in `marks`."""
     launches = list(dict.fromkeys(mark.launch for mark in marks))
     numbers: list[float] = []
     for mark in marks:

@@ -1,5 +1,5 @@
-"""What every drawing of a timeline shares: which row an SM gets, which lane a CTA, and the figures
-beside it.
+"""Layout that every drawing of a timeline shares: which row an SM gets, which lane a CTA, and
+the figures next to it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def merge_to(marks: Sequence[Mark], shortest_us: float, most: int) -> list[Mark]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times without overlaps, in order."""
+    """The union of intervals, without overlaps, in order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:

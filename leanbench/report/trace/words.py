@@ -1,4 +1,4 @@
-"""What is written beside a timeline, the same in every format."""
+"""Text next to a timeline, the same in every format."""
 
 from __future__ import annotations
 
