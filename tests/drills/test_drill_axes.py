@@ -20,6 +20,7 @@ from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.paths import SWEEPS
 from leanbench.core.problem_words import parse_problem
+from leanbench.records.reading import Run
 from leanbench.run.cells import MAX_CELLS, expand
 from leanbench.run.sweep_file import parse_kernels, requested_sweep
 
@@ -178,10 +179,15 @@ def assert_a_sentence(error: UserError) -> None:
 def test_no_name_leaves_the_folder_of_runs(tmp_path_factory, name):
     out = tmp_path_factory.getbasetemp() / "runs"
     written: list[Path] = []
+
+    def run(path: Path, *rest: object, **options: object) -> Run:
+        written.append(path)
+        return Run(path, {}, ())
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_run", lambda path, *rest, **options: written.append(path))
+        patch.setattr(module, "_run", run)
         result = CliRunner().invoke(
-            app, ["sweep", "--no-report", "--out", str(out), f"--name={name}"]
+            app, ["sweep", "--no-report", "--quiet", "--out", str(out), f"--name={name}"]
         )
     assert result.exit_code == (0 if written else 2), (name, result.output)
     assert not isinstance(result.exception, Exception), result.exception

@@ -1,4 +1,4 @@
-"""`lean_attn_with_kvcache` on a GPU: what its bits depend on, CUDA graphs, torch.compile and kept
+"""`lean_attn_with_kvcache` on a GPU: what its bits depend on, CUDA graphs, torch.compile and tuned
 configs.
 """
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from attention_calls import assert_right, attend, differing
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from tuned_examples import candidate, family
+from tuned_examples import candidate, family, tuned
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
@@ -307,7 +307,7 @@ def test_a_call_compiles_whole(batch_invariant, mode):
             inputs.cache_seqlens,
             inputs.block_table,
         )
-        out, lse = (result.clone() for result in compiled(*arguments))
+        out, lse = [result.clone() for result in compiled(*arguments)]
         assert_right(inputs, out / 2, lse)
         eager, eager_lse = call(inputs)
         assert torch.equal(out, eager * 2)
@@ -315,24 +315,27 @@ def test_a_call_compiles_whole(batch_invariant, mode):
 
 
 @pytest.mark.parametrize("chosen", ["triton", "cuda"])
-def test_kept_settings_run_and_batch_invariant_ones_before_them(chosen, tmp_path, monkeypatch):
+def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path, monkeypatch):
     problem = AttentionProblem(2, 32, 8, 4096, 128)
     heuristic = kernel("lean").default_config(problem, spec())
     assert heuristic is not None
-    kept = LeanTritonConfig(128, 8, 3, 1, 1, True)
+    tuned_config = LeanTritonConfig(128, 8, 3, 1, 1, True)
     if chosen == "cuda":
         reason = kernel("lean_cuda").unavailable_reason()
         if reason is not None:
             pytest.skip(reason)
         own = kernel("lean_cuda").default_config(problem, spec())
         assert own is not None
-        kept = replace(own, num_stages=1, cluster_size=1)
+        tuned_config = replace(own, num_stages=1, cluster_size=1)
     (tmp_path / "shipped").mkdir()
     monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LEANBENCH_CONFIGS")
     lookup._entry.cache_clear()
-    store.save_families(spec(), [family(candidates=[candidate(heuristic, 0), candidate(kept, 1)])])
+    # Timed at this very size: where the heuristic takes CUDA C++, no formula is asked.
+    candidates = [candidate(heuristic, 0), candidate(tuned_config, 1)]
+    timed = tuned(batch=problem.batch)
+    store.save_families(spec(), [family(candidates=candidates, problems=[timed])])
 
     launched: list[KernelConfig] = []
     launch = attention_op._launch
@@ -342,9 +345,13 @@ def test_kept_settings_run_and_batch_invariant_ones_before_them(chosen, tmp_path
         lambda inputs, config: launched.append(config) or launch(inputs, config),
     )
     inputs = make_inputs(problem, "cuda")
-    assert_taken(inputs, kept)
+    assert_taken(inputs, tuned_config)
     assert_right(inputs, *attend(inputs))
     assert_right(inputs, *attend(inputs, batch_invariant=True))
     monkeypatch.setenv("LEANBENCH_CONFIGS", "off")
     assert_right(inputs, *attend(inputs))
-    assert launched == [kept, kernel("lean").batch_invariant_config(problem, spec()), heuristic]
+    assert launched == [
+        tuned_config,
+        kernel("lean").batch_invariant_config(problem, spec()),
+        heuristic,
+    ]

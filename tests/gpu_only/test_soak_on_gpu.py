@@ -59,12 +59,20 @@ def gpu_bytes() -> int:
 
 def reading(pid: int, rows: int, seconds: float) -> Reading:
     pids = family(pid)
-    sweep_bytes, *others = (
+    resident = [
         int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
         for each in pids
-    )
+    ]
     files = sum(len(os.listdir(f"/proc/{each}/fd")) for each in pids)
-    return Reading(rows, round(seconds, 1), sweep_bytes, sum(others), gpu_bytes(), files, len(pids))
+    return Reading(
+        rows,
+        round(seconds, 1),
+        resident[0],
+        sum(resident[1:]),
+        gpu_bytes(),
+        files,
+        len(pids),
+    )
 
 
 def soak(out: Path) -> tuple[list[Reading], int]:
