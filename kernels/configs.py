@@ -8,7 +8,7 @@ from leanbench.core.decomposition import tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 
-#: Query tile, barriers and layout conversions beside the K and V stages.
+#: Query tile, barriers and layout conversions next to the K and V stages.
 SHARED_RESERVE_KB = 12
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5
-#: Numbers of a partial's row beside its D columns: a logarithm, and three that keep the next slot's
-#: rows on 16-byte borders.
+#: Numbers of a partial's row after its D columns: a logarithm, and three that keep the next slot's
+#: rows on 16-byte boundaries.
 PARTIAL_ROW_EXTRA = 4
 #: What a slot of the partials workspace holds until a number arrives: the bits of a NaN that no
 #: arithmetic produces.
@@ -178,13 +178,13 @@ def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
     """A function that makes these launches in order, with as little work on the host as calls
     written out.
     """
-    runs = [launch.run() for launch in launches]
-    if len(runs) == 1:
-        return runs[0]
+    launchers = [launch.run() for launch in launches]
+    if len(launchers) == 1:
+        return launchers[0]
 
     def run() -> None:
-        for one in runs:
-            one()
+        for launch in launchers:
+            launch()
 
     return run
 
@@ -193,7 +193,7 @@ ConfigT = TypeVar("ConfigT", bound=KernelConfig)
 
 
 class TritonKernel(Kernel[ConfigT]):
-    """A kernel of this room, told by its launches."""
+    """A Triton kernel, given by its launches."""
 
     axes = Kernel.axes | {"q_len", "page_size", "ragged"}
 
@@ -220,8 +220,8 @@ class TritonKernel(Kernel[ConfigT]):
         return run_all(self.launches(inputs, config))
 
     def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
-        found = [launch.resources() for launch in self.launches(inputs, config)]
-        return tuple(resources for resources in found if resources is not None)
+        taken = [launch.resources() for launch in self.launches(inputs, config)]
+        return tuple(resources for resources in taken if resources is not None)
 
     def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall:
         from leanbench.kernels.traced import TracedLaunches
@@ -246,8 +246,9 @@ def most_parts(
     min_tiles_per_run: int,
     end_tiles: int = 0,
 ) -> int:
-    """Output tiles, `per_sequence` of them, that one run of a stream-K launch has a part of, with
-    the lengths as they are now. See leanbench.core.decomposition.stream_k_with_ends.
+    """The most output tiles, `per_sequence` of them a sequence, that one work range of a stream-K
+    launch has a part of, with the lengths as they are now. See
+    leanbench.core.decomposition.stream_k_with_ends.
     """
     batch = inputs.q.shape[0]
     lengths = (
@@ -257,7 +258,7 @@ def most_parts(
     return _most_segments(tiles, runs, min_tiles_per_run, end_tiles)
 
 
-# Buffers that rotate ask the same.
+# Rotating buffers have the same lengths.
 @lru_cache(maxsize=8)
 def _most_segments(tiles: TileGrid, runs: int, min_tiles_per_run: int, end_tiles: int) -> int:
     segments = stream_k_with_ends(tiles, runs, min_tiles_per_run, end_tiles).segments

@@ -78,13 +78,13 @@ def lean_attn_with_kvcache(
             page of a sequence is in the caches. Entries past a sequence's end are not followed.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
             length alone, not on the other sequences, how many there are, or the GPU's SMs. The
-            workspace then grows, by a partial for every 1024 tokens of each KV head that the caches
-            have room for.
+            workspace then grows, by a partial for every 1024 tokens of each KV head of the
+            caches' capacity.
         config: launch settings, see leanbench.kernels.lean.configs. By default those that were
             tuned for this GPU (`leanbench tune`), where there are better ones than the kernel's
             heuristic for these sizes, or else the heuristic's, as for several query tokens and
-            pages; with a `cache_seqlens` tensor, the heuristic's for any length that the cache has
-            room for. See leanbench.configs.lookup.
+            pages; with a `cache_seqlens` tensor, the heuristic's for any length up to the
+            cache's capacity. See leanbench.configs.lookup.
         **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as
             they ask for nothing.
 
@@ -134,9 +134,11 @@ def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
         if name not in _UNSUPPORTED:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
         if not any(value is accepted or value == accepted for accepted in _UNSUPPORTED[name]):
-            asked = f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
+            argument = (
+                f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
+            )
             raise NotImplementedError(
-                f"lean_attn_with_kvcache does not support {asked} yet: leave it at its default,"
+                f"lean_attn_with_kvcache does not support {argument} yet: leave it at its default,"
                 f" {_UNSUPPORTED[name][0]}"
             )
 

@@ -46,10 +46,10 @@ def attend(
         config: with `implementation` what `taken_apart` made of a LeanConfig; None: the default.
     """
     _check(q, k_cache, v_cache, cache_seqlens, block_table, causal)
-    room = _room(k_cache, block_table)
+    capacity = _cache_capacity(k_cache, block_table)
     # Not while a call is traced, where neither may be known.
-    if length is not None and not 0 <= length <= room:
-        raise ValueError(f"cache_seqlens {length} is outside the cache's 0 to {room} tokens")
+    if length is not None and not 0 <= length <= capacity:
+        raise ValueError(f"cache_seqlens {length} is outside the cache's 0 to {capacity} tokens")
     if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
             f"the tensors are on {q.device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
@@ -61,7 +61,7 @@ def attend(
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=cache_seqlens,
-        context=room if length is None else length,
+        context=capacity if length is None else length,
         softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
         out=out,
         lse=lse,
@@ -99,7 +99,7 @@ def _outputs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 #: By implementation: what its settings take, by name.
-_LIMITS = {str(each.implementation): limits(each) for each in LEAN_CONFIGS}
+_LIMITS = {str(config_type.implementation): limits(config_type) for config_type in LEAN_CONFIGS}
 #: Places of the words that settings may be.
 _PLACES = {
     word: place
@@ -111,7 +111,9 @@ _PLACES = {
 
 
 def taken_apart(config: LeanConfig | None) -> tuple[list[int] | None, str | None]:
-    """A config as an operator can take it: its values as numbers, and its implementation."""
+    """The config as an operator can take it: its values as numbers in the order of its fields, and
+    its implementation; (None, None) for the default.
+    """
     # All of it in one string would not do: where torch.compile makes symbols of sizes, it makes
     # them of these numbers.
     if config is None or config.implementation is None:
@@ -135,8 +137,8 @@ def _put_together(numbers: tuple[int, ...], implementation: str) -> LeanConfig:
     return read_config(LEAN_CONFIGS, {TAG: implementation, **values})
 
 
-def _room(k_cache: torch.Tensor, block_table: torch.Tensor | None) -> int:
-    """Tokens that the cache has room for, per sequence."""
+def _cache_capacity(k_cache: torch.Tensor, block_table: torch.Tensor | None) -> int:
+    """Tokens that the cache holds for each sequence at most."""
     return k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
 
 
@@ -320,7 +322,7 @@ def _launch(inputs: AttentionInputs, config: LeanConfig) -> None:
 
 
 def _launch_chosen(inputs: AttentionInputs, config: LeanConfig, heuristic: LeanConfig) -> None:
-    """Tuned settings were found with the compiler and on the GPU of their day: where they do not
+    """Tuned settings were timed with the compiler and on the GPU of their day: where they do not
     fit any more, the heuristic's run.
     """
     if config in _refused:
@@ -331,9 +333,9 @@ def _launch_chosen(inputs: AttentionInputs, config: LeanConfig, heuristic: LeanC
         if config == heuristic or type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
             raise
         _refused.add(config)
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         warnings.warn(
-            f"tuned settings do not fit any more ({said}), the heuristic's are used: tune again",
+            f"tuned settings do not fit any more ({reason}), the heuristic's are used: tune again",
             stacklevel=2,
         )
         _launch(inputs, heuristic)

@@ -133,7 +133,7 @@ class LeanBatchInvariant(Lean):
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanConfig]:
         """Not tuned; one for each implementation."""
         able = [_TRITON] if _CUDA.unavailable_reason() else [_TRITON, _CUDA]
-        return [each.batch_invariant_config(problem, gpu) for each in able]
+        return [kernel.batch_invariant_config(problem, gpu) for kernel in able]
 
 
 KERNELS = (Lean(), _TRITON, _CUDA, LeanBatchInvariant())

@@ -101,5 +101,5 @@ class LeanCudaConfig(LeanConfig):
         return super().contradiction()
 
 
-#: The union that files hold, told apart by `implementation`.
+#: The union that files hold, distinguished by `implementation`.
 LEAN_CONFIGS: tuple[type[LeanConfig], ...] = (LeanTritonConfig, LeanCudaConfig)

@@ -241,7 +241,7 @@ def _tensor_map(
     row_stride, token_stride, head_stride, _ = (
         2 * (stride if size > 1 else head_dim) for stride, size in zip(strides, shape, strict=True)
     )
-    found = _check(
+    tensor_map = _check(
         driver.cuTensorMapEncodeTiled(
             dtype,
             4,
@@ -257,7 +257,7 @@ def _tensor_map(
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
-    return tuple(int(word) for word in found.opaque)
+    return tuple(int(word) for word in tensor_map.opaque)
 
 
 @cache
@@ -341,7 +341,7 @@ def _launch_config(build: CudaBuild, grid: int) -> Any:
 
 
 def _check(returned: tuple[Any, ...]) -> Any:
-    """What a driver call returned beside its status.
+    """What a driver call returned after its status.
 
     Raises:
         RuntimeError: the status says that it failed.

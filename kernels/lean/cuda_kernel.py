@@ -1,4 +1,4 @@
-"""What the registry is told of LeanAttention's CUDA C++ implementation."""
+"""The registry's entry for LeanAttention's CUDA C++ implementation."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         hopper = gpu.compute_capability >= HOPPER
         builds = next(builds for most, builds in _TUNED_BUILDS.items() if problem.head_dim <= most)
-        found: list[LeanCudaConfig] = []
+        space: list[LeanCudaConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
         for build, cluster, rows in product(
@@ -106,8 +106,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
             for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
                 config = cuda_config(*build, cluster, rows, copy_of(gpu), min_tiles, align_grid)
                 if CudaBuild.of(problem, config).fits(gpu):
-                    found.append(config)
-        return found
+                    space.append(config)
+        return space
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
         """Levels of a tree of 16 partials a CTA."""

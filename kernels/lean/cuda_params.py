@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a
 #: multiple.
 _ALIGNMENT_BYTES = 64
-#: Of the 32-bit numbers: ctypes cuts off what is above, without a word.
+#: Of the 32-bit numbers: ctypes drops the bits above it silently.
 _INT32_MAX = 2**31 - 1
 
 
@@ -106,10 +106,10 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
         for name, tensor in tensors.items()
         if tensor.shape[axis] > 1
     ]
-    for said, number in (*steps, (f"block_table has {pages} pages a sequence", pages)):
+    for quantity, number in (*steps, (f"block_table has {pages} pages a sequence", pages)):
         if number > _INT32_MAX:
             return (
-                f"{said}, lean_cuda takes at most {_INT32_MAX}: pass a smaller or a contiguous"
+                f"{quantity}, lean_cuda takes at most {_INT32_MAX}: pass a smaller or a contiguous"
                 " tensor"
             )
     return None

@@ -121,7 +121,7 @@ def _settle(numbers, pointers):
 @triton.jit
 def _load_8(pointers, stride, present):
     if INTERPRETED:
-        # Triton 3.9's interpreter takes no mask of one number beside a block of pointers.
+        # Triton 3.9's interpreter takes no mask of one number with a block of pointers.
         present = tl.zeros(pointers.shape, tl.int32) + present
     # .cg reads the L2, which all SMs share; an L1 would answer with what it saw first.
     return (
@@ -259,7 +259,7 @@ def reduce_partials(
     host_partials,
     partials,
     work_range,
-    others,  # parts of the output tile beside the host block's
+    others,  # parts of the output tile besides the host block's
     out,
     lse,
     row_offset,

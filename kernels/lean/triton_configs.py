@@ -38,9 +38,9 @@ _TUNED_STAGES = (2, 3, 4, 5, 6)
 _TUNED_CTAS_PER_SM = {4: (1, 2, 3, 4), 8: (1, 2)}
 _TUNED_MIN_TILES = (1, 2, 4, 8)
 #: Rounding the grid down to a multiple of the output tiles idles a share of the CTAs and saves the
-#: crossing of borders, about a microsecond. It pays while that share of the KV cache is below this
-#: (H200: between 32k and 64k at 56 heads).
-_ALIGN_BYTES = 80e6
+#: crossing of tile boundaries, about a microsecond. It pays while that share of the KV cache, in
+#: bytes, is below this (H200: between 32k and 64k at 56 heads).
+_MAX_IDLE_BYTES = 80e6
 
 #: LeanTiles of a CTA at least, at most so many where a cache may hold sequences of any length: a
 #: share of its capacity would leave a short sequence to a single CTA.
@@ -52,7 +52,7 @@ _FIXED_RUN_TOKENS = 1024
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
-    """Chosen among the candidates on an H200, see docs/performance-log.md."""
+    """Settings chosen among the candidates on an H200, see docs/performance-log.md."""
     min_tiles = 1
     rows = problem.group_size * problem.q_len
     if rows >= 16:
@@ -75,7 +75,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
     tiles = TileGrid.of(problem, tile_tokens)
     grid = stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles)
     idle = 1 - stream_k_grid(tiles.total, per_sm * gpu.sms, min_tiles, tiles.output_tiles) / grid
-    align_grid = idle * problem.kv_bytes < _ALIGN_BYTES
+    align_grid = idle * problem.kv_bytes < _MAX_IDLE_BYTES
     return LeanTritonConfig(tile_tokens, warps, stages, per_sm, min_tiles, align_grid)
 
 

@@ -1,4 +1,4 @@
-"""What the registry is told of LeanAttention's Triton implementation."""
+"""The registry's entry for LeanAttention's Triton implementation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
 
     def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
         at_once = merge_rows_at_once(rows, head_dim, num_warps)
-        each = PARTIALS_AT_ONCE[one_number_each(rows, head_dim, num_warps)]
-        return -(-rows // at_once) * -(-partials // each)
+        partials_at_once = PARTIALS_AT_ONCE[one_number_each(rows, head_dim, num_warps)]
+        return -(-rows // at_once) * -(-partials // partials_at_once)
 
     def schedule(
         self, problem: AttentionProblem, config: LeanTritonConfig, gpu: GpuSpec

@@ -66,13 +66,14 @@ class LibraryKernel(Kernel):
 
     def _misfit(self, error: Exception) -> str:
         try:
-            found = version(self.distribution)
+            installed = version(self.distribution)
         except PackageNotFoundError:
-            found = "of unknown version"
-        said = (str(error).splitlines() or [""])[0]
+            installed = "of unknown version"
+        reason = (str(error).splitlines() or [""])[0]
         return (
-            f"{self.name} cannot call {self.distribution} {found} ({type(error).__name__}: {said}):"
-            f" it was written for {self.written_for}, install that or leave {self.name} out"
+            f"{self.name} cannot call {self.distribution} {installed} ({type(error).__name__}:"
+            f" {reason}): it was written for {self.written_for}, install that or leave"
+            f" {self.name} out"
         )
 
 

@@ -32,7 +32,7 @@ class XformersSplitK(LibraryKernel):
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         """Raises UserError also where xFormers refuses the call: even its Triton kernels want its
-        compiled part, which is not loaded beside another CUDA than it was built for.
+        compiled part, which is not loaded with another CUDA than it was built for.
         """
         try:
             return super().prepare(inputs, config)

@@ -1,7 +1,7 @@
 """Compiles kernels for a GPU that need not be here, many at once, and says what a CTA of each
 takes.
 
-Triton compiles without a GPU once it is told what to compile for, and keeps the result in its
+Triton compiles without a GPU once a target is set, and keeps the result in its
 cache: what is compiled here for the GPU of this machine is found there by the first launch. So does
 leanbench.compile.nvrtc with CUDA C++.
 """
@@ -81,12 +81,12 @@ def build_all(
     jobs: Sequence[Job],
     capability: tuple[int, int],
     pool: Executor,
-    told: Callable[[Build], None] = lambda build: None,
+    on_build: Callable[[Build], None] = lambda build: None,
 ) -> list[Build]:
-    """Compiles all jobs for a compute capability; the results in the jobs' order.
+    """The builds of all jobs for a compute capability, in the jobs' order.
 
     Args:
-        told: called with each build as it is finished.
+        on_build: called with each build as it is finished.
 
     Raises:
         UserError: a process of the pool died.
@@ -96,7 +96,7 @@ def build_all(
         futures = {pool.submit(build, job, capability): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             done[futures[future]] = future.result()
-            told(done[futures[future]])
+            on_build(done[futures[future]])
     except BrokenExecutor:
         raise UserError(
             "a compiling process died, perhaps for want of memory: repeat the command, what was"
@@ -106,7 +106,7 @@ def build_all(
 
 
 def build(job: Job, capability: tuple[int, int]) -> Build:
-    """Compiles one job in this process."""
+    """The build of one job, compiled in this process; a failure is in the result."""
     try:
         return Build(job, kernel(job.kernel).compile(job.problem, job.config, capability))
     except Exception as error:

@@ -16,7 +16,7 @@ from leanbench.core.errors import UserError
 
 @dataclass(frozen=True)
 class CubinResources:
-    """Of one kernel."""
+    """Registers and shared memory of one kernel in a cubin."""
 
     registers_per_thread: int
     #: The stack of a thread, 4 bytes each: what it spills, and its local arrays.
@@ -27,7 +27,7 @@ class CubinResources:
 
 
 def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
-    """Reads what is written in the cubin about `kernel`, the name after the compiler's mangling.
+    """Resources of `kernel`, its name after the compiler's mangling, as written in the cubin.
 
     Raises:
         UserError: cuobjdump is missing.
@@ -36,30 +36,30 @@ def cubin_resources(cubin: bytes, kernel: str) -> CubinResources:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        said = subprocess.run(
+        listing = subprocess.run(
             [_cuobjdump(), "--dump-resource-usage", file.name],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-    found = re.search(
-        rf"Function {re.escape(kernel)}:\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)", said
+    usage = re.search(
+        rf"Function {re.escape(kernel)}:\s+REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)", listing
     )
-    if found is None:
+    if usage is None:
         raise RuntimeError(f"cuobjdump finds no kernel {kernel!r} in the cubin")
-    registers, stack_bytes, shared_bytes = map(int, found.groups())
+    registers, stack_bytes, shared_bytes = map(int, usage.groups())
     return CubinResources(registers, stack_bytes // 4, shared_bytes)
 
 
 @cache
 def _cuobjdump() -> str:
-    """The one that comes with Triton, or else the one of a CUDA toolkit."""
+    """Path of the cuobjdump that comes with Triton, or else of a CUDA toolkit's."""
     # Not imported: that takes a second, and the place is enough.
     triton = find_spec("triton")
     if triton is not None and triton.origin is not None:
-        beside = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        if beside.is_file():
-            return str(beside)
+        bundled = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        if bundled.is_file():
+            return str(bundled)
     if (installed := shutil.which("cuobjdump")) is not None:
         return installed
     raise UserError("cuobjdump is found neither in Triton nor on PATH: pip install triton")

@@ -66,8 +66,8 @@ class CudaCompileError(Exception):
 
     def __str__(self) -> str:
         # Warnings may stand before it.
-        found = re.search(r".*\b(?:error|fatal)\b.*", self.log)
-        return f"{self.kernel} does not compile: {found[0] if found else self.log}"
+        first_error = re.search(r".*\b(?:error|fatal)\b.*", self.log)
+        return f"{self.kernel} does not compile: {first_error[0] if first_error else self.log}"
 
 
 def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:

@@ -137,8 +137,8 @@ class KernelConfig:
         back.
         """
         tag = {} if self.implementation is None else {TAG: self.implementation}
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        unused = {each.name: each.default for each in fields(self)}
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        unused = {setting.name: setting.default for setting in fields(self)}
         return tag | {name: value for name, value in values.items() if value != unused[name]}
 
 
@@ -147,12 +147,12 @@ ConfigT = TypeVar("ConfigT", bound=KernelConfig)
 
 def limits(config_type: type[KernelConfig]) -> dict[str, Limit]:
     """What each setting takes, in the fields' order."""
-    return {each.name: each.metadata["limit"] for each in fields(config_type)}
+    return {setting.name: setting.metadata["limit"] for setting in fields(config_type)}
 
 
 def required(config_type: type[KernelConfig]) -> list[str]:
     """The settings without a default."""
-    return [each.name for each in fields(config_type) if each.default is MISSING]
+    return [setting.name for setting in fields(config_type) if setting.default is MISSING]
 
 
 def read_config(types: Sequence[type[ConfigT]], values: Mapping[str, Any]) -> ConfigT:
@@ -175,7 +175,11 @@ def config_type_of(types: Sequence[type[ConfigT]], implementation: Any) -> type[
     """
     if implementation is None and len(types) == 1:
         return types[0]
-    by_name = {each.implementation: each for each in types if each.implementation is not None}
+    by_name = {
+        config_type.implementation: config_type
+        for config_type in types
+        if config_type.implementation is not None
+    }
     if implementation in by_name:
         return by_name[implementation]
     if not by_name:

@@ -1,9 +1,9 @@
 """How LeanTiles are dealt to CTAs, in plain Python: what each kernel's index arithmetic must equal.
 
 An **output tile** is one sequence's rows of one KV head (its query heads packed together,
-`tile_rows` at a time). Its context is cut into **LeanTiles** of `tile_tokens`. A decomposition says
-which CTA walks which LeanTiles. Output tiles are numbered batch -> KV head -> row tile, LeanTiles
-along the context (LeanAttention, arXiv 2405.10480, section IV).
+`tile_rows` at a time). Its context is divided into **LeanTiles** of `tile_tokens`. A decomposition
+says which CTA walks which LeanTiles. Output tiles are numbered batch -> KV head -> row tile,
+LeanTiles along the context (LeanAttention, arXiv 2405.10480, section IV).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import accumulate
 from leanbench.core.problem import AttentionProblem
 
 #: Tensor cores want 16 rows; above 64 (32 at head_dim 256) the accumulator no longer fits the
-#: registers beside the tiles.
+#: registers next to the tiles.
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 64
 
@@ -79,23 +79,23 @@ class Segment:
 
     @property
     def is_host(self) -> bool:
-        """Holds the output tile's first LeanTile: the host block."""
+        """Whether it holds the output tile's first LeanTile: the host block."""
         return self.first == 0
 
     @property
     def is_finishing(self) -> bool:
-        """Holds the output tile's last LeanTile: the finishing block."""
+        """Whether it holds the output tile's last LeanTile: the finishing block."""
         return self.last == self.of
 
     @property
     def is_whole(self) -> bool:
-        """Needs no reduction: the CTA writes the output straight away."""
+        """Whether it needs no reduction: the CTA writes the output straight away."""
         return self.is_host and self.is_finishing
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who does what. `segments` are ordered by CTA and, within one, in the order it walks them."""
+    """Work of each CTA: `segments` are ordered by CTA and, within a CTA, as it walks them."""
 
     decomposition: str
     grid: int
@@ -134,9 +134,11 @@ def stream_k_start(run: int, total: int, grid: int) -> int:
 def stream_k_run(lean_tile: int, total: int, grid: int) -> int:
     """The run that holds LeanTile `lean_tile`: the inverse of `stream_k_start`."""
     share, longer = divmod(total, grid)
-    border = longer * (share + 1)
+    boundary = longer * (share + 1)
     return (
-        lean_tile // (share + 1) if lean_tile < border else longer + (lean_tile - border) // share
+        lean_tile // (share + 1)
+        if lean_tile < boundary
+        else longer + (lean_tile - boundary) // share
     )
 
 
@@ -176,7 +178,8 @@ def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:
 def stream_k(
     tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned: bool = False
 ) -> Schedule:
-    """LeanAttention: all LeanTiles end to end, an equal run for each CTA (section IV, Algorithm 2).
+    """Schedule of LeanAttention: all LeanTiles end to end, an equal work range for each CTA
+    (section IV, Algorithm 2).
 
     Runs are dealt from the last to the first: the host block of an output tile waits for its other
     parts, and those then belong to CTAs of lower index, which the hardware starts earlier.
@@ -210,10 +213,10 @@ def stream_k(
 def stream_k_with_ends(
     tiles: TileGrid, max_grid: int, min_tiles_per_cta: int, end_tiles: int
 ) -> Schedule:
-    """Stream-K over a ragged batch in which every output tile counts `end_tiles` LeanTiles more,
-    empty ones at its end, for what ending it takes: a CTA with many short sequences ends many. How
-    many CTAs there are is the real ones' to say. Segments, and their `of`, are of LeanTiles as they
-    are counted.
+    """Schedule of stream-K over a ragged batch in which every output tile counts `end_tiles`
+    LeanTiles more, empty ones at its end, for what ending it takes: a CTA with many short sequences
+    ends many. The number of CTAs follows from the real LeanTiles. Segments, and their `of`, count
+    the added ones.
     """
     counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
     return stream_k(counted, stream_k_grid(tiles.total, max_grid, min_tiles_per_cta))
@@ -248,7 +251,7 @@ def stream_k_by_lengths(
     align_tiles: int = 0,
     merge_tiles: int = 0,
 ) -> Schedule:
-    """Stream-K as lean.cu deals it by lengths on the device: `equal_splits`, or else
+    """Schedule of stream-K as lean.cu deals it by lengths on the device: `equal_splits`, or else
     `stream_k_with_ends`.
 
     Dealt from the last to the first, as in `stream_k`.
@@ -270,8 +273,8 @@ def stream_k_by_lengths(
 
 
 def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
-    """Stream-K whose cuts depend on a sequence's own length alone: a CTA for every `run_tiles`
-    LeanTiles of an output tile, and one for what is left of it.
+    """Schedule of stream-K whose splits depend on a sequence's own length alone: a CTA for every
+    `run_tiles` LeanTiles of an output tile, and one for what is left of it.
 
     Dealt from the last to the first, as in `stream_k`.
     """
@@ -289,7 +292,7 @@ def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
 
 
 def one_cta_per_tile(tiles: TileGrid) -> Schedule:
-    """FlashAttention-2: one CTA walks the whole context of an output tile."""
+    """Schedule of FlashAttention-2: one CTA walks the whole context of an output tile."""
     counts = [tiles.of_output_tile(tile) for tile in range(tiles.output_tiles)]
     return Schedule(
         "one_cta_per_tile",
@@ -307,8 +310,8 @@ def fixed_split_range(split: int, splits: int, lean_tiles: int) -> tuple[int, in
 
 
 def fixed_split(tiles: TileGrid, splits: int) -> Schedule:
-    """FlashDecoding: every output tile in the same number of equal splits, merged by a second
-    kernel.
+    """Schedule of FlashDecoding: every output tile in the same number of equal splits, merged by a
+    second kernel.
     """
     segments = []
     for tile in range(tiles.output_tiles):

@@ -91,8 +91,8 @@ def parse_models(text: str) -> tuple[str, ...]:
         UserError: there is no such model; the nearest name is suggested.
     """
     own = {known: model.name for model in models().values() for known in (model.name, *model.also)}
-    found = dict.fromkeys(_own(name.lower(), own) for name in parse_names("model", text))
-    return tuple(found)
+    names = dict.fromkeys(_own(name.lower(), own) for name in parse_names("model", text))
+    return tuple(names)
 
 
 def _own(name: str, own: Mapping[str, str]) -> str:

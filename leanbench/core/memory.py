@@ -13,13 +13,13 @@ _FP64_BYTES = 8
 
 
 def needed_bytes(problem: AttentionProblem) -> int:
-    """K and V as they are allocated, Q and the outputs, the fp64 reference of one KV head (its K, V
-    and scores), and the reserve.
+    """Bytes of K and V as they are allocated, Q and the outputs, the fp64 reference of one KV head
+    (its K, V and scores), and the reserve.
     """
     queries = problem.group_size * problem.q_len
     reference = problem.max_context * (2 * problem.head_dim + 3 * queries) * _FP64_BYTES
-    beside = problem.io_bytes - problem.kv_bytes
-    return problem.kv_allocated_bytes + beside + reference + RESERVE_BYTES
+    query_and_output = problem.io_bytes - problem.kv_bytes
+    return problem.kv_allocated_bytes + query_and_output + reference + RESERVE_BYTES
 
 
 def shortage(

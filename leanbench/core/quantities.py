@@ -194,4 +194,4 @@ def quantities(row: type[BaseModel]) -> tuple[Quantity, ...]:
         if isinstance(about, dict):
             fields = {**about, "statuses": tuple(about["statuses"])}
             declared.append(Quantity(name=name, meaning=field.description or "", **fields))
-    return tuple(sorted(declared, key=lambda each: GROUPS.index(each.group)))
+    return tuple(sorted(declared, key=lambda quantity: GROUPS.index(quantity.group)))

@@ -17,9 +17,9 @@ def ragged_contexts(batch: int, longest: int, mean_over_max: float) -> tuple[int
     `longest`.
 
     One sequence has the longest context. The others are log-uniform over a factor of SPREAD,
-    multiplied by the one number that brings the mean where it is asked to be, cut to 1..longest and
-    rounded (so the mean is met to within one token). The draw depends on the arguments alone: the
-    same cell is the same problem in every sweep.
+    scaled by one factor that brings the mean to its target, clipped to 1..longest and rounded (so
+    the mean is met to within one token). The draw depends on the arguments alone: the same cell is
+    the same problem in every sweep.
 
     Raises:
         UserError: the longest sequence alone exceeds the mean, or there are more than
@@ -42,14 +42,14 @@ def ragged_contexts(batch: int, longest: int, mean_over_max: float) -> tuple[int
     weights = [SPREAD ** (draw.random() - 1) for _ in range(batch - 1)]
     target = mean_over_max * batch * longest - longest
 
-    def cut(scale: float) -> list[float]:
+    def clipped(scale: float) -> list[float]:
         return [min(longest, max(1.0, scale * weight)) for weight in weights]
 
-    # The sum grows with the scale; at the upper end every length is cut to the longest.
+    # The sum grows with the scale; at the upper end every length is clipped to the longest.
     low, high = 0.0, float(longest) * SPREAD
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if sum(cut(middle)) < target else (low, middle)
-    lengths = [round(length) for length in cut(high)]
+        low, high = (middle, high) if sum(clipped(middle)) < target else (low, middle)
+    lengths = [round(length) for length in clipped(high)]
     lengths.insert(draw.randrange(batch), longest)
     return tuple(lengths)

@@ -363,9 +363,9 @@ def kernel(name: str) -> Kernel[Any]:
     Raises:
         UserError: there is none; what could not be loaded is named, and the nearest name suggested.
     """
-    found = kernels()
-    if name not in found:
+    known = kernels()
+    if name not in known:
         raise UserError(
-            "; ".join([*_warnings, f"there is no kernel {name!r}, {nearest(name, found)}"])
+            "; ".join([*_warnings, f"there is no kernel {name!r}, {nearest(name, known)}"])
         )
-    return found[name]
+    return known[name]

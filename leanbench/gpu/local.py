@@ -50,7 +50,7 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
     except NvmlError as error:
         gpus, broken = [], error
     if not gpus and (silence := why_silent() if broken is None else str(broken)) is not None:
-        target = _found_by_torch(gpu_name, silence)
+        target = _torch_target(gpu_name, silence)
         if target is not None:
             return target
         if broken is not None:
@@ -73,7 +73,7 @@ def choose(gpu_name: str | None, require_gpu: bool) -> Target:
     return Target(spec, None, note=f"there is an {here.product} here, but {obstacle}")
 
 
-def _found_by_torch(gpu_name: str | None, silence: str) -> Target | None:
+def _torch_target(gpu_name: str | None, silence: str) -> Target | None:
     """A GPU to measure on without NVML's word, which is silent for the reason given; None where
     torch has none.
     """
@@ -189,17 +189,17 @@ def _answers_to(product: str, name: str) -> bool:
     """Is `name` this GPU's catalogue name, alias or product name, or the family it belongs to
     (``a100``)?
     """
-    asked = slug(name)
-    if asked == slug(product):
+    wanted = slug(name)
+    if wanted == slug(product):
         return True
     spec = match_product(product)
     if spec is None:
         return False
-    if asked == spec.name or asked in spec.aliases:
+    if wanted == spec.name or wanted in spec.aliases:
         return True
     # `a100` is short for a100-80gb where there is no GPU, but whoever has an A100-40GB here means
     # that one. `h200` is a GPU of its own, and no family.
-    return spec.name.startswith(f"{asked}-") and find(asked).name != asked
+    return spec.name.startswith(f"{wanted}-") and find(wanted).name != wanted
 
 
 def _torch_index(gpu: LocalGpu) -> int:

@@ -73,7 +73,7 @@ def _sm_utilisation(nvml: Any, gpu: Any, since_us: int) -> dict[int, int] | None
         return None
     highest: dict[int, int] = {}
     for sample in samples:
-        # Drivers are known to hand out entries that were never filled: old stamps, thousands of
+        # Drivers are known to return entries that were never filled: old times, thousands of
         # percent.
         if sample.timeStamp > since_us and sample.smUtil <= 100:
             highest[sample.pid] = max(highest.get(sample.pid, 0), int(sample.smUtil))

@@ -97,11 +97,15 @@ def calibration_for(spec: GpuSpec) -> InUse:
     """The calibration that predictions for this GPU use."""
     own = user_file(spec.name)
     return _look_up(
-        spec.name, spec.bandwidth_tb_s, spec.compute_capability[0], own.parent, _stamps(own.parent)
+        spec.name,
+        spec.bandwidth_tb_s,
+        spec.compute_capability[0],
+        own.parent,
+        _file_versions(own.parent),
     )
 
 
-def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def _file_versions(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Changes when a file of the folder does, so that what was looked up before is not used
     then.
     """
@@ -113,10 +117,12 @@ def _stamps(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _look_up(gpu: str, bandwidth_tb_s: float, generation: int, folder: Path, stamps: Any) -> InUse:
+def _look_up(
+    gpu: str, bandwidth_tb_s: float, generation: int, folder: Path, versions: Any
+) -> InUse:
     readable: dict[str, tuple[Calibration, Path]] = {}
     notes = []
-    for path in (*sorted(SHIPPED.glob("*.json")), *(folder / name for name, _, _ in stamps)):
+    for path in (*sorted(SHIPPED.glob("*.json")), *(folder / name for name, _, _ in versions)):
         try:
             calibration = read_calibration(path)
         except UserError as error:

@@ -71,7 +71,7 @@ class LeanCudaConstants:
 
 @dataclass(frozen=True)
 class Constants:
-    """What the model knows of a GPU beside its datasheet. Rates are bytes per microsecond.
+    """What the model knows of a GPU besides its datasheet. Rates are bytes per microsecond.
 
     The defaults are where a fit starts; `leanbench predict show` prints the values in use. `fitted`
     in a field's metadata says to what: `floor` (the read floor), `latency`, `energy`, or `held`: no

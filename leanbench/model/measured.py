@@ -142,7 +142,7 @@ def _environment(manifest: dict[str, object]) -> dict[str, str]:
         if isinstance(environments, dict)
         else []
     )
-    kept = {
+    fields = {
         "gpu": "gpu_uuid",
         "torch": "torch",
         "triton": "triton",
@@ -151,7 +151,7 @@ def _environment(manifest: dict[str, object]) -> dict[str, str]:
     }
     return {
         key: ", ".join(sorted({str(values[name]) for values in known if name in values}))
-        for key, name in kept.items()
+        for key, name in fields.items()
     }
 
 

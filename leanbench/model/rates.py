@@ -22,7 +22,7 @@ from leanbench.model.constants import Constants
 #: An SM has four partitions, each with its own scheduler and tensor core: with a warp on each, more
 #: do not help.
 MAX_USEFUL_WARPS = 4
-#: Query tile, barriers and layout conversions beside the K and V stages, with the 1 KB that CUDA
+#: Query tile, barriers and layout conversions next to the K and V stages, with the 1 KB that CUDA
 #: takes.
 SHARED_RESERVE_KB = 12
 #: What Triton's decode loop takes up to head_dim 128; the whole 255 above.

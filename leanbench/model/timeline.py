@@ -1,4 +1,4 @@
-"""Predicts a kernel's timeline: the simulation behind a predicted latency, told CTA by CTA."""
+"""Predicts a kernel's timeline: the simulation behind a predicted latency, CTA by CTA."""
 
 from __future__ import annotations
 

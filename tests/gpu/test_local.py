@@ -310,7 +310,7 @@ def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(
     def asked(*args: Any) -> Any:
         raise AssertionError("torch was asked")
 
-    monkeypatch.setattr("leanbench.gpu.local._found_by_torch", asked)
+    monkeypatch.setattr("leanbench.gpu.local._torch_target", asked)
     fake_nvml()
     assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
     fake_nvml(H200)
