@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.libraries.flash_attn_2 import FlashDecodingConfig
 from library_stand_ins import (
     PAGED,
     RAGGED,
@@ -22,7 +22,7 @@ from library_stand_ins import (
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 
@@ -159,7 +159,8 @@ LARGE_PAGES = [
 @pytest.mark.parametrize(("name", "num_splits"), [("flash_attn", 1), ("flash_decoding", 0)])
 def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_splits):
     assert kernel(name).unsupported_reason(problem) is None
-    inputs, launch = checked(name, problem)
+    config = kernel(name).default_config(problem, find("h200"))
+    inputs, launch = checked(name, problem, config)
     assert set(asked_splits) == {num_splits}
     call = launch._attend
     assert [
@@ -182,7 +183,7 @@ def test_best_of_flash_decoding_is_its_heuristic_and_every_split_count(
     assert (
         default
         == kernel("flash_decoding").default_config(problem, h200)
-        == KernelConfig(tile_tokens, 4, 1)
+        == FlashDecodingConfig(tile_tokens, 4, 1)
     )
     counts = [config.splits for config in others]
     assert counts[0] == 1
@@ -202,4 +203,4 @@ def test_settings_that_flash_decoding_cannot_have_are_refused():
         UserError,
         match=r"compiled with .*'tile_tokens': 256.* has .*'tile_tokens': 64.*only splits",
     ):
-        kernel("flash_decoding").prepare(inputs, FixedSplitConfig(64, 4, 1, splits=3))
+        kernel("flash_decoding").prepare(inputs, FlashDecodingConfig(64, 4, 1, splits=3))

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 
+from leanbench.core.config import read_config
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.measure import counters, counters_target
 from leanbench.measure.counters import CountedKernel, CountedLaunch, count, find_ncu
 from leanbench.records.row import Row
@@ -155,7 +155,7 @@ def test_what_ncu_is_asked(printing, tmp_path):
     assert arguments[-5:-1] == [sys.executable, "-P", "-m", "leanbench.measure.counters_target"]
     request = json.loads(arguments[-1])
     assert AttentionProblem.from_dict(request["problem"]) == PROBLEM
-    assert KernelConfig(**request["config"]) == CONFIG
+    assert read_config((FixedSplitConfig,), request["config"]) == CONFIG
     assert (request["kernel"], request["device_index"], request["cache"]) == (
         "fixed_split",
         3,
@@ -316,6 +316,9 @@ def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
     events: list[object] = []
 
     class FakeKernel:
+        def read_config(self, values):
+            return read_config((FixedSplitConfig,), values)
+
         def prepare(self, inputs, config):
             assert config == CONFIG
             return lambda: events.append(inputs)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from leanbench.kernels.lean.configs import LeanTritonConfig
 from pretended_gpu import CONFIG, FASTER, PROBLEM, PretendedGpu, Right, measure, pretend
 
 from leanbench.configs.lookup import Choice
@@ -178,7 +179,7 @@ def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
 def test_resident_ctas_count_as_slots(gpu):
     class Resident(Right):
         def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
-            return replace(CONFIG, ctas_per_sm=2)
+            return LeanTritonConfig(64, 4, 2, 2, 1, True)
 
     assert measure(gpu, Resident())["right"]["quantisation_efficiency"] == pytest.approx(4 / 264)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,9 +60,7 @@ def test_every_reference_row_can_be_repeated(directory: Path) -> None:
         assert (config is None) == (taken.config is None)
         if config:
             [pin] = requested_sweep(None, flags, names, None, None, [config]).overrides.values()
-            assert {
-                name: value for name, value in asdict(pin).items() if value is not None
-            } == taken.config
+            assert pin.to_dict() == taken.config
 
 
 def test_a_row_in_full() -> None:
