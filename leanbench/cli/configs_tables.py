@@ -79,14 +79,19 @@ def family_lines(file: File, family: Family) -> list[str]:
 def show_shortlist(family: Family) -> None:
     """The candidates that other problems choose from, with the error of their formulas."""
     candidates = [family.candidates[index] for index in family.shortlist]
-    builds = [family.builds[each.build] for each in candidates if each.build is not None]
+    builds = [
+        family.builds[candidate.build] for candidate in candidates if candidate.build is not None
+    ]
     settings = _settings_columns(family, candidates)
     output.show_columns(
         "shortlist",
         settings[:_LABELS],
         [
             *settings[_LABELS:],
-            ("shared\nKiB", [_or_dash(_kib(each.shared_bytes), ".0f") for each in candidates]),
+            (
+                "shared\nKiB",
+                [_or_dash(_kib(candidate.shared_bytes), ".0f") for candidate in candidates],
+            ),
             ("timings", [str(build.points) for build in builds]),
             ("median\nerror", [f"{build.median_error:.1%}" for build in builds]),
         ],
@@ -131,8 +136,8 @@ def _gain(problem: TunedProblem, chosen_us: float | None, heuristic_us: float | 
 
 
 def _settings_columns(family: Family, candidates: Sequence[Candidate]) -> list[output.Column]:
-    has_cuda = any(isinstance(each.config, LeanCudaConfig) for each in family.candidates)
-    values = [each.config.to_dict() for each in candidates]
+    has_cuda = any(isinstance(candidate.config, LeanCudaConfig) for candidate in family.candidates)
+    values = [candidate.config.to_dict() for candidate in candidates]
     settings = {**_SETTINGS, **_CUDA_SETTINGS} if has_cuda else _SETTINGS
     return [
         (heading, [_word(of.get(name, "-")) for of in values]) for name, heading in settings.items()

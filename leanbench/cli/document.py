@@ -51,8 +51,8 @@ def _show(block: Block) -> None:
     if not _is_shown(block):
         return
     if isinstance(block, Section):
-        for each in block.blocks:
-            _show(each)
+        for inner in block.blocks:
+            _show(inner)
     elif isinstance(block, Sentences):
         for item in block.items:
             # A fact stands alone: its name is a heading's, for who looks it up.

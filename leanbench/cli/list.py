@@ -105,9 +105,9 @@ def _quantities() -> None:
     table = output.table()
     table.add_column("name", no_wrap=True)
     table.add_column("heading in tables, unit and meaning", overflow="fold")
-    for each in ROW_COLUMNS:
-        unit = f" ({held_unit(each)})" if held_unit(each) else ""
-        table.add_row(each.name, f"{each.heading}{unit}: {each.meaning}")
+    for quantity in ROW_COLUMNS:
+        unit = f" ({held_unit(quantity)})" if held_unit(quantity) else ""
+        table.add_row(quantity.name, f"{quantity.heading}{unit}: {quantity.meaning}")
     output.show_table(table)
 
 

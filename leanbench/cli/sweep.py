@@ -429,6 +429,6 @@ def _command(ctx: typer.Context) -> list[str]:
         if value in (None, False, param.default) or param.name in ("name", "resume", "budget"):
             continue
         flag = [] if param.param_type_name == "argument" else [param.opts[0]]
-        for each in value if isinstance(value, list | tuple) else [value]:
-            words += flag if each is True else [*flag, str(each)]
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += flag if item is True else [*flag, str(item)]
     return words

@@ -207,7 +207,7 @@ def _run(command: list[str], timeout_s: float) -> str:
     except OSError as error:
         raise _NotCountedError(f"{command[0]} cannot be started: {error.strerror}") from None
     try:
-        said, _ = process.communicate(timeout=timeout_s)
+        output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         raise _NotCountedError(f"Nsight Compute did not finish within {timeout_s:g} s") from None
     finally:
@@ -215,17 +215,17 @@ def _run(command: list[str], timeout_s: float) -> str:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    return said
+    return output
 
 
-def _parse(said: str, cache: CacheState) -> CountedLaunch:
+def _parse(output: str, cache: CacheState) -> CountedLaunch:
     for mark, sentence in _FAILURES:
-        if mark in said:
+        if mark in output:
             raise _NotCountedError(sentence)
-    metrics = list(_metrics(said))
+    metrics = list(_metrics(output))
     if not metrics:
-        raise _NotCountedError(_why_nothing(said))
-    passes = max((int(number) for number in re.findall(r"- (\d+) pass", said)), default=1)
+        raise _NotCountedError(_why_nothing(output))
+    passes = max((int(number) for number in re.findall(r"- (\d+) pass", output)), default=1)
     if cache == "cold" and passes > 1:
         raise _NotCountedError(
             f"Nsight Compute needs {passes} passes for these counters on this GPU, and the L2 is"
@@ -234,11 +234,11 @@ def _parse(said: str, cache: CacheState) -> CountedLaunch:
     return CountedLaunch(tuple(_counted(name, values) for name, values in metrics))
 
 
-def _metrics(said: str) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
+def _metrics(output: str) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     """The GPU kernels in the order of their launches: (name, metric -> (value, unit)), as ncu wrote
     them.
     """
-    lines = said.splitlines()
+    lines = output.splitlines()
     start = next(
         (number for number, line in enumerate(lines) if line.startswith('"ID",')), len(lines)
     )
@@ -271,8 +271,8 @@ def _counted(name: str, metrics: dict[str, tuple[str, str]]) -> CountedKernel:
     )
 
 
-def _why_nothing(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _why_nothing(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     for start, meaning in (
         (TARGET_FAILED, "the counted process failed: "),
         ("==ERROR==", "Nsight Compute failed: "),

@@ -137,9 +137,9 @@ class Row(Figures, Identity):
 
     @model_validator(mode="after")
     def _fits_its_status(self) -> Self:
-        for each in QUANTITIES:
-            if self.status not in each.statuses and getattr(self, each.name) is not None:
-                raise _unfit(f"a row that is {self.status} carries no {each.name}")
+        for figure in QUANTITIES:
+            if self.status not in figure.statuses and getattr(self, figure.name) is not None:
+                raise _unfit(f"a row that is {self.status} carries no {figure.name}")
         if self.status in ("ok", "noisy") and self.latency_us is None:
             raise _unfit(f"a row that is {self.status} needs a latency_us")
         return self

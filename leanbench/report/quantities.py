@@ -23,10 +23,10 @@ that ran is {", ".join(RAN[:-1])} or {RAN[-1]}; the others carry no figures.
 def markdown_text() -> str:
     """docs/quantities.md: a table for each group."""
     lines = [_HEAD]
-    for group in dict.fromkeys(each.group for each in ROW_COLUMNS):
+    for group in dict.fromkeys(quantity.group for quantity in ROW_COLUMNS):
         lines += [f"## {group[0].upper()}{group[1:]}", ""]
         lines += ["| name | in tables | unit | rows | what it is |", "|---|---|---|---|---|"]
-        lines += [_line(each) for each in ROW_COLUMNS if each.group == group]
+        lines += [_line(quantity) for quantity in ROW_COLUMNS if quantity.group == group]
         lines.append("")
     return "\n".join(lines)
 

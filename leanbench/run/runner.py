@@ -175,8 +175,8 @@ def _stop_on_signals() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for each in handled:
-            signal.signal(each, signal.SIG_IGN)
+        for signal_number in handled:
+            signal.signal(signal_number, signal.SIG_IGN)
         raise Stopped(number)
 
     handled = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -324,8 +324,8 @@ class Search:
                 job = Job(self._kernel.name, problem, config)
                 builds[config.build_key] = build(job, self._spec.compute_capability)
         # The heuristic leads: the others' outputs are compared with its.
-        asked = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
-        result = stopwatch.time(problem, list(asked))
+        launched = dict.fromkeys([heuristic, *others, *(launches[index] for index in order)])
+        result = stopwatch.time(problem, list(launched))
         if result.failures:
             _drop(progress, result.failures)
         if heuristic in result.times:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from leanbench.report.compare.pair import Pair
 
 #: Fields of the rows that both formats show for each side.
-_OF_ROWS = ("kernel", "status", "samples", *(each.name for each in COMPARED), "config")
+_OF_ROWS = ("kernel", "status", "samples", *(quantity.name for quantity in COMPARED), "config")
 
 
 def json_text(comparison: Comparison) -> str:
@@ -34,9 +34,9 @@ def json_text(comparison: Comparison) -> str:
         "margin": comparison.margin.share,
         "method": METHOD if comparison.source == "measured" else "medians alone, predicted",
         "pairs_without_samples": comparison.without_samples,
-        "differences": [asdict(each) for each in comparison.differences],
+        "differences": [asdict(difference) for difference in comparison.differences],
         "counts": counts(pairs),
-        "statistics": [asdict(each) for each in summarise(pairs)],
+        "statistics": [asdict(statistics) for statistics in summarise(pairs)],
         **{
             name: pair and {"cell": pair.label, "ratio": pair.ratio}
             for name, pair in extremes.items()
@@ -78,7 +78,7 @@ def _record(pair: Pair) -> dict[str, Any]:
         "ratio_low": pair.ratio_low,
         "ratio_high": pair.ratio_high,
         "from_samples": pair.from_samples,
-        **{f"{each.stem}_ratio": pair.ratio_of(each) for each in COMPARED},
+        **{f"{quantity.stem}_ratio": pair.ratio_of(quantity) for quantity in COMPARED},
         "reason": pair.reason,
         **{f"{side}_{name}": getattr(row, name) for name in _OF_ROWS for side, row in sides},
     }

@@ -61,8 +61,11 @@ def comparison_document(comparison: Comparison, *, every: bool = True) -> Docume
 def _sides(comparison: Comparison) -> list[Sentence]:
     """Both sides, and how their runs differ."""
     differences = [
-        Sentence(f"{', '.join(each.base)} → {', '.join(each.new)}", f"they differ in {each.field}")
-        for each in comparison.differences
+        Sentence(
+            f"{', '.join(difference.base)} → {', '.join(difference.new)}",
+            f"they differ in {difference.field}",
+        )
+        for difference in comparison.differences
     ]
     return [_side("base", comparison.base), _side("new", comparison.new), *differences]
 

@@ -92,7 +92,9 @@ def sentences(comparison: Comparison) -> list[str]:
     """
     pairs = comparison.pairs
     by_cache = summarise(pairs)
-    lines = [line for each in by_cache for line in _statistics_lines(each, len(by_cache) > 1)]
+    lines = [
+        line for statistics in by_cache for line in _statistics_lines(statistics, len(by_cache) > 1)
+    ]
     # Of two kernels neither came after the other.
     kernels = comparison.of_two_kernels
     headings = (

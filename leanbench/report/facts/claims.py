@@ -83,23 +83,23 @@ def _table_section(
 ) -> Section:
     word = "predicted" if predicted else "measured"
     lacking = f"not {word} in {'these runs' if several else 'this run'}"
-    verdicts = [each.verdict for each in of_group]
+    verdicts = [measured.verdict for measured in of_group]
     counts = (
         f"{len(verdicts)} claims: {verdicts.count('holds')} hold,"
-        f" {len([each for each in verdicts if each not in ('holds', '')])} do not,"
+        f" {sum(verdict not in ('holds', '') for verdict in verdicts)} do not,"
         f" {verdicts.count('')} {lacking}"
     )
     rows = [
         [
-            each.claim.figure,
-            each.claim.words,
-            each.claim.paper_words,
-            each.words,
-            Text(each.verdict or lacking, _role(each)),
-            each.run,
-            each.cell,
+            measured.claim.figure,
+            measured.claim.words,
+            measured.claim.paper_words,
+            measured.words,
+            Text(measured.verdict or lacking, _role(measured)),
+            measured.run,
+            measured.cell,
         ]
-        for each in of_group
+        for measured in of_group
     ]
     headings = ["figure", "claim", "paper:", f"{word}:", "verdict", "run", "cell"]
     if not several:

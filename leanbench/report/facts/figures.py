@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def maps_section(results: Results) -> Section:
     """Heat maps, where the rows fill them."""
     maps = [
-        Figure(each.key, each.title, each.note, f"{each.title} over batch, heads and context")
-        for each in maps_of(results.frame, results.margin)
+        Figure(drawn.key, drawn.title, drawn.note, f"{drawn.title} over batch, heads and context")
+        for drawn in maps_of(results.frame, results.margin)
     ]
     blocks = (Figures(tuple(maps), "maps"),) if maps else ()
     return Section("maps", "Maps over batch, heads and context", blocks)

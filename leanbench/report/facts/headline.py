@@ -89,7 +89,7 @@ def caveats(part: Part) -> list[str]:
 def near(part: Part) -> int:
     """Problems on which the baseline is the fastest, or within the margin of it."""
     kernels = part.summary.winners.kernels if part.summary.winners else ()
-    return sum(each.near for each in kernels if each.kernel == part.summary.baseline)
+    return sum(kernel.near for kernel in kernels if kernel.kernel == part.summary.baseline)
 
 
 def overview_of(parts: Sequence[Part]) -> Overview | None:
@@ -134,10 +134,10 @@ def _of_many(parts: Sequence[Part]) -> str:
 def _fastest(winners: Winners, margin: Margin) -> str:
     first, *others = winners.kernels
     if winners.problems == 1:
-        tied = [each.kernel for each in winners.kernels if each.near]
+        tied = [kernel.kernel for kernel in winners.kernels if kernel.near]
         how = f", within {margin.words} of each other" if len(tied) > 1 else ""
         return f"{' and '.join(tied)}{how}."
-    if margin.is_model_error and not any(each.alone for each in winners.kernels):
+    if margin.is_model_error and not any(kernel.alone for kernel in winners.kernels):
         return (
             f"No kernel is ahead of all others by more than {margin.words} on any of"
             f" {winners.problems} problems."
@@ -146,7 +146,7 @@ def _fastest(winners: Winners, margin: Margin) -> str:
         f"{first.kernel} is the fastest, or within {margin.words} of it, on {first.near} of"
         f" {winners.problems} problems, alone so on {first.alone}"
     ]
-    losing = [_ahead(each) for each in others if each.alone]
+    losing = [_ahead(kernel) for kernel in others if kernel.alone]
     words += losing[:NAMED]
     if len(losing) > NAMED:
         words.append(f"{len(losing) - NAMED} other kernels on some")

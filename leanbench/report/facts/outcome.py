@@ -98,7 +98,7 @@ def _part(part: Part, results: Results) -> list[Block]:
 
 
 def _speedups(part: Part) -> Table:
-    of_many = any(each.problems > 1 for each in part.summary.speedups.values())
+    of_many = any(speedup.problems > 1 for speedup in part.summary.speedups.values())
     mean = "geometric mean:" if of_many else "on one problem:"
     headings = [f"{part.summary.baseline} over", _mark(mean, part.summary)]
     headings += ["problems:", "faster on:", "highest:", "lowest:", "energy:"]

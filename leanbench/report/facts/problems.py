@@ -58,7 +58,7 @@ def problems_section(results: Results) -> Section:
             rest = f", see the rows in {run.directory}"
             margin = _margin(of_group, source, gpu_name(run.manifest))
             rows = _alike(of_group, baseline, margin)
-            blocks += [replace(each, rest=rest) for each in _tables(rows, source, warm)]
+            blocks += [replace(block, rest=rest) for block in _tables(rows, source, warm)]
     return Section("problems", "", tuple(blocks))
 
 

@@ -27,7 +27,9 @@ def rows_section(results: Results) -> Section:
     headings = [
         column.head.replace(THE_BASELINE, baseline) + ":" * column.is_number for column in shown
     ]
-    rows = [[_cell(row[each.name], each) for each in shown] for row in frame.to_dict("records")]
+    rows = [
+        [_cell(row[column.name], column) for column in shown] for row in frame.to_dict("records")
+    ]
     every = replace(table(headings, rows), layout="every row")
     return Section("rows", f"Every row ({len(frame)})", (every,), "closed")
 

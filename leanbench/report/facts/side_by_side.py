@@ -88,17 +88,25 @@ def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
     headings += ["lowest:", "at", "highest:", "at", "of the read floor (run, over):"]
     headings += [f"{quantity.heading}:" for quantity in COMPARED]
     cells = []
-    for each in rows:
-        latency, floors = each.latency, (each.other_floor_share, each.base_floor_share)
+    for comparison in rows:
+        latency, floors = (
+            comparison.latency,
+            (comparison.other_floor_share, comparison.base_floor_share),
+        )
         shares = [f"{share:.1%}" for share in floors if share]
         cells.append(
             [
-                *(each.kernel, _name(each.other), _name(each.base), str(latency.problems)),
+                *(
+                    comparison.kernel,
+                    _name(comparison.other),
+                    _name(comparison.base),
+                    str(latency.problems),
+                ),
                 Text(times(latency.geomean), "strong"),
                 *(times(latency.lowest), short[latency.lowest_at]),
                 *(times(latency.highest), short[latency.highest_at]),
                 ", ".join(shares) if len(shares) > 1 else "",
-                *map(times, each.others),
+                *map(times, comparison.others),
             ]
         )
     return table(headings, cells)

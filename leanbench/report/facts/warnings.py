@@ -59,13 +59,13 @@ def flagged_section(results: Results) -> Section:
 def warnings_table(warnings: Sequence[Warned]) -> Table:
     """A row for each sentence."""
     rows = []
-    for each in warnings:
-        first, *more = each.problems
-        worst = "at worst, " if each.varies else ""
-        unnamed = each.count - len(each.problems)
+    for warned in warnings:
+        first, *more = warned.problems
+        worst = "at worst, " if warned.varies else ""
+        unnamed = warned.count - len(warned.problems)
         problems = Text(first, more=tuple(more), unnamed=unnamed)
-        kind = Text(each.kind, "status")
-        rows.append([kind, each.kernel, f"{worst}{each.sentence}", str(each.count), problems])
+        kind = Text(warned.kind, "status")
+        rows.append([kind, warned.kernel, f"{worst}{warned.sentence}", str(warned.count), problems])
     return table(["status", "kernel", "reason", "rows:", "problems"], rows, layout="list")
 
 
