@@ -67,7 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LEANBENCH_CONFIGS", raising=False)
     monkeypatch.setattr(lookup, "_warned", set())
-    monkeypatch.setattr(lookup, "_told", set())
+    monkeypatch.setattr(lookup, "_warned_pairs", set())
     lookup._entry.cache_clear()
     return tmp_path / "home"
 

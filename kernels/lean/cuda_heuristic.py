@@ -20,23 +20,24 @@ _LEAST_CHUNK = 16
 #: Rows of an output tile, padded.
 TILE_ROWS = (8, 16, 32)
 #: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
-_LARGE_BYTES = 2e9
+_MAX_BYTES_FOR_LARGE_CLUSTERS = 2e9
 #: The same by size where there are more than one for each of the GPU's processing clusters, some of
-#: which then hold one more than others: a processing cluster's share of the bandwidth is limited.
-_UNEVEN_BYTES = {8: 40e6, 4: 80e6, 2: math.inf}
+#: which then hold one more than others: a processing cluster's share of the bandwidth is limited
+#: (docs/performance-log.md, entry 29).
+_MAX_BYTES_FOR_UNEVEN_CLUSTERS = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
-#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of borders;
-#: for 8 rows.
-_ALIGN_BYTES = 42e6
+#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of tile
+#: boundaries; for 8 rows.
+_MAX_IDLE_BYTES = 42e6
 #: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
 #: few.
 _FEW_TILES = 8
 #: Rows are not so few that output tiles which share K and V read more than this again from the L2.
-_REREAD_BYTES = 170e6
+_MAX_REREAD_BYTES = 170e6
 #: Below this, and a quarter above it where KV heads are few, output tiles have the fewest rows if a
 #: KV head then has at most two of them; otherwise the most rows that make enough output tiles,
 #: `_FEW_TILES`.
-_FEW_ROWS_BYTES = 16e6
+_MAX_BYTES_FOR_FEWEST_ROWS = 16e6
 #: Above that, from some to many KV heads, output tiles have the fewest rows. Outside, the most that
 #: make enough output tiles and with which all reads of K and V, the L2's among them, stay below
 #: this for each row.
@@ -44,13 +45,14 @@ _SOME_HEADS, _MANY_HEADS = 16, 100
 _SHARED_ROW_BYTES = 19e6
 #: Above this, output tiles that read the same K and V have no cluster of their own; from so many of
 #: them on no pairs.
-_SHARED_CLUSTER_BYTES = 20e6
+_MAX_BYTES_FOR_SHARED_CLUSTERS = 20e6
 _MANY_SHARED_TILES = 16
 #: Above this, two stages of head_dim 128 are as good as three, or better.
-_DEEP_BYTES = 80e6
+_MIN_BYTES_FOR_TWO_STAGES = 80e6
 #: Above this, by the numbers of a partial, pairs of CTAs are faster than single ones where a grid
-#: of whole pairs to an output tile idles no more than this share of them.
-_PAIRS_BYTES = {1: 1e9, 512: 300e6, 1024: 100e6, 2048: 50e6}
+#: of whole pairs to an output tile idles no more than this share of them
+#: (docs/performance-log.md, entry 28 (e)).
+_MIN_BYTES_FOR_PAIRS = {1: 1e9, 512: 300e6, 1024: 100e6, 2048: 50e6}
 _FEW_IDLE_SHARE = 0.04
 #: Numbers of a partial from which on clusters of 2 or 4 merge it first where there are few output
 #: tiles; runs of pairs may be this much longer than their mean.
@@ -62,7 +64,7 @@ _FEW_QUERIES = 4
 _MANY_OUTPUT_TILES = 1.5
 #: Below this, few clusters are enough.
 _SMALL_BYTES = 4e6
-#: Output tiles of so few LeanTiles are not cut, where they are many.
+#: Output tiles of so few LeanTiles are not split, where they are many.
 _SHORT_TILES = 5
 
 
@@ -96,8 +98,8 @@ def copy_of(gpu: GpuSpec) -> str:
 
 
 def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Less of what takes shared memory, until it fits: a third stage first, the cluster and the
-    warps last.
+    """The config with less of what takes shared memory, until it fits: a third stage first,
+    the cluster and the warps last.
 
     Raises:
         UserError: nothing does.
@@ -139,10 +141,12 @@ def _tile_rows(problem: AttentionProblem) -> int:
     able = [
         rows
         for rows, times in reads.items()
-        if rows == most or problem.kv_bytes * (times - 1) < _REREAD_BYTES
+        if rows == most or problem.kv_bytes * (times - 1) < _MAX_REREAD_BYTES
     ]
     enough = [rows for rows in reversed(able) if heads * reads[rows] >= _FEW_TILES]
-    if problem.kv_bytes < (_FEW_ROWS_BYTES if heads >= _FEW_TILES else 1.25 * _FEW_ROWS_BYTES):
+    if problem.kv_bytes < (
+        _MAX_BYTES_FOR_FEWEST_ROWS if heads >= _FEW_TILES else 1.25 * _MAX_BYTES_FOR_FEWEST_ROWS
+    ):
         return able[0] if reads[able[0]] <= 2 or not enough else enough[0]
     if _SOME_HEADS <= heads <= _MANY_HEADS:
         return able[0]
@@ -167,12 +171,12 @@ def _cluster_size(
         row_tiles: output tiles of a KV head.
         lean_tiles: of an output tile; a CTA of the cluster has more than half of one.
     """
-    if row_tiles > 1 and kv_bytes > _SHARED_CLUSTER_BYTES:
+    if row_tiles > 1 and kv_bytes > _MAX_BYTES_FOR_SHARED_CLUSTERS:
         return 1
     for size in (8, 4, 2):
-        if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _LARGE_BYTES):
+        if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _MAX_BYTES_FOR_LARGE_CLUSTERS):
             continue
-        if output_tiles > _PROCESSING_CLUSTERS and kv_bytes > _UNEVEN_BYTES[size]:
+        if output_tiles > _PROCESSING_CLUSTERS and kv_bytes > _MAX_BYTES_FOR_UNEVEN_CLUSTERS[size]:
             continue
         if size == 2 and (1 - 2 * output_tiles / gpu.sms) * kv_bytes >= align_bytes:
             continue
@@ -196,7 +200,10 @@ def _hopper_build(
     if problem.head_dim > 64:
         few_pairs = cluster == 2 and output_tiles < _FEW_TILES
         deep = (
-            output_tiles <= 64 and problem.kv_bytes < _DEEP_BYTES and rows <= 16 and not few_pairs
+            output_tiles <= 64
+            and problem.kv_bytes < _MIN_BYTES_FOR_TWO_STAGES
+            and rows <= 16
+            and not few_pairs
         )
         # Copies of pages are smaller.
         return 32, 4, 3 if deep or problem.page_size is not None else 2
@@ -237,7 +244,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     )
     grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
-    return replace(config, align_grid=idle * problem.kv_bytes < _ALIGN_BYTES * rows / 8)
+    return replace(config, align_grid=idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)
 
 
 def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -293,7 +300,7 @@ def _hopper_heuristic(
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
     row_tiles = output_tiles // (problem.batch * problem.kv_heads)
-    align_bytes = _ALIGN_BYTES * rows / 8
+    align_bytes = _MAX_IDLE_BYTES * rows / 8
     cluster = _cluster_size(output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, gpu)
     if cluster > 1 and output_tiles > 1:
         build = _hopper_build(problem, rows, output_tiles, cluster)
@@ -309,12 +316,14 @@ def _hopper_heuristic(
         # Pairs where their runs are even, as those of a short context are held to be.
         ctas = 2 * (pairs // output_tiles)
         even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
-        size = 2 if problem.kv_bytes < _FEW_ROWS_BYTES or even else 4
+        size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even else 4
         return cuda_config(
             *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2
         )
     # Pairs halve the partials.
-    least_bytes = min(least for numbers, least in _PAIRS_BYTES.items() if partial >= numbers)
+    least_bytes = min(
+        least for numbers, least in _MIN_BYTES_FOR_PAIRS.items() if partial >= numbers
+    )
     few_idle = pairs % output_tiles <= _FEW_IDLE_SHARE * pairs
     alone = row_tiles > 1 and output_tiles >= _MANY_SHARED_TILES
     size = 2 if problem.kv_bytes > least_bytes and few_idle and not alone else 1

@@ -35,7 +35,7 @@ _BETTER = {"latency": "faster", "energy": "lower in energy", "edp": "lower in en
 
 @dataclass(frozen=True)
 class Rates:
-    """What a launch of one build costs."""
+    """Cost of a launch of one build, in its objective: latency (us), energy or energy x latency."""
 
     coefficients: Coefficients
     #: 1 for latency.
@@ -49,11 +49,11 @@ class Rates:
 
 @dataclass(frozen=True)
 class TimedChoice:
-    """What to use on a problem that was timed."""
+    """Settings to use on a problem that was timed."""
 
     config: LeanConfig
     #: ``timed at 8 x 4096 tokens``: (sequence, KV head) pairs and context.
-    said: str
+    where: str
     #: Of latency over the heuristic's of then; None where that is not what was sought, or not
     #: known.
     gain: float | None
@@ -66,10 +66,10 @@ class Entry:
 
     kernel: Kernel
     spec: GpuSpec
-    #: What was asked for.
+    #: The key that is looked up, perhaps not the family's own.
     key: EntryKey
-    #: Where it comes from: ``measured 2026-11-21 on NVIDIA H200, shipped``.
-    said: str
+    #: ``measured 2026-11-21 on NVIDIA H200, shipped``.
+    source: str
     #: What a better choice is called.
     better: str
     #: What a choice by the formula must promise over the heuristic's, as a share.
@@ -113,9 +113,9 @@ class Entry:
         builds = [_rates(build, family.objective, bandwidth_ratio) for build in family.builds]
         rates: dict[BuildKey, Rates] = {}
         for candidate in family.candidates:
-            found = None if candidate.build is None else builds[candidate.build]
-            if found is not None:
-                rates.setdefault(candidate.config.build_key, found)
+            build_rates = None if candidate.build is None else builds[candidate.build]
+            if build_rates is not None:
+                rates.setdefault(candidate.config.build_key, build_rates)
         shortlist = [family.candidates[index] for index in family.shortlist]
         shortlist = [
             candidate
@@ -127,8 +127,7 @@ class Entry:
             for candidate in shortlist
             if candidate.config.build_key in rates
         ]
-        said = _said(file, family, key)
-        # It was found against the heuristic of all implementations together.
+        # The family's was fitted against the heuristic of all implementations together.
         least_gain = LEAST_GAIN if kernel.implementation else family.least_gain
         kv_heads = [problem.batch * problem.kv_heads for problem in family.problems]
         tokens = [
@@ -140,7 +139,7 @@ class Entry:
             kernel,
             spec,
             key,
-            said,
+            _source(file, family, key),
             _BETTER[family.objective],
             least_gain,
             tuple(listed),
@@ -167,15 +166,15 @@ def _rates(build: Build, objective: str, bandwidth_ratio: float) -> Rates | None
 
 
 def _timed(kernel: Kernel, family: Family, granule: int) -> dict[tuple[int, int], TimedChoice]:
-    found: dict[tuple[int, int], TimedChoice] = {}
+    choices: dict[tuple[int, int], TimedChoice] = {}
     for problem in family.problems:
         chosen = _chosen(kernel, family, problem)
         if chosen is not None:
             context = -(-problem.context // granule) * granule
-            found[problem.batch * problem.kv_heads, context] = _timed_choice(
+            choices[problem.batch * problem.kv_heads, context] = _timed_choice(
                 kernel, family, problem, chosen
             )
-    return found
+    return choices
 
 
 def _launches(kernel: Kernel, candidate: Candidate) -> bool:
@@ -211,9 +210,9 @@ def _timed_choice(
     ):
         gain = 1 - chosen_us / heuristic_us
     verb = "timed" if family.source == "measured" else "predicted"
-    said = f"{verb} at {problem.batch * problem.kv_heads} x {problem.context} tokens"
+    where = f"{verb} at {problem.batch * problem.kv_heads} x {problem.context} tokens"
     return TimedChoice(
-        family.candidates[chosen].config, said, gain, family.candidates[problem.heuristic].config
+        family.candidates[chosen].config, where, gain, family.candidates[problem.heuristic].config
     )
 
 
@@ -237,14 +236,14 @@ def _fits(candidate: Candidate, key: EntryKey, spec: GpuSpec) -> bool:
     return stages == config.num_stages
 
 
-def _said(file: File, family: Family, key: EntryKey) -> str:
+def _source(file: File, family: Family, key: EntryKey) -> str:
     _, dtype, group_size, kv_layout, _ = key
-    said = f"{family.source} {family.time[:10]} on {file.tuned.gpu.product}, {file.where}"
-    own = {"dtype": (family.dtype, dtype), "layout": (family.kv_layout, kv_layout)}
-    own["group size"] = (str(family.group_size), str(group_size))
+    source = f"{family.source} {family.time[:10]} on {file.tuned.gpu.product}, {file.where}"
+    pairs = {"dtype": (family.dtype, dtype), "layout": (family.kv_layout, kv_layout)}
+    pairs["group size"] = (str(family.group_size), str(group_size))
     instead = [
-        f"{name} {of_family} for {asked}"
-        for name, (of_family, asked) in own.items()
-        if of_family != asked
+        f"{name} {of_family} for {of_key}"
+        for name, (of_family, of_key) in pairs.items()
+        if of_family != of_key
     ]
-    return f"{said}, {', '.join(instead)}" if instead else said
+    return f"{source}, {', '.join(instead)}" if instead else source

@@ -2,10 +2,10 @@
 the problems that were tuned to those that were not.
 
 The nearest tuned problem is a poor guide: whether 200 output tiles of 3000 tokens leave SMs idle is
-not seen at 128 tiles of 4096. A schedule's own figures tell (the longest CTA, borders crossed,
-partials merged), and few coefficients make microseconds of them. They are fitted to the timings of
-one build of the kernel, so they hold for its LeanTile, warps and stages on that GPU; the grid is
-the formula's argument.
+not seen at 128 tiles of 4096. A schedule's own figures tell (the longest CTA, tile boundaries
+crossed, partials merged), and few coefficients make microseconds of them. They are fitted to the
+timings of one build of the kernel, so they hold for its LeanTile, warps and stages on that GPU; the
+grid is the formula's argument.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 
 
 class Kernel(Protocol):
-    """What the formula asks of a kernel, see leanbench.core.registry.Kernel."""
+    """Methods of a kernel that the formula calls, see leanbench.core.registry.Kernel."""
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int: ...
 
@@ -37,7 +37,7 @@ _SHARPNESS = 5
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a problem the formula asks for."""
+    """The sizes of a problem that the formula reads."""
 
     #: KV heads of all sequences.
     kv_heads: int
@@ -85,10 +85,10 @@ class Work:
     excess_bytes: Any
     #: CTAs of the fullest SM.
     ctas_per_sm: Any
-    #: Borders between output tiles that one run crosses.
-    borders: Any
-    #: Parts that an output tile is cut into, less one: the partials that its host block merges.
-    cuts: Any
+    #: Boundaries between output tiles that one work range crosses.
+    boundaries: Any
+    #: Partials that a host block merges: the splits of its output tile, less one.
+    partials: Any
     #: Rounds of loads in which it does.
     rounds: Any
 
@@ -103,7 +103,7 @@ def _cluster_size(config: LeanConfig) -> int:
 
 
 def _runs(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
-    """Runs that the LeanTiles are dealt to: one for each CTA, or for each cluster of them."""
+    """Number of work ranges: one for each CTA, or for each cluster of them."""
     output_tiles = shape.output_tiles(config)
     total = output_tiles * -(-shape.context // config.tile_tokens)
     aligned = config.align_grid and shape.uniform
@@ -125,8 +125,10 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
     # Every run has the same share, and shares and output tiles end together.
     even = longer == 0 and (share % of == 0 or of % share == 0)
     # A run of n that starts anywhere touches ceil((n - 1) / m) + 1 stretches of m at most.
-    borders = max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), output_tiles - 1)
-    cuts = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), runs - 1)
+    boundaries = (
+        max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), output_tiles - 1)
+    )
+    partials = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), runs - 1)
     token_bytes = 2 * shape.head_dim * ELEMENT_BYTES
     whole, part = divmod(longest, of)
     read_bytes = token_bytes * (whole * shape.context + min(part * tile_tokens, shape.context))
@@ -137,12 +139,12 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
         longest_bytes=token_bytes * _longest_tokens(shape, config, whole, part) / cluster_size,
         excess_bytes=max(0, read_bytes * runs - tile_bytes),
         ctas_per_sm=-(-runs * cluster_size // usable_sms(sms, cluster_size)),
-        borders=borders,
-        cuts=cuts,
+        boundaries=boundaries,
+        partials=partials,
         rounds=launched.merge_rounds(
-            shape.partial_rows(config), shape.head_dim, config.num_warps, cuts
+            shape.partial_rows(config), shape.head_dim, config.num_warps, partials
         )
-        if cuts
+        if partials
         else 0,
     )
 
@@ -168,15 +170,15 @@ class Coefficients:
     start_us: float
     #: What the memory system takes longer while it gets up to speed, at most; see RAMP_BYTES.
     ramp_us: float
-    #: The GPU's memory.
+    #: Rate of the GPU's memory.
     gpu_bytes_per_us: float
     #: One CTA alone, and all CTAs of one SM.
     cta_bytes_per_us: float
     sm_bytes_per_us: float
-    #: A run's first border between output tiles, and each further one.
+    #: A work range's first boundary between output tiles, and each further one.
     border_us: float
     more_borders_us: float
-    #: An output tile that is cut at all, each cut, and each round of its merge.
+    #: An output tile that is split at all, each of its partials, and each round of its merge.
     cut_us: float
     more_cuts_us: float
     round_us: float
@@ -196,12 +198,12 @@ class Coefficients:
             self.cta_bytes_per_us, self.sm_bytes_per_us / work.ctas_per_sm
         )
         stream_us = gpu_us * (1 + (cta_us / gpu_us) ** _SHARPNESS) ** (1 / _SHARPNESS)
-        border_us = self.border_us * lesser(work.borders, 1) + self.more_borders_us * greater(
-            work.borders - 1, 0
+        border_us = self.border_us * lesser(work.boundaries, 1) + self.more_borders_us * greater(
+            work.boundaries - 1, 0
         )
         cut_us = (
-            self.cut_us * lesser(work.cuts, 1)
-            + self.more_cuts_us * work.cuts
+            self.cut_us * lesser(work.partials, 1)
+            + self.more_cuts_us * work.partials
             + self.round_us * work.rounds
         )
         excess_us = self.excess * work.excess_bytes / self.gpu_bytes_per_us
@@ -259,8 +261,8 @@ def fit(
         )
 
     inside = np.clip(start, low + 1e-6, high - 1e-6)
-    found = least_squares(residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=0.03)
-    return Coefficients(*(float(value) for value in np.exp(found.x)))
+    solution = least_squares(residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=0.03)
+    return Coefficients(*(float(value) for value in np.exp(solution.x)))
 
 
 def typical(bandwidth_tb_s: float) -> Coefficients:

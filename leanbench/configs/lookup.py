@@ -138,12 +138,12 @@ def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int) -> Choi
         return _by_formula(entry, shape, heuristic)
     if _same_launch(entry, shape, timed.config, heuristic):
         return Choice(
-            heuristic, "heuristic", f"{entry.said}: {timed.said}, where nothing was faster"
+            heuristic, "heuristic", f"{entry.source}: {timed.where}, where nothing was faster"
         )
     # The heuristic may have been changed since.
     known = timed.gain is not None and _same_launch(entry, shape, timed.heuristic, heuristic)
     gain = f", {timed.gain:.1%} faster than the heuristic" if known else ""
-    return Choice(timed.config, "tuned", f"{entry.said}: {timed.said}{gain}")
+    return Choice(timed.config, "tuned", f"{entry.source}: {timed.where}{gain}")
 
 
 def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
@@ -151,7 +151,7 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
     heuristic is better than the formula.
     """
     if not isinstance(heuristic, LeanTritonConfig):
-        return Choice(heuristic, "heuristic", f"{entry.said}: this size was not timed")
+        return Choice(heuristic, "heuristic", f"{entry.source}: this size was not timed")
     sms, kernel = entry.spec.sms, entry.kernel
     rates = entry.rates_of(heuristic)
     if rates is None or not entry.shortlist:
@@ -161,14 +161,16 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
             else "no settings are on its shortlist"
         )
         return Choice(
-            heuristic, "heuristic", f"{entry.said}: {missing}, so nothing can be compared"
+            heuristic, "heuristic", f"{entry.source}: {missing}, so nothing can be compared"
         )
     if not entry.reaches(shape.kv_heads, shape.context):
         reach = (
             f"{entry.most_kv_heads} KV heads, {entry.most_tokens} tokens of all of them together"
         )
         return Choice(
-            heuristic, "heuristic", f"{entry.said}: beyond what the formula was fitted to, {reach}"
+            heuristic,
+            "heuristic",
+            f"{entry.source}: beyond what the formula was fitted to, {reach}",
         )
     heuristic_cost = rates.cost(divide(shape, heuristic, sms, kernel))
     costs = [rates.cost(divide(shape, config, sms, kernel)) for config, rates in entry.shortlist]
@@ -179,24 +181,24 @@ def _by_formula(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
             f"no tuned config is predicted at least {entry.least_gain:.1%} {entry.better} than the"
             " heuristic here"
         )
-        return Choice(heuristic, "heuristic", f"{entry.said}: {why}")
+        return Choice(heuristic, "heuristic", f"{entry.source}: {why}")
     config, _ = entry.shortlist[costs.index(best)]
     return Choice(
         config,
         "tuned",
-        f"{entry.said}: predicted {gain:.1%} {entry.better} than the heuristic here",
+        f"{entry.source}: predicted {gain:.1%} {entry.better} than the heuristic here",
     )
 
 
-def _same_launch(entry: Entry, shape: Shape, one: LeanConfig, other: LeanConfig) -> bool:
-    """Settings that differ may come down to the same build and grid."""
+def _same_launch(entry: Entry, shape: Shape, config: LeanConfig, heuristic: LeanConfig) -> bool:
+    """Whether both settings, which may differ, come down to the same build and grid."""
     launches = {
         (
-            config.build_key,
-            config.tile_tokens,
-            grid_of(shape, config, entry.spec.sms, entry.kernel),
+            launched.build_key,
+            launched.tile_tokens,
+            grid_of(shape, launched, entry.spec.sms, entry.kernel),
         )
-        for config in (one, other)
+        for launched in (config, heuristic)
     }
     return len(launches) == 1
 
@@ -215,7 +217,7 @@ def _off() -> bool:
 
 
 def state() -> State:
-    """What the answers depend on beside the question. Files that other processes change meanwhile
+    """What the answers depend on besides the question. Files that other processes change meanwhile
     are not among it.
     """
     return os.environ.get("LEANBENCH_HOME"), os.environ.get("XDG_DATA_HOME"), store.saves(), _off()
@@ -223,13 +225,13 @@ def state() -> State:
 
 @lru_cache(maxsize=512)
 def _entry(kernel: Kernel, spec: GpuSpec, key: EntryKey, state: State) -> Entry | None:
-    """The family that answers for `key` on this GPU, ready to be asked."""
+    """The family that answers for `key` on this GPU, laid out for look-ups."""
     from leanbench.configs.entry import Entry
 
-    found = _find(kernel, spec, key)
-    if found is None:
+    answering = _find(kernel, spec, key)
+    if answering is None:
         return None
-    file, family = found
+    file, family = answering
     return Entry.of(kernel, spec, key, file, family)
 
 
@@ -266,7 +268,7 @@ def _find(kernel: Kernel, spec: GpuSpec, key: EntryKey) -> tuple[store.File, Fam
         if ranked:
             _, file, family = min(ranked, key=itemgetter(0))
             if not file.tuned.gpu.is_like(spec):
-                _say_nearest(file, spec)
+                _warn_nearest(file, spec)
             return file, family
     return None
 
@@ -285,16 +287,16 @@ def _readable(spec: GpuSpec) -> list[store.File]:
     return [file for file in files if not isinstance(file.content, str)]
 
 
-#: Said once a process: files that cannot be used, and pairs of GPUs.
+#: Warned of once a process: files that cannot be used, and pairs of GPUs.
 _warned: set[Path] = set()
-_told: set[tuple[str, str]] = set()
+_warned_pairs: set[tuple[str, str]] = set()
 
 
-def _say_nearest(file: store.File, spec: GpuSpec) -> None:
+def _warn_nearest(file: store.File, spec: GpuSpec) -> None:
     product = file.tuned.gpu.product
-    if (product, spec.product) in _told:
+    if (product, spec.product) in _warned_pairs:
         return
-    _told.add((product, spec.product))
+    _warned_pairs.add((product, spec.product))
     warnings.warn(
         f"no configs are tuned for {spec.product}, those of {product} ({file.where}) are used: run "
         "`leanbench tune` to find this GPU's own",

@@ -53,12 +53,12 @@ class FamilyKey:
 
 
 def jobs(kernel: Kernel, family: FamilyKey, spec: GpuSpec) -> dict[BuildKey, Job]:
-    """What to compile for a family."""
+    """Jobs to compile for a family, one for each build."""
     problem = family.problem(8, 4096)
-    found: dict[BuildKey, Job] = {}
+    by_build: dict[BuildKey, Job] = {}
     for config in kernel.tuning_space(problem, spec):
-        found.setdefault(config.build_key, Job(kernel.name, problem, config))
-    return found
+        by_build.setdefault(config.build_key, Job(kernel.name, problem, config))
+    return by_build
 
 
 def why_left_out(build: Build, config: LeanConfig, spec: GpuSpec) -> str | None:
@@ -105,14 +105,14 @@ def candidates(
 
 
 def distinct(
-    found: Iterable[Candidate], problem: AttentionProblem, kernel: Kernel, spec: GpuSpec
+    able: Iterable[Candidate], problem: AttentionProblem, kernel: Kernel, spec: GpuSpec
 ) -> list[Candidate]:
     """One candidate for each launch that they come down to on this problem: same build, LeanTiles
     and grid.
     """
     shape = Shape.of(problem)
     launches: dict[tuple[BuildKey, int, int], Candidate] = {}
-    for candidate in found:
+    for candidate in able:
         grid = grid_of(shape, candidate.config, spec.sms, kernel)
         launches.setdefault((candidate.build, candidate.config.tile_tokens, grid), candidate)
     return list(launches.values())
@@ -123,12 +123,12 @@ def heuristics(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list
     alone.
     """
     alone = [
-        each
-        for each in kernels().values()
-        if each.tuned_as == kernel.tuned_as and not each.unavailable_reason()
+        implementation
+        for implementation in kernels().values()
+        if implementation.tuned_as == kernel.tuned_as and not implementation.unavailable_reason()
     ]
-    found = dict.fromkeys(each.default_config(problem, spec) for each in (kernel, *alone))
-    return [config for config in found if config is not None and kernel.takes(config)]
+    configs = dict.fromkeys(chooser.default_config(problem, spec) for chooser in (kernel, *alone))
+    return [config for config in configs if config is not None and kernel.takes(config)]
 
 
 def default_families(

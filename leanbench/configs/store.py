@@ -179,7 +179,7 @@ def user_faults() -> list[str]:
 def merge(
     gpu: TunedGpu, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
 ) -> Saved:
-    """Puts families beside those that the file has, or in the place of those with the same key.
+    """Adds families to the file, in the place of those with the same key.
 
     A predicted family never takes the place of a measured one. Others who save at the same time
     wait, and a reader finds the old file or the new one.
@@ -268,10 +268,10 @@ def _figures(gpu: TunedGpu) -> str:
 
 def _file(path: Path, where: str) -> File:
     try:
-        stamp = path.stat()
+        stat = path.stat()
     except OSError as error:
         return File(path, where, f"cannot read {path}: {error.strerror}")
-    return File(path, where, _content(path, stamp.st_mtime_ns, stamp.st_size))
+    return File(path, where, _content(path, stat.st_mtime_ns, stat.st_size))
 
 
 @lru_cache(maxsize=256)

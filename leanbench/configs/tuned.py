@@ -1,7 +1,7 @@
 """Tuned configs: one JSON file a GPU, with what a look-up reads, and when and with what it was
 found.
 
-Written by `leanbench tune`, read by whatever launches a kernel without being told how
+Written by `leanbench tune`, read by whatever launches a kernel without settings of its own
 (leanbench.configs.lookup).
 """
 
@@ -234,8 +234,8 @@ class TunedConfigs(_Model):
         """
         seen: set[tuple[int, str, int, str, str]] = set()
         for number, family in enumerate(self.families):
-            found = "it is there twice" if family.key in seen else family.fault()
-            if found:
-                return f"family {number} ({family.label}): {found}"
+            fault = "it is there twice" if family.key in seen else family.fault()
+            if fault:
+                return f"family {number} ({family.label}): {fault}"
             seen.add(family.key)
         return None

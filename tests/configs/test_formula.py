@@ -76,10 +76,11 @@ def test_work_is_what_the_schedule_does(batch, kv_heads, context, config):
         parts_of[segment.output_tile] = parts_of.get(segment.output_tile, 0) + 1
         lean_tiles[segment.cta] = lean_tiles.get(segment.cta, 0) + segment.last - segment.first
     longest = max(lean_tiles.values())
-    # Borders and cuts are counted from the shares alone, wherever runs start: never too few. Cuts
-    # are counted as if all runs were the shorter ones, and a longer run is at most twice as long.
-    assert 0 <= work.borders - (max(segments_of.values()) - 1) <= 1
-    assert max(parts_of.values()) - 1 <= work.cuts <= 2 * max(parts_of.values())
+    # Boundaries and partials are counted from the shares alone, wherever runs start: never too
+    # few. Partials are counted as if all runs were the shorter ones; a longer one is at most twice
+    # as long.
+    assert 0 <= work.boundaries - (max(segments_of.values()) - 1) <= 1
+    assert max(parts_of.values()) - 1 <= work.partials <= 2 * max(parts_of.values())
     assert work.longest_bytes == longest * config.tile_tokens * 64 * 4
     assert work.excess_bytes >= 0
 
@@ -105,7 +106,7 @@ def test_a_cluster_is_one_run(cluster_size, clusters):
     work = divide(shape, config, SMS, ANY)
     # Its CTAs share its bytes, its partial is one.
     assert work.longest_bytes == 40 * 128 * 64 * 4 / cluster_size
-    assert (work.cuts, work.borders, work.ctas_per_sm) == (clusters - 1, 0, 1)
+    assert (work.partials, work.boundaries, work.ctas_per_sm) == (clusters - 1, 0, 1)
     assert work.rounds == -(-(clusters - 1) // 4)
     assert work.excess_bytes == 0
 
