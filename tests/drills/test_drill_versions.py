@@ -110,7 +110,7 @@ def test_rows_without_the_fields_of_today_are_read(out):
     ("version", "fix"),
     [(0, "move it away and tune again"), (99, "move it away, or update leanbench")],
 )
-def test_kept_configs_of_another_version_are_refused_and_not_overwritten(tmp_path, version, fix):
+def test_tuned_configs_of_another_version_are_refused_and_not_overwritten(tmp_path, version, fix):
     path = tmp_path / "h200.json"
     content = {
         **json.loads(tuned_configs().model_dump_json(exclude_none=True)),
@@ -120,7 +120,7 @@ def test_kept_configs_of_another_version_are_refused_and_not_overwritten(tmp_pat
     with pytest.raises(UserError) as refused:
         read(path)
     assert (
-        str(refused.value) == f"{path} has schema version {version}, this leanbench reads 1: {fix}"
+        str(refused.value) == f"{path} has schema version {version}, this leanbench reads 2: {fix}"
     )
     with pytest.raises(UserError, match="it is not overwritten"):
         merge(tuned_configs().gpu, [family(group_size=8)], path)

@@ -356,7 +356,7 @@ def test_any_length_in_triton_keeps_the_build_of_a_full_cache():
     problem, spec = AttentionProblem(1, 64, 1, 131_072, 128), find("a100-80gb")
     full = kernel("lean").default_config(problem, spec)
     assert full is not None
-    assert (full.min_tiles_per_cta, full.implementation) == (32, None)
+    assert (full.min_tiles_per_cta, full.implementation) == (32, "triton")
     config = kernel("lean").any_length_config(problem, spec)
     assert config == replace(full, min_tiles_per_cta=4, align_grid=False)
     short = replace(problem, q_heads=4, kv_heads=4)

@@ -40,7 +40,7 @@ FIXED_SPLIT = FixedSplitConfig(TILE_TOKENS, 4, 2, splits=3)
 
 
 def most_events(family: str, inputs: AttentionInputs, config: KernelConfig, launches: Any) -> int:
-    traceable: Any = kernel(family)
+    traceable: Any = kernel("lean_triton" if family == "lean" else family)
     return traceable.most_events(inputs, config, launches)
 
 

@@ -137,7 +137,7 @@ def test_it_is_predicted_as_itself() -> None:
     again = predict_cell(problem, LEAN_CUDA, "default", H200)
     assert again["latency_us"] == fields["latency_us"]
     on_a100 = predict_cell(problem, kernels()["lean"], "default", A100)
-    assert "implementation" not in on_a100["config"]
+    assert on_a100["config"]["implementation"] == "triton"
 
 
 def test_where_it_is_not_calibrated_it_is_refused() -> None:

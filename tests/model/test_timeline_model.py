@@ -131,6 +131,7 @@ class HostFirst(Kernel):
 
     name = "host_first"
     decomposition = "stream_k"
+    config_types = (KernelConfig,)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
         return CONFIG
