@@ -68,7 +68,7 @@ def test_a_host_block_waits_and_merges() -> None:
     rates = rates_for(problem, CONFIG, H200, even)
     tile_us = rates.tile_bytes / rates.cta_bytes_per_us
     beside_us = rates.first_byte_us + rates.drain_us(rates.sm_bytes_per_us)
-    host_us, other_us = (beside_us + count * tile_us for count in (1, 9))
+    host_us, other_us = beside_us + tile_us, beside_us + 9 * tile_us
     merged_us = other_us + even.merge_us + 2 * rates.merge.partial_us
     by_cta = {number: [span for cta, span in played if cta == number] for number in (0, 1)}
     assert [span.kind for span in by_cta[0]] == ["tiles"]
