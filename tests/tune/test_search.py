@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from itertools import islice
 
 import pytest
@@ -102,7 +103,7 @@ def test_each_implementation_has_its_share_and_its_heuristic(found):
             assert heuristic is not None
             same = [Candidate(each, each.build_key) for each in (config, heuristic)]
             assert len(distinct(same, problem, LEAN, H200)) == 1
-        for implementation in ("cuda", None):
+        for implementation in ("cuda", "triton"):
             share = sum(config.implementation == implementation for config in configs)
             assert share >= (32 if number < 5 else 6)
 
@@ -280,7 +281,10 @@ def test_what_is_kept(found):
         build = family.candidates[index].build
         assert build is not None
         config = family.candidates[index].config
-        assert family.builds[build].coefficients == found.fits[config.build_key].coefficients
+        # Files hold six digits.
+        assert asdict(family.builds[build].coefficients) == pytest.approx(
+            asdict(found.fits[config.build_key].coefficients), rel=1e-5
+        )
 
 
 def test_energy_chooses_by_power_times_latency(found):
