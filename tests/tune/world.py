@@ -12,11 +12,13 @@ from dataclasses import replace
 from leanbench.compile.build import Build
 from leanbench.configs.formula import Coefficients, Shape, divide
 from leanbench.configs.space import FamilyKey, jobs
-from leanbench.core.registry import LaunchResources, kernel
+from leanbench.core.registry import Kernel, LaunchResources, kernel
 from leanbench.gpu.catalogue import find
 from leanbench.tune.stopwatch import Result, Time
 
 LEAN = kernel("lean")
+#: The formula is asked for Triton alone.
+TRITON = kernel("lean_triton")
 H200 = find("h200")
 
 
@@ -141,11 +143,11 @@ class World:
         return Result(times, failures)
 
 
-def builds_of(family: FamilyKey) -> dict:
+def builds_of(family: FamilyKey, tuned: Kernel = LEAN) -> dict:
     taken = LaunchResources("lean_kernel", 132, 4, 128, 50_000, 0)
     return {
         key: Build(job, (replace(taken, num_warps=job.config.num_warps),))
-        for key, job in jobs(LEAN, family, H200).items()
+        for key, job in jobs(tuned, family, H200).items()
     }
 
 
