@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -120,7 +120,11 @@ def choose(
             kernel, problem, spec, f"nothing is tuned that fits {what} on {spec.product}"
         )
     context = -(-problem.max_context // entry.granule) * entry.granule
-    return _choose_sizes(entry, problem.batch, problem.kv_heads, context)
+    choice = _choose_sizes(entry, problem.batch, problem.kv_heads, context)
+    if choice.how != "heuristic":
+        return choice
+    # Sizes are rounded for what was timed; the heuristic is asked about the context itself.
+    return replace(choice, config=kernel.default_config(problem, spec))
 
 
 @lru_cache(maxsize=65536)

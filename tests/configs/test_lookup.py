@@ -208,6 +208,16 @@ def test_lengths_on_the_device_take_settings_for_any_of_them(name):
     assert choose(asked, PROBLEM, H200, LARGE, uniform=False).how == "given"
 
 
+@pytest.mark.parametrize("context", [1001, 1024, 4001, 8964])
+def test_the_heuristic_is_asked_about_the_context_itself(context):
+    """Sizes are rounded to whole LeanTiles for what was timed, and for nothing else."""
+    problem = AttentionProblem(1, 8, 8, context, 64)
+    save_families(H200, [family(head_dim=64, group_size=1, problems=[])])
+    choice = choose(LEAN, problem, H200)
+    assert choice.how == "heuristic"
+    assert choice.config == LEAN.default_config(problem, H200)
+
+
 def test_energy_and_energy_delay_have_their_own_families():
     builds = [build(10.0, power_kw=0.5), build(11.0, power_kw=0.4)]
     save_families(H200, [family(large_us=9.99), family(builds=builds, objective="energy")])
