@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ from leanbench.model.error import model_error
 H200, A100, L4 = find("h200"), find("a100"), find("l4")
 
 
-def made(gpu: str, **constants: float) -> Calibration:
+def made(gpu: str, **constants: Any) -> Calibration:
     errors = Errors(10, 0.02, 0.05, 0.1)
     run = RunErrors(
         "grid", "checked", "latency", errors, {"lean_cuda": errors}, 5, 4, {"gpu": "GPU-1"}
