@@ -83,4 +83,4 @@ def test_outcomes_add_up_and_a_misspelt_figure_is_refused():
     whole = Outcome(latency_us=2.0, reason=None) | Outcome(latency_us=3.0, status="ok")
     assert whole.fields() == {"latency_us": 3.0, "reason": None, "status": "ok"}
     with pytest.raises(ValidationError, match="latncy_us\n  Extra inputs are not permitted"):
-        Outcome(**{"latncy_us": 1.0})  # pyright: ignore[reportArgumentType]
+        Outcome(latncy_us=1.0)  # pyright: ignore[reportCallIssue]
