@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
+from leanbench.kernels.lean.cuda_schedule import MAX_IDLE_BYTES
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
@@ -26,9 +27,6 @@ _MAX_BYTES_FOR_LARGE_CLUSTERS = 2e9
 #: (docs/performance-log.md, entry 29).
 _MAX_BYTES_FOR_UNEVEN_CLUSTERS = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
-#: As for the Triton kernel: rounding the grid down idles CTAs, and saves the crossing of tile
-#: boundaries; for 8 rows.
-_MAX_IDLE_BYTES = 42e6
 #: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
 #: few.
 _FEW_TILES = 8
@@ -244,7 +242,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     )
     grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
-    return replace(config, align_grid=idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)
+    return replace(config, align_grid=idle * problem.kv_bytes < MAX_IDLE_BYTES * rows / 8)
 
 
 def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -300,7 +298,7 @@ def _hopper_heuristic(
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
     row_tiles = output_tiles // (problem.batch * problem.kv_heads)
-    align_bytes = _MAX_IDLE_BYTES * rows / 8
+    align_bytes = MAX_IDLE_BYTES * rows / 8
     cluster = _cluster_size(output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, gpu)
     if cluster > 1 and output_tiles > 1:
         build = _hopper_build(problem, rows, output_tiles, cluster)

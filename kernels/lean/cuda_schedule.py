@@ -23,9 +23,9 @@ from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 #: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
 #: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
 END_TILES = 1
-#: Where all lengths on the device are equal, work ranges stay within an output tile as long as that
-#: idles CTAs for less than it takes to read this (H200).
-_ALIGN_BYTES = 42e6
+#: Where all lengths are equal, work ranges stay within an output tile (of 8 rows) as long as that
+#: idles CTAs for less than it takes to read this: no tile boundary is crossed then (H200).
+MAX_IDLE_BYTES = 42e6
 #: What a CTA reads while a merge through memory goes on, about a microsecond (H200).
 _MERGE_BYTES = 70e3
 #: Partials that a CTA merges at once, its own among them; more go through a tree. MERGE in the
@@ -34,11 +34,11 @@ MERGE_AT_ONCE = 16
 
 
 def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
-    """LeanTiles of `_ALIGN_BYTES` and of `_MERGE_BYTES`, see
+    """LeanTiles of `MAX_IDLE_BYTES` and of `_MERGE_BYTES`, see
     leanbench.core.decomposition.equal_splits.
     """
     tile_bytes = 2 * ELEMENT_BYTES * tile_tokens * build.head_dim
-    return int(_ALIGN_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
+    return int(MAX_IDLE_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
 
 
 def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) -> Schedule:
