@@ -13,6 +13,17 @@ from leanbench.cli import completion
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 
+#: `--baseline` of commands that compare kernels.
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="KERNEL",
+        help="The kernel that the others are compared with.",
+        show_default="lean, or the first that ran",
+    ),
+]
+
 
 def axis_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with an option for each axis of a sweep, after its FILE. They reach it as `axes`:

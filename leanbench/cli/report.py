@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from leanbench.cli.completion import run_names
+from leanbench.cli.options import Baseline
 
 
 def report(
@@ -31,15 +32,7 @@ def report(
             "--format", metavar="LIST", help="Any of html, csv, parquet, markdown; by commas."
         ),
     ] = "html,csv",
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="KERNEL",
-            help="The kernel that the others are compared with.",
-            show_default="lean, or the first that ran",
-        ),
-    ] = None,
+    baseline: Baseline = None,
 ) -> None:
     """Write report.html and report.csv from the rows of a run, and print their paths.
 

@@ -13,7 +13,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, kernel_names, sweep_names
-from leanbench.cli.options import axis_options
+from leanbench.cli.options import Baseline, axis_options
 from leanbench.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -149,15 +149,7 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
     ] = False,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="KERNEL",
-            help="The kernel that the others are compared with.",
-            show_default="lean, or the first that ran",
-        ),
-    ] = None,
+    baseline: Baseline = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """Picks the launch settings of a call: those that were tuned for this GPU where they promise to be
 faster than the kernel's heuristic, or else the heuristic's.
 
-Files are parsed once, and contexts of as many LeanTiles share an answer: a call costs microseconds.
-Nothing here asks the device or imports torch.
+Files are parsed once. The heuristic sees the context itself; what was timed, and the formula, are
+looked up once for all contexts of as many LeanTiles. Nothing here asks the device or imports torch.
 """
 
 from __future__ import annotations
@@ -119,24 +119,18 @@ def choose(
         return _heuristic(
             kernel, problem, spec, f"nothing is tuned that fits {what} on {spec.product}"
         )
-    context = -(-problem.max_context // entry.granule) * entry.granule
-    choice = _choose_sizes(entry, problem.batch, problem.kv_heads, context)
-    if choice.how != "heuristic":
-        return choice
-    # Sizes are rounded for what was timed; the heuristic is asked about the context itself.
-    return replace(choice, config=kernel.default_config(problem, spec))
+    shape = Shape.of(problem)
+    whole_tiles = -(-shape.context // entry.granule) * entry.granule
+    heuristic = kernel.default_config(problem, spec)
+    return _by_timings(entry, replace(shape, context=whole_tiles), heuristic)
 
 
 @lru_cache(maxsize=65536)
-def _choose_sizes(entry: Entry, batch: int, kv_heads: int, context: int) -> Choice:
-    family = entry.key
-    problem = AttentionProblem(
-        batch, kv_heads * family[2], kv_heads, context, family[0], family[1], family[3]
-    )
-    heuristic = entry.kernel.default_config(problem, entry.spec)
-    assert heuristic is not None
-    shape = Shape.of(problem)
-    timed = entry.timed.get((batch * kv_heads, context))
+def _by_timings(entry: Entry, shape: Shape, heuristic: LeanConfig) -> Choice:
+    """What was timed for a shape of whole LeanTiles, or what the formula says of it, against the
+    heuristic's settings.
+    """
+    timed = entry.timed.get((shape.kv_heads, shape.context))
     # What was timed before the heuristic's implementation was there was not held against it.
     if timed is None or heuristic.implementation not in entry.implementations:
         return _by_formula(entry, shape, heuristic)

@@ -45,7 +45,7 @@ def test_a_growing_context_asks_the_formula_once_a_lean_tile(monkeypatch):
     monkeypatch.setattr(
         lookup, "_by_formula", lambda *given: asked.append(given[1].context) or by_formula(*given)
     )
-    lookup._choose_sizes.cache_clear()
+    lookup._by_timings.cache_clear()
     for context in range(1, 513):
         choose(LEAN, replace(PROBLEM, context=context), H200)
     # LARGE's LeanTiles.
