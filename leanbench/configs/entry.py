@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from leanbench.configs.formula import Coefficients, Work
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from leanbench.configs.store import File
     from leanbench.configs.tuned import Build, Candidate, Family, TunedProblem
 
-#: Of contexts that share an answer where the family has no shortlist: the smallest LeanTile there
-#: is.
-_GRANULE = 64
 #: The formula is believed up to this many times the tokens of the largest problem that it was
 #: fitted to.
 _REACH = 2
@@ -82,13 +78,11 @@ class Entry:
     most_tokens: float
     #: Those that were timed.
     implementations: frozenset[str | None]
+    #: Tokens of the smallest LeanTile that the kernel has among the family's candidates: contexts
+    #: of as many of them share an answer. 1 where it has no candidate.
+    granule: int
     #: By (batch x KV heads, context rounded up to `granule`).
     timed: Mapping[tuple[int, int], TimedChoice]
-
-    @cached_property
-    def granule(self) -> int:
-        """Contexts of as many of these make the same schedules."""
-        return min((config.tile_tokens for config, _ in self.shortlist), default=_GRANULE)
 
     def rates_of(self, config: LeanConfig) -> Rates | None:
         return self.rates.get(config.build_key)
@@ -135,6 +129,11 @@ class Entry:
             for heads, problem in zip(kv_heads, family.problems, strict=True)
         ]
         most = max(kv_heads, default=math.inf), max(tokens, default=math.inf)
+        tile_tokens = [
+            candidate.config.tile_tokens
+            for candidate in family.candidates
+            if _launches(kernel, candidate)
+        ]
         entry = cls(
             kernel,
             spec,
@@ -146,6 +145,7 @@ class Entry:
             rates,
             *most,
             frozenset(candidate.config.implementation for candidate in family.candidates),
+            min(tile_tokens, default=1),
             {},
         )
         # Times of another GPU, or of other query rows, are none of this problem's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from leanbench.configs import lookup
@@ -15,6 +16,7 @@ from leanbench.gpu.catalogue import find
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
+from leanbench.model.error import model_error
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
 from leanbench.records.outcome import Outcome
@@ -67,7 +69,9 @@ def predict_cell(
 
     Args:
         configs: `default` or `heuristic`, see leanbench.configs.lookup; `best`: the kernel's
-            candidate with the lowest predicted latency; or the launch settings themselves.
+            candidate with the lowest predicted latency, of the implementation that runs on this GPU
+            by default where another is not ahead by more than the model's error; or the launch
+            settings themselves.
     """
     known = {
         "decomposition": kernel.decomposition,
@@ -104,9 +108,11 @@ def _predicted(
             f"{kernel.name} has no config that fits the {spec.shared_kb_per_cta} KB of shared"
             f" memory of {spec.name}"
         )
-    config, schedule, predicted_us = _fastest(fitting, problem, spec)
+    config, schedule, predicted_us = _fastest(kernel, fitting, problem, spec)
     if configs == "best":
         why = f"the fastest of {len(fitting)} that were predicted for this cell"
+        if (own := kernel.implementation_on(spec)) is not kernel:
+            why += f", {own.name} unless another is ahead by more than the model's error"
         choice = lookup.Choice(config, f"best of {len(fitting)}", why)
     figures = _figures(config, schedule, predicted_us, problem, spec)
     return figures | Outcome(**lookup.row_fields(kernel, choice))
@@ -135,14 +141,28 @@ def _candidates(
 
 
 def _fastest(
-    candidates: list[tuple[KernelConfig, Schedule]], problem: AttentionProblem, spec: GpuSpec
+    kernel: Kernel,
+    candidates: list[tuple[KernelConfig, Schedule]],
+    problem: AttentionProblem,
+    spec: GpuSpec,
 ) -> tuple[KernelConfig, Schedule, float]:
-    """The first of the fastest, so that equal ones do not change places between runs."""
+    """The first of the fastest, so that equal ones do not change places between runs.
+
+    Two implementations have constants fitted apart: the one that runs on this GPU by default wins,
+    unless the other is ahead by more than the model's error.
+    """
     played = [
         (config, schedule, latency_us(schedule, problem, config, spec))
         for config, schedule in candidates
     ]
-    return min(played, key=lambda candidate: candidate[2])
+    fastest = min(played, key=itemgetter(2))
+    preferred, other = kernel.implementation_on(spec), kernel.implementation_of(fastest[0])
+    own = [cell for cell in played if kernel.implementation_of(cell[0]) is preferred]
+    if other is preferred or not own:
+        return fastest
+    own_fastest = min(own, key=itemgetter(2))
+    margin = model_error(spec.name, [preferred.name, other.name])
+    return own_fastest if own_fastest[2] <= fastest[2] * (1 + margin) else fastest
 
 
 def _figures(

@@ -9,6 +9,7 @@ from depth import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from tuned_examples import (
     FROM,
     H200,
@@ -29,7 +30,7 @@ from leanbench.configs import store
 from leanbench.configs.formula import Coefficients, Shape, divide
 from leanbench.configs.lookup import Choice, choose, resolve, row_fields
 from leanbench.configs.store import save_families
-from leanbench.configs.tuned import LEAST_GAIN, Build
+from leanbench.configs.tuned import LEAST_GAIN, Build, Timed
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -189,6 +190,30 @@ def test_a_heuristic_that_has_changed_since_leaves_the_timed_one():
     assert choose(LEAN, PROBLEM, H200) == Choice(
         SAME_BUILD, "tuned", f"{FROM}, yours: timed at 8 x 4096 tokens"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "how"),
+    [
+        # LeanTiles of 128 tokens in CUDA C++: 8 of them hold 949 to 1024 tokens alike.
+        ("lean_cuda", 1024, "tuned"),
+        ("lean_cuda", 896, "heuristic"),
+        ("lean_cuda", 1025, "heuristic"),
+        # Of 64 in HEURISTIC, which Triton may answer with, too.
+        ("lean_triton", 960, "tuned"),
+        ("lean_triton", 961, "heuristic"),
+    ],
+)
+def test_contexts_of_as_many_of_the_smallest_lean_tiles_share_what_was_timed(name, context, how):
+    cuda = cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)
+    candidates = [candidate(HEURISTIC, 0), candidate(LARGE, 1), candidate(cuda, None)]
+    timed = [Timed(candidate=index, latency_us=9.0) for index in (1, 2)]
+    problems = [tuned(949, timed=timed, ties=[1, 2])]
+    save_families(H200, [family(10.0, 11.0, candidates=candidates, problems=problems)])
+    choice = choose(kernel(name), replace(PROBLEM, context=context), H200)
+    assert choice.how == how
+    if how == "tuned":
+        assert choice.config == {"lean_cuda": cuda, "lean_triton": LARGE}[name]
 
 
 @pytest.mark.parametrize("name", ["lean", "lean_triton", "lean_cuda"])

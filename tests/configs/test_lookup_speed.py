@@ -48,8 +48,8 @@ def test_a_growing_context_asks_the_formula_once_a_lean_tile(monkeypatch):
     lookup._by_timings.cache_clear()
     for context in range(1, 513):
         choose(LEAN, replace(PROBLEM, context=context), H200)
-    # LARGE's LeanTiles.
-    assert asked == [128, 256, 384, 512]
+    # HEURISTIC's LeanTiles, the smallest.
+    assert asked == [64, 128, 192, 256, 320, 384, 448, 512]
 
 
 def ten_candidates() -> Family:
