@@ -14,7 +14,7 @@ def range_start(work_range, share, longer):
 
 @triton.jit
 def range_of(lean_tile, share, longer):
-    """The work range that holds a LeanTile: leanbench.core.decomposition.stream_k_run."""
+    """The work range that holds a LeanTile: the inverse of `range_start`."""
     boundary = longer * (share + 1)
     return tl.where(
         lean_tile < boundary, lean_tile // (share + 1), longer + (lean_tile - boundary) // share

@@ -124,13 +124,6 @@ class Reference:
         )
 
 
-def check_against_reference(
-    inputs: AttentionInputs, max_elements: int = CHECK_ELEMENTS
-) -> CheckResult:
-    """Errors of `inputs.out` and `inputs.lse` against a fresh `Reference`."""
-    return Reference(inputs, max_elements).check(inputs)
-
-
 def _worst_relative(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """The largest ||got - reference|| / ||reference|| of a pair; where the reference is 0, so must
     be the output.

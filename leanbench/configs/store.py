@@ -127,20 +127,6 @@ def tuned_for(spec: GpuSpec) -> list[File]:
     return sorted(files, key=lambda file: (file.where != "yours", file.path.stem != spec.name))
 
 
-def load_user(spec: GpuSpec) -> TunedConfigs | None:
-    """The user's configs for a GPU, under whatever name; None if there are none.
-
-    Raises:
-        UserError: a file among them is not one of tuned configs.
-    """
-    return _load(configs_folder(), spec)
-
-
-def load_shipped(spec: GpuSpec) -> TunedConfigs | None:
-    """The configs for a GPU that come with leanbench; None if there are none."""
-    return _load(SHIPPED, spec)
-
-
 def save_families(
     spec: GpuSpec, families: Sequence[Family], path: Path | None = None, *, kernel: str = "lean"
 ) -> Saved:
@@ -281,15 +267,6 @@ def _content(path: Path, mtime_ns: int, size: int) -> TunedConfigs | str:
         return read(path)
     except UserError as error:
         return str(error)
-
-
-def _load(folder: Path, spec: GpuSpec) -> TunedConfigs | None:
-    # H200 and H200 NVL take each other's configs, but may have files of their own.
-    for path in sorted(_files(folder), key=lambda path: path.stem != spec.name):
-        tuned = read(path)
-        if tuned.gpu.is_like(spec):
-            return tuned
-    return None
 
 
 def _files(folder: Path) -> list[Path]:

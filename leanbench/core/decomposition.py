@@ -131,17 +131,6 @@ def stream_k_start(run: int, total: int, grid: int) -> int:
     return run * share + min(run, longer)
 
 
-def stream_k_run(lean_tile: int, total: int, grid: int) -> int:
-    """The run that holds LeanTile `lean_tile`: the inverse of `stream_k_start`."""
-    share, longer = divmod(total, grid)
-    boundary = longer * (share + 1)
-    return (
-        lean_tile // (share + 1)
-        if lean_tile < boundary
-        else longer + (lean_tile - boundary) // share
-    )
-
-
 def stream_k_grid(
     total: int, max_grid: int, min_tiles_per_cta: int = 1, multiple_of: int = 1
 ) -> int:

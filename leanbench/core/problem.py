@@ -182,19 +182,6 @@ class AttentionProblem:
         return self.kv_bytes + 2 * rows * self.head_dim * ELEMENT_BYTES + 4 * rows
 
     @property
-    def flops(self) -> int:
-        """Multiply and add counted apart, Q·K and P·V of the tokens that a query sees, softmax not
-        counted.
-        """
-        # The last query sees n tokens, the one before it n - 1, and so on while there are any.
-        seen = sum(
-            n * rows - rows * (rows - 1) // 2
-            for n in self.contexts
-            for rows in (min(n, self.q_len),)
-        )
-        return 4 * self.q_heads * seen * self.head_dim
-
-    @property
     def special(self) -> dict[str, Any]:
         """Axes that have a default and are not at it, with their values; `ragged` is one, with the
         contexts.

@@ -9,13 +9,10 @@ Specifications per Compute Capability".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.registry import LaunchResources
-
-OccupancyLimit = Literal["warps", "ctas", "registers", "shared_memory"]
 
 #: (warps, CTAs) that an SM holds at most, by compute capability.
 _MOST_PER_SM = {
@@ -43,8 +40,6 @@ class Occupancy:
     warps_per_sm: int
     #: warps_per_sm over the most that the SM holds: 0 to 1.
     share: float
-    #: What runs out first.
-    limited_by: OccupancyLimit
 
 
 def theoretical_occupancy(resources: LaunchResources, spec: GpuSpec) -> Occupancy:
@@ -54,15 +49,14 @@ def theoretical_occupancy(resources: LaunchResources, spec: GpuSpec) -> Occupanc
         UserError: the limits of this compute capability are not known here.
     """
     most_warps, most_ctas = _most_per_sm(spec)
-    fitting: dict[OccupancyLimit, int] = {
-        "warps": most_warps // resources.num_warps,
-        "ctas": most_ctas,
-        "registers": _warps_by_registers(resources, spec) // resources.num_warps,
-        "shared_memory": spec.shared_kb_per_sm * 1024 // _shared_bytes(resources),
-    }
-    limit = min(fitting, key=lambda name: fitting[name])
-    warps = fitting[limit] * resources.num_warps
-    return Occupancy(fitting[limit], warps, warps / most_warps, limit)
+    ctas = min(
+        most_warps // resources.num_warps,
+        most_ctas,
+        _warps_by_registers(resources, spec) // resources.num_warps,
+        spec.shared_kb_per_sm * 1024 // _shared_bytes(resources),
+    )
+    warps = ctas * resources.num_warps
+    return Occupancy(ctas, warps, warps / most_warps)
 
 
 def _warps_by_registers(resources: LaunchResources, spec: GpuSpec) -> int:

@@ -19,7 +19,6 @@ from leanbench.check.reference import (
     RELATIVE_ERROR_LIMIT,
     CheckResult,
     Reference,
-    check_against_reference,
 )
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -80,7 +79,8 @@ def test_the_reference_of_one_token_is_its_value():
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_rounding_to_the_dtype_passes_with_room(dtype):
-    result = check_against_reference(solved(replace(PROBLEM, dtype=dtype)))
+    inputs = solved(replace(PROBLEM, dtype=dtype))
+    result = Reference(inputs).check(inputs)
     assert result.failure(dtype) is None
     assert 0 < result.relative_error < RELATIVE_ERROR_LIMIT[dtype] / 3
     assert result.lse_error is not None
@@ -92,7 +92,7 @@ def test_rounding_to_the_dtype_passes_with_room(dtype):
 def test_a_wrong_head_is_found_wherever_it_is(sequence, head):
     inputs = solved()
     inputs.out[sequence, 0, 2 * head + 1] *= 1.01
-    result = check_against_reference(inputs)
+    result = Reference(inputs).check(inputs)
     # One of the two rows that share the KV head is 1% off.
     assert 0.002 < result.relative_error < 0.01
     assert "above 2e-03" in (result.failure("fp16") or "")
@@ -101,13 +101,13 @@ def test_a_wrong_head_is_found_wherever_it_is(sequence, head):
 def test_swapped_heads_are_found():
     inputs = solved()
     inputs.out.copy_(inputs.out.roll(1, dims=2))
-    assert check_against_reference(inputs).relative_error > 0.5
+    assert Reference(inputs).check(inputs).relative_error > 0.5
 
 
 def test_a_wrong_lse_is_found():
     inputs = solved()
     inputs.lse[1, 3, 0] += 0.02
-    result = check_against_reference(inputs)
+    result = Reference(inputs).check(inputs)
     assert result.relative_error < 2e-3
     assert "LSE error" in (result.failure("fp16") or "")
 
@@ -117,7 +117,7 @@ def test_a_wrong_lse_is_found():
 def test_nothing_but_numbers_passes(tensor, value):
     inputs = solved()
     getattr(inputs, tensor)[1, 0, 0] = value
-    result = check_against_reference(inputs)
+    result = Reference(inputs).check(inputs)
     assert float("inf") in (result.relative_error, result.lse_error)
     assert result.failure("fp16") is not None
 
@@ -125,7 +125,7 @@ def test_nothing_but_numbers_passes(tensor, value):
 def test_nan_in_a_head_that_is_not_sampled_is_found():
     inputs = solved()
     inputs.out[1, 0, 2, 5] = float("nan")
-    result = check_against_reference(inputs, max_elements=1)
+    result = Reference(inputs, max_elements=1).check(inputs)
     assert result.checked_heads == 2
     assert (result.relative_error, result.lse_error) == (float("inf"), float("inf"))
 
@@ -134,12 +134,12 @@ def test_an_empty_sequence_must_say_minus_infinity():
     inputs = make_inputs(AttentionProblem(2, 2, 2, (20, 1), 64), "cpu")
     inputs = replace(inputs, cache_seqlens=torch.tensor([20, 0], dtype=torch.int32))
     kernel("reference").prepare(inputs, None)()
-    assert check_against_reference(inputs).failure("fp16") is None
+    assert Reference(inputs).check(inputs).failure("fp16") is None
     inputs.lse[1, 0, 0] = -1e4
-    assert check_against_reference(inputs).lse_error == float("inf")
+    assert Reference(inputs).check(inputs).lse_error == float("inf")
     inputs.lse[1, 0, 0] = float("-inf")
     inputs.out[1, 0, 0, 0] = 1e-3
-    assert check_against_reference(inputs).relative_error == float("inf")
+    assert Reference(inputs).check(inputs).relative_error == float("inf")
 
 
 def plainly_checked(inputs: AttentionInputs) -> tuple[float, float]:
@@ -289,7 +289,8 @@ def test_the_sampled_heads_differ_between_checks_and_reach_all(computed):
 
 
 def test_one_head_is_checked_once():
-    result = check_against_reference(solved(AttentionProblem(1, 4, 1, 30, 64)), max_elements=1)
+    inputs = solved(AttentionProblem(1, 4, 1, 30, 64))
+    result = Reference(inputs, max_elements=1).check(inputs)
     assert (result.checked_heads, result.total_heads) == (1, 1)
 
 

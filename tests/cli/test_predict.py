@@ -11,7 +11,7 @@ from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for, read_calibration, user_file
 
 RUNS = Path(__file__).parents[2] / "reports" / "h200"
-FIG_7A, SMOKE = str(RUNS / "paper-fig7a"), str(RUNS / "smoke")
+FIG_7A = str(RUNS / "paper-fig7a")
 
 
 @pytest.fixture(autouse=True)

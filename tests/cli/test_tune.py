@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from leanbench.cli.main import app
 from leanbench.cli.tune import _chosen, _show_lean_tiles, _show_table
 from leanbench.configs.space import FamilyKey
-from leanbench.configs.store import load_user
+from leanbench.configs.store import tuned_for
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -47,9 +47,9 @@ def test_without_a_gpu_the_model_tunes_and_says_so(home, monkeypatch):
     words = f"{result.stdout}{result.stderr}".replace("nothing is timed", "")
     assert "timed" not in words
     assert "timing " not in words
-    kept = load_user(find("a100-80gb"))
-    assert kept is not None
-    (family,) = kept.families
+    mine = tuned_for(find("a100-80gb"))[0]
+    assert mine.where == "yours"
+    (family,) = mine.tuned.families
     # There is CUDA C++ to consider, of which the model knows nothing.
     space = kernel("lean").tuning_space(AttentionProblem(1, 8, 8, 4096, 256), find("a100"))
     assert {config.implementation for config in space} == {"triton", "cuda"}

@@ -19,8 +19,6 @@ from tuned_examples import (
 )
 
 from leanbench.configs.store import (
-    load_shipped,
-    load_user,
     merge,
     path_of,
     read,
@@ -40,8 +38,7 @@ def test_what_is_saved_is_read_again(home):
     assert saved.path == path_of("h200") == home / "configs" / "h200.json"
     assert (saved.added, saved.replaced, saved.refused) == ((one,), (), ())
     assert read(saved.path) == tuned_configs(one)
-    assert load_user(H200) == tuned_configs(one)
-    assert load_shipped(H200) is None
+    assert [(file.where, file.tuned) for file in tuned_for(H200)] == [("yours", tuned_configs(one))]
     assert saves() == before + 1
     assert sorted(path.name for path in saved.path.parent.iterdir()) == [
         ".h200.json.lock",
@@ -266,10 +263,9 @@ def test_a_part_of_a_gpu_has_a_file_of_its_own(home):
     save_families(H200, [family()])
     saved = save_families(part, [family(large_us=3.0)])
     assert saved.path == home / "configs" / "h200-16sms-0.6tb.json"
-    assert load_user(H200) == tuned_configs()
-    assert load_user(part) == tuned_configs(
-        family(large_us=3.0), of=gpu(sms=16, bandwidth_tb_s=0.6)
-    )
+    of_part = tuned_configs(family(large_us=3.0), of=gpu(sms=16, bandwidth_tb_s=0.6))
+    assert [file.tuned for file in tuned_for(H200)] == [tuned_configs()]
+    assert [file.tuned for file in tuned_for(part)] == [of_part]
 
 
 @pytest.mark.parametrize(
@@ -286,13 +282,12 @@ def test_a_part_of_a_gpu_has_a_file_of_its_own(home):
 )
 def test_which_gpus_are_the_same(home, fields, same):
     save_families(H200, [family()])
-    assert (load_user(replace(H200, **fields)) is not None) is same
+    assert bool(tuned_for(replace(H200, **fields))) is same
 
 
 def test_shipped_files_are_another_place(home):
     merge(gpu(), [family()], home.parent / "shipped" / "h200.json")
-    assert load_shipped(H200) == tuned_configs()
-    assert load_user(H200) is None
+    assert [(file.where, file.tuned) for file in tuned_for(H200)] == [("shipped", tuned_configs())]
     save_families(H200, [family(large_us=2.0)])
     assert [(file.where, file.tuned) for file in tuned_for(H200)] == [
         ("yours", tuned_configs(family(large_us=2.0))),

@@ -5,6 +5,7 @@ paper's.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,6 @@ from leanbench.core.decomposition import (
     stream_k,
     stream_k_by_lengths,
     stream_k_grid,
-    stream_k_run,
     stream_k_start,
     stream_k_with_ends,
     tile_rows,
@@ -131,13 +131,13 @@ def test_counted_ends_spread_short_sequences():
 
 
 @given(st.integers(1, 10_000), st.integers(1, 500))
-def test_stream_k_run_inverts_start(total, grid):
+def test_shares_of_stream_k_differ_by_at_most_one_the_longer_first(total, grid):
     grid = min(grid, total)
-    for run in range(grid):
-        first, end = stream_k_start(run, total, grid), stream_k_start(run + 1, total, grid)
-        assert stream_k_run(first, total, grid) == run
-        assert stream_k_run(end - 1, total, grid) == run
-    assert stream_k_start(grid, total, grid) == total
+    starts = [stream_k_start(number, total, grid) for number in range(grid + 1)]
+    shares = [end - start for start, end in pairwise(starts)]
+    assert (starts[0], starts[-1]) == (0, total)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] - shares[-1] <= 1
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))

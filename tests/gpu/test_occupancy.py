@@ -24,24 +24,24 @@ def kernel(num_warps: int, registers: int, shared_bytes: int = 0) -> LaunchResou
     ("gpu", "resources", "expected"),
     [
         # 168 x 32 = 5376 registers a warp, 3 of them in a quarter's 16384: 12 warps, 3 CTAs.
-        # 71680 + 1024 bytes: 3 in 233472 too; registers are named first.
-        (H200, kernel(4, 168, 71680), Occupancy(3, 12, 12 / 64, "registers")),
+        # 71680 + 1024 bytes: 3 in 233472 too.
+        (H200, kernel(4, 168, 71680), Occupancy(3, 12, 12 / 64)),
         # 189 x 32 = 6048, given as 6144: 2 in a quarter, 2 CTAs; 206848 + 1024 bytes fit once.
-        (H200, kernel(4, 189, 206848), Occupancy(1, 4, 4 / 64, "shared_memory")),
+        (H200, kernel(4, 189, 206848), Occupancy(1, 4, 4 / 64)),
         # 32 x 32 = 1024: 16 in a quarter, 64 warps, as many as there may be.
-        (H200, kernel(4, 32, 1024), Occupancy(16, 64, 1.0, "warps")),
+        (H200, kernel(4, 32, 1024), Occupancy(16, 64, 1.0)),
         # 33 x 32 = 1056, given as 1280: 12 in a quarter (15 without the rounding).
-        (H200, kernel(8, 33), Occupancy(6, 48, 0.75, "registers")),
+        (H200, kernel(8, 33), Occupancy(6, 48, 0.75)),
         # 80 x 32 = 2560: 6 in a quarter makes 24, where 65536 of one piece would hold 25.
-        (H200, kernel(1, 80), Occupancy(24, 24, 24 / 64, "registers")),
+        (H200, kernel(1, 80), Occupancy(24, 24, 24 / 64)),
         # 16 CTAs of one warp, of 48 warps.
-        (A10G, kernel(1, 16), Occupancy(16, 16, 16 / 48, "ctas")),
+        (A10G, kernel(1, 16), Occupancy(16, 16, 16 / 48)),
         # 48 warps hold 3 CTAs of 16; 40 x 32 = 1280 registers: 12 in a quarter, 48 too.
-        (A10G, kernel(16, 40), Occupancy(3, 48, 1.0, "warps")),
+        (A10G, kernel(16, 40), Occupancy(3, 48, 1.0)),
         # 33109 + 1024 bytes fit 102400 three times, given as 34176 only twice.
-        (A10G, kernel(4, 16, 33109), Occupancy(2, 8, 8 / 48, "shared_memory")),
+        (A10G, kernel(4, 16, 33109), Occupancy(2, 8, 8 / 48)),
         # 32 warps of 128 x 32 = 4096 registers: 4 in a quarter, half of one CTA.
-        (H200, kernel(32, 128), Occupancy(0, 0, 0.0, "registers")),
+        (H200, kernel(32, 128), Occupancy(0, 0, 0.0)),
     ],
 )
 def test_by_hand(gpu, resources, expected):
@@ -66,9 +66,8 @@ def test_by_hand(gpu, resources, expected):
 def test_limits_of_each_compute_capability(capability, warps, ctas):
     gpu = replace(H200, compute_capability=capability)
     of_one = theoretical_occupancy(kernel(1, 16), gpu)
-    assert (of_one.ctas_per_sm, of_one.share, of_one.limited_by) == (ctas, ctas / warps, "ctas")
-    of_four = theoretical_occupancy(kernel(4, 16), gpu)
-    assert (of_four.warps_per_sm, of_four.limited_by) == (warps, "warps")
+    assert (of_one.ctas_per_sm, of_one.share) == (ctas, ctas / warps)
+    assert theoretical_occupancy(kernel(4, 16), gpu).warps_per_sm == warps
 
 
 def test_every_gpu_of_the_catalogue_is_known():
@@ -96,7 +95,7 @@ def test_what_is_said_fits_and_one_more_does_not(gpu, warps, registers, shared_b
     assert found.ctas_per_sm * registers_of_cta <= gpu.registers_per_sm
     assert found.ctas_per_sm * (shared_bytes + 1024) <= gpu.shared_kb_per_sm * 1024
     assert 0 <= found.share <= 1
-    if found.limited_by == "shared_memory":
+    if theoretical_occupancy(kernel(warps, registers, 0), gpu).ctas_per_sm > found.ctas_per_sm:
         assert (found.ctas_per_sm + 1) * (shared_bytes + 1024 + 127) > gpu.shared_kb_per_sm * 1024
     more = theoretical_occupancy(kernel(warps, min(255, registers + 8), shared_bytes + 512), gpu)
     assert more.ctas_per_sm <= found.ctas_per_sm

@@ -12,7 +12,7 @@ from depth import diagonal, label
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.check.reference import check_against_reference
+from leanbench.check.reference import Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import KernelConfig, kernel
@@ -52,7 +52,7 @@ PROBLEMS = [
 
 
 def passes(inputs: AttentionInputs, dtype: str) -> None:
-    assert check_against_reference(inputs).failure(dtype) is None
+    assert Reference(inputs).check(inputs).failure(dtype) is None
 
 
 @pytest.mark.parametrize(("name", "problem"), diagonal(list(CONFIGS), PROBLEMS, keep=3), ids=label)
@@ -292,11 +292,11 @@ def test_a_wrong_kernel_is_caught(device):
     problem = AttentionProblem(1, 2, 2, 40, 64)
     inputs = make_inputs(problem, device)
     kernel("fa2").prepare(replace(inputs, context=39), CONFIGS["fa2"])()
-    assert "relative error" in (check_against_reference(inputs).failure("fp16") or "")
+    assert "relative error" in (Reference(inputs).check(inputs).failure("fp16") or "")
     kernel("fa2").prepare(inputs, CONFIGS["fa2"])()
     inputs.lse.add_(0.01)
-    assert "LSE error" in (check_against_reference(inputs).failure("fp16") or "")
+    assert "LSE error" in (Reference(inputs).check(inputs).failure("fp16") or "")
     kernel("fa2").prepare(inputs, CONFIGS["fa2"])()
     passes(inputs, "fp16")
     inputs.out[0, 0, 1, 5] = float("nan")
-    assert check_against_reference(inputs).failure("fp16") is not None
+    assert Reference(inputs).check(inputs).failure("fp16") is not None

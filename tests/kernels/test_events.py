@@ -13,7 +13,7 @@ from depth import diagonal, label
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.check.reference import check_against_reference
+from leanbench.check.reference import Reference
 from leanbench.core.decomposition import (
     Schedule,
     TileGrid,
@@ -71,7 +71,7 @@ def traced(
     inputs.poison()
     call.launch()
     ctas = call.read()
-    assert check_against_reference(inputs).failure(problem.dtype) is None
+    assert Reference(inputs).check(inputs).failure(problem.dtype) is None
     assert_times_are_sound(ctas)
     return ctas
 
@@ -195,7 +195,7 @@ def test_the_registered_kernels_can_be_traced(name, device):
     assert call is not None
     call.launch()
     assert_covers(call.read(), TileGrid.of(problem, TILE_TOKENS))
-    assert check_against_reference(inputs).failure("fp16") is None
+    assert Reference(inputs).check(inputs).failure("fp16") is None
 
 
 def test_the_reference_has_no_instrumented_build(device):
@@ -216,7 +216,7 @@ def test_more_events_than_a_row_holds(device):
     # Two whole output tiles a CTA: a beginning and two ends.
     call = traced_call("lean", inputs, LEAN, max_events=2, sms=2)
     call.launch()
-    assert check_against_reference(inputs).failure("fp16") is None
+    assert Reference(inputs).check(inputs).failure("fp16") is None
     with pytest.raises(RuntimeError, match="CTA 0 of lean_kernel had 3 events and its row holds 2"):
         call.read()
 

@@ -24,7 +24,7 @@ from leanbench.model.calibration import (
 from leanbench.model.constants import Constants
 from leanbench.model.error import model_error
 
-H200, A100, L4 = find("h200"), find("a100"), find("l4")
+H200, A100 = find("h200"), find("a100")
 
 
 def made(gpu: str, **constants: Any) -> Calibration:

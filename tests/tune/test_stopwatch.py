@@ -8,7 +8,7 @@ import pytest
 import torch
 from leanbench.kernels.lean import Lean
 
-from leanbench.check.reference import check_against_reference
+from leanbench.check.reference import Reference
 from leanbench.configs.space import FamilyKey
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
@@ -75,7 +75,7 @@ def test_buffers_are_a_call_of_the_problem(page_size):
     for inputs in buffers[:2]:
         assert inputs.page_size == page_size
         kernel("reference").prepare(inputs, None)()
-        assert check_against_reference(inputs).failure("fp16") is None
+        assert Reference(inputs).check(inputs).failure("fp16") is None
 
 
 @pytest.fixture
