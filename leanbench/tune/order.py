@@ -28,8 +28,8 @@ def first(
     target: tuple[Kernel, GpuSpec],
     begin: int,
 ) -> list[int]:
-    """An order of launches before anything was fitted: those that the performance model knows
-    (Triton's) as `rank` has them, in turn with the others spread over their builds.
+    """An order of launches before anything was fitted: Triton's as the performance model (`rank`)
+    has them, in turn with those of CUDA C++, among which it tells less, spread over their builds.
 
     Args:
         begin: the build that the others begin with, counted round and round.

@@ -1,0 +1,191 @@
+"""How lean.cu deals LeanTiles is how the performance model plays it: schedule.cuh, compiled for the
+CPU, against leanbench.kernels.lean.cuda_schedule.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from depth import examples
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params
+from leanbench.kernels.lean.cuda_schedule import END_TILES, cuda_schedule, dealt_tiles
+
+from leanbench.core.decomposition import cluster_slots, stream_k_grid
+from leanbench.core.paths import KERNELS
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile schedule.cuh")
+H200 = find("h200")
+ONE_ROW = cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)
+#: 16 query heads to a KV head are two output tiles.
+BUILDS = {
+    "one row": (1, ONE_ROW),
+    "two row tiles, at least 3 LeanTiles": (16, cuda_config(32, 4, 2, 1, 1, 8, "bulk", 3, False)),
+    "clusters": (4, cuda_config(32, 4, 2, 1, 8, 8, "bulk", 1, False)),
+    "two CTAs to an SM": (1, cuda_config(16, 4, 2, 2, 1, 8, "bulk", 1, False)),
+}
+#: (CTA, output tile, first and last LeanTile, LeanTiles, splits of the output tile, which of them).
+Part = tuple[int, int, int, int, int, int, int]
+Deal = Callable[[AttentionProblem, LeanCudaConfig], list[Part]]
+
+
+class CPart(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int)
+        for name in ("cta", "sequence", "head", "first", "last", "tiles", "splits", "split")
+    ]
+
+
+@pytest.fixture(scope="module")
+def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
+    """The parts that a launch on an H200 walks, lengths of ragged batches on the device."""
+    libraries: dict[CudaBuild, ctypes.CDLL] = {}
+
+    def parts(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
+        build = CudaBuild.of(problem, config)
+        if build not in libraries:
+            libraries[build] = compiled(build, tmp_path_factory.mktemp("schedule"))
+        return walked(libraries[build], problem, config, build)
+
+    return parts
+
+
+def compiled(build: CudaBuild, folder: Path) -> ctypes.CDLL:
+    for header in ("schedule.cuh", "params.cuh", "build.cuh"):
+        shutil.copy(KERNELS / "lean" / header, folder)
+    # PTX is for GPUs; what schedule.cuh takes of it, schedule_on_cpu.cpp has.
+    (folder / "ptx.cuh").write_text("")
+    source, library = Path(__file__).with_name("schedule_on_cpu.cpp"), folder / "schedule.so"
+    defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
+    words = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-I{folder}", "-o", library, source]
+    assert COMPILER is not None
+    subprocess.run([COMPILER, *defines, *words], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def walked(
+    library: ctypes.CDLL, problem: AttentionProblem, config: LeanCudaConfig, build: CudaBuild
+) -> list[Part]:
+    per_sequence = problem.kv_heads * build.row_tiles
+    output_tiles = problem.batch * per_sequence
+    most_tiles = -(-problem.max_context // config.tile_tokens)
+    slots = cluster_slots(H200.sms, build.ctas_per_sm, build.cluster)
+    aligned = config.align_grid and not build.ragged
+    ranges = stream_k_grid(
+        output_tiles * most_tiles,
+        slots,
+        config.min_tiles_per_cta,
+        output_tiles if aligned else 1,
+    )
+    lengths = (ctypes.c_int * problem.batch)(*problem.contexts)
+    padded = PaddedParams()
+    params: Params = padded.params
+    params.cache_seqlens = ctypes.addressof(lengths)
+    params.context, params.batch = problem.max_context, problem.batch
+    params.kv_heads = problem.kv_heads
+    params.tile_shift = config.tile_tokens.bit_length() - 1
+    params.min_tiles_per_range = config.min_tiles_per_cta
+    params.align_tiles, params.merge_tiles = dealt_tiles(build, config.tile_tokens)
+    params.end_tiles = END_TILES if build.ragged else 0
+    params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
+    params.by_tiles, params.by_heads = Divisor.of(most_tiles), Divisor.of(per_sequence)
+    params.by_share, params.by_share_plus_1 = (Divisor.of(params.share + extra) for extra in (0, 1))
+    room = (CPart * (2 * output_tiles + 2 * ranges))()
+    count = library.deal(ctypes.byref(padded), ranges, room, len(room))
+    return [
+        (
+            part.cta,
+            part.sequence * per_sequence + part.head,
+            part.first,
+            part.last,
+            part.tiles,
+            part.splits,
+            part.split,
+        )
+        for part in room[:count]
+    ]
+
+
+def played(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
+    """The schedule that predictions, traces and tests go by."""
+    segments = cuda_schedule(problem, config, H200).segments
+    starts: dict[int, list[int]] = defaultdict(list)
+    for segment in segments:
+        starts[segment.output_tile].append(segment.first)
+    splits = {output_tile: sorted(firsts) for output_tile, firsts in starts.items()}
+    return [
+        (
+            segment.cta,
+            segment.output_tile,
+            segment.first,
+            segment.last,
+            segment.of,
+            len(splits[segment.output_tile]),
+            splits[segment.output_tile].index(segment.first),
+        )
+        for segment in segments
+    ]
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        # Equal splits, with and without CTAs left over, which idle for too long in the last one;
+        # whole short output tiles, the longest of those and the shortest that is split.
+        (4096, 4096),
+        (4096,) * 5,
+        (704 * 128,) * 5,
+        (705 * 128,) * 5,
+        (245,) * 8,
+        (384,) * 5,
+        (512,) * 5,
+        # More output tiles than CTAs.
+        (1024,) * 40,
+        # One long sequence, and short ones beside it; none much longer than a share; an empty one.
+        (65_536, 16, 16, 16),
+        (256, 128, 1, 128),
+        (1, 1, 1, 30_000),
+        (300, 5000, 129, 128, 127, 2047),
+    ],
+    ids=lambda contexts: f"{len(contexts)}x{max(contexts)}",
+)
+def test_lengths_on_the_device(deal: Deal, build: str, contexts: tuple[int, ...]) -> None:
+    group, config = BUILDS[build]
+    problem = AttentionProblem(len(contexts), 4 * group, 4, contexts, 64)
+    assert deal(problem, config) == played(problem, config)
+
+
+def test_batches_at_random(deal: Deal) -> None:
+    draw = random.Random(20261122)
+    for _ in range(examples(60)):
+        batch, longest = draw.choice([1, 3, 33, 70]), draw.choice([100, 3000, 40_000])
+        contexts = tuple(draw.randint(1, longest) for _ in range(batch))
+        problem = AttentionProblem(batch, 2, 2, contexts, 64)
+        assert deal(problem, ONE_ROW) == played(problem, ONE_ROW), problem.contexts
+
+
+@pytest.mark.parametrize("context", [1, 245, 4096, 65_536])
+@pytest.mark.parametrize("batch", [1, 5, 40])
+@pytest.mark.parametrize("align_grid", [False, True])
+def test_lengths_that_the_host_knows(
+    deal: Deal, align_grid: bool, batch: int, context: int
+) -> None:
+    problem, config = (
+        AttentionProblem(batch, 8, 8, context, 64),
+        replace(ONE_ROW, align_grid=align_grid),
+    )
+    assert deal(problem, config) == played(problem, config)
