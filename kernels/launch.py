@@ -242,8 +242,8 @@ def most_parts(
     inputs: AttentionInputs,
     tile_tokens: int,
     per_sequence: int,
-    runs: int,
-    min_tiles_per_run: int,
+    work_ranges: int,
+    min_tiles_per_range: int,
     end_tiles: int = 0,
 ) -> int:
     """The most output tiles, `per_sequence` of them a sequence, that one work range of a stream-K
@@ -255,13 +255,15 @@ def most_parts(
         [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
     )
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
-    return _most_segments(tiles, runs, min_tiles_per_run, end_tiles)
+    return _most_segments(tiles, work_ranges, min_tiles_per_range, end_tiles)
 
 
 # Rotating buffers have the same lengths.
 @lru_cache(maxsize=8)
-def _most_segments(tiles: TileGrid, runs: int, min_tiles_per_run: int, end_tiles: int) -> int:
-    segments = stream_k_with_ends(tiles, runs, min_tiles_per_run, end_tiles).segments
+def _most_segments(
+    tiles: TileGrid, work_ranges: int, min_tiles_per_range: int, end_tiles: int
+) -> int:
+    segments = stream_k_with_ends(tiles, work_ranges, min_tiles_per_range, end_tiles).segments
     return max(Counter(segment.cta for segment in segments).values())
 
 

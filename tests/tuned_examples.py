@@ -44,7 +44,15 @@ def problem_of(group_size: int, head_dim: int = 128) -> AttentionProblem:
 #: Coefficients that make a launch take its start alone, within 0.1 us for the problems here.
 _INSTANT = dict.fromkeys(("gpu_bytes_per_us", "cta_bytes_per_us", "sm_bytes_per_us"), 1e12)
 _NOTHING = dict.fromkeys(
-    ("ramp_us", "border_us", "more_borders_us", "cut_us", "more_cuts_us", "round_us", "excess"),
+    (
+        "ramp_us",
+        "boundary_us",
+        "more_boundaries_us",
+        "split_us",
+        "partial_us",
+        "round_us",
+        "excess",
+    ),
     1e-9,
 )
 

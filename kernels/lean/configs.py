@@ -76,7 +76,8 @@ class LeanCudaConfig(LeanConfig):
     #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
     #: the L2 then holds for them.
     tile_rows: int = number(8, 32, power_of_two=True)
-    #: CTAs of a thread-block cluster, which share a run. `ctas_per_sm` counts CTAs, not clusters.
+    #: CTAs of a thread-block cluster, which share a work range. `ctas_per_sm` counts CTAs, not
+    #: clusters.
     cluster_size: int = number(1, 8, power_of_two=True)
     #: How K and V get to shared memory: bulk tensor copies, or 16-byte cp.async.
     copy: str = word("bulk", "async")
@@ -87,7 +88,7 @@ class LeanCudaConfig(LeanConfig):
         return BuildKey("cuda", (*settings, self.tile_rows, self.cluster_size, self.copy))
 
     def contradiction(self) -> str | None:
-        # A chunk that ends in the next run's LeanTile would be counted by both.
+        # A chunk that ends in the next work range's LeanTile would be counted by both.
         if self.chunk_tokens > self.tile_tokens:
             return (
                 f"chunk_tokens {self.chunk_tokens} is more than tile_tokens {self.tile_tokens}: a"

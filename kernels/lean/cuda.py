@@ -81,9 +81,14 @@ class CudaLaunch:
     def most_parts(self, inputs: AttentionInputs) -> int:
         """See leanbench.kernels.launch.most_parts."""
         params = self.params
-        per_sequence, runs = inputs.kv_heads * self.build.row_tiles, self.grid // self.build.cluster
+        per_sequence, work_ranges = (
+            inputs.kv_heads * self.build.row_tiles,
+            self.grid // self.build.cluster,
+        )
         tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
-        return most_parts(inputs, tile_tokens, per_sequence, runs, min_tiles, params.end_tiles)
+        return most_parts(
+            inputs, tile_tokens, per_sequence, work_ranges, min_tiles, params.end_tiles
+        )
 
     def resources(self) -> LaunchResources:
         return self.build.resources(
@@ -145,27 +150,27 @@ def launch_of(
     batch = inputs.q.shape[0]
     output_tiles = batch * inputs.kv_heads * build.row_tiles
     tile_tokens = config.tile_tokens * (config.fixed_run_tiles or 1)
-    # Fixed runs are whole LeanTiles: an empty one would be a run of its own.
+    # Fixed runs are whole LeanTiles: an empty one would be a fixed run of its own.
     end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
     real_tiles = max(1, -(-inputs.context // tile_tokens))
     tiles = real_tiles + end_tiles
     total = output_tiles * tiles
     check_counts(total, tiles * tile_tokens)
     if config.fixed_run_tiles:
-        runs, min_tiles_per_range = total, 1
-        workspace = WORKSPACES.of(device, fixed_run_bytes(runs, build.partial_bytes))
+        work_ranges, min_tiles_per_range = total, 1
+        workspace = WORKSPACES.of(device, fixed_run_bytes(work_ranges, build.partial_bytes))
     else:
         min_tiles_per_range = config.min_tiles_per_cta
         slots = cluster_slots(sms or _sms(device), build.ctas_per_sm, build.cluster)
         slots = min(slots, _clusters_at_once(build, device))
         aligned = config.align_grid and inputs.cache_seqlens is None
-        runs = stream_k_grid(
+        work_ranges = stream_k_grid(
             output_tiles * real_tiles, slots, min_tiles_per_range, output_tiles if aligned else 1
         )
         # The workspace holds a partial for each work range.
-        runs = min(runs, SLOTS_BYTES // build.partial_bytes)
+        work_ranges = min(work_ranges, SLOTS_BYTES // build.partial_bytes)
         workspace = WORKSPACES.of(device)
-    share, longer = divmod(total, runs)
+    share, longer = divmod(total, work_ranges)
     params = _params(inputs, build)
     params.partials = workspace.partials.data_ptr()
     params.tile_shift = tile_tokens.bit_length() - 1
@@ -179,7 +184,7 @@ def launch_of(
     params.by_share, params.by_share_plus_1 = Divisor.of(share), Divisor.of(share + 1)
     held = (workspace.partials, inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table)
-    return CudaLaunch(build, device, runs * build.cluster, params, held)
+    return CudaLaunch(build, device, work_ranges * build.cluster, params, held)
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:

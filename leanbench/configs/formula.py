@@ -81,7 +81,7 @@ class Work:
     #: LeanTiles of the CTA that has most, as bytes of K and V; a cluster's CTAs share theirs. A
     #: context's last one counts whole: its missing tokens take their share of the arithmetic.
     longest_bytes: Any
-    #: What would be read beyond all output tiles if every run read as much.
+    #: What would be read beyond all output tiles if every work range were as long.
     excess_bytes: Any
     #: CTAs of the fullest SM.
     ctas_per_sm: Any
@@ -95,14 +95,14 @@ class Work:
 
 def grid_of(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
     """CTAs that `config` launches on a GPU with `sms` SMs."""
-    return _runs(shape, config, sms, kernel) * _cluster_size(config)
+    return _work_ranges(shape, config, sms, kernel) * _cluster_size(config)
 
 
 def _cluster_size(config: LeanConfig) -> int:
     return config.cluster_size if isinstance(config, LeanCudaConfig) else 1
 
 
-def _runs(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
+def _work_ranges(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> int:
     """Number of work ranges: one for each CTA, or for each cluster of them."""
     output_tiles = shape.output_tiles(config)
     total = output_tiles * -(-shape.context // config.tile_tokens)
@@ -119,16 +119,16 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
     tile_tokens, cluster_size = config.tile_tokens, _cluster_size(config)
     output_tiles = shape.output_tiles(config)
     of = -(-shape.context // tile_tokens)
-    runs = _runs(shape, config, sms, kernel)
-    share, longer = divmod(output_tiles * of, runs)
+    ranges = _work_ranges(shape, config, sms, kernel)
+    share, longer = divmod(output_tiles * of, ranges)
     longest = share + (longer > 0)
-    # Every run has the same share, and shares and output tiles end together.
+    # Every work range has the same share, and shares and output tiles end together.
     even = longer == 0 and (share % of == 0 or of % share == 0)
-    # A run of n that starts anywhere touches ceil((n - 1) / m) + 1 stretches of m at most.
+    # A work range of n that starts anywhere touches ceil((n - 1) / m) + 1 stretches of m at most.
     boundaries = (
         max(1, longest // of) - 1 if even else min(-(-(longest - 1) // of), output_tiles - 1)
     )
-    partials = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), runs - 1)
+    partials = max(1, -(-of // share)) - 1 if even else min(-(-(of - 1) // share), ranges - 1)
     token_bytes = 2 * shape.head_dim * ELEMENT_BYTES
     whole, part = divmod(longest, of)
     read_bytes = token_bytes * (whole * shape.context + min(part * tile_tokens, shape.context))
@@ -137,8 +137,8 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
     return Work(
         kv_bytes=token_bytes * shape.kv_heads * shape.context,
         longest_bytes=token_bytes * _longest_tokens(shape, config, whole, part) / cluster_size,
-        excess_bytes=max(0, read_bytes * runs - tile_bytes),
-        ctas_per_sm=-(-runs * cluster_size // usable_sms(sms, cluster_size)),
+        excess_bytes=max(0, read_bytes * ranges - tile_bytes),
+        ctas_per_sm=-(-ranges * cluster_size // usable_sms(sms, cluster_size)),
         boundaries=boundaries,
         partials=partials,
         rounds=launched.merge_rounds(
@@ -150,8 +150,8 @@ def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:
 
 
 def _longest_tokens(shape: Shape, config: LeanConfig, whole: int, part: int) -> int:
-    """Tokens of a run of `whole` output tiles and `part` LeanTiles, as many as what it takes at a
-    time: LeanTiles, or in CUDA C++ a chunk for each warp of its CTAs.
+    """Tokens of a work range of `whole` output tiles and `part` LeanTiles, rounded up to what it
+    takes at a time: LeanTiles, or in CUDA C++ a chunk for each warp of its CTAs.
     """
     if not isinstance(config, LeanCudaConfig):
         return (whole * -(-shape.context // config.tile_tokens) + part) * config.tile_tokens
@@ -176,11 +176,11 @@ class Coefficients:
     cta_bytes_per_us: float
     sm_bytes_per_us: float
     #: A work range's first boundary between output tiles, and each further one.
-    border_us: float
-    more_borders_us: float
+    boundary_us: float
+    more_boundaries_us: float
     #: An output tile that is split at all, each of its partials, and each round of its merge.
-    cut_us: float
-    more_cuts_us: float
+    split_us: float
+    partial_us: float
     round_us: float
     #: Share of the time for `Work.excess_bytes` that is not hidden.
     excess: float
@@ -198,16 +198,16 @@ class Coefficients:
             self.cta_bytes_per_us, self.sm_bytes_per_us / work.ctas_per_sm
         )
         stream_us = gpu_us * (1 + (cta_us / gpu_us) ** _SHARPNESS) ** (1 / _SHARPNESS)
-        border_us = self.border_us * lesser(work.boundaries, 1) + self.more_borders_us * greater(
-            work.boundaries - 1, 0
-        )
-        cut_us = (
-            self.cut_us * lesser(work.partials, 1)
-            + self.more_cuts_us * work.partials
+        boundary_us = self.boundary_us * lesser(
+            work.boundaries, 1
+        ) + self.more_boundaries_us * greater(work.boundaries - 1, 0)
+        split_us = (
+            self.split_us * lesser(work.partials, 1)
+            + self.partial_us * work.partials
             + self.round_us * work.rounds
         )
         excess_us = self.excess * work.excess_bytes / self.gpu_bytes_per_us
-        return self.start_us + ramp + stream_us + border_us + cut_us + excess_us
+        return self.start_us + ramp + stream_us + boundary_us + split_us + excess_us
 
 
 #: Where a fit starts, and the range of each coefficient. Rates of the GPU scale with its bandwidth

@@ -27,7 +27,7 @@ from leanbench.core.gpu_spec import GpuSpec, name_fault
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 
 #: Raised when a field changes its meaning or goes.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 #: What a choice by the formula must promise over the heuristic's at least, as a share of the
 #: latency.
 LEAST_GAIN = 0.005
@@ -111,10 +111,10 @@ class Build(_Model):
     gpu_bytes_per_us: PositiveFloat
     cta_bytes_per_us: PositiveFloat
     sm_bytes_per_us: PositiveFloat
-    border_us: PositiveFloat
-    more_borders_us: PositiveFloat
-    cut_us: PositiveFloat
-    more_cuts_us: PositiveFloat
+    boundary_us: PositiveFloat
+    more_boundaries_us: PositiveFloat
+    split_us: PositiveFloat
+    partial_us: PositiveFloat
     round_us: PositiveFloat
     excess: PositiveFloat
     #: Timings behind the coefficients, and their median relative error.
@@ -223,7 +223,7 @@ class Family(_Model):
 class TunedConfigs(_Model):
     """A file of tuned configs."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     kernel: str
     gpu: TunedGpu
     families: list[Family]

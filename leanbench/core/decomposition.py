@@ -123,12 +123,12 @@ class Schedule:
         return min(usable_sms(sms, self.cluster_size), ctas)
 
 
-def stream_k_start(run: int, total: int, grid: int) -> int:
-    """First LeanTile of run `run` of `grid`: shares differ by at most one LeanTile, the longer ones
-    come first.
+def stream_k_start(work_range: int, total: int, grid: int) -> int:
+    """First LeanTile of a work range of `grid`: shares differ by at most one LeanTile, the longer
+    ones come first.
     """
     share, longer = divmod(total, grid)
-    return run * share + min(run, longer)
+    return work_range * share + min(work_range, longer)
 
 
 def stream_k_grid(
@@ -158,8 +158,8 @@ def usable_sms(sms: int, cluster_size: int = 1) -> int:
 
 
 def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:
-    """Clusters of `cluster_size` CTAs that run at once: the runs that a stream-K launch of clusters
-    deals to.
+    """Clusters of `cluster_size` CTAs that run at once: the work ranges of a stream-K launch of
+    clusters.
     """
     return ctas_per_sm * usable_sms(sms, cluster_size) // cluster_size
 
@@ -170,8 +170,8 @@ def stream_k(
     """Schedule of LeanAttention: all LeanTiles end to end, an equal work range for each CTA
     (section IV, Algorithm 2).
 
-    Runs are dealt from the last to the first: the host block of an output tile waits for its other
-    parts, and those then belong to CTAs of lower index, which the hardware starts earlier.
+    Work ranges are dealt from the last to the first: the host block of an output tile waits for its
+    other parts, and those then belong to CTAs of lower index, which the hardware starts earlier.
     """
     grid = stream_k_grid(
         tiles.total, max_grid, min_tiles_per_cta, tiles.output_tiles if aligned else 1
@@ -181,11 +181,9 @@ def stream_k(
 
     def walk() -> Iterator[Segment]:
         for cta in range(grid):
-            run = grid - 1 - cta
-            at, end = (
-                stream_k_start(run, tiles.total, grid),
-                stream_k_start(run + 1, tiles.total, grid),
-            )
+            work_range = grid - 1 - cta
+            at = stream_k_start(work_range, tiles.total, grid)
+            end = stream_k_start(work_range + 1, tiles.total, grid)
             sequence = bisect_right(starts, at) - 1
             while at < end:
                 while at >= starts[sequence + 1]:
@@ -262,8 +260,8 @@ def stream_k_by_lengths(
 
 
 def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
-    """Schedule of stream-K whose splits depend on a sequence's own length alone: a CTA for every
-    `run_tiles` LeanTiles of an output tile, and one for what is left of it.
+    """Schedule of stream-K in fixed runs, work ranges that depend on a sequence's own length alone:
+    a CTA for every `run_tiles` LeanTiles of an output tile, and one for what is left of it.
 
     Dealt from the last to the first, as in `stream_k`.
     """

@@ -228,8 +228,8 @@ class Kernel(ABC, Generic[ConfigT]):
         return isinstance(config, self.config_types)
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
-        """Runs of a launch at most where `wanted` were asked for, with `rows` query rows to a
-        partial. A run is a CTA's, or a cluster's.
+        """Work ranges of a launch at most where there would be `wanted`, with `rows` query rows to
+        a partial. A work range is a CTA's, or a cluster's.
         """
         return wanted
 

@@ -287,7 +287,7 @@ def test_an_import_leaves_measured_families_alone(tmp_path):
         ),
         (
             json.dumps({"schema_version": 7, "families": []}),
-            "has schema version 7, this leanbench reads 2",
+            "has schema version 7, this leanbench reads 3",
         ),
         (
             tuned_configs(family(shortlist=[9])).model_dump_json(),

@@ -140,7 +140,7 @@ def test_large_problems_take_the_bandwidth_small_ones_the_start():
     context=st.integers(1, 100_000),
     config=configs,
     name=st.sampled_from(
-        ["start_us", "ramp_us", "border_us", "cut_us", "more_cuts_us", "round_us", "excess"]
+        ["start_us", "ramp_us", "boundary_us", "split_us", "partial_us", "round_us", "excess"]
     ),
 )
 def test_costs_only_add(heads, context, config, name):

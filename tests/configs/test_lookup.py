@@ -354,9 +354,9 @@ CONFIGS = st.builds(
 )
 
 
-def _build(start_us: float, cta_bytes_per_us: float, border_us: float) -> Build:
+def _build(start_us: float, cta_bytes_per_us: float, boundary_us: float) -> Build:
     return build(
-        start_us, gpu_bytes_per_us=4.2e6, cta_bytes_per_us=cta_bytes_per_us, border_us=border_us
+        start_us, gpu_bytes_per_us=4.2e6, cta_bytes_per_us=cta_bytes_per_us, boundary_us=boundary_us
     )
 
 

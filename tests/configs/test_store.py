@@ -149,11 +149,11 @@ FAULTS = {
     "another tool's": ({"models": []}, "it has no schema_version and families: move it away"),
     "older": (
         plain(schema_version=0),
-        "has schema version 0, this leanbench reads 2: move it away and tune again",
+        "has schema version 0, this leanbench reads 3: move it away and tune again",
     ),
     "newer": (
-        plain(schema_version=3),
-        "has schema version 3, this .* 2: move it away, or update leanbench",
+        plain(schema_version=4),
+        "has schema version 4, this .* 3: move it away, or update leanbench",
     ),
     "no version": (plain(schema_version="one"), "has schema version 'one'"),
     "an unknown field": (plain(more=1), r"\(more: extra inputs are not permitted\)"),

@@ -120,7 +120,7 @@ def test_tuned_configs_of_another_version_are_refused_and_not_overwritten(tmp_pa
     with pytest.raises(UserError) as refused:
         read(path)
     assert (
-        str(refused.value) == f"{path} has schema version {version}, this leanbench reads 2: {fix}"
+        str(refused.value) == f"{path} has schema version {version}, this leanbench reads 3: {fix}"
     )
     with pytest.raises(UserError, match="it is not overwritten"):
         merge(tuned_configs().gpu, [family(group_size=8)], path)

@@ -1,5 +1,5 @@
-"""Runs of fixed length: what is cut depends on a sequence's own length alone, and so do the bits of
-its output.
+"""Fixed runs: where an output tile is split depends on a sequence's own length alone, and so do the
+bits of its output.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def test_cuts_depend_on_the_length_alone(tiles, run_tiles):
         assert segment.of == tiles.of_output_tile(segment.output_tile)
         assert segment.first % run_tiles == 0
         assert segment.last == min(segment.first + run_tiles, segment.of)
-    cuts: dict[int, set[tuple[tuple[int, int], ...]]] = {}
+    splits: dict[int, set[tuple[tuple[int, int], ...]]] = {}
     for tile in range(tiles.output_tiles):
         parts = sorted((s.first, s.last) for s in segments if s.output_tile == tile)
-        cuts.setdefault(tiles.of_output_tile(tile), set()).add(tuple(parts))
-    assert all(len(alike) == 1 for alike in cuts.values())
+        splits.setdefault(tiles.of_output_tile(tile), set()).add(tuple(parts))
+    assert all(len(alike) == 1 for alike in splits.values())
 
 
 @given(tile_grids, st.integers(1, 45))

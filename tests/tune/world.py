@@ -71,18 +71,18 @@ def triton_coefficients(config):
         gpu_bytes_per_us=4.6e6,
         cta_bytes_per_us=rate,
         sm_bytes_per_us=1.4 * rate * (0.9 if config.build_key.settings[-1] else 1.0),
-        border_us=0.9,
-        more_borders_us=0.6,
-        cut_us=0.7,
-        more_cuts_us=0.06,
+        boundary_us=0.9,
+        more_boundaries_us=0.6,
+        split_us=0.7,
+        partial_us=0.06,
         round_us=0.4,
         excess=0.2,
     )
 
 
 def cuda_coefficients(config):
-    """Large clusters make cuts cheap, and starts and the whole GPU slow; borders cost more than
-    Triton's.
+    """Large clusters make splits cheap, and starts and the whole GPU slow; tile boundaries cost
+    more than Triton's.
     """
     warps, stages, cluster = config.num_warps, config.num_stages, config.cluster_size
     in_flight = warps * stages * config.chunk_tokens
@@ -93,10 +93,10 @@ def cuda_coefficients(config):
         gpu_bytes_per_us=4.65e6 * (0.96 if cluster > 2 else 1.0),
         cta_bytes_per_us=rate,
         sm_bytes_per_us=(1.5 if config.ctas_per_sm == 2 else 1.2) * rate,
-        border_us=1.6,
-        more_borders_us=1.1,
-        cut_us=0.8 / cluster**0.5,
-        more_cuts_us=0.05,
+        boundary_us=1.6,
+        more_boundaries_us=1.1,
+        split_us=0.8 / cluster**0.5,
+        partial_us=0.05,
         round_us=0.5,
         excess=0.2,
     )
@@ -113,10 +113,10 @@ def cuda_where_small_us(problem, config):
         gpu_bytes_per_us=4.6e6 / slower,
         cta_bytes_per_us=(6e4 + 3e3 * config.num_warps) / slower,
         sm_bytes_per_us=9e4 / slower,
-        border_us=0.5,
-        more_borders_us=0.4,
-        cut_us=0.4,
-        more_cuts_us=0.01,
+        boundary_us=0.5,
+        more_boundaries_us=0.4,
+        split_us=0.4,
+        partial_us=0.01,
         round_us=0.1,
         excess=0.2,
     )
