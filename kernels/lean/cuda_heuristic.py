@@ -14,55 +14,63 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
+# The thresholds of `heuristic`, for lengths that the host knows, say which quantity they limit and
+# which timings on an H200 gave them: [families] reports/h200/settings/families.json.gz (240
+# problems, every candidate; docs/performance-log.md, entry 25), [trial] settings/trial.json (34
+# problems; entry 28). docs/tuning.md has what each is worth there. "Bytes" are those of K and V.
 #: Tokens of a LeanTile.
 TILE_TOKENS = 128
 #: Tokens of a chunk: matrix instructions take 16.
 _LEAST_CHUNK = 16
 #: Rows of an output tile, padded.
 TILE_ROWS = (8, 16, 32)
-#: Clusters larger than 2 leave SMs idle; above this that costs more than their reduction saves.
+#: Bytes up to which clusters larger than 2 are taken: they leave SMs idle, which then costs more
+#: than their reduction saves. [families] has no problem on which another limit from 1e9 on changes
+#: the choice.
 _MAX_BYTES_FOR_LARGE_CLUSTERS = 2e9
-#: The same by size where there are more than one for each of the GPU's processing clusters, some of
-#: which then hold one more than others: a processing cluster's share of the bandwidth is limited
-#: (docs/performance-log.md, entry 29).
+#: The same by cluster size where there are more than one for each of the GPU's processing clusters,
+#: some of which then hold one more than others: a processing cluster's share of the bandwidth is
+#: limited. From the first run of paper-500, 12 heads x 16k to 512k (entry 29).
 _MAX_BYTES_FOR_UNEVEN_CLUSTERS = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
 #: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
-#: few.
+#: few (entry 29: 8 heads on 64 SMs reach 97% of the floor). [trial]
 _FEW_TILES = 8
-#: Rows are not so few that output tiles which share K and V read more than this again from the L2.
+#: Bytes that output tiles which share K and V read again from the L2 at most; else they have more
+#: rows. Entry 23: 4 x 32/1 x 32k x 128. [families]
 _MAX_REREAD_BYTES = 170e6
-#: Below this, and a quarter above it where KV heads are few, output tiles have the fewest rows if a
-#: KV head then has at most two of them; otherwise the most rows that make enough output tiles,
-#: `_FEW_TILES`.
+#: Bytes below which, and a quarter above it where KV heads are few, output tiles have the fewest
+#: rows if a KV head then has at most two of them; otherwise the most rows that make enough output
+#: tiles, `_FEW_TILES`. [families]
 _MAX_BYTES_FOR_FEWEST_ROWS = 16e6
-#: Above that, from some to many KV heads, output tiles have the fewest rows. Outside, the most that
-#: make enough output tiles and with which all reads of K and V, the L2's among them, stay below
-#: this for each row.
+#: Above that, from some to many KV heads of all sequences, output tiles have the fewest rows.
+#: Outside, the most that make enough output tiles and with which the bytes of all reads of K and V,
+#: the L2's among them, stay below this for each row. [trial] (b)
 _SOME_HEADS, _MANY_HEADS = 16, 100
 _SHARED_ROW_BYTES = 19e6
-#: Above this, output tiles that read the same K and V have no cluster of their own; from so many of
-#: them on no pairs.
+#: Bytes above which output tiles that read the same K and V have no cluster of their own; from so
+#: many of them on no pairs. [trial] (a)
 _MAX_BYTES_FOR_SHARED_CLUSTERS = 20e6
 _MANY_SHARED_TILES = 16
-#: Above this, two stages of head_dim 128 are as good as three, or better.
+#: Bytes above which two stages of head_dim 128 are as good as three, or better. [families]
 _MIN_BYTES_FOR_TWO_STAGES = 80e6
-#: Above this, by the numbers of a partial, pairs of CTAs are faster than single ones where a grid
-#: of whole pairs to an output tile idles no more than this share of them
-#: (docs/performance-log.md, entry 28 (e)).
+#: Bytes above which, by the numbers of a partial, pairs of CTAs are faster than single ones where a
+#: grid of whole pairs to an output tile idles no more than this share of them. [families], and by
+#: the numbers of a partial [trial] (e)
 _MIN_BYTES_FOR_PAIRS = {1: 1e9, 512: 300e6, 1024: 100e6, 2048: 50e6}
 _FEW_IDLE_SHARE = 0.04
 #: Numbers of a partial from which on clusters of 2 or 4 merge it first where there are few output
-#: tiles; runs of pairs may be this much longer than their mean.
+#: tiles; work ranges of pairs may be this much longer than their mean. [trial]
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
-#: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough.
+#: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
+#: (entry 32).
 _FEW_QUERIES = 4
-#: Output tiles to an SM from which on two CTAs share it.
+#: Lengths on the device: output tiles to an SM from which on two CTAs share it (entry 34).
 _MANY_OUTPUT_TILES = 1.5
-#: Below this, few clusters are enough.
+#: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
-#: Output tiles of so few LeanTiles are not split, where they are many.
+#: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 
 
