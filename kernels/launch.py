@@ -252,7 +252,9 @@ def most_parts(
     """
     batch = inputs.q.shape[0]
     lengths = (
-        [inputs.context] * batch if inputs.cache_seqlens is None else inputs.cache_seqlens.tolist()
+        [inputs.context] * batch
+        if inputs.cache_seqlens is None
+        else inputs.cache_seqlens.clamp(0, inputs.context).tolist()
     )
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
     return _most_segments(tiles, work_ranges, min_tiles_per_range, end_tiles)

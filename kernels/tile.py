@@ -167,8 +167,8 @@ def write_output(acc, m, l, out, lse, out_offsets, lse_offsets, valid_rows, HEAD
     exponentials).
     """
     columns = tl.arange(0, acc.shape[1])
-    # l is 0 only where a row sees nothing: its output is 0 and its LSE -inf.
-    divisor = tl.where(l > 0.0, l, 1.0)
+    # l is 0 only where a row sees nothing: its output is 0 and its LSE -inf. A NaN stays one.
+    divisor = tl.where(l == 0.0, 1.0, l)
     scaled = acc / divisor[:, None]
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
     tl.store(
@@ -188,8 +188,8 @@ def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_D
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    # l is 0 only where a row sees nothing of this part.
-    divisor = tl.where(l > 0.0, l, 1.0)
+    # l is 0 only where a row sees nothing of this part. A NaN stays one.
+    divisor = tl.where(l == 0.0, 1.0, l)
     # .cg: to the L2, where the CTA that merges reads it.
     rows_bits = _bits(acc / divisor[:, None])
     tl.store(
@@ -272,9 +272,9 @@ def sequence_tiles(
     cache_seqlens, sequence, context, TILE_TOKENS: tl.constexpr, RAGGED: tl.constexpr
 ):
     """(tokens, LeanTiles per output tile) of one sequence; at least one LeanTile, so that its
-    output gets written.
+    output gets written. No length is below 0 or past the cache, whatever the tensor says.
     """
     tokens = context
     if RAGGED:
-        tokens = tl.load(cache_seqlens + sequence)
+        tokens = tl.minimum(tl.maximum(tl.load(cache_seqlens + sequence), 0), context)
     return tokens, tl.maximum(1, (tokens + TILE_TOKENS - 1) // TILE_TOKENS)

@@ -95,7 +95,8 @@ struct State {
 #pragma unroll
         for (int block = 1; block < TOKEN_BLOCKS; block++)
           top[rows][j] = fmaxf(top[rows][j], fmaxf(s[block][rows][j], s[block][rows][j + 2]));
-        passed |= top[rows][j] > m[rows][j] + RESCALE_THRESHOLD;
+        // A sum would be rounded up to more than the threshold where scores are above 2^27.
+        passed |= top[rows][j] - m[rows][j] > RESCALE_THRESHOLD;
       }
     if (!__any_sync(~0u, passed)) return;
 #pragma unroll

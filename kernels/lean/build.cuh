@@ -78,7 +78,8 @@ constexpr int BARRIERS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0)
 
 constexpr u32 EMPTY = 0xffffffffu;  // what a slot holds until a number arrives
 #define INFINITE __int_as_float(0x7f800000)
-constexpr float LOWEST = -1e30f;  // finite: LOWEST - LOWEST is 0
+// Below every finite score, and finite: LOWEST - LOWEST is 0.
+constexpr float LOWEST = -3.402823466e38f;
 // The exponent of a score is taken against a reference that is moved only where a score passes it
 // by the threshold, to the margin below the new maximum: few chunks re-scale, weights stay below
 // 2^15, and fp16 keeps weights down to 2^-31 of them.

@@ -22,19 +22,28 @@ def range_of(lean_tile, share, longer):
 
 
 @triton.jit
-def _tiles_of(cache_seqlens, sequences, batch, TILE_TOKENS: tl.constexpr):
-    """LeanTiles per output tile for a block of sequences, 0 past the batch."""
+def _tiles_of(cache_seqlens, sequences, batch, context, TILE_TOKENS: tl.constexpr):
+    """LeanTiles per output tile for a block of sequences, 0 past the batch; lengths as in
+    `sequence_tiles`.
+    """
     tokens = tl.load(cache_seqlens + sequences, mask=sequences < batch, other=0)
+    tokens = tl.minimum(tl.maximum(tokens, 0), context)
     tiles = tl.maximum(1, (tokens + TILE_TOKENS - 1) // TILE_TOKENS)
     return tl.where(sequences < batch, tiles, 0)
 
 
 @triton.jit
-def total_tiles(cache_seqlens, batch, TILE_TOKENS: tl.constexpr, SEQUENCES_AT_ONCE: tl.constexpr):
+def total_tiles(
+    cache_seqlens,
+    batch,
+    context,
+    TILE_TOKENS: tl.constexpr,
+    SEQUENCES_AT_ONCE: tl.constexpr,
+):
     total = 0
     for first in range(0, batch, SEQUENCES_AT_ONCE):
         sequences = first + tl.arange(0, SEQUENCES_AT_ONCE)
-        total += tl.sum(_tiles_of(cache_seqlens, sequences, batch, TILE_TOKENS))
+        total += tl.sum(_tiles_of(cache_seqlens, sequences, batch, context, TILE_TOKENS))
     return total
 
 
@@ -42,6 +51,7 @@ def total_tiles(cache_seqlens, batch, TILE_TOKENS: tl.constexpr, SEQUENCES_AT_ON
 def find_sequence(
     cache_seqlens,
     batch,
+    context,
     per_sequence,
     lean_tile,
     TILE_TOKENS: tl.constexpr,
@@ -53,7 +63,7 @@ def find_sequence(
     seen = 0
     for first in range(0, batch, SEQUENCES_AT_ONCE):
         sequences = first + tl.arange(0, SEQUENCES_AT_ONCE)
-        tiles = _tiles_of(cache_seqlens, sequences, batch, TILE_TOKENS) * per_sequence
+        tiles = _tiles_of(cache_seqlens, sequences, batch, context, TILE_TOKENS) * per_sequence
         ends = seen + tl.cumsum(tiles)
         before = (ends <= lean_tile) & (sequences < batch)
         sequence += tl.sum(before.to(tl.int32))

@@ -135,7 +135,10 @@ def lean_kernel(
     # Work ranges are dealt from the last to the first, so that a host block waits for CTAs that
     # started before it.
     if RAGGED:
-        total = total_tiles(cache_seqlens, batch, UNIT_TOKENS, SEQUENCES_AT_ONCE) * per_sequence
+        total = (
+            total_tiles(cache_seqlens, batch, context, UNIT_TOKENS, SEQUENCES_AT_ONCE)
+            * per_sequence
+        )
         grid = tl.maximum(1, tl.minimum(tl.num_programs(0), total // min_tiles_per_cta))
         share = total // grid
         longer = total % grid
@@ -144,7 +147,7 @@ def lean_kernel(
         start = tl.where(work_range < 0, 0, range_start(work_range, share, longer))
         end = tl.where(work_range < 0, 0, range_start(work_range + 1, share, longer))
         sequence, sequence_start = find_sequence(
-            cache_seqlens, batch, per_sequence, start, UNIT_TOKENS, SEQUENCES_AT_ONCE
+            cache_seqlens, batch, context, per_sequence, start, UNIT_TOKENS, SEQUENCES_AT_ONCE
         )
     else:
         tokens, tiles = sequence_tiles(cache_seqlens, 0, context, UNIT_TOKENS, RAGGED)

@@ -14,8 +14,11 @@ def attend(
     both fp64.
 
     With several query tokens the last one sees the whole context and each earlier one a token less.
+    A length below 0 is 0, one past the cache is the cache's.
     """
-    tokens = inputs.context if inputs.cache_seqlens is None else int(inputs.cache_seqlens[sequence])
+    tokens = inputs.context
+    if inputs.cache_seqlens is not None:
+        tokens = min(max(int(inputs.cache_seqlens[sequence]), 0), inputs.context)
     group_size = inputs.group_size
     heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
     q = inputs.q[sequence, :, heads].double()
@@ -30,7 +33,9 @@ def attend(
     hidden = torch.arange(tokens, device=q.device)[None, :] >= visible[:, None]
     scores = scores.masked_fill(hidden, float("-inf"))
     lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - torch.where(lse.isinf(), torch.zeros_like(lse), lse)[..., None])
+    # Against the largest score: lse rounds to it where scores are huge.
+    seen = torch.softmax(scores, dim=-1)
+    weights = torch.where(lse.isneginf()[..., None], torch.zeros_like(seen), seen)
     return torch.einsum("hqn,nd->qhd", weights, v), lse
 
 
