@@ -107,10 +107,8 @@ def _roomier(inputs: AttentionInputs) -> AttentionInputs:
     padding = (
         (0, 0, 0, 0, 0, 0, added, 0) if inputs.block_table is not None else (0, 0, 0, 0, 0, added)
     )
-    k_cache, v_cache = (
-        torch.nn.functional.pad(cache, padding, value=math.nan)
-        for cache in (inputs.k_cache, inputs.v_cache)
-    )
+    k_cache = torch.nn.functional.pad(inputs.k_cache, padding, value=math.nan)
+    v_cache = torch.nn.functional.pad(inputs.v_cache, padding, value=math.nan)
     table = inputs.block_table
     if table is not None:
         # Entries past a sequence's end lead to the pages that were added.

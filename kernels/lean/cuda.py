@@ -242,17 +242,23 @@ def _tensor_map(
     dtype = (
         dtypes.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else dtypes.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
     )
+    row_stride, token_stride, head_stride, _ = strides
+
     # A size of 1 may have any stride, one that is too large for a tensor map among them.
-    row_stride, token_stride, head_stride, _ = (
-        2 * (stride if size > 1 else head_dim) for stride, size in zip(strides, shape, strict=True)
-    )
+    def stride_bytes(size: int, stride: int) -> Any:
+        return driver.cuuint64_t(2 * (stride if size > 1 else head_dim))
+
     tensor_map = _check(
         driver.cuTensorMapEncodeTiled(
             dtype,
             4,
             address,
             [driver.cuuint64_t(size) for size in (head_dim, tokens, heads, rows)],
-            [driver.cuuint64_t(stride) for stride in (token_stride, head_stride, row_stride)],
+            [
+                stride_bytes(tokens, token_stride),
+                stride_bytes(heads, head_stride),
+                stride_bytes(rows, row_stride),
+            ],
             [driver.cuuint32_t(size) for size in (64, box_tokens, 1, 1)],
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

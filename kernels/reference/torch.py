@@ -22,10 +22,8 @@ def attend(
     group_size = inputs.group_size
     heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
     q = inputs.q[sequence, :, heads].double()
-    k, v = (
-        _cached(inputs, cache, sequence, kv_head)[:tokens].double()
-        for cache in (inputs.k_cache, inputs.v_cache)
-    )
+    k = _cached(inputs, inputs.k_cache, sequence, kv_head)[:tokens].double()
+    v = _cached(inputs, inputs.v_cache, sequence, kv_head)[:tokens].double()
 
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
     q_len = q.shape[0]

@@ -113,14 +113,14 @@ def _cases(
 
 
 def _tail_and_page_cases(
-    longest: int, heads: tuple[tuple[int, int], ...], each: int
+    longest: int, heads: tuple[tuple[int, int], ...], count: int
 ) -> Iterator[CheckCase]:
-    """`each` pairs of q_len and page size for every head_dim and grouping, uniform or ragged;
+    """`count` pairs of q_len and page size for every head_dim and grouping, uniform or ragged;
     contexts around the boundaries of pages and LeanTiles, and shorter than q_len.
     """
     pairs = itertools.cycle(_TAILS_AND_PAGES)
     numbers = itertools.count()
-    families = itertools.product(HEAD_DIMS, heads, range(each))
+    families = itertools.product(HEAD_DIMS, heads, range(count))
     for family, (head_dim, (q_heads, kv_heads), _) in enumerate(families):
         q_len, page_size = next(pairs)
         page = min(page_size or 64, longest // 2)

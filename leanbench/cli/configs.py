@@ -100,12 +100,13 @@ def export(
 
     if file.exists():
         raise UserError(f"{file} is there already: remove it or choose another name")
-    first, *others = _files_of(gpu)
+    files = _files_of(gpu)
     families = {
-        family.key: family for each in reversed([first, *others]) for family in each.tuned.families
+        family.key: family for source in reversed(files) for family in source.tuned.families
     }
-    merge(first.tuned.gpu, list(families.values()), file, kernel=first.tuned.kernel)
-    output.show(f"{file}: {_count(len(families))} of {first.tuned.gpu.product}")
+    first = files[0].tuned
+    merge(first.gpu, list(families.values()), file, kernel=first.kernel)
+    output.show(f"{file}: {_count(len(families))} of {first.gpu.product}")
 
 
 @configs.command("import", short_help="Merge a file into yours.")
@@ -129,7 +130,7 @@ def import_(
         ) from None
     if not tuned.families:
         raise UserError(f"{file} holds no families: export again from where they were tuned")
-    known = {each.tuned_as for each in kernels().values() if each.tuned_as is not None}
+    known = {kernel.tuned_as for kernel in kernels().values() if kernel.tuned_as is not None}
     if tuned.kernel not in known:
         raise UserError(
             f"{file} is of kernel {tuned.kernel!r}, configs are tuned for"

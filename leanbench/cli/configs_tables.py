@@ -100,7 +100,9 @@ def show_shortlist(family: Family) -> None:
 
 def show_problems(family: Family) -> None:
     """Each tuned problem's choice."""
-    problems = sorted(family.problems, key=lambda each: (each.batch * each.kv_heads, each.context))
+    problems = sorted(
+        family.problems, key=lambda problem: (problem.batch * problem.kv_heads, problem.context)
+    )
     times_us = [
         {timed.candidate: timed.latency_us for timed in problem.timed} for problem in problems
     ]

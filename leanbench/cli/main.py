@@ -59,8 +59,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         output.show(f"leanbench {__version__}")
         raise typer.Exit
 

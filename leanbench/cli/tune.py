@@ -217,18 +217,21 @@ def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) 
 def _show_table(summaries: list[Summary], title: str, *, predicted: bool) -> None:
     shared, families = without_shared([summary.family.label for summary in summaries])
     columns: list[output.Column] = [
-        ("problems", [str(each.problems) for each in summaries]),
-        ("predicted" if predicted else "timed", [str(each.timed) for each in summaries]),
-        ("left\nout", [str(each.left_out) for each in summaries]),
-        ("listed", [str(len(each.shortlist)) for each in summaries]),
-        ("ties", [f"{each.ties:.1f}" for each in summaries]),
-        ("mean\ngain", [f"{each.gain - 1:+.1%}" for each in summaries]),
-        ("most\ngain", [f"{each.most_gain - 1:+.1%}" for each in summaries]),
+        ("problems", [str(summary.problems) for summary in summaries]),
+        ("predicted" if predicted else "timed", [str(summary.timed) for summary in summaries]),
+        ("left\nout", [str(summary.left_out) for summary in summaries]),
+        ("listed", [str(len(summary.shortlist)) for summary in summaries]),
+        ("ties", [f"{summary.ties:.1f}" for summary in summaries]),
+        ("mean\ngain", [f"{summary.gain - 1:+.1%}" for summary in summaries]),
+        ("most\ngain", [f"{summary.most_gain - 1:+.1%}" for summary in summaries]),
         (
             "held\nout",
-            ["-" if each.held_out is None else f"{each.held_out:.1%}" for each in summaries],
+            [
+                "-" if summary.held_out is None else f"{summary.held_out:.1%}"
+                for summary in summaries
+            ],
         ),
-        ("chosen LeanTile\n(problems)", [_two_a_line(_chosen(each)) for each in summaries]),
+        ("chosen LeanTile\n(problems)", [_two_a_line(_chosen(summary)) for summary in summaries]),
     ]
     output.show_columns(
         f"{title}{f', all {shared}' if shared else ''}", [("family", families)], columns

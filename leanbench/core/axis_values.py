@@ -181,7 +181,8 @@ class HeadPairs(Values):
             raise UserError(
                 f"{name} {item!r} is not understood, write query heads/KV heads such as 32/8"
             )
-        q_heads, kv_heads = [syntax.parse_number(name, part, self._SYNTAX) for part in parts]
+        q_heads = syntax.parse_number(name, parts[0], self._SYNTAX)
+        kv_heads = syntax.parse_number(name, parts[1], self._SYNTAX)
         self.check(name, (q_heads, kv_heads))
         return [(q_heads, kv_heads)]
 

@@ -254,7 +254,7 @@ class AttentionProblem:
             if field.is_required or field.name in fields:
                 value = fields[field.name]
                 several = field.name == "context" and isinstance(value, list | tuple)
-                read = [field.from_json(each) for each in (value if several else [value])]
+                read = [field.from_json(item) for item in (value if several else [value])]
                 values[field.name] = tuple(read) if several else read[0]
         return cls(**values)
 

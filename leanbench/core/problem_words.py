@@ -78,8 +78,9 @@ def _context(text: str) -> int | tuple[int, ...]:
             f"context {text!r} does not say how long each sequence is: write a length for each,"
             " such as n1k+300+64k"
         )
-    first, *others = [_value("context", part) for part in text.split("+")]
-    return (first, *others) if others else first
+    if "+" not in text:
+        return _value("context", text)
+    return tuple(_value("context", part) for part in text.split("+"))
 
 
 def _sequences(context: int | tuple[int, ...]) -> int:

@@ -143,7 +143,8 @@ def _range(name: str, text: str, hint: str) -> list[int]:
     parts = [part.strip() for part in text.split(":")]
     if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
         raise UserError(f"{name} {text!r} is not a range, write {_LIST}{hint}")
-    first, last = [parse_number(name, part, _LIST) for part in parts[:2]]
+    first = parse_number(name, parts[0], _LIST)
+    last = parse_number(name, parts[1], _LIST)
     step = parse_number(name, parts[2][1:], _LIST)
     if first > last:
         raise UserError(

@@ -164,7 +164,7 @@ def table(
 
 def sentences(*words: Words, layout: str = "plain") -> Sentences:
     """Statements without names."""
-    return Sentences(tuple(Sentence(each) for each in words), layout)
+    return Sentences(tuple(Sentence(sentence) for sentence in words), layout)
 
 
 def without_shared(labels: list[str]) -> tuple[str, list[str]]:

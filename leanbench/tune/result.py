@@ -167,7 +167,7 @@ def to_family(
         for problem, times in progress.times.items()
     }
     listed = dict.fromkeys(
-        [*outcome.shortlist, *(config for each in times.values() for config in each)]
+        [*outcome.shortlist, *(config for compared in times.values() for config in compared)]
     )
     builds = {config.build_key for config in listed}
     listed |= dict.fromkeys(
@@ -206,8 +206,8 @@ def to_family(
         shortlist=[places[config] for config in outcome.shortlist],
         least_gain=least_gain(outcome.trials),
         problems=[
-            _problem(problem, each, progress.heuristic[problem], places, cost)
-            for problem, each in times.items()
+            _problem(problem, compared, progress.heuristic[problem], places, cost)
+            for problem, compared in times.items()
         ],
     )
 

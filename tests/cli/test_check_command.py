@@ -66,7 +66,7 @@ def check_fixtures(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def table_row(output: str, kernel: str, dtype: str) -> list[str]:
-    (line,) = [
+    [line] = [
         line for line in output.splitlines() if re.search(rf"\b{kernel}\b.*\b{dtype}\b.*\d", line)
     ]
     return re.split(r"\s{2,}", line.strip())

@@ -50,7 +50,7 @@ def invoke(*words: str) -> Result:
 
 def assert_refused(result: Result, words: str) -> None:
     assert result.exit_code == 2, result.output
-    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    [error] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert words in error
     assert result.stdout == ""
 

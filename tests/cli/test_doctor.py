@@ -44,7 +44,7 @@ def test_without_a_gpu_it_says_so_and_succeeds(tmp_path):
     result = invoke("--out", str(tmp_path / "runs"))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    (line,) = [line for line in lines if line.startswith("gpu ")]
+    [line] = [line for line in lines if line.startswith("gpu ")]
     assert line.rstrip().split(maxsplit=2)[1:] == [
         "note",
         (

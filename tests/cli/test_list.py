@@ -73,7 +73,7 @@ def test_names_and_figures_are_whole_in_a_narrow_terminal(monkeypatch, columns):
 def test_models_are_listed_with_their_figures():
     text = CliRunner().invoke(app, ["list", "models"]).stdout
     lines = text.splitlines()
-    (gemma,) = (line for line in lines if line.startswith("gemma-3-12b"))
+    [gemma] = [line for line in lines if line.startswith("gemma-3-12b")]
     assert gemma.split() == [
         "gemma-3-12b",
         "16/8",
@@ -84,7 +84,7 @@ def test_models_are_listed_with_their_figures():
         "tokens",
         "google/gemma-3-12b-it",
     ]
-    (at,) = (number for number, line in enumerate(lines) if line.startswith("llama-3-8b"))
+    [at] = [number for number, line in enumerate(lines) if line.startswith("llama-3-8b")]
     assert lines[at].split() == ["llama-3-8b", "32/8", "128", "32", "meta-llama/Meta-Llama-3-8B"]
     assert lines[at + 1].split() == ["llama-3.1-8b"]
 

@@ -306,7 +306,8 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     assert result.exit_code == 0
     assert "No GPU here: this would be predicted for NVIDIA A100" in result.stderr
     assert known_error("a100") not in result.stderr
-    small, large = (line.split() for line in result.stdout.splitlines() if line.startswith("lean"))
+    lines = [line for line in result.stdout.splitlines() if line.startswith("lean")]
+    small, large = lines[0].split(), lines[1].split()
     assert small[-6:] == ["4.19", "MB", "<", "0.1", "s", "yes"]
     assert large[-6:] == ["34.4", "GB", "<", "0.1", "s", "yes"]
     assert "2 cells, less than 1 s; nothing was run." in result.stdout

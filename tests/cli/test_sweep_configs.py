@@ -71,7 +71,7 @@ def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], dict[str, Any]]:
 def test_bad_input_is_one_sentence(tmp_path, words, sentence):
     result = sweep(tmp_path, *words)
     assert result.exit_code == 2
-    (error,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    [error] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     assert sentence in error
     assert not (tmp_path / "runs").exists()
 

@@ -212,7 +212,7 @@ def test_a_kernel_that_supports_nothing_has_no_column_but_a_notice(capsys):
         *("problem", "lean", "fa2", "lean", "vs", "fa2")
     ]
     assert "unsupported: cudnn · b1 h8 n1024 d64 fp16 HND: no schedule" in lines
-    (alone,) = (line for line in lines_of(capsys, rows[1:2]) if line.startswith("b1"))
+    [alone] = [line for line in lines_of(capsys, rows[1:2]) if line.startswith("b1")]
     assert alone.split()[6:] == ["unsupported"]
 
 

@@ -248,9 +248,8 @@ def test_energy_and_energy_delay_have_their_own_families():
     save_families(H200, [family(large_us=9.99), family(builds=builds, objective="energy")])
     save_families(H200, [family(builds=builds, objective="edp")])
     assert choose(LEAN, PROBLEM, H200).how == "heuristic"
-    energy, edp = (
-        choose(LEAN, PROBLEM, H200, objective=objective) for objective in ("energy", "edp")
-    )
+    energy = choose(LEAN, PROBLEM, H200, objective="energy")
+    edp = choose(LEAN, PROBLEM, H200, objective="edp")
     assert energy.config == edp.config == LARGE
     assert (
         energy.why
@@ -276,16 +275,15 @@ def test_a_corrupt_file_is_said_once_and_passed_over(ship):
     path = store.path_of("h200")
     path.parent.mkdir(parents=True)
     path.write_text("{")
+    problems = (PROBLEM, problem_of(8), problem_of(1, 64))
     with pytest.warns(
         UserWarning, match=r"h200.json is not a file of tuned configs .*; it is not used$"
-    ) as said:
-        choice, *_ = [
-            choose(LEAN, problem, H200) for problem in (PROBLEM, problem_of(8), problem_of(1, 64))
-        ]
-    assert choice == Choice(
+    ) as warned:
+        choices = [choose(LEAN, problem, H200) for problem in problems]
+    assert choices[0] == Choice(
         LARGE, "tuned", f"{FROM}, shipped: predicted 10.0% faster than the heuristic here"
     )
-    assert len(said) == 1
+    assert len(warned) == 1
 
 
 def test_kernels_that_are_not_tuned():

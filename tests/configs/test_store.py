@@ -134,11 +134,11 @@ def plain(**fields: Any) -> dict[str, Any]:
 def spoiled(path: str, value: Any) -> dict[str, Any]:
     """A file whose part at ``families.0.shortlist`` is `value`."""
     content: Any = plain()
+    steps: list[Any] = [int(step) if step.isdigit() else step for step in path.split(".")]
     at = content
-    *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
-    for step in steps:
+    for step in steps[:-1]:
         at = at[step]
-    at[last] = value
+    at[steps[-1]] = value
     return content
 
 

@@ -33,7 +33,7 @@ def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
     ] == [(context, "steady") for context in CONTEXTS]
     assert sorted(row["problem"]["context"] for row in found if row["kernel"] == kernel) == CONTEXTS
     assert len(found) == len({row["cell"] for row in found}) == 50
-    (faulty,) = [row for row in found if row["status"] != "ok"]
+    [faulty] = [row for row in found if row["status"] != "ok"]
     assert (faulty["kernel"], faulty["problem"]["context"]) == (kernel, 13 * 1024)
     assert (faulty["status"], faulty["reason"]) == (status, reason)
     assert "latency_us" not in faulty

@@ -52,7 +52,8 @@ def attend(
     fp32, natural LSE.
     """
     group_size = q.shape[0] // k.shape[0]
-    k, v = (cache.float().repeat_interleave(group_size, 0) for cache in (k, v))
+    k = k.float().repeat_interleave(group_size, 0)
+    v = v.float().repeat_interleave(group_size, 0)
     scores = q.float() @ k.transpose(1, 2) * scale
     q_len, tokens = scores.shape[1:]
     unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)

@@ -188,9 +188,8 @@ def test_pages_in_any_order_give_the_same_bits(name, device):
     problem = AttentionProblem(2, 4, 2, 96, 64, q_len=2, page_size=32)
     paged = make_inputs(problem, device)
     assert paged.block_table is not None
-    k_cache, v_cache = (
-        cache[paged.block_table.long()].flatten(1, 2) for cache in (paged.k_cache, paged.v_cache)
-    )
+    k_cache = paged.k_cache[paged.block_table.long()].flatten(1, 2)
+    v_cache = paged.v_cache[paged.block_table.long()].flatten(1, 2)
     contiguous = replace(
         make_inputs(replace(problem, page_size=None), device),
         q=paged.q,

@@ -102,7 +102,8 @@ def walked(
     params.end_tiles = END_TILES if build.ragged else 0
     params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
     params.by_tiles, params.by_heads = Divisor.of(most_tiles), Divisor.of(per_sequence)
-    params.by_share, params.by_share_plus_1 = (Divisor.of(params.share + extra) for extra in (0, 1))
+    params.by_share = Divisor.of(params.share)
+    params.by_share_plus_1 = Divisor.of(params.share + 1)
     room = (CPart * (2 * output_tiles + 2 * ranges))()
     count = library.deal(ctypes.byref(padded), ranges, room, len(room))
     return [

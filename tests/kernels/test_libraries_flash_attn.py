@@ -36,12 +36,12 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     results = []
     for row, tokens in enumerate(cache_seqlens.tolist()):
-        k, v = (
-            (cache[row] if table is None else cache[table[row].long()].flatten(0, 1))[
-                :tokens
-            ].transpose(0, 1)
-            for cache in (k_cache, v_cache)
-        )
+        k = (k_cache[row] if table is None else k_cache[table[row].long()].flatten(0, 1))[
+            :tokens
+        ].transpose(0, 1)
+        v = (v_cache[row] if table is None else v_cache[table[row].long()].flatten(0, 1))[
+            :tokens
+        ].transpose(0, 1)
         results.append(attend(q[row].transpose(0, 1), k, v, scale))
     out = torch.stack([out.transpose(0, 1) for out, _ in results]).to(q.dtype)
     return out, torch.stack([lse for _, lse in results])

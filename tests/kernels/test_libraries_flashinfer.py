@@ -84,10 +84,8 @@ class FlashInferWrapper:
             pages = self._paged_kv_indices_buf[self.indptr[row] : self.indptr[row + 1]].long()
             tokens = (len(pages) - 1) * self.page_size + last
             # (kv_heads, tokens, head_dim)
-            k, v = (
-                cache[pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
-                for cache in paged_kv_cache
-            )  # fmt: skip
+            k = paged_kv_cache[0][pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
+            v = paged_kv_cache[1][pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
             attended, natural = attend(q[row, :, None], k, v, self.scale)
             out[row] = attended[:, 0].to(out.dtype)
             lse[row] = natural[:, 0] / math.log(2)

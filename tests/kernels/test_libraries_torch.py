@@ -150,7 +150,9 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
         assert op is split_k
         calls.append((query, key, value))
         # (batch, tokens, heads, head_dim): heads of a group follow each other.
-        q, k, v = (tensor.flatten(2, -2) for tensor in (query, key, value))
+        q = query.flatten(2, -2)
+        k = key.flatten(2, -2)
+        v = value.flatten(2, -2)
         rows = zip(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), strict=True)
         outs = [attend(*row, scale)[0].transpose(0, 1) for row in rows]
         return torch.stack(outs).to(query.dtype).view(query.shape)

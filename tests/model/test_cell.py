@@ -137,10 +137,9 @@ def test_best_keeps_the_fastest_that_fits() -> None:
 def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
     problem: AttentionProblem, implementation: str, ratio: float
 ) -> None:
-    lean, cuda, triton = (
-        predict_cell(problem, kernels()[name], "best", H200)
-        for name in ("lean", "lean_cuda", "lean_triton")
-    )
+    lean = predict_cell(problem, kernels()["lean"], "best", H200)
+    cuda = predict_cell(problem, kernels()["lean_cuda"], "best", H200)
+    triton = predict_cell(problem, kernels()["lean_triton"], "best", H200)
     assert triton["latency_us"] / cuda["latency_us"] == pytest.approx(ratio, abs=5e-3)
     error = model_error("h200", ["lean_cuda", "lean_triton"])
     assert (cuda["latency_us"] <= triton["latency_us"] * (1 + error)) == (implementation == "cuda")
@@ -209,9 +208,8 @@ def test_out_of_memory_says_both_numbers() -> None:
 def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
     spec = find(gpu)
     for name in ("lean", "fa2", "fixed_split"):
-        default, best = (
-            predict_cell(problem, kernels()[name], configs, spec) for configs in ("default", "best")
-        )
+        default = predict_cell(problem, kernels()[name], "default", spec)
+        best = predict_cell(problem, kernels()[name], "best", spec)
         assert (default["status"], best["status"]) == ("ok", "ok"), (
             name,
             default.get("reason"),
@@ -244,9 +242,8 @@ def test_one_config_for_the_tuner() -> None:
     )
     # What the compiler found counts: one CTA on an SM cannot keep as many bytes on their way as
     # two.
-    alone_us, together_us = (
-        predict_latency_us(PROBLEM, kernel, config, H200, resident=ctas) for ctas in (1, 2)
-    )
+    alone_us = predict_latency_us(PROBLEM, kernel, config, H200, resident=1)
+    together_us = predict_latency_us(PROBLEM, kernel, config, H200, resident=2)
     assert alone_us > together_us
     with pytest.raises(UserError, match="secret has no schedule to predict from"):
         predict_latency_us(PROBLEM, Secret(FAST), FAST, H200)
@@ -257,9 +254,8 @@ def test_one_config_for_the_tuner() -> None:
 
 
 def test_energy_is_capped_by_the_power_limit() -> None:
-    lean, fa2 = (
-        predict_cell(PROBLEM, kernels()[name], "default", H200) for name in ("lean", "fa2")
-    )
+    lean = predict_cell(PROBLEM, kernels()["lean"], "default", H200)
+    fa2 = predict_cell(PROBLEM, kernels()["fa2"], "default", H200)
     power_w = {
         name: fields["energy_mj"] / fields["latency_us"] * 1e3
         for name, fields in (("lean", lean), ("fa2", fa2))

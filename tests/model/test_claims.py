@@ -56,7 +56,8 @@ def test_outcomes_are_ratios_of_predictions() -> None:
     one = outcomes["7a", "LA over FA2 at 512k"]
     [problem] = one.claim.problems
     lean, fa2 = kernel("lean"), kernel("fa2")
-    lean_config, fa2_config = (each.default_config(problem, A100) for each in (lean, fa2))
+    lean_config = lean.default_config(problem, A100)
+    fa2_config = fa2.default_config(problem, A100)
     assert lean_config is not None
     assert fa2_config is not None
     lean_us = predict_latency_us(problem, lean, lean_config, A100)

@@ -91,10 +91,8 @@ def test_lean_cuda_has_constants_of_its_own() -> None:
     found = fit_lean_cuda(run.cells, H200, start, workers=1)
     assert found.lean_cuda is not None
     assert replace(found, lean_cuda=None) == TRUE
-    before, after = (
-        check(run, run.cells, constants, "checked", workers=1)[0][0].all
-        for constants in (start, found)
-    )
+    before = check(run, run.cells, start, "checked", workers=1)[0][0].all
+    after = check(run, run.cells, found, "checked", workers=1)[0][0].all
     assert before.worst > 0.05
     assert after.worst < 0.03
     assert found.lean_cuda.merge_level_us > 1.2

@@ -306,9 +306,8 @@ def test_equal_splits_are_monotone_in_context(
     tiles: int, more: int, q_heads: int, head_dim: int
 ) -> None:
     """Unequal ones need not be: with a short last split, the second wave starts earlier."""
-    shorter, longer = (
-        heads(4 * 128 * count, q_heads, head_dim=head_dim) for count in (tiles, tiles + more)
-    )
+    shorter = heads(4 * 128 * tiles, q_heads, head_dim=head_dim)
+    longer = heads(4 * 128 * (tiles + more), q_heads, head_dim=head_dim)
     assert play("fixed_split", longer).latency_us > play("fixed_split", shorter).latency_us
 
 

@@ -473,9 +473,8 @@ def test_hostile_names_are_only_text_in_maps_and_beside(write_run: WriteRun) -> 
         for p in (problem(), problem(4096), problem(4096, 8))
         for name in ("lean", HOSTILE)
     ]
-    first, second = (
-        write_run(rows, folder=folder, name=f"{HOSTILE} {folder}") for folder in ("a", "b")
-    )
+    first = write_run(rows, folder="a", name=f"{HOSTILE} a")
+    second = write_run(rows, folder="b", name=f"{HOSTILE} b")
     probe = """all("#maps-selectors select, #sides-selectors select").forEach((control) => {
         control.selectedIndex = control.options.length - 1;
         control.dispatchEvent(new Event("change"));

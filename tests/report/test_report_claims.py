@@ -172,7 +172,8 @@ def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run:
             sweep={"name": sweep},
         )
 
-    own, again = (run(second, us, "mine", "paper-fig7a") for second, us in ((1, 300), (2, 280)))
+    own = run(1, 300, "mine", "paper-fig7a")
+    again = run(2, 280, "mine", "paper-fig7a")
     later = run(9, 200, "paper-fig7a", "another")
     # Of two runs of one sweep, which are named by their paths, the later one.
     found = claims_of(own, again, later)[OVER_FA2]

@@ -238,8 +238,8 @@ def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: 
         [row(problem(1024, heads=h), name, 10.0) for h in (8, 16) for name in ("lean", "fa2")]
     )
     rows.append([row(problem(), "lean", 10.0)])
-    first, *others = [write_run(each, folder=f"r{i}", name=f"r{i}") for i, each in enumerate(rows)]
-    [path] = write_report(first, tmp_path / "out", ["html"], others)
+    runs = [write_run(of_run, folder=f"r{i}", name=f"r{i}") for i, of_run in enumerate(rows)]
+    [path] = write_report(runs[0], tmp_path / "out", ["html"], runs[1:])
     html = path.read_text(encoding="utf-8")
     header = text_of(html, "<header>", "</header>")
     assert header.startswith(

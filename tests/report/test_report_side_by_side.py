@@ -25,7 +25,7 @@ def side_by_side_of(directories: Iterable[Path]) -> list[SideBySide]:
 
 def test_kernels_are_compared_where_both_runs_are_ok(write_run: WriteRun) -> None:
     lean, fa2 = side_by_side_of(two_runs(write_run))
-    assert (lean.kernel, lean.base.run, lean.other.run, lean.latency.problems) == (
+    assert (lean.kernel, lean.base.run, lean.side.run, lean.latency.problems) == (
         "lean",
         "here",
         "there",
@@ -34,11 +34,11 @@ def test_kernels_are_compared_where_both_runs_are_ok(write_run: WriteRun) -> Non
     assert lean.latency.geomean == pytest.approx((0.5 * 0.25) ** 0.5)
     assert (lean.latency.lowest, lean.latency.lowest_at) == (0.25, problem(4096).label)
     assert (lean.latency.highest, lean.latency.highest_at) == (0.5, problem(1024).label)
-    assert lean.others == pytest.approx(((1 / 2 * 1 / 4) ** 0.5,))
+    assert lean.compared == pytest.approx(((1 / 2 * 1 / 4) ** 0.5,))
     floors_us = [problem(context).kv_bytes / 4e6 + 2.0 for context in (1024, 4096)]
     assert lean.base_floor_share == pytest.approx((floors_us[0] / 10 * floors_us[1] / 40) ** 0.5)
     # The noisy row of the first run is left out.
-    assert (fa2.kernel, fa2.latency.problems, fa2.latency.geomean, fa2.others) == (
+    assert (fa2.kernel, fa2.latency.problems, fa2.latency.geomean, fa2.compared) == (
         "fa2",
         1,
         0.5,
@@ -78,9 +78,8 @@ def test_a_cold_run_is_not_set_beside_a_warm_one(write_run: WriteRun) -> None:
 
 def test_without_an_ok_row_there_is_no_picture(write_run: WriteRun) -> None:
     noisy = row(problem(), "lean", 10.0, status="noisy", reason="x")
-    first, second = (
-        write_run(rows, folder=name, name=name) for name, rows in (("a", []), ("b", [noisy]))
-    )
+    first = write_run([], folder="a", name="a")
+    second = write_run([noisy], folder="b", name="b")
     [path] = write_report(first, first.parent / "out", ["html"], [second])
     html = path.read_text(encoding="utf-8")
     assert "The runs have no problem in common" in html

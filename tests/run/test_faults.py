@@ -141,7 +141,7 @@ def test_a_faulty_kernel_costs_one_row(tmp_path, kernel, status, reason):
     }
     assert statuses == {**expected, (kernel, 2048): status}
     assert len(found) == 9
-    (faulty,) = [row for row in found if row["status"] != "ok"]
+    [faulty] = [row for row in found if row["status"] != "ok"]
     assert faulty["reason"] == reason
     assert "latency_us" not in faulty
     # Also said in the table.
@@ -176,7 +176,7 @@ def test_a_worker_that_is_killed_from_outside_costs_one_row(tmp_path):
     assert process.returncode == 1
     found = rows(tmp_path / "r")
     assert Counter(row["kernel"] for row in found) == {"slow": 4, "steady": 4}
-    (faulty,) = [row for row in found if row["status"] != "ok"]
+    [faulty] = [row for row in found if row["status"] != "ok"]
     assert (faulty["kernel"], faulty["status"]) == ("slow", "crashed")
     assert faulty["reason"] == "the worker was ended by SIGKILL, see worker.log"
 

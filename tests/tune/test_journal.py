@@ -72,7 +72,9 @@ def test_damaged_lines_are_left_out(path):
 
 def test_what_is_whole_is_read_wherever_the_last_line_was_cut_off(path):
     journal = Journal(path, ABOUT)
-    first, second, third = ((FAMILY, FAMILY.problem(tiles, 1000), TIMES) for tiles in (8, 20, 40))
+    first = (FAMILY, FAMILY.problem(8, 1000), TIMES)
+    second = (FAMILY, FAMILY.problem(20, 1000), TIMES)
+    third = (FAMILY, FAMILY.problem(40, 1000), TIMES)
     journal.add(*first)
     begun = path.stat().st_size
     journal.add(*second)
@@ -88,7 +90,8 @@ def test_what_is_whole_is_read_wherever_the_last_line_was_cut_off(path):
 
 def test_a_full_disk_names_the_file_and_costs_the_last_problem_only(path):
     journal = Journal(path, ABOUT)
-    first, second = ((FAMILY, FAMILY.problem(tiles, 1000), TIMES) for tiles in (8, 20))
+    first = (FAMILY, FAMILY.problem(8, 1000), TIMES)
+    second = (FAMILY, FAMILY.problem(20, 1000), TIMES)
     journal.add(*first)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # No file may become larger, which is how a full disk looks to a writer.

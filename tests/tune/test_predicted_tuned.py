@@ -25,10 +25,8 @@ def test_what_is_written_of_a_prediction():
     )
     stopped = search.run([pair], World(), no_ranking, 1e12)
     found = search.finish([pair], stopped, Here())[0]
-    whole, few = (
-        to_family(found, LEAN, H200, source, "latency", "2026-01-01T00:00:00+00:00", {})
-        for source in ("measured", "predicted")
-    )
+    whole = to_family(found, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {})
+    few = to_family(found, LEAN, H200, "predicted", "latency", "2026-01-01T00:00:00+00:00", {})
     assert (whole.source, few.source) == ("measured", "predicted")
     assert whole.problems == few.problems
     for tuned in few.problems:

@@ -44,8 +44,8 @@ def head_section(results: Results) -> Section:
     """The runs with their commands, versions and notes, and the problems in one line."""
     versions = [_versions(run) for run in results.runs]
     # What several runs have in common stands once.
-    shared = versions[0] if results.are_several and versions.count(versions[0]) > 1 else []
-    shared = shared if all(each == shared for each in versions) else []
+    alike = results.are_several and versions.count(versions[0]) == len(versions)
+    shared = versions[0] if alike else []
     about: list[Sentence] = []
     for run, of_run in zip(results.runs, versions, strict=True):
         words = " · ".join([_on(run), *([] if shared else of_run), *_created(run)])
@@ -85,7 +85,9 @@ def _versions(run: Run) -> list[str]:
     environments = environments_of(run).values()
     words = []
     for field in ("driver", "torch", "triton", "leanbench"):
-        values = dict.fromkeys(each[field] for each in environments if each.get(field))
+        values = dict.fromkeys(
+            environment[field] for environment in environments if environment.get(field)
+        )
         words += [f"{field} {', '.join(values)}"] if values else []
     return words
 

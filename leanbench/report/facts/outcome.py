@@ -40,7 +40,9 @@ def summary_section(results: Results) -> Section:
 
 
 def _overview(overview: Overview) -> list[Block]:
-    margin = max((part.summary.margin for _, part in overview.parts), key=lambda each: each.share)
+    margin = max(
+        (part.summary.margin for _, part in overview.parts), key=lambda margin: margin.share
+    )
     baseline = overview.parts[0][1].summary.baseline
     headings = [
         "run",

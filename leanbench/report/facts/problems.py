@@ -173,7 +173,7 @@ def _latency_cell(of: ByKernel, name: str, margin: Margin) -> Words:
 
 def _is_fastest(row: Row, of: ByKernel, margin: Margin) -> bool:
     """Whether the row is the fastest of several `ok` ones, or within the margin of it."""
-    latencies = [each.latency_us for each in of.values() if each.status == "ok" and each.latency_us]
+    latencies = [row.latency_us for row in of.values() if row.status == "ok" and row.latency_us]
     if row.status != "ok" or not row.latency_us or len(latencies) < 2:
         return False
     return row.latency_us <= min(latencies) * (1 + margin.share)

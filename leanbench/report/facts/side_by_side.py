@@ -55,13 +55,13 @@ class SideBySide:
 
     kernel: str
     base: Side
-    other: Side
+    side: Side
     latency: Ratios
     #: Geometric means of the read floor's share; null where not measured.
     base_floor_share: float | None
-    other_floor_share: float | None
+    side_floor_share: float | None
     #: Geometric means of the ratios of `COMPARED`; null where not measured on both sides.
-    others: tuple[float | None, ...]
+    compared: tuple[float | None, ...]
 
 
 def side_by_side_section(results: Results) -> Section:
@@ -91,14 +91,14 @@ def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
     for comparison in rows:
         latency, floors = (
             comparison.latency,
-            (comparison.other_floor_share, comparison.base_floor_share),
+            (comparison.side_floor_share, comparison.base_floor_share),
         )
         shares = [f"{share:.1%}" for share in floors if share]
         cells.append(
             [
                 *(
                     comparison.kernel,
-                    _name(comparison.other),
+                    _name(comparison.side),
                     _name(comparison.base),
                     str(latency.problems),
                 ),
@@ -106,7 +106,7 @@ def _table(rows: Sequence[SideBySide], short: Mapping[str, str]) -> Table:
                 *(times(latency.lowest), short[latency.lowest_at]),
                 *(times(latency.highest), short[latency.highest_at]),
                 ", ".join(shares) if len(shares) > 1 else "",
-                *map(times, comparison.others),
+                *map(times, comparison.compared),
             ]
         )
     return table(headings, cells)
@@ -141,7 +141,7 @@ def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide
     rows = []
     sides = sides_of(runs)
     for index, (side, of_side) in enumerate(sides.items()):
-        base = next((each for each in list(sides)[:index] if each.cache == side.cache), None)
+        base = next((base for base in list(sides)[:index] if base.cache == side.cache), None)
         if base is None:
             continue
         pairs = match(sides[base], of_side, MARGIN)
@@ -152,14 +152,14 @@ def side_by_side(runs: Sequence[Run], kernels: Sequence[str]) -> list[SideBySide
     return rows
 
 
-def _side_by_side(kernel: str, base: Side, other: Side, pairs: Sequence[Pair]) -> SideBySide:
+def _side_by_side(kernel: str, base: Side, side: Side, pairs: Sequence[Pair]) -> SideBySide:
     by_label = [(pair.problem.label, pair.ratio) for pair in pairs if pair.ratio is not None]
     latency = ratios_of([label for label, _ in by_label], [ratio for _, ratio in by_label])
     assert latency is not None, "rows that are ok have a latency"
     return SideBySide(
         kernel,
         base,
-        other,
+        side,
         latency,
         _mean(pair.base.read_floor_share for pair in pairs),
         _mean(pair.new.read_floor_share for pair in pairs),

@@ -117,7 +117,7 @@ def status_counts(frame: DataFrame) -> dict[str, int]:
 def _ratios(rows: DataFrame, column: str, margin: Margin) -> dict[str, Ratios]:
     table = ratios_to_baseline(rows, column)
     ratios = {str(name): _ratios_of(cast("Series", table[name]), margin) for name in table}
-    return {name: each for name, each in ratios.items() if each is not None}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def _over_best(rows: DataFrame, margin: Margin) -> Ratios | None:

@@ -39,7 +39,7 @@ def page_data(results: Results) -> dict[str, Any]:
             for a in axes
         ],
         "sides": _sides(results) if results.are_several else None,
-        "maps": [asdict(each) for each in maps_of(frame, results.margin)],
+        "maps": [asdict(map_) for map_ in maps_of(frame, results.margin)],
         "charts": [asdict(chart) for chart in charts_of(drawn_rows(frame), axes)],
     }
 
