@@ -129,7 +129,7 @@ def test_a_predicted_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leanbench.model.claims import claims
+    from leanbench.model.paper import claims
 
     chosen = tuple(claim for claim in claims() if claim.figure == "7a")
     monkeypatch.setattr("leanbench.model.claims.claims", lambda: chosen)

@@ -8,7 +8,8 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_latency_us
-from leanbench.model.claims import SAMPLES, SINGLE_STAGE, TOLERANCE, claims, evaluate
+from leanbench.model.claims import SINGLE_STAGE, evaluate
+from leanbench.model.paper import SAMPLES, TOLERANCE, claims
 
 A100 = find("a100-80gb")
 

@@ -8,7 +8,7 @@ import pytest
 from example_runs import WriteRun, problem, row, row_with_all_fields
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claims import SAMPLES, claims
+from leanbench.model.paper import SAMPLES, claims
 from leanbench.records.reading import read_runs
 from leanbench.report import write_report
 from leanbench.report.facts.claims import Measured, claims_of_runs, measured_claims, sweep_name

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from leanbench.core.problem import AttentionProblem
-from leanbench.model.claims import claims
+from leanbench.model.paper import claims
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import load_sweep
 

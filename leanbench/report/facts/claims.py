@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from leanbench.model.claims import SAMPLES, TOLERANCE, Claim, claims
+from leanbench.model.paper import SAMPLES, TOLERANCE, Claim, claims
 from leanbench.report.compare.match import fastest
 from leanbench.report.document import Section, Text, sentences, table
 from leanbench.report.frame import gpu_name

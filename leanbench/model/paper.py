@@ -1,0 +1,196 @@
+"""The LeanAttention paper's single-GPU claims as data.
+
+Sanovar et al. 2024 (arXiv 2405.10480), measured on an A100-80GB (108 SMs), fp16, with
+FlashAttention 2.5.6's kernels: LA is LeanAttention (`lean`), FA2 one CTA per output tile (`fa2`),
+FD FlashDecoding with that version's heuristic (`fixed_split`, whose own heuristic is not the same
+one).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.ragged import ragged_contexts
+
+#: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy` of `of`: predicted, its
+#: schedule's quantisation efficiency; measured, its SM busy share.
+Quantity = Literal["latency", "energy", "occupancy"]
+#: Over the problems' figures. `last over first`, `highest over lowest`: how much they change.
+Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]
+#: `about`: within TOLERANCE. `at least`, `at most`: the paper gives a bound or a direction.
+Relation = Literal["about", "at least", "at most"]
+#: A claim of a figure holds within this of it.
+TOLERANCE = 0.15
+#: Problems of the text's "over 500 samples".
+SAMPLES = 500
+
+_STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
+    "mean": lambda figures: sum(figures) / len(figures),
+    "lowest": min,
+    "highest": max,
+    "last over first": lambda figures: figures[-1] / figures[0],
+    "highest over lowest": lambda figures: max(figures) / min(figures),
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper that a model can be asked about."""
+
+    figure: str
+    words: str
+    quantity: Quantity
+    of: str
+    over: str
+    statistic: Statistic
+    problems: tuple[AttentionProblem, ...]
+    paper: float
+    relation: Relation = "about"
+
+    @property
+    def paper_words(self) -> str:
+        sign = {"about": "", "at least": "≥ ", "at most": "≤ "}[self.relation]
+        return f"{sign}{self.words_of(self.paper)}"
+
+    @property
+    def is_of_samples(self) -> bool:
+        """Any `SAMPLES` problems of the same kind do as well: the paper does not say which
+        it took.
+        """
+        return len(self.problems) == SAMPLES
+
+    def value(self, figures: Sequence[float]) -> float:
+        """The claim's figure from one of each problem, in their order."""
+        return _STATISTICS[self.statistic](figures)
+
+    def holds(self, value: float) -> bool:
+        """Within TOLERANCE of the paper's figure, or on the right side of its bound."""
+        return {
+            "about": abs(value / self.paper - 1) <= TOLERANCE,
+            "at least": value >= self.paper,
+            "at most": value <= self.paper,
+        }[self.relation]
+
+    @property
+    def sweep(self) -> str:
+        """The shipped sweep that was made for it."""
+        if self.is_of_samples or self.figure == "text":
+            return "paper-500"
+        return "paper-fig7a" if self.figure == "abstract" else f"paper-fig{self.figure}"
+
+    def words_of(self, value: float) -> str:
+        is_share = self.quantity == "occupancy" and self.statistic in ("mean", "lowest", "highest")
+        return f"{value:.0%}" if is_share else f"{value:.2f}x"
+
+
+def _mha(heads: int, context_k: int, head_dim: int = 64, batch: int = 1) -> AttentionProblem:
+    return AttentionProblem(batch, heads, heads, context_k * 1024, head_dim)
+
+
+_CONTEXTS_K = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_FIG_7A = tuple(_mha(56, context) for context in _CONTEXTS_K)
+_FIG_4 = tuple(
+    _mha(heads, context) for heads in (16, 24, 32, 48, 56, 64) for context in _CONTEXTS_K[3:]
+)
+#: Heads and context of figure 7c, heads of figure 9 and the batch of figure 11 are not in the text
+#: at hand: chosen so that FA2's CTAs over the SMs come near the ratio that the paper gives.
+_FIG_7C = tuple(_mha(24, 64, batch=batch) for batch in (1, 2, 4, 8, 16))
+_FIG_9 = tuple(_mha(32, context, head_dim=128) for context in _CONTEXTS_K)
+_FIG_11 = tuple(
+    AttentionProblem(8, 32, 32, ragged_contexts(8, 65_536, share), 64)
+    for share in (1.0, 0.8, 0.6, 0.4, 0.2)
+)
+
+
+@cache
+def _samples() -> tuple[AttentionProblem, ...]:
+    """Batch, context and heads drawn evenly, as many as fit an 80 GB GPU; the paper does not say
+    how it drew.
+    """
+    draw = random.Random(2405)
+    samples: list[AttentionProblem] = []
+    while len(samples) < SAMPLES:
+        problem = _mha(
+            draw.choice((8, 16, 24, 32, 48, 56, 64)),
+            draw.choice(_CONTEXTS_K),
+            batch=draw.choice((1, 2, 4)),
+        )
+        if problem.kv_bytes < 60e9:
+            samples.append(problem)
+    return tuple(samples)
+
+
+#: A speedup: whose latency over whose.
+_LA_OVER_FD = ("fixed_split", "lean")
+_LA_OVER_FA2 = ("fa2", "lean")
+_FD_OVER_FA2 = ("fa2", "fixed_split")
+
+
+def _speedup(
+    figure: str,
+    words: str,
+    kernels: tuple[str, str],
+    problems: Sequence[AttentionProblem],
+    paper: float,
+    relation: Relation = "about",
+    statistic: Statistic = "mean",
+) -> Claim:
+    return Claim(figure, words, "latency", *kernels, statistic, tuple(problems), paper, relation)
+
+
+def _occupancy(
+    words: str, kernel: str, statistic: Statistic, paper: float, relation: Relation
+) -> Claim:
+    return Claim("4", words, "occupancy", kernel, "", statistic, _FIG_4, paper, relation)
+
+
+def _energy(
+    words: str, over: str, problems: Sequence[AttentionProblem], statistic: Statistic = "mean"
+) -> Claim:
+    """LA takes no more energy than `over`."""
+    return Claim("13", words, "energy", "lean", over, statistic, tuple(problems), 1.0, "at most")
+
+
+def claims() -> tuple[Claim, ...]:
+    """All of them, in the paper's order; the 500 samples are the same every time."""
+    fd, fa2, fd_fa2, samples = _LA_OVER_FD, _LA_OVER_FA2, _FD_OVER_FA2, _samples()
+    past_8k = "LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"
+    fewest = "LA over FA2 at the fewest heads (8 here), 64k, batch 1, head_dim 64"
+    flat = "FD over FA2 flat past 32k: highest over lowest"
+    depends = "occupancy of FD depends on the problem: highest over lowest"
+    uneven = "LA over FD grows as a batch gets more uneven: mean/max 0.2 over 1.0"
+    grows = "the gap to FD grows past 128k: LA over FD, 512k over 128k"
+    return (
+        _speedup("abstract", "LA over FD, mean of the samples", fd, samples, 1.73),
+        _speedup("abstract", "LA over FD at 256k, 56 heads", fd, _FIG_7A[8:9], 2.18),
+        _occupancy("occupancy of LA near 100% everywhere", "lean", "lowest", 0.9, "at least"),
+        _occupancy("occupancy of FA2 is low", "fa2", "mean", 0.6, "at most"),
+        _occupancy(depends, "fixed_split", "highest over lowest", 1.2, "at least"),
+        _speedup("7a", past_8k, fa2, _FIG_7A[4:], 2, "at least", "lowest"),
+        _speedup("7a", "LA over FA2 at 512k", fa2, _FIG_7A[9:], 2.46),
+        _speedup("7a", "FD over FA2 at 512k", fd_fa2, _FIG_7A[9:], 2.06),
+        _speedup("7a", flat, fd_fa2, _FIG_7A[5:], 1.1, "at most", "highest over lowest"),
+        _speedup("7b", fewest, fa2, [_mha(8, 64)], 12.5),
+        _speedup("7b", "LA over FA2 at 64 heads", fa2, [_mha(64, 64)], 2.15),
+        _speedup("7c", "LA over FA2 at batch 1 (24 heads, 64k here)", fa2, _FIG_7C[:1], 4.71),
+        _speedup("7c", "LA over FD at batch 1", fd, _FIG_7C[:1], 1.06),
+        _speedup("7c", "LA over FA2 at large batch (16)", fa2, _FIG_7C[4:], 1.5),
+        _speedup("7c", "LA over FD at large batch (16)", fd, _FIG_7C[4:], 1.5),
+        _speedup("text", f"LA over FA2, mean of {SAMPLES} samples", fa2, samples, 2.6),
+        _speedup("text", "LA over FA2, highest: 16 heads, 512k", fa2, [_mha(16, 512)], 8.33),
+        _speedup("text", "LA over FA2, lowest: 24 heads, 1k", fa2, [_mha(24, 1)], 1.1),
+        _speedup("text", f"LA over FD, mean of {SAMPLES} samples", fd, samples, 1.27),
+        _speedup("text", "LA over FD, highest: 24 heads, 512k", fd, [_mha(24, 512)], 1.71),
+        _speedup("text", "LA over FD, lowest: 24 heads, 1k", fd, [_mha(24, 1)], 0.99),
+        _speedup("9", "LA over FA2, head_dim 128, 512k (32 heads here)", fa2, _FIG_9[9:], 3.67),
+        _speedup("9", "LA over FA2, head_dim 128, 1k", fa2, _FIG_9[:1], 1.2),
+        _speedup("11", uneven, fd, _FIG_11, 1.0, "at least", "last over first"),
+        _energy("energy of LA over FD at 512k, 56 heads", "fixed_split", _FIG_7A[9:]),
+        _energy("energy of LA over FA2 at 512k", "fa2", _FIG_7A[9:]),
+        _energy(grows, "fixed_split", _FIG_7A[7:], "last over first"),
+    )
