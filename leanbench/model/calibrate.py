@@ -11,8 +11,9 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.version import __version__
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import Calibration, InUse, RunErrors, calibration_for
+from leanbench.model.check import check
 from leanbench.model.constants import Constants, LeanCudaConstants
-from leanbench.model.fit import FEWEST_ROWS, LEAN_CUDA, check, fit, fit_lean_cuda, known, split
+from leanbench.model.fit import FEWEST_ROWS, LEAN_CUDA, fit, fit_lean_cuda, known, split
 from leanbench.model.lean_cuda import refusal
 from leanbench.model.measured import MeasuredCell, MeasuredRun, read_measured
 

@@ -59,6 +59,10 @@ class MeasuredCell:
         more = [problem.special[name] for name in problem.special if name not in _IN_SHAPE]
         return tiles, contexts, problem.head_dim, problem.group_size, problem.q_len, *more
 
+    def running_sms(self, spec: GpuSpec) -> int:
+        """SMs that run a CTA of this cell."""
+        return self.schedule(spec).running_sms(spec.sms)
+
 
 @dataclass(frozen=True)
 class MeasuredRun:

@@ -19,16 +19,9 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibrate import calibrate, check_runs, read_runs
 from leanbench.model.calibration import Errors, calibration_for
+from leanbench.model.check import check, predictor
 from leanbench.model.constants import Constants, LeanCudaConstants, names
-from leanbench.model.fit import (
-    MOST_ROWS,
-    check,
-    fit,
-    fit_lean_cuda,
-    predictor,
-    sample,
-    split,
-)
+from leanbench.model.fit import MOST_ROWS, fit, fit_lean_cuda, sample, split
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders, read_measured
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us

@@ -13,7 +13,8 @@ import pytest
 
 from leanbench.model import known_error
 from leanbench.model.calibration import SHIPPED, Calibration, read_calibration
-from leanbench.model.fit import check, split
+from leanbench.model.check import check
+from leanbench.model.fit import split
 from leanbench.model.measured import read_measured
 
 RUNS = Path(__file__).parents[2] / "reports" / "h200"
