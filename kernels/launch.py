@@ -195,7 +195,7 @@ ConfigT = TypeVar("ConfigT", bound=KernelConfig)
 class TritonKernel(Kernel[ConfigT]):
     """A Triton kernel, given by its launches."""
 
-    axes = Kernel.axes | {"q_len", "page_size", "ragged"}
+    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
 
     @abstractmethod
     def launches(self, inputs: AttentionInputs, config: ConfigT) -> tuple[TritonLaunch, ...]:
@@ -250,12 +250,7 @@ def most_parts(
     launch has a part of, with the lengths as they are now. See
     leanbench.core.decomposition.stream_k_with_ends.
     """
-    batch = inputs.q.shape[0]
-    lengths = (
-        [inputs.context] * batch
-        if inputs.cache_seqlens is None
-        else inputs.cache_seqlens.clamp(0, inputs.context).tolist()
-    )
+    lengths = inputs.read_lengths()
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
     return _most_segments(tiles, work_ranges, min_tiles_per_range, end_tiles)
 

@@ -33,7 +33,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = "    def __post_init__"
     assert source.count(place) == 1
     source = source.replace(place, f"{field[1]}\n{place}")
-    source = source.replace("axis_values import Whole", "axis_values import Decimals, Whole")
+    source = source.replace("axis_values import Capacity", "axis_values import Capacity, Decimals")
     problem.write_text(source, encoding="utf-8")
     (folder / "capped.toml").write_text(SWEEP, encoding="utf-8")
     return folder
@@ -48,7 +48,7 @@ def answers(copy: Path) -> dict[str, str]:
         "dry run": "sweep capped.toml --dry-run --gpu h200",
         "flag": "sweep --softcap 50,none --context 1k --kernels lean --dry-run --gpu h200",
         "wrong": "sweep --softcap 2000 --dry-run",
-        "trace": "trace h32/8 n1k d128 c30 --kernels fa2 --gpu h200",
+        "trace": "trace h32/8 n1k d128 s30 --kernels fa2 --gpu h200",
         "sweep": "sweep capped.toml --gpu h200 --name first",
         "again": "sweep capped.toml --softcap none,50 --gpu h200 --name second",
         "report": "report first --format markdown",
@@ -66,14 +66,14 @@ def test_it_is_a_flag_with_its_help_and_default(answers):
     assert "--softcap LIST" in answers["help"]
     assert "Caps of the scores: 30,50" in answers["help"]
     [line] = [line for line in answers["list"].splitlines() if line.startswith("--softcap")]
-    assert line.split()[:3] == ["--softcap", "c", "none"]
+    assert line.split()[:3] == ["--softcap", "s", "none"]
 
 
 def test_a_sweep_file_and_a_flag_make_cells_and_a_wrong_value_is_a_sentence(answers):
-    labels = ["b1 h32/8 n1024 d128 fp16 HND", "b1 h32/8 n1024 d128 c30 fp16 HND"]
+    labels = ["b1 h32/8 n1024 d128 fp16 HND", "b1 h32/8 n1024 d128 s30 fp16 HND"]
     for label in labels:
         assert label in answers["dry run"]
-    assert "b1 h32/8 n1024 d128 c50 fp16 HND" in answers["flag"]
+    assert "b1 h32/8 n1024 d128 s50 fp16 HND" in answers["flag"]
     assert answers["wrong"] == (
         "Error: softcap '2000' is not a cap of the scores, write numbers above 0 and up to 1000"
         " such as 30,50, or none for scores as they are\n"
@@ -94,7 +94,7 @@ def test_rows_keep_it_and_problems_without_it_are_as_ever(answers, copy):
     assert [problem.get("softcap", "absent") for problem in problems] == ["absent", 30.0]
     cells = [json.loads(line)["cell"] for line in lines]
     assert cells[0] == "fa2-b1-h32-8-n1024-d128-fp16-HND-default-d00019f9"
-    assert cells[1].startswith("fa2-b1-h32-8-n1024-d128-c30-fp16-HND-default-")
+    assert cells[1].startswith("fa2-b1-h32-8-n1024-d128-s30-fp16-HND-default-")
 
 
 def test_reports_have_it(answers, copy):
@@ -102,14 +102,14 @@ def test_reports_have_it(answers, copy):
     assert '"label": "softcap", "name": "softcap", "values": ["none", "30"]' in page  # a selector
     assert '"heading": "softcap"' in page  # a column
     markdown = (copy / "runs/first/report.md").read_text()
-    assert "b1 h32/8 n1024 d128 c30 fp16 HND" in markdown
+    assert "b1 h32/8 n1024 d128 s30 fp16 HND" in markdown
 
 
 def test_a_comparison_pairs_by_it(answers):
     compared = json.loads(answers["compare"])
     assert [pair["problem"].get("softcap") for pair in compared["pairs"]] == [None]
-    assert compared["only_in_base"] == ["fa2 · b1 h32/8 n1024 d128 c30 fp16 HND"]
-    assert compared["only_in_new"] == ["fa2 · b1 h32/8 n1024 d128 c50 fp16 HND"]
+    assert compared["only_in_base"] == ["fa2 · b1 h32/8 n1024 d128 s30 fp16 HND"]
+    assert compared["only_in_new"] == ["fa2 · b1 h32/8 n1024 d128 s50 fp16 HND"]
 
 
 def test_the_command_of_a_row_repeats_it(answers, copy):
@@ -117,4 +117,4 @@ def test_the_command_of_a_row_repeats_it(answers, copy):
     assert ["--softcap 30" in command for command in commands] == [False, True]
     [(code, text, _)] = run(copy, commands[1].removeprefix("leanbench ") + " --dry-run")
     assert code == 0
-    assert "b1 h32/8 n1024 d128 c30 fp16 HND" in text
+    assert "b1 h32/8 n1024 d128 s30 fp16 HND" in text

@@ -73,7 +73,7 @@ class CudaBuild:
             ctas_per_sm=config.ctas_per_sm,
             cluster=config.cluster_size,
             bulk=int(config.copy == "bulk"),
-            ragged=int(problem.is_ragged),
+            ragged=int(problem.lengths_on == "device"),
             page=problem.page_size or 0,
             max_events=max_events,
         )

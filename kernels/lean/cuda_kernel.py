@@ -59,7 +59,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
     tuned_as = "lean"
-    axes = Kernel.axes | {"q_len", "page_size", "ragged"}
+    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
     config_types = (LeanCudaConfig,)
 
     def unavailable_reason(self) -> str | None:

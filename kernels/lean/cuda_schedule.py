@@ -55,9 +55,10 @@ def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpe
     # The workspace holds a partial for each work range.
     most = min(slots, SLOTS_BYTES // build.partial_bytes)
     min_tiles = config.min_tiles_per_cta
-    if problem.is_ragged:
-        # The host knows the longest context alone.
-        launched = stream_k_grid(tiles.output_tiles * max(tiles.lean_tiles), most, min_tiles)
+    if problem.lengths_on == "device":
+        # The host knows the cache's capacity alone.
+        capacity_tiles = -(-problem.cache_capacity // config.tile_tokens)
+        launched = stream_k_grid(tiles.output_tiles * capacity_tiles, most, min_tiles)
         limits = dealt_tiles(build, config.tile_tokens)
         schedule = stream_k_by_lengths(tiles, launched, min_tiles, END_TILES, *limits)
     else:

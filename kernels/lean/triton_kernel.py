@@ -65,7 +65,7 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
         rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
         row_count = min(problem.group_size * problem.q_len, rows)
         max_grid = lean_grid_limit(row_count, problem.head_dim, config.ctas_per_sm * gpu.sms)
-        aligned = config.align_grid and not problem.is_ragged
+        aligned = config.align_grid and problem.lengths_on == "host"
         return stream_k(tiles, max_grid, config.min_tiles_per_cta, aligned)
 
     def launches(

@@ -38,7 +38,7 @@ class FlashAttn(LibraryKernel):
     distribution = "flash-attn"
     written_for = "2.8"
     head_dims = (64, 80, 96, 128, 256)
-    axes = LibraryKernel.axes | {"q_len", "page_size", "ragged"}
+    axes = LibraryKernel.axes | {"q_len", "page_size", "lengths", "lengths_on"}
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.page_size is not None and problem.page_size % _PAGE_TOKENS:

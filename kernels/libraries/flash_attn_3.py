@@ -30,7 +30,7 @@ class FlashAttn3(LibraryKernel):
     distribution = "flash_attn_3"
     written_for = "3.0"
     head_dims = (64, 80, 96, 128, 256)
-    axes = LibraryKernel.axes | {"q_len", "page_size", "ragged"}
+    axes = LibraryKernel.axes | {"q_len", "page_size", "lengths", "lengths_on"}
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs)

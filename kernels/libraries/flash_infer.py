@@ -62,7 +62,7 @@ class FlashInferKernel(LibraryKernel):
 class FlashInfer(FlashInferKernel):
     name = "flashinfer"
     title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
-    axes = FlashInferKernel.axes | {"page_size", "ragged"}
+    axes = FlashInferKernel.axes | {"page_size", "lengths", "lengths_on"}
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)
@@ -89,7 +89,7 @@ class FlashInferPersistent(FlashInferKernel):
     title = (
         "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
     )
-    axes = FlashInferKernel.axes | {"page_size", "ragged"}
+    axes = FlashInferKernel.axes | {"page_size", "lengths", "lengths_on"}
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)
@@ -130,7 +130,7 @@ def layout_of(inputs: AttentionInputs) -> str:
 def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
     import torch
 
-    batch, _, q_heads, head_dim = inputs.q.shape
+    _, _, q_heads, head_dim = inputs.q.shape
     device = inputs.q.device
     return _Plan(
         device,
@@ -138,11 +138,7 @@ def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
         use_tensor_cores,
         layout_of(inputs),
         inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS),
-        (
-            (inputs.context,) * batch
-            if inputs.cache_seqlens is None
-            else tuple(inputs.cache_seqlens.tolist())
-        ),
+        inputs.read_lengths(),
         q_heads,
         inputs.kv_heads,
         head_dim,

@@ -31,6 +31,7 @@ class LibraryKernel(Kernel):
     distribution: str = "torch"
     written_for: str = "2.13"
     head_dims: tuple[int, ...]
+    axes = Kernel.axes | {"capacity"}
 
     def unavailable_reason(self) -> str | None:
         missing = [module for module in self.modules if find_spec(module) is None]

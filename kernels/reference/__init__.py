@@ -19,7 +19,7 @@ class Reference(Kernel):
     decomposition = "other"
     source = "definition of softmax attention"
     is_timed = False
-    axes = Kernel.axes | {"q_len", "page_size", "ragged"}
+    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
         return None

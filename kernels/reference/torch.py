@@ -16,14 +16,12 @@ def attend(
     With several query tokens the last one sees the whole context and each earlier one a token less.
     A length below 0 is 0, one past the cache is the cache's.
     """
-    tokens = inputs.context
-    if inputs.cache_seqlens is not None:
-        tokens = min(max(int(inputs.cache_seqlens[sequence]), 0), inputs.context)
+    tokens = inputs.read_lengths()[sequence]
     group_size = inputs.group_size
     heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
     q = inputs.q[sequence, :, heads].double()
-    k = _cached(inputs, inputs.k_cache, sequence, kv_head)[:tokens].double()
-    v = _cached(inputs, inputs.v_cache, sequence, kv_head)[:tokens].double()
+    k = _cached(inputs, inputs.k_cache, sequence, kv_head, tokens).double()
+    v = _cached(inputs, inputs.v_cache, sequence, kv_head, tokens).double()
 
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
     q_len = q.shape[0]
@@ -38,14 +36,13 @@ def attend(
 
 
 def _cached(
-    inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int
+    inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int, tokens: int
 ) -> torch.Tensor:
-    """(tokens, head_dim): one head of a sequence in the order of its tokens, with what may lie past
-    its end.
-    """
+    """(tokens, head_dim): one head of a sequence in the order of its tokens."""
     if inputs.block_table is None:
-        return cache[sequence, :, kv_head]
-    return cache[inputs.block_table[sequence].long(), :, kv_head].flatten(0, 1)
+        return cache[sequence, :tokens, kv_head]
+    pages = inputs.block_table[sequence, : -(-tokens // cache.shape[1])].long()
+    return cache[pages, :, kv_head].flatten(0, 1)[:tokens]
 
 
 def attend_all(inputs: AttentionInputs) -> None:

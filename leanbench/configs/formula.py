@@ -59,7 +59,7 @@ class Shape:
             context=problem.max_context,
             head_dim=problem.head_dim,
             rows=problem.group_size * problem.q_len,
-            uniform=not problem.is_ragged,
+            uniform=problem.lengths_on == "host",
         )
 
     def partial_rows(self, config: LeanConfig) -> int:

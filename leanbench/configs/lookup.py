@@ -95,11 +95,12 @@ def choose(
     Args:
         objective: `latency`, `energy` or `edp`: what the tuned configs were tuned for.
         uniform: False where lengths are on the device and `problem.context` is only the longest
-            they may be, as it always is for a ragged batch. Nothing was tuned for that.
+            they may be, as where `problem.lengths_on` says so. Nothing was tuned for that.
     """
     if explicit is not None:
         return Choice(explicit, "given", "the settings were given")
-    if not uniform or problem.is_ragged:
+    problem = problem.known_to_host
+    if not uniform or problem.lengths_on == "device":
         config = kernel.any_length_config(problem, spec)
         why = "lengths are on the device, these settings are for any of them"
         return Choice(config, "heuristic" if config else "none", why)
@@ -202,7 +203,9 @@ def _same_launch(entry: Entry, shape: Shape, config: LeanConfig, heuristic: Lean
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
-    config = kernel.default_config(problem, spec)
+    known = problem.known_to_host
+    on_device = known.lengths_on == "device"
+    config = (kernel.any_length_config if on_device else kernel.default_config)(known, spec)
     return (
         Choice(config, "heuristic", why)
         if config

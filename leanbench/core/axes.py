@@ -6,8 +6,9 @@ Flags, the keys of sweep files, grids, repeat commands and `leanbench list axes`
 from __future__ import annotations
 
 from leanbench.core.axis import Axis
-from leanbench.core.axis_values import Decimals, HeadPairs, Values, Whole
+from leanbench.core.axis_values import HeadPairs, Values, Whole
 from leanbench.core.language_models import parse_models
+from leanbench.core.lengths import UNIFORM, Lengths
 from leanbench.core.problem import PROBLEM_AXES
 
 
@@ -28,12 +29,13 @@ HEADS = Axis(
     swept=((32, 8),),
     help="Query heads, or query/KV heads: 56,32/8.",
 )
-RAGGED = Axis(
-    "ragged",
-    Decimals(1, "a mean context over the longest one", "0.25,0.5"),
-    default=1.0,
-    help="Ragged batches: 0.25,0.5; 1 is uniform.",
-    metavar="MEAN_OVER_MAX",
+#: Over the context, which is then the longest that a sequence may be.
+LENGTHS = Axis(
+    "lengths",
+    Lengths(),
+    default=UNIFORM,
+    help="Of a batch, up to the context: uniform, one-long, zipf, mean-0.25, azure-code,"
+    " azure-conversation, mooncake, mooncake-synthetic, FILE, or one by one: 64k+16x3.",
     label="batch lengths",
     refusal="takes no ragged batch",
 )
@@ -56,7 +58,7 @@ TP = Axis(
 def _table() -> dict[str, Axis]:
     own = {axis.name: axis for axis in PROBLEM_AXES if not axis.part_of}
     of_problems = {"heads": HEADS, "context": own["context"], **own}
-    return {**of_problems, **{axis.name: axis for axis in (RAGGED, MODEL, TP)}}
+    return {**of_problems, **{axis.name: axis for axis in (LENGTHS, MODEL, TP)}}
 
 
 #: Every axis that a sweep can have, by name; heads and context first, then as problems have them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -139,6 +140,61 @@ class Decimals(Values):
             f"{name} {value!r} is not {self.meaning}, write numbers above 0 and up to"
             f" {self.most:g} such as {self.example}{none}"
         )
+
+
+_TIMES = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)x", re.ASCII | re.IGNORECASE)
+
+
+class Capacity(Values):
+    """Tokens that every sequence of a cache has room for: a number, a multiple of the longest
+    sequence such as ``4x``, or None, as many as that one has.
+    """
+
+    or_none = "a cache that ends with its longest sequence"
+    json_type = int
+    kind = "whole number"
+    _SYNTAX = "exact, a multiple of the longest sequence such as 4x, or tokens such as 32k"
+
+    def parse(self, name: str, text: str) -> tuple[int | str | None, ...]:
+        return syntax.parse_list(name, text, lambda item: self._values(name, item))
+
+    def _values(self, name: str, item: str) -> list[int | str | None]:
+        if item.lower() in ("exact", "1x"):
+            return [None]
+        if _TIMES.fullmatch(item):
+            self.check(name, item.lower())
+            return [item.lower()]
+        return [*syntax.numbers_of(name, item, self._SYNTAX)]
+
+    def check(self, name: str, value: int | str | None) -> None:
+        times = _TIMES.fullmatch(value) if isinstance(value, str) else None
+        least = float(times[1]) if times else value
+        if isinstance(least, str) or (least is not None and least < 1):
+            raise UserError(f"{name} {value!r} is not understood, write {self._SYNTAX}")
+
+    def write(self, value: int | str | None) -> str:
+        return "exact" if value is None else str(value)
+
+    def to_json(self, value: int | str | None) -> int | str | None:
+        return value
+
+    def reads(self, text: str) -> bool:
+        return super().reads(text) or text.lower() == "exact"
+
+
+def resolve_capacity(value: int | str | None, longest: int) -> int | None:
+    """Tokens; None where they are the longest sequence's.
+
+    Raises:
+        UserError: the longest sequence does not fit in.
+    """
+    tokens = math.ceil(float(value[:-1]) * longest) if isinstance(value, str) else value
+    if tokens is not None and tokens < longest:
+        raise UserError(
+            f"capacity {tokens} is below the longest sequence, {longest} tokens: write a capacity"
+            f" of at least {longest}, or exact"
+        )
+    return None if tokens == longest else tokens
 
 
 @dataclass(frozen=True)

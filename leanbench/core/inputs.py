@@ -20,23 +20,25 @@ class AttentionInputs:
 
     #: (batch, q_len, q_heads, head_dim)
     q: torch.Tensor
-    #: (batch, tokens, kv_heads, head_dim), `tokens` at least the longest context; head_dim is
-    #: contiguous. With a `block_table`: (pages, page_size, kv_heads, head_dim), the pages of all
-    #: sequences.
+    #: (batch, capacity, kv_heads, head_dim): room for `capacity` tokens of each sequence, the
+    #: longest context or more; head_dim is contiguous. What lies past a sequence's end may be
+    #: anything, NaN too. With a `block_table`: (pages, page_size, kv_heads, head_dim), the pages of
+    #: all sequences.
     k_cache: torch.Tensor
     v_cache: torch.Tensor
-    #: (batch,), int32, on the device: real lengths of a ragged batch. None: every sequence has
-    #: `context` tokens.
+    #: (batch,), int32, on the device: real lengths, clamped to 0..`context`. None: every sequence
+    #: has `context` tokens.
     cache_seqlens: torch.Tensor | None
-    #: Tokens of every sequence, or of the longest one that `cache_seqlens` may hold.
+    #: Tokens of every sequence, which the host knows; beside `cache_seqlens`, the cache's capacity.
     context: int
     softmax_scale: float
     #: (batch, q_len, q_heads, head_dim), same dtype as `q`.
     out: torch.Tensor
     #: (batch, q_heads, q_len), fp32, natural logarithm.
     lse: torch.Tensor
-    #: (batch, pages of the longest sequence), int32, contiguous, on the device: which page of the
-    #: caches holds a sequence's page. None: the cache is contiguous.
+    #: (batch, pages of the cache's capacity), int32, contiguous, on the device: which page of the
+    #: caches holds a sequence's page. Entries past its end may be any page. None: the cache is
+    #: contiguous.
     block_table: torch.Tensor | None = None
 
     @property
@@ -60,6 +62,14 @@ class AttentionInputs:
     def head_dim(self) -> int:
         return self.q.shape[3]
 
+    def read_lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence, read from the device where they are there: for checks and
+        planners, not for launches.
+        """
+        if self.cache_seqlens is None:
+            return (self.context,) * self.q.shape[0]
+        return tuple(self.cache_seqlens.clamp(0, self.context).tolist())
+
     def poison(self) -> None:
         """Fills the outputs with NaN, so that an element nobody wrote cannot pass a check."""
         self.out.fill_(math.nan)
@@ -73,8 +83,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def cache_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
-    """K and V as they lie in memory; of a paged cache, all pages."""
-    rows, tokens = problem.batch, problem.max_context
+    """K and V as they lie in memory, with room for the capacity; of a paged cache, the pages in
+    use.
+    """
+    rows, tokens = problem.batch, problem.cache_capacity
     if problem.page_size is not None:
         rows, tokens = sum(problem.page_counts), problem.page_size
     if problem.kv_layout == "HND":
@@ -89,8 +101,8 @@ def query_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
 def deal_pages(
     problem: AttentionProblem, device: str | torch.device, generator: torch.Generator | None = None
 ) -> torch.Tensor | None:
-    """A block table that gives each page of `cache_shape` to one sequence, in random order; None
-    for a contiguous cache.
+    """A block table of the capacity's length that gives each page of `cache_shape` to one sequence,
+    in random order; None for a contiguous cache.
 
     Entries past a sequence's end are 0.
     """
@@ -101,7 +113,8 @@ def deal_pages(
     pages = torch.randperm(
         sum(problem.page_counts), generator=generator, device=device, dtype=torch.int32
     )
-    table = torch.zeros(problem.batch, max(problem.page_counts), dtype=torch.int32, device=device)
+    columns = problem.cache_capacity // problem.page_size
+    table = torch.zeros(problem.batch, columns, dtype=torch.int32, device=device)
     for row, own in zip(table, pages.split(problem.page_counts), strict=True):
         row[: len(own)] = own
     return table
@@ -129,17 +142,16 @@ def inputs_over(
     )
     if problem.kv_layout == "HND":
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    on_device = problem.lengths_on == "device"
     lengths = (
-        torch.tensor(problem.contexts, dtype=torch.int32, device=q.device)
-        if problem.is_ragged
-        else None
+        torch.tensor(problem.contexts, dtype=torch.int32, device=q.device) if on_device else None
     )
     return AttentionInputs(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,
         cache_seqlens=lengths,
-        context=problem.max_context,
+        context=problem.cache_capacity if on_device else problem.max_context,
         softmax_scale=problem.head_dim**-0.5,
         out=torch.empty_like(q),
         lse=torch.empty(

@@ -4,16 +4,18 @@ arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from leanbench.core.axis import Axis, axes_of, axis
-from leanbench.core.axis_values import Whole, Words
+from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
 from leanbench.core.errors import UserError
+from leanbench.core.lengths import write_lengths
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("fp16", "bf16")
 KV_LAYOUTS = ("HND", "NHD")
+LENGTHS_ON = ("host", "device")
 PAGE_SIZES = (16, 32, 64, 128, 256)
 #: Speculative decoding drafts a few tokens; more of them are a prefill, which other kernels are
 #: made for.
@@ -23,6 +25,8 @@ MAX_BATCH = 2**20
 #: Above any GPU's memory by far, and below what 64 bits count.
 MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
+#: Runs of alike lengths that a label names one by one; of more, the longest and the sum.
+_LABEL_LENGTHS = 3
 
 
 def _listed(values: tuple[Any, ...]) -> str:
@@ -100,6 +104,31 @@ class AttentionProblem:
         none_phrase="no pages",
         refusal="takes no paged cache",
     )
+    #: Tokens that every sequence has room for; None: as many as the longest one has. Given as a
+    #: multiple of the longest, ``4x``, it becomes tokens.
+    capacity: int | str | None = axis(
+        Capacity(),
+        "c",
+        default=None,
+        help="Room for each sequence in the cache: exact (for the longest one), 4x, 32k.",
+        label="cache capacity",
+        heading="capacity",
+        meaning="tokens that each sequence has room for; exact: as many as the longest one has",
+        phrase="capacity {}",
+        none_phrase="exact capacity",
+        refusal="takes no cache longer than its sequences",
+    )
+    #: `host`: one length for all, a number that the caller passes; `device`: a tensor, as servers
+    #: pass it, and the host knows the cache's capacity alone. Lengths that differ are always there.
+    lengths_on: str = axis(
+        Words(LENGTHS_ON),
+        default="host",
+        help="host,device; lengths that differ are always on the device.",
+        label="lengths on",
+        meaning="where the lengths are: a number on the host, or a tensor on the device",
+        phrase="lengths on the {}",
+        refusal="takes no lengths from the device",
+    )
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
@@ -120,6 +149,10 @@ class AttentionProblem:
             raise UserError(
                 f"context {least} is below 1: decode attends to at least one cached token"
             )
+        # A problem is written in one way alone.
+        object.__setattr__(self, "capacity", resolve_capacity(self.capacity, self.max_context))
+        if self.is_ragged:
+            object.__setattr__(self, "lengths_on", "device")
         if self.kv_allocated_bytes > MAX_KV_BYTES:
             raise UserError(
                 f"K and V would take {self.kv_allocated_bytes} bytes, the limit is {MAX_KV_BYTES}: "
@@ -147,6 +180,21 @@ class AttentionProblem:
         return self.batch * self.context if isinstance(self.context, int) else sum(self.context)
 
     @property
+    def cache_capacity(self) -> int:
+        """Tokens that every sequence has room for; with pages, whole ones."""
+        tokens = self.capacity if isinstance(self.capacity, int) else self.max_context
+        return tokens if self.page_size is None else -(-tokens // self.page_size) * self.page_size
+
+    @property
+    def known_to_host(self) -> AttentionProblem:
+        """The problem as a caller knows it before the launch: lengths on the device may be anything
+        up to the cache's capacity.
+        """
+        if self.lengths_on == "host":
+            return self
+        return replace(self, context=self.cache_capacity, capacity=None)
+
+    @property
     def page_counts(self) -> tuple[int, ...]:
         """Pages of each sequence; of a paged cache."""
         assert self.page_size is not None
@@ -164,11 +212,11 @@ class AttentionProblem:
 
     @property
     def kv_allocated_bytes(self) -> int:
-        """Bytes of the K and V caches as allocated: every sequence has room for the longest, or its
-        pages.
+        """Bytes of the K and V caches as allocated: every sequence has room for `cache_capacity`
+        tokens, or its pages.
         """
         if self.page_size is None:
-            tokens = self.batch * self.max_context
+            tokens = self.batch * self.cache_capacity
         elif isinstance(self.context, int):
             tokens = self.batch * -(-self.context // self.page_size) * self.page_size
         else:
@@ -183,15 +231,20 @@ class AttentionProblem:
 
     @property
     def special(self) -> dict[str, Any]:
-        """Axes that have a default and are not at it, with their values; `ragged` is one, with the
-        contexts.
+        """Axes that have a default and are not at it, with their values; `lengths` is one, with
+        the contexts of a ragged batch.
         """
         values = {
             field.name: getattr(self, field.name)
             for field in PROBLEM_AXES
-            if not field.is_required and getattr(self, field.name) != field.default
+            if not field.is_required and self._departs(field)
         }
-        return {**values, **({"ragged": self.contexts} if self.is_ragged else {})}
+        return {**values, **({"lengths": self.contexts} if self.is_ragged else {})}
+
+    def _departs(self, field: Axis) -> bool:
+        """Whether the value is not the default, and does not follow from others either."""
+        implied = field.name == "lengths_on" and self.is_ragged
+        return not implied and getattr(self, field.name) != field.default
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -202,7 +255,7 @@ class AttentionProblem:
         return {
             field.name: values[field.name]
             for field in PLAIN_AXES
-            if field.always_in_label or values[field.name] != field.default
+            if field.always_in_label or self._departs(field)
         }
 
     @property
@@ -211,11 +264,9 @@ class AttentionProblem:
         front, in the order of the fields.
         """
         heads = f"{self.q_heads}" if self.group_size == 1 else f"{self.q_heads}/{self.kv_heads}"
-        context = (
-            f"ragged{self.max_context}x{self.total_context}"
-            if self.is_ragged
-            else f"{self.max_context}"
-        )
+        context = write_lengths(self.contexts if self.is_ragged else self.contexts[:1])
+        if context.count("+") >= _LABEL_LENGTHS:
+            context = f"ragged{self.max_context}x{self.total_context}"
         stated = self.stated
         words = {True: [f"b{self.batch}", f"h{heads}", f"n{context}"], False: []}
         for field in PLAIN_AXES:
@@ -235,7 +286,7 @@ class AttentionProblem:
             if field.name == "context"
             else field.to_json(getattr(self, field.name))
             for field in PROBLEM_AXES
-            if field.always_in_json or getattr(self, field.name) != field.default
+            if field.always_in_json or self._departs(field)
         }
 
     @classmethod

@@ -11,6 +11,7 @@ from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 from leanbench.core.axis_values import Words
 from leanbench.core.errors import UserError
+from leanbench.core.lengths import as_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 
 _EXAMPLE = "h32/8 n4096 d128, with b8, q4, p64, bf16 or NHD where needed"
@@ -26,7 +27,7 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
 
     The letters are those of leanbench.core.axes. What has a default may be left out, and so may the
     batch, which is 1 or as many sequences as there are contexts. ``k`` and ``m`` are 1024 and 1024
-    x 1024. A ragged batch is one length per sequence, ``n1k+300+64k``.
+    x 1024. A ragged batch is one length per sequence, ``n1k+300+16x3``.
 
     Raises:
         UserError: a word that is not understood or given twice, one that is missing, or a problem
@@ -46,8 +47,9 @@ def parse_problem(words: Sequence[str]) -> AttentionProblem:
             f"the problem has no {' and no '.join(missing)}: write for example {_EXAMPLE}"
         )
     q_heads, kv_heads = _value("heads", given["heads"])
-    context = _context(given["context"])
-    batch = _value("batch", given["batch"]) if "batch" in given else _sequences(context)
+    lengths = _lengths(given["context"])
+    batch = _value("batch", given["batch"]) if "batch" in given else len(lengths)
+    context = as_context(lengths) if len(lengths) in (1, batch) else lengths
     plain = {
         axis.name: _value(axis.name, given[axis.name]) for axis in PLAIN_AXES if axis.name in given
     }
@@ -72,19 +74,14 @@ def _split(word: str) -> tuple[str, str]:
     raise UserError(f"problem word {word!r} is not understood, write for example {_EXAMPLE}")
 
 
-def _context(text: str) -> int | tuple[int, ...]:
+def _lengths(text: str) -> tuple[int, ...]:
     if text.lower().startswith("ragged"):
         raise UserError(
             f"context {text!r} does not say how long each sequence is: write a length for each,"
-            " such as n1k+300+64k"
+            " such as n1k+300+16x3"
         )
-    if "+" not in text:
-        return _value("context", text)
-    return tuple(_value("context", part) for part in text.split("+"))
-
-
-def _sequences(context: int | tuple[int, ...]) -> int:
-    return 1 if isinstance(context, int) else len(context)
+    several = is_explicit(text.lower()) and not text.isdigit()
+    return read_lengths("context", text) if several else (_value("context", text),)
 
 
 def _value(name: str, text: str) -> Any:

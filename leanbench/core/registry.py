@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from leanbench.core.axes import AXES, RAGGED
+from leanbench.core.axes import AXES, LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.config import KernelConfig, read_config
 from leanbench.core.decomposition import Schedule
@@ -123,8 +123,8 @@ class Kernel(ABC, Generic[ConfigT]):
     config_choice: str | None = None
     #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
     lse_base: float | None = math.e
-    #: Axes of leanbench.core.axes of which it takes other values than the default, `ragged` for
-    #: several lengths. A problem that is not at the default of any other axis is refused, so an
+    #: Axes of leanbench.core.axes of which it takes other values than the default, `lengths` for
+    #: several of them. A problem that is not at the default of any other axis is refused, so an
     #: axis that comes later is never ignored.
     axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
 
@@ -269,7 +269,7 @@ class Kernel(ABC, Generic[ConfigT]):
 def _beyond(axis: Axis, problem: AttentionProblem) -> str:
     """What a kernel without `axis` does, what the problem has, and the fix."""
     does = axis.refusal or f"takes no {axis.name}"
-    if axis is RAGGED:
+    if axis is LENGTHS:
         return f"{does}, all sequences must have the same context"
     value = axis.write(getattr(problem, axis.name))
     return f"{does}, this problem has {axis.name} {value}: leave it out"

@@ -58,7 +58,7 @@ def predict_energy_mj(
 
 
 #: Axes whose values, the default or not, predictions rest on. Any other is refused.
-AXES = frozenset({"dtype", "kv_layout", "q_len", "page_size", "ragged"})
+AXES = frozenset({"dtype", "kv_layout", "q_len", "page_size", "capacity", "lengths", "lengths_on"})
 
 
 def predict_cell(

@@ -24,7 +24,7 @@ ORDER_MARGIN = 0.05
 
 
 #: Axes whose values stand in a cell's shape anyway, or change nothing that a kernel does.
-_IN_SHAPE = ("ragged", "q_len", "dtype", "kv_layout")
+_IN_SHAPE = ("lengths", "q_len", "dtype", "kv_layout")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from leanbench.core.lengths import draw_context
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.ragged import ragged_contexts
 
 #: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy` of `of`: predicted, its
 #: schedule's quantisation efficiency; measured, its SM busy share.
@@ -102,7 +102,7 @@ _FIG_4 = tuple(
 _FIG_7C = tuple(_mha(24, 64, batch=batch) for batch in (1, 2, 4, 8, 16))
 _FIG_9 = tuple(_mha(32, context, head_dim=128) for context in _CONTEXTS_K)
 _FIG_11 = tuple(
-    AttentionProblem(8, 32, 32, ragged_contexts(8, 65_536, share), 64)
+    AttentionProblem(8, 32, 32, draw_context(f"mean-{share}", 8, 65_536), 64)
     for share in (1.0, 0.8, 0.6, 0.4, 0.2)
 )
 

@@ -4,7 +4,7 @@ quantities of rows, and those that are computed from them (`leanbench.report.fra
 
 from __future__ import annotations
 
-from leanbench.core.axes import RAGGED
+from leanbench.core.axes import LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.problem import PROBLEM_AXES
 from leanbench.core.quantities import GROUPS, Kind, Quantity
@@ -33,7 +33,7 @@ PROBLEM = (
     CONTEXT,
     *(_of_axis(axis) for axis in PROBLEM_AXES if axis.name != "context"),
     # In words: see leanbench.report.series.add_series_columns.
-    Quantity(RAGGED.name, RAGGED.title, "problem", "text", shown="paper"),
+    Quantity(LENGTHS.name, LENGTHS.title, "problem", "text", shown="paper"),
 )
 ORIGIN = (
     Quantity("run", "run", "row", "text", shown="paper"),

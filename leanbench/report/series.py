@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.axes import RAGGED
+from leanbench.core.axes import LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.axis_values import Words
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
@@ -22,13 +22,13 @@ LABELS = {
     **{axis.name: axis.label or axis.name for axis in PROBLEM_AXES},
     "max_context": "context (tokens)",
     "group_size": "query heads per KV head",
-    RAGGED.name: RAGGED.label,
+    LENGTHS.name: LENGTHS.label,
     "gpu": "GPU",
     "source": "source",
     "cache": "L2",
     "run": "run",
 }
-#: Of the axis `ragged`: every sequence of the batch has the same context.
+#: Of the axis `lengths`: every sequence of the batch has the same context.
 EQUAL = "equal"
 #: What may stand on the x axis, the first that varies by default.
 X_AXES = (
@@ -52,25 +52,25 @@ class VaryingAxis:
 
 
 def add_series_columns(frame: DataFrame) -> DataFrame:
-    """The frame with the column `ragged`: batch lengths in words, so that batches of one shape form
-    one series.
+    """The frame with the column `lengths`: those of a batch in words, so that batches of one shape
+    form one series.
     """
     shares = (100 * frame["mean_context"] / frame["max_context"].astype("float64")).round()
     words = [
         f"ragged, mean {share:.0f}% of longest" if is_ragged else EQUAL
         for share, is_ragged in zip(shares, frame["is_ragged"], strict=True)
     ]
-    return frame.assign(ragged=words)
+    return frame.assign(lengths=words)
 
 
 def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
-    """The axes with more than one value, x axes first. `frame` has the column `ragged`.
+    """The axes with more than one value, x axes first. `frame` has the column `lengths`.
 
-    `context` and `kv_heads` are expressed by `max_context` with `ragged` and by `q_heads` with
+    `context` and `kv_heads` are expressed by `max_context` with `lengths` and by `q_heads` with
     `group_size`.
     """
     # A field that AttentionProblem gains later becomes an axis by itself.
-    names = dict.fromkeys([*X_AXES, "group_size", "ragged", *PROBLEM_COLUMNS, *COMPARED])
+    names = dict.fromkeys([*X_AXES, "group_size", "lengths", *PROBLEM_COLUMNS, *COMPARED])
     axes = []
     for name in names:
         if name in ("context", "kv_heads"):
@@ -98,7 +98,7 @@ def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
         # As on the x axis: numbers first.
         plain = [axis for axis in PLAIN_AXES if axis.name in varying]
         words += [axis.say(str(row[axis.name])) for axis in plain if axis.is_number]
-        words += [row["ragged"]] if "ragged" in varying and row["ragged"] != EQUAL else []
+        words += [row["lengths"]] if "lengths" in varying and row["lengths"] != EQUAL else []
         words += [axis.say(row[axis.name]) for axis in plain if not axis.is_number]
         short[row["problem"]] = ", ".join(words) or row["problem"]
     return short

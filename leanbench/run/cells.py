@@ -15,8 +15,8 @@ from typing import Any
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.language_models import Shape, by_shape
+from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
-from leanbench.core.ragged import ragged_contexts
 from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState, MeasureOptions
 
@@ -32,7 +32,7 @@ class Grid:
     """Values of every axis; each combination is a problem."""
 
     #: By axis, in the order of AXES. Where there are models, they say heads and head_dim in place
-    #: of those axes; a mean over the longest context below 1 applies to batches above 1 only.
+    #: of those axes; lengths that are given one by one say batch and context.
     values: Mapping[str, tuple[Any, ...]]
 
     def __init__(self, **values: tuple[Any, ...]) -> None:
@@ -58,7 +58,7 @@ class Grid:
     @property
     def combinations(self) -> int:
         plain = [self[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"]
-        lengths = [self[name] for name in ("batch", "ragged", "context")]
+        lengths = [self[name] for name in ("batch", "lengths", "context")]
         return prod(map(len, [self.shapes, *plain, *lengths]))
 
     def problems(self) -> Iterator[AttentionProblem]:
@@ -81,13 +81,15 @@ class Grid:
         combinations = product(*(self[name] for name in names))
         return [dict(zip(names, values, strict=True)) for values in combinations]
 
-    def _lengths(self) -> Iterator[tuple[int, int | tuple[int, ...]]]:
+    def _lengths(self) -> Iterator[tuple[int, Context]]:
         """(batch, context) of every batch."""
-        for batch, ragged, longest in product(self["batch"], self["ragged"], self["context"]):
-            if ragged == 1:
-                yield batch, longest
-            elif batch > 1:
-                yield batch, ragged_contexts(batch, longest, ragged)
+        drawn = [lengths for lengths in self["lengths"] if not is_explicit(lengths)]
+        for batch, lengths, longest in product(self["batch"], drawn, self["context"]):
+            yield batch, draw_context(lengths, batch, longest)
+        for lengths in self["lengths"]:
+            if is_explicit(lengths):
+                each = read_lengths("lengths", lengths)
+                yield len(each), as_context(each)
 
     def to_dict(self) -> dict[str, Any]:
         """The axes that hold, in plain JSON types."""
@@ -173,7 +175,7 @@ def expand(sweep: Sweep) -> list[Cell]:
     """The cells of a sweep without repeats, all kernels of a problem next to each other.
 
     Raises:
-        UserError: there are more than MAX_CELLS, none, or an axis value that makes no problem.
+        UserError: there are more than MAX_CELLS, or an axis value that makes no problem.
     """
     combinations = sum(grid.combinations for grid in sweep.grids) * len(sweep.kernels)
     if combinations > MAX_CELLS:
@@ -182,11 +184,6 @@ def expand(sweep: Sweep) -> list[Cell]:
             " an axis"
         )
     problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())
-    if not problems:
-        raise UserError(
-            f"sweep {sweep.name!r} has no cells: ragged below 1 needs a batch above 1, give"
-            " --batch 8"
-        )
     kernels = dict.fromkeys(sweep.kernels)
     return [
         Cell(problem, kernel, sweep.configs, sweep.measure.cache, sweep.overrides.get(kernel))

@@ -22,6 +22,7 @@ from pydantic import (
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
 from leanbench.core.errors import UserError, nearest
+from leanbench.core.lengths import is_explicit
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import KernelConfig, kernel
 from leanbench.core.syntax import choose, parse_names
@@ -125,7 +126,7 @@ class SweepFile(_Axes):
         grids = []
         for own in self.grid or [GridTable()]:
             given = {**self.axes(), **own.axes()}
-            _check_together(given)
+            _check_together(given, given.get("lengths", ()))
             grids.append(Grid(**given))
         measure = MeasureOptions(
             cache=self.cache,
@@ -145,8 +146,8 @@ class SweepFile(_Axes):
         )
 
 
-def _check_together(given: Collection[str]) -> None:
-    """Refuses axes that contradict each other, or that say nothing."""
+def _check_together(given: Collection[str], lengths: Sequence[str]) -> None:
+    """Refuses axes that contradict each other, or that say nothing; `lengths` are those given."""
     twice = [axis for axis in ("heads", "head_dim") if axis in given]
     if "model" in given and twice:
         raise UserError(f"a model says {twice[0]} itself: leave {twice[0]} out, or the model")
@@ -154,6 +155,12 @@ def _check_together(given: Collection[str]) -> None:
         raise UserError(
             "tp shares out the heads of models and none is given: name one of `leanbench list"
             " models`"
+        )
+    said = [axis for axis in ("batch", "context") if axis in given]
+    if said and lengths and all(map(is_explicit, lengths)):
+        raise UserError(
+            f"lengths {lengths[0]} say batch and context themselves: leave {said[0]} out, or name a"
+            " distribution such as zipf"
         )
 
 
@@ -267,7 +274,8 @@ def requested_sweep(
     else:
         sweep = load_sweep(file or ("models" if given else "smoke"))
     with_models = ["model"] if any(grid["model"] for grid in sweep.grids) else []
-    _check_together([*given, *with_models])
+    lengths = given.get("lengths") or [value for grid in sweep.grids for value in grid["lengths"]]
+    _check_together([*given, *with_models], lengths)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
     sweep = replace(sweep, grids=tuple(Grid(**{**grid.values, **given}) for grid in sweep.grids))

@@ -184,14 +184,15 @@ def test_wrong_page_sizes(text, sentence):
     assert str(error.value).startswith(sentence)
 
 
-def test_ragged():
-    assert AXES["ragged"].parse("0.25,.5,1,1.0") == (0.25, 0.5, 1.0)
+def test_capacities():
+    assert AXES["capacity"].parse("exact,4x,1X,32k,1.5x") == (None, "4x", 32768, "1.5x")
+    assert list(map(AXES["capacity"].write, (None, "4x", 32768))) == ["exact", "4x", "32768"]
 
 
-@pytest.mark.parametrize("text", ["0", "1.01", "-0.5", "nan", "inf", "1e-3", "a", "0.5x", "0_1"])
-def test_wrong_ragged(text):
-    with pytest.raises(UserError, match="is not a mean context over the longest one"):
-        AXES["ragged"].parse(text)
+@pytest.mark.parametrize("text", ["0", "0.9x", "-4x", "x", "4xx", "none", "nan", "1e3x", "٣x"])
+def test_wrong_capacities(text):
+    with pytest.raises(UserError, match=r"write exact, a multiple of the longest sequence"):
+        AXES["capacity"].parse(text)
 
 
 @pytest.mark.parametrize(

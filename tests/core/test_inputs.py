@@ -59,10 +59,32 @@ def test_a_paged_cache_is_a_pool_of_pages(layout, strides):
     # 3, 19 and 1 pages.
     assert inputs.k_cache.shape == inputs.v_cache.shape == (23, 16, 2, 64)
     assert inputs.k_cache.stride() == inputs.v_cache.stride() == strides
-    assert (inputs.page_size, inputs.kv_heads, inputs.group_size, inputs.context) == (16, 2, 2, 300)
+    assert (inputs.page_size, inputs.kv_heads, inputs.group_size, inputs.context) == (16, 2, 2, 304)
     # What no token fills is random like the rest.
     assert inputs.k_cache.isfinite().all()
     assert (inputs.k_cache == 0).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_capacity_is_room_in_the_cache_and_what_the_host_knows(page_size):
+    problem = replace(PROBLEM, capacity="4x", page_size=page_size, lengths_on="device")
+    inputs = make_inputs(problem, "cpu")
+    assert (inputs.context, inputs.read_lengths()) == (1200, (300, 300))
+    if inputs.block_table is None:
+        assert inputs.k_cache.shape == (2, 1200, 4, 64)
+    else:
+        # 19 pages of a sequence are in use, and the pool has no others.
+        assert inputs.block_table.shape == (2, 75)
+        assert inputs.k_cache.shape == (38, 16, 4, 64)
+    known = make_inputs(replace(problem, lengths_on="host"), "cpu")
+    assert (known.context, known.cache_seqlens) == (300, None)
+
+
+def test_lengths_are_clamped_to_the_cache():
+    inputs = make_inputs(AttentionProblem(3, 4, 4, (7, 300, 1), 64), "cpu")
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens.copy_(torch.tensor([-5, 2**30, 0]))
+    assert inputs.read_lengths() == (0, 300, 0)
 
 
 def test_every_page_belongs_to_one_sequence_in_random_order():

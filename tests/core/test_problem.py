@@ -53,7 +53,16 @@ def test_figures_of_a_paged_cache():
     [
         (AttentionProblem(1, 56, 56, 4096, 64), "b1 h56 n4096 d64 fp16 HND"),
         (GQA, "b3 h32/8 n1000 d128 q2 fp16 HND"),
-        (RAGGED, "b3 h32/8 nragged1000x1100 d128 fp16 HND"),
+        (RAGGED, "b3 h32/8 n1+1000+99 d128 fp16 HND"),
+        (replace(RAGGED, batch=4, context=(9, 1, 7, 8)), "b4 h32/8 nragged9x25 d128 fp16 HND"),
+        (
+            replace(RAGGED, batch=5, context=(9, *(1,) * 4), capacity="4x"),
+            "b5 h32/8 n9+1x4 d128 c36 fp16 HND",
+        ),
+        (
+            AttentionProblem(2, 8, 8, 64, 64, capacity=100, lengths_on="device"),
+            "b2 h8 n64 d64 c100 fp16 HND device",
+        ),
         (AttentionProblem(2, 8, 1, 7, 80, "bf16", "NHD"), "b2 h8/1 n7 d80 bf16 NHD"),
         (AttentionProblem(1, 8, 8, 7, 80, page_size=16), "b1 h8 n7 d80 p16 fp16 HND"),
         (replace(GQA, page_size=256), "b3 h32/8 n1000 d128 q2 p256 fp16 HND"),

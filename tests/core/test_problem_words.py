@@ -22,7 +22,12 @@ from leanbench.core.problem_words import parse_problem
             AttentionProblem(1, 32, 8, 1 << 20, 128, "bf16", "NHD"),
         ),
         (["h8", "n1k+300+64k", "d64"], AttentionProblem(3, 8, 8, (1024, 300, 65536), 64)),
-        (["b3", "h8", "n7+7+7", "d64"], AttentionProblem(3, 8, 8, (7, 7, 7), 64)),
+        (["b3", "h8", "n7+7+7", "d64"], AttentionProblem(3, 8, 8, 7, 64)),
+        (["h8", "n1k+16x2", "d64"], AttentionProblem(3, 8, 8, (1024, 16, 16), 64)),
+        (
+            ["h8", "n4k", "d64", "c4x", "device"],
+            AttentionProblem(1, 8, 8, 4096, 64, capacity=16384, lengths_on="device"),
+        ),
         (["h8", "n4k", "d64", "q2"], AttentionProblem(1, 8, 8, 4096, 64, q_len=2)),
         (["P64", "h8", "n4k", "d64"], AttentionProblem(1, 8, 8, 4096, 64, page_size=64)),
     ],
@@ -51,7 +56,7 @@ def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None
         ("h8,16 n4k d64", "heads has 2 values, a problem has one"),
         ("h8 n1k:4k:x2 d64", "context has 3 values, a problem has one"),
         ("h8 n d64", "context has an empty entry"),
-        ("h8 n1k++2k d64", "context has an empty entry"),
+        ("h8 n1k++2k d64", "context '' is not understood, write lengths such as 1k+300"),
         ("h8 n0 d64", "context 0 is below 1"),
         ("h8 n-5 d64", "context -5 is negative"),
         (

@@ -39,7 +39,7 @@ class Right(Kernel):
     title = "the reference"
     decomposition = "one_cta_per_tile"
     source = "test"
-    axes = Kernel.axes | {"ragged"}
+    axes = Kernel.axes | {"capacity", "lengths", "lengths_on"}
 
     def __init__(self, name: str = "right", samples_us: Iterable[float] = (10.0,)) -> None:
         self.name = name

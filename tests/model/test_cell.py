@@ -34,7 +34,7 @@ class Plain(Kernel):
     title = "one CTA per tile"
     decomposition = "one_cta_per_tile"
     source = "test"
-    axes = Kernel.axes | {"page_size", "ragged"}
+    axes = Kernel.axes | {"page_size", "lengths"}
 
     def __init__(self, *configs: KernelConfig) -> None:
         self.configs = configs

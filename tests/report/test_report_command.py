@@ -12,7 +12,6 @@ from example_runs import HOSTILE, manifest, problem, row, row_with_all_fields
 
 from leanbench.core.axes import AXES
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.ragged import ragged_contexts
 from leanbench.core.registry import kernels
 from leanbench.records.reading import read_run
 from leanbench.records.row import Row
@@ -101,20 +100,11 @@ def test_a_prediction_names_its_gpu() -> None:
     assert command.endswith("--kernels fa2 --config fa2:align_grid=true --gpu a100-80gb")
 
 
-def test_ragged_batches_by_the_share_that_was_asked_for() -> None:
-    drawn = problem(ragged_contexts(8, 65536, 0.333))
-    grids = {"grids": [{"ragged": [1.0, 0.333]}]}
-    assert (
-        flags_of(command_of(row(drawn, "lean", 1.0), drawn, sweep=grids) or "")["ragged"] == "0.333"
-    )
-    # Without a sweep in the manifest, shares of two and three digits are tried.
-    assert flags_of(command_of(row(drawn, "lean", 1.0), drawn) or "")["ragged"] == "0.333"
-    # Lengths that no share draws have no command, and neither has what is no share.
-    given = problem((512, 4096))
-    assert (
-        command_of(row(given, "lean", 1.0), given, sweep={"grids": [{"ragged": [7.5, "x"]}, 3]})
-        is None
-    )
+def test_ragged_batches_by_their_lengths() -> None:
+    given = problem((512, 16, 16), capacity=4096)
+    flags = flags_of(command_of(row(given, "lean", 1.0), given) or "")
+    assert (flags["lengths"], flags["capacity"]) == ("512+16x2", "4096")
+    assert flags.keys().isdisjoint(("batch", "context"))
 
 
 def test_hostile_text_stays_one_word() -> None:

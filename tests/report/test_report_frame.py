@@ -314,7 +314,7 @@ def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:
 
 
 def test_ragged_batches_of_equal_sums_are_different_problems(write_run: WriteRun) -> None:
-    one, other = problem((10, 20, 60)), problem((15, 15, 60))
+    one, other = problem((10, 20, 60, 1)), problem((15, 14, 60, 2))
     assert one.label == other.label
     frame = frame_of(write_run([row(one, "lean", 10.0), row(other, "fa2", 20.0)]))
     assert not has_values(frame, "speedup")

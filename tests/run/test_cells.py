@@ -64,14 +64,15 @@ def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
 
 
 def test_keys_tell_ragged_batches_of_equal_sum_apart():
-    one = Cell(AttentionProblem(3, 8, 8, (100, 30, 20), 64), "lean")
-    other = Cell(AttentionProblem(3, 8, 8, (100, 20, 30), 64), "lean")
+    one = Cell(AttentionProblem(4, 8, 8, (100, 30, 20, 10), 64), "lean")
+    other = Cell(AttentionProblem(4, 8, 8, (100, 20, 30, 10), 64), "lean")
     assert one.problem.label == other.problem.label
     assert one.key != other.key
 
 
-def test_ragged_leaves_single_sequences_alone():
-    cells = expand(Sweep("s", (Grid(context=(4096,), batch=(1, 8), ragged=(0.5, 1.0)),), ("lean",)))
+def test_a_single_sequence_has_the_context_whatever_the_mean():
+    grid = Grid(context=(4096,), batch=(1, 8), lengths=("mean-0.5", "uniform"))
+    cells = expand(Sweep("s", (grid,), ("lean",)))
     kinds = [(cell.problem.batch, cell.problem.is_ragged) for cell in cells]
     assert sorted(kinds) == [(1, False), (8, False), (8, True)]
     ragged = next(cell.problem for cell in cells if cell.problem.is_ragged)
@@ -79,9 +80,29 @@ def test_ragged_leaves_single_sequences_alone():
     assert ragged.total_context == pytest.approx(8 * 2048, abs=8)
 
 
-def test_ragged_alone_needs_a_batch():
-    with pytest.raises(UserError, match="ragged below 1 needs a batch above 1"):
-        expand(Sweep("s", (Grid(ragged=(0.5,)),)))
+def test_lengths_one_by_one_say_batch_and_context():
+    grid = Grid(context=(4096,), batch=(2,), lengths=("uniform", "65536+16x3", "1024x8"))
+    problems = [cell.problem for cell in expand(Sweep("s", (grid,), ("lean",)))]
+    assert [(problem.batch, problem.context) for problem in problems] == [
+        (2, 4096),
+        (4, (65536, 16, 16, 16)),
+        (8, 1024),
+    ]
+
+
+def test_capacity_is_a_multiple_of_the_longest_sequence():
+    grid = Grid(context=(1024, 4096), lengths=("uniform", "3000+5"), capacity=(None, "2x", 8192))
+    problems = [cell.problem for cell in expand(Sweep("s", (grid,), ("lean",)))]
+    assert [(problem.max_context, problem.cache_capacity) for problem in problems] == [
+        (1024, 1024),
+        (4096, 4096),
+        (3000, 3000),
+        (1024, 2048),
+        (4096, 8192),
+        (3000, 6000),
+        (1024, 8192),
+        (3000, 8192),
+    ]
 
 
 def test_too_many_cells_are_refused_before_they_are_made():

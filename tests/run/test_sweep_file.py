@@ -30,8 +30,8 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
     text = (
-        'name = "a"\ncontext = ["1k", 2048]\nheads = [56, "32/8"]\nbatch = 4\nragged = [0.5,'
-        ' 1]\ndtype = "bf16"\n'
+        'name = "a"\ncontext = ["1k", 2048]\nheads = [56, "32/8"]\nbatch = 4\n'
+        'lengths = ["mean-0.5", "zipf"]\ndtype = "bf16"\n'
     )
     assert load_sweep(write(tmp_path, text)) == Sweep(
         "a",
@@ -42,7 +42,7 @@ def test_every_value_may_be_a_number_a_string_or_a_list(tmp_path):
                 batch=(4,),
                 head_dim=(128,),
                 dtype=("bf16",),
-                ragged=(0.5, 1.0),
+                lengths=("mean-0.5", "zipf"),
             ),
         ),
     )

@@ -1,0 +1,246 @@
+"""Lengths of the sequences of a batch: alike, drawn from a distribution, or one by one.
+
+Batches of the traces in lengths.toml are those of a server at steady state: a sequence is in the
+batch as often as it has output tokens, with its prompt and the output so far in the cache.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import groupby
+from pathlib import Path
+
+from leanbench.core import syntax
+from leanbench.core.axis_values import Values
+from leanbench.core.errors import UserError, nearest
+
+UNIFORM = "uniform"
+#: One sequence has the context, every other one these tokens.
+ONE_LONG = "one-long"
+_SHORT_TOKENS = 16
+#: The r-th longest sequence has the context over r.
+ZIPF = "zipf"
+#: The mean over the longest length follows, as in ``mean-0.25``.
+_MEAN = "mean-"
+#: With `_MEAN`, lengths are spread log-uniformly over this factor before they are scaled.
+_SPREAD = 64
+#: Sequences of a batch whose lengths differ.
+MAX_SEQUENCES = 4096
+#: Of a file with lengths.
+_MAX_FILE_BYTES = 10_000_000
+
+#: Tokens of each sequence: one number for all, or one per sequence.
+Context = int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The lengths that a decode batch of a public trace has at steady state."""
+
+    source: str
+    licence: str
+    requests: int
+    #: Evenly spaced, from the shortest to the longest length.
+    quantiles: tuple[int, ...]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of what is drawn: linear between quantiles."""
+        inner = sum(self.quantiles[1:-1])
+        ends = (self.quantiles[0] + self.quantiles[-1]) / 2
+        return (inner + ends) / (len(self.quantiles) - 1)
+
+
+@cache
+def traces() -> dict[str, Trace]:
+    """The traces that come with leanbench, by name."""
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    return {
+        name: Trace(**{**fields, "quantiles": tuple(fields["quantiles"])})
+        for name, fields in tomllib.loads(text).items()
+    }
+
+
+class Lengths(Values):
+    """Names of distributions, ``mean-0.25``, files with a length a line, or the lengths themselves,
+    ``64k+16x3``; all are text, which `draw_context` reads.
+    """
+
+    def parse(self, name: str, text: str) -> tuple[str, ...]:
+        return syntax.parse_list(name, text, lambda item: [self._value(name, item)])
+
+    def check(self, name: str, value: str) -> None:
+        self._value(name, value)
+
+    def _value(self, name: str, item: str) -> str:
+        word = item.lower()
+        if word in (UNIFORM, ONE_LONG, ZIPF, *traces()):
+            return word
+        if word.startswith(_MEAN):
+            mean = _mean(name, word)
+            return UNIFORM if mean == 1 else f"{_MEAN}{mean:g}"
+        if is_explicit(word):
+            return write_lengths(read_lengths(name, word))
+        _file_quantiles(name, item)
+        return item
+
+
+def is_explicit(lengths: str) -> bool:
+    """Whether the text has a length for each sequence: those say batch and context themselves."""
+    return lengths[:1].isdigit() and re.fullmatch(r"[0-9km+x]+", lengths) is not None
+
+
+def read_lengths(name: str, text: str) -> tuple[int, ...]:
+    """The tokens of each sequence from ``1k+300+16x3``, where ``16x3`` is 16+16+16.
+
+    Raises:
+        UserError: `text` is no such list, or has more than MAX_SEQUENCES lengths.
+    """
+    lengths: list[int] = []
+    for part in text.lower().split("+"):
+        tokens, times, count = part.partition("x")
+        repeats = syntax.parse_number(name, count) if times else 1
+        if len(lengths) + repeats > MAX_SEQUENCES:
+            raise UserError(
+                f"{name} {text[:40]!r} has more than {MAX_SEQUENCES} sequences: leave some out"
+            )
+        lengths += [
+            syntax.parse_number(name, tokens, "lengths such as 1k+300 or 64k+16x3")
+        ] * repeats
+    return tuple(lengths)
+
+
+def write_lengths(lengths: tuple[int, ...]) -> str:
+    """The text that `read_lengths` reads back: ``65536+16x3``."""
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    return "+".join(f"{length}x{count}" if count > 1 else f"{length}" for length, count in runs)
+
+
+def as_context(lengths: tuple[int, ...]) -> Context:
+    """One number where all lengths are alike."""
+    return lengths[0] if len(set(lengths)) == 1 else lengths
+
+
+def draw_context(
+    lengths: str, batch: int, longest: int, draw: random.Random | None = None
+) -> Context:
+    """The lengths of a batch, none above `longest`.
+
+    Args:
+        lengths: a value of `Lengths`, not the lengths themselves.
+        draw: None: one that depends on the other arguments alone, so that the same cell is the same
+            problem in every sweep. random.Random keeps its sequence from one Python version to the
+            next.
+
+    Raises:
+        UserError: the batch cannot have such lengths, or a file cannot be read.
+    """
+    if lengths == UNIFORM:
+        return longest
+    if batch > MAX_SEQUENCES:
+        raise UserError(
+            f"batch {batch} is above the limit of {MAX_SEQUENCES} for lengths that differ: choose a"
+            " smaller one"
+        )
+    if lengths.startswith(_MEAN):
+        mean = _mean("lengths", lengths)
+        draw = draw or random.Random(f"{batch} {longest} {mean!r}")
+        return as_context(_lengths_of_mean(batch, longest, mean, draw)) if batch > 1 else longest
+    draw = draw or random.Random(f"{batch} {longest} {lengths}")
+    if lengths in (ONE_LONG, ZIPF):
+        return as_context(_ranked(lengths, batch, longest, draw))
+    trace = traces().get(lengths)
+    quantiles = trace.quantiles if trace else _file_quantiles("lengths", lengths)
+    return as_context(tuple(min(longest, _inverse(quantiles, draw.random())) for _ in range(batch)))
+
+
+def _ranked(lengths: str, batch: int, longest: int, draw: random.Random) -> tuple[int, ...]:
+    """Lengths that follow from a sequence's rank, in random order."""
+    if lengths == ZIPF:
+        ranked = [max(1, longest // rank) for rank in range(1, batch + 1)]
+    else:
+        ranked = [longest, *[min(longest, _SHORT_TOKENS)] * (batch - 1)]
+    draw.shuffle(ranked)
+    return tuple(ranked)
+
+
+def _inverse(quantiles: tuple[int, ...], share: float) -> int:
+    """The length below which a share of a distribution lies, linear between its quantiles."""
+    place = share * (len(quantiles) - 1)
+    below = int(place)
+    above = quantiles[min(below + 1, len(quantiles) - 1)]
+    return max(1, round(quantiles[below] + (place - below) * (above - quantiles[below])))
+
+
+def _mean(name: str, text: str) -> float:
+    number = text.removeprefix(_MEAN)
+    # Plain decimals only: float() would also take "nan", "inf" and "1_0".
+    if not re.fullmatch(r"\d{0,1}\.?\d{1,9}", number, re.ASCII) or not 0 < float(number) <= 1:
+        raise UserError(
+            f"{name} {text!r} is not a mean over the longest length, write {_MEAN} and a number"
+            f" above 0 and up to 1, as in {_MEAN}0.25"
+        )
+    return float(number)
+
+
+def _lengths_of_mean(
+    batch: int, longest: int, mean_over_max: float, draw: random.Random
+) -> tuple[int, ...]:
+    """`batch` lengths of which one is `longest` and whose mean is `mean_over_max` x `longest`.
+
+    The others are log-uniform over a factor of _SPREAD, scaled by one factor that brings the mean
+    to its target, clipped to 1..longest and rounded (so the mean is met to within one token).
+
+    Raises:
+        UserError: the longest sequence alone exceeds the mean.
+    """
+    if mean_over_max * batch <= 1:
+        raise UserError(
+            f"lengths {_MEAN}{mean_over_max:g} with batch {batch} cannot be: one sequence at the"
+            f" full context alone has a mean of 1/{batch} of it, choose a mean above"
+            f" {1 / batch:.3g} or a batch above {1 / mean_over_max:g}"
+        )
+    weights = [_SPREAD ** (draw.random() - 1) for _ in range(batch - 1)]
+    target = mean_over_max * batch * longest - longest
+
+    def clipped(scale: float) -> list[float]:
+        return [min(longest, max(1.0, scale * weight)) for weight in weights]
+
+    # The sum grows with the scale; at the upper end every length is clipped to the longest.
+    low, high = 0.0, float(longest) * _SPREAD
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(clipped(middle)) < target else (low, middle)
+    lengths = [round(length) for length in clipped(high)]
+    lengths.insert(draw.randrange(batch), longest)
+    return tuple(lengths)
+
+
+@lru_cache(maxsize=16)
+def _file_quantiles(name: str, path: str) -> tuple[int, ...]:
+    """The lengths of a file, one a line, from the shortest to the longest.
+
+    Raises:
+        UserError: there is no such file, it is too large, or a line is no length.
+    """
+    known = (UNIFORM, ONE_LONG, ZIPF, *traces())
+    try:
+        if not Path(path).is_file():
+            raise UserError(
+                f"{name} {path!r} is no distribution, no file and no lengths such as 64k+16x3,"
+                f" {nearest(path, known)}"
+            )
+        if Path(path).stat().st_size > _MAX_FILE_BYTES:
+            raise UserError(
+                f"{name} {path!r} is larger than {_MAX_FILE_BYTES} bytes: keep some of its lines"
+            )
+        lines = Path(path).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(f"{name}: cannot read {path!r} as text: {error}") from None
+    if not lines:
+        raise UserError(f"{name} {path!r} is empty: write a length a line")
+    return tuple(sorted(syntax.parse_number(f"{name} {path!r}:", line) for line in lines))
