@@ -20,6 +20,11 @@ def examples(deep: int) -> int:
     return deep if DEEP else max(5, deep // 4)
 
 
+def deep(*values: Any) -> Any:
+    """A parameter of a deep run."""
+    return pytest.param(*values, marks=pytest.mark.deep)
+
+
 def diagonal(*axes: Sequence[Any], keep: int) -> list[Any]:
     """Parameters for every combination of the axes, all but every `keep`-th of them marked deep.
 

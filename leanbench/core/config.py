@@ -180,7 +180,7 @@ def config_type_of(types: Sequence[type[ConfigT]], implementation: Any) -> type[
         for config_type in types
         if config_type.implementation is not None
     }
-    if implementation in by_name:
+    if isinstance(implementation, str) and implementation in by_name:
         return by_name[implementation]
     if not by_name:
         raise UserError(f"there is no setting {TAG!r}, the kernel has one implementation")

@@ -124,6 +124,7 @@ def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
     ("values", "sentence"),
     [
         ({"implementation": "ptx"}, "implementation 'ptx' is not triton or cuda"),
+        ({"implementation": []}, "implementation [] is not triton or cuda"),
         ({"implementation": None}, "implementation must be given as well, triton or cuda"),
         ({"tile_token": 64}, "there is no setting 'tile_token', did you mean 'tile_tokens'?"),
         ({"copy": "bulk"}, "there is no setting 'copy', "),

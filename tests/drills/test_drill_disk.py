@@ -123,44 +123,43 @@ def test_a_read_only_folder_is_a_sentence(tmp_path):
     )
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of two rows, which a test copies."""
+    out = tmp_path_factory.mktemp("finished")
+    done = run("sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    return out / "r"
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "worker.log", "lock", "."])
-def test_a_run_that_became_read_only_is_a_sentence(tmp_path, name):
-    asked = ["sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)]
-    assert run(*asked).returncode == 0
-    path = tmp_path / "r"
+def test_a_run_that_became_read_only_is_a_sentence(finished, tmp_path, name):
+    asked = ["sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path), "--resume"]
+    path = shutil.copytree(finished, tmp_path / "r")
     results = path / "results.jsonl"
     first = results.read_bytes().splitlines(keepends=True)[0]
     results.write_bytes(first)
     (path / name).chmod(0o000 if name == "manifest.json" else 0o555)
     try:
-        done = run(*asked, "--resume", preexec_fn=without_roots_rights)
+        done = run(*asked, preexec_fn=without_roots_rights)
     finally:
         (path / name).chmod(0o755)
+    assert results.read_bytes().startswith(first)
     if name == ".":
         # Its files can be written; only an environment that is new, as after a commit, wants the
         # folder.
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr
+        assert run(*asked).returncode == 0
+        assert [row["problem"]["context"] for row in rows(path)] == [1024, 2048]
     else:
         assert_one_sentence(done, str(path))
-    assert results.read_bytes().startswith(first)
-    assert run(*asked, "--resume").returncode == 0
-    assert [row["problem"]["context"] for row in rows(path)] == [1024, 2048]
 
 
-def test_reports_into_a_read_only_folder_are_a_sentence(tmp_path):
-    assert (
-        run("sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path)).returncode
-        == 0
-    )
+def test_reports_into_a_read_only_folder_are_a_sentence(finished, tmp_path):
     (tmp_path / "closed").mkdir(mode=0o555)
-    done = run(
-        "report",
-        str(tmp_path / "r"),
-        "--out",
-        str(tmp_path / "closed"),
-        preexec_fn=without_roots_rights,
-    )
+    words = ("report", str(finished), "--out", str(tmp_path / "closed"))
+    done = run(*words, preexec_fn=without_roots_rights)
     assert_one_sentence(done, f"cannot write {tmp_path / 'closed'}", "ermission denied")
 
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
+from depth import deep
 from drill_sweeps import KERNELS, children, environment, rows, run, stand_in_us, start, wait_until
+
+from leanbench.records.directory import read_manifest
+from leanbench.records.row import Row
 
 FEW = ("sweep", "--no-report", "--context", "1k", "--name", "r")
 CONTEXTS = [1024 * count for count in range(1, 26)]
 
 
 def asked(kernel: str, out: object, timeout: str = "120s") -> list[str]:
-    words = [
-        "sweep",
-        "--no-report",
-        "--kernels",
-        f"steady,{kernel}",
-        "--context",
-        "1k:25k:+1k",
-        "--name",
-        "r",
-    ]
-    return [*words, "--timeout", timeout, "--out", str(out)]
+    words = f"sweep --no-report --kernels steady,{kernel} --context 1k:25k:+1k --name r"
+    return [*words.split(), "--timeout", timeout, "--out", str(out)]
 
 
 def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
@@ -67,45 +64,36 @@ def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_p
     assert line.startswith(f"Error: {said}, so its kernels are left out; there is no")
 
 
-@pytest.mark.parametrize(
-    ("kernel", "status", "reason"),
-    [
-        pytest.param(
-            "raises", "crashed", "ZeroDivisionError: division by zero", marks=pytest.mark.deep
-        ),
-        ("recurses", "crashed", "RecursionError: maximum recursion depth exceeded"),
-        ("reads_null", "crashed", "the worker was ended by SIGSEGV, see worker.log"),
-        pytest.param(
-            "aborts",
-            "crashed",
-            "the worker was ended by SIGABRT, see worker.log",
-            marks=pytest.mark.deep,
-        ),
-        pytest.param(
-            "exits",
-            "crashed",
-            "the worker ended with exit code 1, see worker.log",
-            marks=pytest.mark.deep,
-        ),
-        ("hangs_up", "crashed", "the worker ended with exit code 0, see worker.log"),
-        pytest.param(
-            "loops",
-            "timeout",
-            "no result within 4 s, raise the limit with --timeout",
-            marks=pytest.mark.deep,
-        ),
-        ("ignores_signals", "timeout", "no result within 4 s, raise the limit with --timeout"),
-        pytest.param("greedy_host", "out_of_memory", "MemoryError", marks=pytest.mark.deep),
-    ],
-)
-def test_a_fault_costs_one_row_of_50(tmp_path, kernel, status, reason):
+#: By kernel, with those of `make test-deep` last: they end as others do.
+FAULTS = {
+    "loses_gpu": "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "recurses": "RecursionError: maximum recursion depth exceeded",
+    "reads_null": "the worker was ended by SIGSEGV, see worker.log",
+    "hangs_up": "the worker ended with exit code 0, see worker.log",
+    "ignores_signals": "no result within 4 s, raise the limit with --timeout",
+    "greedy_host": "MemoryError",
+    "raises": "ZeroDivisionError: division by zero",
+    "aborts": "the worker was ended by SIGABRT, see worker.log",
+    "exits": "the worker ended with exit code 1, see worker.log",
+    "loops": "no result within 4 s, raise the limit with --timeout",
+}
+STATUSES = {"ignores_signals": "timeout", "loops": "timeout", "greedy_host": "out_of_memory"}
+
+
+@pytest.mark.parametrize("kernel", [*list(FAULTS)[:6], *map(deep, list(FAULTS)[6:])])
+def test_a_fault_costs_one_row_of_50(tmp_path, kernel):
+    status, reason = STATUSES.get(kernel, "crashed"), FAULTS[kernel]
     done = run(*asked(kernel, tmp_path, "4s" if status == "timeout" else "120s"))
     assert done.returncode == (0 if status == "out_of_memory" else 1), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert_one_fault(tmp_path / "r", kernel, status, reason)
+    # Also said in the table.
+    assert f"{status}: {kernel} · b1 h32/8 n13312 d128 fp16 HND: {reason}" in done.stdout
+    if reason.startswith("RuntimeError"):
+        assert "Traceback" in (tmp_path / "r" / "worker.log").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, *map(deep, (signal.SIGTERM, signal.SIGSEGV))])
 def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, number):
     mark = tmp_path / "mark"
     with start(*asked("waits", tmp_path), LEANBENCH_DRILL_MARK=str(mark)) as process:
@@ -117,3 +105,66 @@ def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, numbe
     assert_one_fault(
         tmp_path / "r", "waits", "crashed", f"the worker was ended by {number.name}, see worker.log"
     )
+
+
+def test_a_sweep_without_a_figure_fails(tmp_path):
+    """`standard` has no schedule that the performance model could predict from."""
+    words = "sweep --no-report --quiet --gpu a100 --context 1k,2k --name run --kernels"
+    done = run(*words.split(), "standard", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "Nothing to compare: all 2 cells are unsupported, the first because standard has no"
+        " schedule to predict from."
+    )
+    assert [row["status"] for row in rows(tmp_path / "run")] == ["unsupported"] * 2
+    done = run(*words.split(), "standard,lean", "--out", str(tmp_path / "both"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    done = run(*FEW, "--kernels", "fa2", "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_rows_are_valid_and_point_to_their_environment(finished):
+    [row] = rows(finished / "r")
+    manifest = read_manifest(finished / "r")
+    assert Row.model_validate(row).model_dump(mode="json", exclude_none=True) == row
+    assert row["source"] == manifest["source"] == "predicted"
+    assert row["cell"] in manifest["cells"]
+    assert row["kv_bytes"] == 2 * 1024 * 8 * 128 * 2
+    python = manifest["environments"][row["environment"]]["python"]
+    assert python == ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ("--context 2k", "1 of its 1 cells are not asked for now, such as fa2-b1-h32-8-n1024-"),
+        ("--gpu h200", "has rows predicted for a100-80gb, this command's would be predicted for"),
+        ("--ci 1%", "was measured with other settings (effort): repeat the command it was started"),
+    ],
+)
+def test_resume_with_other_cells_settings_or_another_gpu_is_refused(finished, changed, sentence):
+    words = [*FEW, "--kernels", "fa2", "--resume", *changed.split(), "--out", str(finished)]
+    refused = run(*words)
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
+    assert len(rows(finished / "r")) == 1
+
+
+def test_a_spent_budget_says_how_to_go_on_and_resume_finds_the_run(tmp_path):
+    words = "sweep --no-report --kernels slow --context 1k:8k:x2 --out".split()
+    done = run(*words, str(tmp_path), "--budget", "0.2s")
+    assert done.returncode == 0
+    assert "The budget is spent: 1 of 4 cells are done, 3 are left." in done.stderr
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith("custom-a100-80gb-")
+    assert f"--name {path.name} --resume" in done.stderr
+    assert len(rows(path)) == 1
+    assert run(*words, str(tmp_path), "--resume").returncode == 0
+    assert list(tmp_path.iterdir()) == [path]
+    assert len(rows(path)) == 4

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from depth import deep
 from hostile import MARKUP, VALUES, changed, damaged_json, share, torn, within_limits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -188,7 +189,9 @@ def test_any_rows_are_a_report_or_a_sentence(folder, lean, fa2):
         read_by(folder, *SHOWN)
 
 
-@pytest.mark.parametrize("value", [0, -1, 1e-300, 1e300, -1e300, 2**63 - 1, "", [], {}, None])
+@pytest.mark.parametrize(
+    "value", [0, 1e300, "", None, *map(deep, (-1, 1e-300, -1e300, 2**63 - 1, [], {}))]
+)
 def test_every_field_may_be_out_of_proportion(folder, value):
     """Of either kernel, in a run with a problem for each field, which has this value."""
     fields = [name for name in Row.model_fields if name not in ("cell", "problem", "kernel")]

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from depth import DEEP
+from depth import DEEP, diagonal
 from drill_sweeps import children, is_gone, rows, run, stand_in_us, start, wait_until
 
 from leanbench.records.directory import RunDirectory, read_manifest
@@ -23,19 +23,9 @@ from leanbench.records.reading import read_run
 from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report
 
-KILLS = 20 if DEEP else 6
+KILLS = 20 if DEEP else 4
 CONTEXTS = [1024 * count for count in range(1, 51)]
-ASKED = [
-    "sweep",
-    "--no-report",
-    "--quiet",
-    "--kernels",
-    "unhurried",
-    "--context",
-    "1k:50k:+1k",
-    "--name",
-    "r",
-]
+ASKED = "sweep --no-report --quiet --kernels unhurried --context 1k:50k:+1k --name r".split()
 
 
 def report_rows(path: Path) -> int:
@@ -106,19 +96,8 @@ def done_rows(path: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("finished")
-    assert run(
-        "sweep",
-        "--no-report",
-        "-q",
-        "--kernels",
-        "lean,fa2",
-        "--context",
-        "1k,2k",
-        "--name",
-        "r",
-        "--out",
-        str(out),
-    )
+    words = "sweep --no-report -q --kernels lean,fa2 --context 1k,2k --name r --out".split()
+    assert run(*words, str(out)).returncode == 0
     return out / "r"
 
 
@@ -162,28 +141,19 @@ def test_samples_cut_at_any_byte_of_the_last_member_keep_the_others(finished, tm
 
 
 @pytest.mark.parametrize(
-    "leftover",
-    [["lock"], ["lock", "results.jsonl"], ["lock", "results.jsonl", "manifest.json.part"]],
+    ("leftover", "resume"),
+    diagonal(
+        [["lock"], ["lock", "results.jsonl"], ["lock", "results.jsonl", "manifest.json.part"]],
+        [[], ["--resume"]],
+        keep=2,
+    ),
 )
-@pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_a_sweep_killed_before_it_had_a_manifest_can_start_again(tmp_path, leftover, resume):
     path = tmp_path / "r"
     path.mkdir()
     for name in leftover:
         (path / name).write_bytes(b'{"sche' if name.endswith(".part") else b"")
-    words = [
-        "sweep",
-        "--no-report",
-        "-q",
-        "--kernels",
-        "steady",
-        "--context",
-        "1k",
-        "--name",
-        "r",
-        "--out",
-        str(tmp_path),
-    ]
-    done = run(*words, *resume)
+    words = "sweep --no-report -q --kernels steady --context 1k --name r --out".split()
+    done = run(*words, str(tmp_path), *resume)
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in rows(path)] == ["ok"]

@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from depth import DEEP
+from depth import DEEP, deep
 from drill_sweeps import (
     answer_signals,
     children,
@@ -29,17 +29,8 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
 def asked(kernel: str, out: object) -> list[str]:
-    return [
-        "sweep",
-        "--kernels",
-        kernel,
-        "--context",
-        "1k:50k:+1k",
-        "--name",
-        "r",
-        "--out",
-        str(out),
-    ]
+    words = f"sweep --kernels {kernel} --context 1k:50k:+1k --name r --out"
+    return [*words.split(), str(out)]
 
 
 def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
@@ -57,10 +48,10 @@ def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
     [
         ("unhurried", signal.SIGINT, 130),
         ("ignores_signals", signal.SIGTERM, 143),
-        pytest.param("unhurried", signal.SIGTERM, 143, marks=pytest.mark.deep),
-        pytest.param("loops", signal.SIGINT, 130, marks=pytest.mark.deep),
-        pytest.param("loops", signal.SIGTERM, 143, marks=pytest.mark.deep),
-        pytest.param("ignores_signals", signal.SIGINT, 130, marks=pytest.mark.deep),
+        deep("unhurried", signal.SIGTERM, 143),
+        deep("loops", signal.SIGINT, 130),
+        deep("loops", signal.SIGTERM, 143),
+        deep("ignores_signals", signal.SIGINT, 130),
     ],
 )
 def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kernel, number, code):
@@ -97,7 +88,7 @@ def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kern
 def test_stopped_at_random_moments_from_the_start_on(tmp_path, number, code):
     """Also while modules load, the worker starts or the report is written."""
     moments = random.Random(number)
-    for turn in range(6 if DEEP else 2):
+    for turn in range(6 if DEEP else 1):
         out = tmp_path / str(turn)
         with start(*asked("steady", out)) as process:
             time.sleep(moments.uniform(0.1, 1.6))
@@ -140,7 +131,7 @@ def script() -> str:
 def test_ctrl_c_while_modules_load_is_an_exit_code_and_not_a_word(tmp_path, entry):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
     moments = random.Random(entry[0])
-    for modules in (1, 2, *moments.sample(range(3, 150), 10 if DEEP else 3)):
+    for modules in (1, 2, *moments.sample(range(3, 150), 10 if DEEP else 1)):
         done = subprocess.run(
             [sys.executable, *entry, *asked("steady", tmp_path), "--dry-run"],
             env=environment(PYTHONPATH=str(tmp_path), MODULES=str(modules)),

@@ -38,6 +38,22 @@ class Raises(Faulty):
         raise ZeroDivisionError("division by zero\nand a second line")
 
 
+class LosesGpu(Faulty):
+    """As torch reports an error of the device, which leaves the process unusable."""
+
+    name = "loses_gpu"
+    failed = False
+
+    def misbehave(self, problem: AttentionProblem) -> None:
+        if self.failed:
+            self.fail()
+        super().misbehave(problem)
+
+    def fail(self) -> None:
+        LosesGpu.failed = True
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+
 class ReadsNull(Faulty):
     name = "reads_null"
 
@@ -134,16 +150,7 @@ class Unhurried(Steady):
 
 
 _FAULTY = (
-    Gated,
-    Raises,
-    ReadsNull,
-    Aborts,
-    Exits,
-    Recurses,
-    Greedy,
-    Loops,
-    IgnoresSignals,
-    HangsUp,
-    Waits,
+    *(Gated, Raises, LosesGpu, ReadsNull, Aborts, Exits, Recurses, Greedy, Loops),
+    *(IgnoresSignals, HangsUp, Waits),
 )
 KERNELS = [Unhurried(), *(kind() for kind in _FAULTY)]
