@@ -5,7 +5,6 @@ line, `samples.jsonl.gz` the raw samples behind them.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator
@@ -267,23 +266,25 @@ def _target(manifest: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _writable(path: Path) -> Iterator[None]:
-    """Makes the directory if need be and holds its lock."""
+    """Makes the directory if need be and holds its lock, which the operating system drops when the
+    process ends, however it ends.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path / _LOCK, timeout=0)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"another sweep is writing {path}: wait for it or choose another --name"
+        ) from None
     except OSError as error:
         raise _cannot_write(path, error) from None
     try:
-        try:
-            # The operating system drops the lock when the process ends, however it ends.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another sweep is writing {path}: wait for it or choose another --name"
-            ) from None
         yield
     finally:
-        os.close(lock)
+        lock.release()
 
 
 @contextlib.contextmanager
