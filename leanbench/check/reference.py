@@ -94,8 +94,8 @@ class Reference:
         self._lse = torch.stack([lse for _, lse in results])
 
     def check(self, inputs: AttentionInputs, lse_base: float | None = math.e) -> CheckResult:
-        """Errors of `inputs.out` and `inputs.lse`; every element is tested for NaN, in the sampled
-        heads and beside.
+        """Errors of `inputs.out` and `inputs.lse`; every element is tested for NaN, outside the
+        sampled heads too.
 
         Args:
             lse_base: of the logarithm in `inputs.lse`; None: nobody wrote it, only the output is

@@ -166,7 +166,7 @@ def verify(
         ),
     ] = None,
 ) -> None:
-    """Time each tuned problem's chosen config again, beside those that tied with it and the
+    """Time each tuned problem's chosen config again, side by side with those that tied and the
     heuristic's.
 
     A choice holds within 1% of the fastest. Exit code 1 means that the median choice is more than

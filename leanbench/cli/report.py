@@ -37,7 +37,7 @@ def report(
     """Write report.html and report.csv from the rows of a run, and print their paths.
 
     The HTML is one file that works offline: who wins where and by how much, the paper's claims
-    beside the run, maps and charts to save as SVG or PNG, and every row with the command that
+    next to the run, maps and charts to save as SVG or PNG, and every row with the command that
     repeats it. Several runs, say of several GPUs, stand side by side; --out is then needed.
     Parquet needs pyarrow.
     """

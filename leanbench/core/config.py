@@ -101,7 +101,7 @@ def switch() -> Any:
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How a kernel is launched. A kernel with further settings has a subclass beside it.
+    """How a kernel is launched. A kernel with further settings has a subclass of its own.
 
     Raises:
         UserError: a value outside its field's limits, or values that contradict one another; the

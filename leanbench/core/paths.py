@@ -1,4 +1,4 @@
-"""Where things are: the rooms beside the package (in the wheel under `_shipped`, in a checkout at
+"""Where things are: the rooms next to the package (in the wheel under `_shipped`, in a checkout at
 its top), and what leanbench keeps for its user.
 """
 

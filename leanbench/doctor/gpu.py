@@ -95,7 +95,7 @@ def other_processes(machine: Machine) -> Finding:
         + (f" at {process.sm_utilisation}%" if process.sm_utilisation else "")
         for process in processes
     )
-    fix = "wait for them or stop them; a figure that was measured beside them is not the GPU's"
+    fix = "wait for them or stop them; a figure that was measured next to them is not the GPU's"
     if any(process.sm_utilisation for process in processes):
         return problem(f"others use the SMs: {names}", fix, **values)
     if any(process.sm_utilisation is None for process in processes):
@@ -127,7 +127,7 @@ def clocks_and_power(machine: Machine) -> Finding:
     )
     if limit_w is not None and limits.power_limit_w is not None and limit_w < limits.power_limit_w:
         fix = (
-            "say so beside sustained figures, or set the default again with `nvidia-smi"
+            "say so with sustained figures, or set the default again with `nvidia-smi"
             " --power-limit`"
         )
         return note(

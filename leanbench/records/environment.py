@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from leanbench.gpu.nvml import LocalGpu
 
 #: Distributions that decide what is timed, where they are installed: what compiles `lean_cuda` at
-#: run time, and those whose kernels can be measured beside this project's, or that hold them
-#: compiled.
+#: run time, and those whose kernels can be measured side by side with this project's, or that hold
+#: them compiled.
 _LIBRARIES = (
     "nvidia-cuda-nvrtc",
     "flash-attn",

@@ -333,5 +333,5 @@ class Figures(BaseModel):
         "warnings",
         group="settings",
         kind="sentence",
-        meaning="what a reader must know beside the figures",
+        meaning="what a reader must know about the figures",
     )

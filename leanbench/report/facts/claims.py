@@ -64,7 +64,7 @@ def claims_section(results: Results) -> Section:
         " bound on its side. Occupancy is the SM busy share where it was measured (--occupancy),"
         " the schedule's quantisation efficiency in a prediction. The paper does not say which"
         f" problems its samples were: {SAMPLES} or more multi-head problems of a run stand for"
-        " them, named beside the figure."
+        " them, named next to the figure."
     )
     if results.are_several:
         hint += (
