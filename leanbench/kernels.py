@@ -1,5 +1,4 @@
-"""Makes the kernels room importable as `leanbench.kernels.<family>`, in a checkout and in a wheel
-alike.
+"""The kernels room, importable as `leanbench.kernels.<family>` in a checkout and in a wheel alike.
 
 `LEANBENCH_KERNEL_PATH` (folders separated like `PATH`) adds families of your own.
 """

@@ -108,7 +108,9 @@ class TorchEfficient(SdpaKernel):
 
 
 class TorchMath(SdpaKernel):
-    """Casts K and V to fp32, and repeats them for every query head of a group, in every call."""
+    """Torch's plain operators: every call casts K and V to fp32 and repeats them for every query
+    head of a group.
+    """
 
     name = "torch_math"
     title = (

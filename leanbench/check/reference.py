@@ -1,4 +1,4 @@
-"""Compares a kernel's outputs with the fp64 reference."""
+"""Comparison of a kernel's outputs with the fp64 reference."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Compiles kernels for a GPU that need not be here, many at once, and says what a CTA of each
-takes.
+"""Builds of kernels for a GPU that need not be here, many at once, and what a CTA of each takes.
 
-Triton compiles without a GPU once a target is set, and keeps the result in its
-cache: what is compiled here for the GPU of this machine is found there by the first launch. So does
+Triton compiles without a GPU once a target is set, and puts the result into its cache: what is
+compiled here for the GPU of this machine is found there by the first launch. So does
 leanbench.compile.nvrtc with CUDA C++.
 """
 

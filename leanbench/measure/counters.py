@@ -128,7 +128,7 @@ def count(
     cache: CacheState = "cold",
     timeout_s: float = TIMEOUT_S,
 ) -> CountedLaunch | str:
-    """Counts one call; a str is the sentence why that cannot be done here.
+    """Hardware counters of one call; a str is the sentence why they cannot be read here.
 
     Args:
         config: None for a kernel without launch settings.

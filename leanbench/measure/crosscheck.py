@@ -57,7 +57,7 @@ class CrossCheck:
 
 
 def cross_check(launches: Launches, latency_us: float) -> CrossCheck | str:
-    """Replays a graph of the launches under the profiler; a sentence where that gives no figure.
+    """Times of a graph of the launches under the profiler; a sentence where that gives no figure.
 
     Args:
         latency_us: what one launch takes, roughly.

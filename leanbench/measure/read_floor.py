@@ -28,7 +28,7 @@ _VARIANTS: tuple[Variant, ...] = (
 
 
 class ReadFloor:
-    """Knows which variant reads fastest, by size: the ranking for one size serves those within a
+    """The variants that read fastest, by size: the ranking for one size serves those within a
     factor of 1.4.
     """
 

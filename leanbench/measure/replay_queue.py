@@ -1,4 +1,4 @@
-"""Keeps a GPU busy with replays of one CUDA graph, while the host has other things to do."""
+"""Replays of one CUDA graph that keep a GPU busy while the host has other things to do."""
 
 from __future__ import annotations
 

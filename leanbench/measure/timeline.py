@@ -1,4 +1,4 @@
-"""Records what every CTA of a call did and when, with an instrumented build of the kernel."""
+"""Timelines of a call: what every CTA did and when, recorded by an instrumented build."""
 
 from __future__ import annotations
 

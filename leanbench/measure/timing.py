@@ -100,7 +100,7 @@ class Timing:
 
 
 class Sampler(Protocol):
-    """Takes one sample of a candidate."""
+    """What takes the samples of one candidate."""
 
     launches: int
 
@@ -243,8 +243,8 @@ def time_launches(launches: Launches, effort: Effort | None = None) -> Timing:
 def fastest(
     candidates: Mapping[Key, Callable[[], Launches]], finalists: int = 3
 ) -> tuple[Key, int]:
-    """Ranks candidates in quick rounds, the best `finalists` again in longer ones; returns (the
-    fastest, how many ran).
+    """(the fastest candidate, how many ran), by quick rounds of all and longer ones of the best
+    `finalists`.
 
     A candidate is a function that prepares launches; one that does not fit the GPU raises and is
     passed over.

@@ -81,7 +81,7 @@ def _nearest(name: str, folder: Path, prefix: str) -> str:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run directory; a last line cut off by a kill is left out and noted.
+    """The run in a directory; a last line cut off by a kill is left out and noted.
 
     Raises:
         UserError: not a run directory, a run of another schema version, or a line that is no row

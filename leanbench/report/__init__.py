@@ -36,7 +36,7 @@ def write_report(
     more_runs: Sequence[Path] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Write a file of `FILES` into `out_dir` for each format, and return their paths in that order.
+    """Paths of the files of `FILES` that it writes into `out_dir`, one for each format.
 
     Args:
         more_runs: run directories that the report compares with the first.

@@ -56,8 +56,8 @@ def run_cells(
     limits: Limits,
     observer: Observer,
 ) -> int:
-    """Runs the cells that have no row yet and appends one row each. Returns how many are left when
-    the budget ends.
+    """Number of cells that have no row when the budget ends; all others have one, appended as they
+    finish.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; the worker is gone and every finished cell has its row.

@@ -40,7 +40,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Announcer:
-    """Tells the parent whose code runs next, None for nobody's; `current` is the last one."""
+    """The line to the parent that says whose code runs next, None for nobody's; `current` is the
+    last one.
+    """
 
     def __init__(self, parent: Connection) -> None:
         self._parent = parent

@@ -1,1 +1,1 @@
-"""Finds the best launch settings of a kernel for a GPU, keeps them, and picks one for a problem."""
+"""The search for the best launch settings of a kernel on a GPU, and its check by other problems."""

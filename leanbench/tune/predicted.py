@@ -40,7 +40,7 @@ def predict_us(
 
 
 def model_ranker(kernel: Kernel, spec: GpuSpec, pool: Executor) -> Ranker:
-    """Ranks by the model, in the pool's processes."""
+    """A ranker by the performance model, in the pool's processes."""
 
     def rank(
         problem: AttentionProblem, configs: Sequence[LeanConfig], builds: Mapping[BuildKey, Build]

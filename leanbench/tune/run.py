@@ -43,8 +43,8 @@ class Request:
 
 
 def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Summary, Family]]:
-    """Tunes every family; what to print of each, and what to keep. `forget` what was noted once it
-    is kept.
+    """What to print and what to save of every family, tuned. `forget` what was noted once it is
+    saved.
 
     Raises:
         UserError: the budget is too small, or nothing can run on this GPU.

@@ -105,7 +105,7 @@ class Plan:
 
 
 class Search:
-    """Tunes one kernel on one GPU.
+    """The search for one kernel on one GPU.
 
     Args:
         began_s: `time.monotonic()` when the budget started to run.

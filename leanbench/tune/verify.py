@@ -1,5 +1,5 @@
-"""Are tuned configs still the ones to use? Times those that tied, and the heuristic, again on the
-tuned problems.
+"""Tuned configs timed again on the tuned problems, side by side with those that tied and the
+heuristic: are they still the ones to use?
 """
 
 from __future__ import annotations

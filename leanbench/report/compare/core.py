@@ -1,4 +1,4 @@
-"""Compares two runs, or two kernels, cell by cell; `leanbench.report.compare.pair` says how a
+"""Comparison of two runs, or two kernels, cell by cell; `leanbench.report.compare.pair` says how a
 verdict is reached.
 """
 
@@ -130,8 +130,8 @@ class Comparison:
 
 
 def compare(base: str, new: str, *, margin: float, kernels: Sequence[str] = ()) -> Comparison:
-    """Compare `RUN` with `RUN`, or `RUN:KERNEL` with `RUN:KERNEL`; a run is a path or a name under
-    runs/.
+    """The comparison of `RUN` with `RUN`, or of `RUN:KERNEL` with `RUN:KERNEL`; a run is a path or
+    a name under runs/.
 
     Args:
         margin: relative difference that counts as none, 0.01 for 1%.

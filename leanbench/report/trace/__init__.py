@@ -17,8 +17,7 @@ FORMATS = ("html", "svg", "json")
 def write_trace(
     panels: Sequence[Panel], out_dir: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Writes `trace.<format>` into `out_dir` for each format, and returns their paths in that
-    order.
+    """Paths of the files `trace.<format>` that it writes into `out_dir`, one for each format.
 
     Args:
         panels: at least one; one problem on one GPU, all measured or all predicted.
