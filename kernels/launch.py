@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from leanbench.compile.cubin import cubin_resources
 from leanbench.compile.triton_target import triton_target
-from leanbench.core.config import KernelConfig
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, LaunchResources
@@ -189,7 +189,7 @@ def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
     return run
 
 
-ConfigT = TypeVar("ConfigT", bound=KernelConfig)
+ConfigT = TypeVar("ConfigT", bound=TileConfig)
 
 
 class TritonKernel(Kernel[ConfigT]):
@@ -290,7 +290,7 @@ def qk_scale(inputs: AttentionInputs) -> float:
     return inputs.softmax_scale * math.log2(math.e)
 
 
-def constants(inputs: AttentionInputs, config: KernelConfig) -> dict[str, Any]:
+def constants(inputs: AttentionInputs, config: TileConfig) -> dict[str, Any]:
     """The compile-time parameters that all kernels of this room take; shapes that change between
     calls are not among them.
     """

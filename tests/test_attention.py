@@ -16,10 +16,10 @@ from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.configs.lookup import Choice
+from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 
@@ -421,7 +421,7 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(asked, device, layout):
 
 
 def test_kept_settings_are_launched(asked, device, monkeypatch):
-    launched: list[KernelConfig] = []
+    launched: list[TileConfig] = []
     lean = attention_op.kernel("lean")
     prepare = lean.prepare
     monkeypatch.setattr(
@@ -451,7 +451,7 @@ def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypa
     prepare = lean.prepare
     tried: list[int] = []
 
-    def prepare_or_not(inputs: Any, config: KernelConfig) -> Any:
+    def prepare_or_not(inputs: Any, config: TileConfig) -> Any:
         tried.append(config.num_stages)
         if config.num_stages == 1:
             raise OutOfResources("shared memory, 300000 of 232448 bytes\nmore")

@@ -8,13 +8,13 @@ from itertools import product
 
 from leanbench.kernels.configs import stages_that_fit
 
-from leanbench.core.config import KernelConfig
+from leanbench.core.config import TileConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
 
 @dataclass(frozen=True)
-class Fa2Config(KernelConfig):
+class Fa2Config(TileConfig):
     """A LeanTile, warps and stages."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from leanbench.kernels.configs import SHARED_RESERVE_KB, shared_kb, stages_that_fit
 
-from leanbench.core.config import KernelConfig, number
+from leanbench.core.config import TileConfig, number
 from leanbench.core.decomposition import TileGrid, fixed_split_heuristic
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -17,7 +17,7 @@ _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8
 
 
 @dataclass(frozen=True)
-class FixedSplitConfig(KernelConfig):
+class FixedSplitConfig(TileConfig):
     """A LeanTile, warps, stages and the number of splits."""
 
     #: Parts of every output tile.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from leanbench.kernels.launch import registers_per_thread
 
-from leanbench.core.config import KernelConfig, number, optional_number, switch, word
+from leanbench.core.config import TileConfig, number, optional_number, switch, word
 
 #: Warps that an SM of any GPU here holds at once.
 _WARPS_PER_SM = 64
@@ -22,7 +22,7 @@ class BuildKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LeanConfig(KernelConfig):
+class LeanConfig(TileConfig):
     """The settings that both implementations have: how a grid of stream-K is made."""
 
     #: CTAs launched per SM; the grid is this times the SMs.

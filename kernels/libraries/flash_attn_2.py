@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.kernels.fixed_split.configs import split_counts
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
-from leanbench.core.config import KernelConfig, optional_number
+from leanbench.core.config import TileConfig, optional_number
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -58,7 +58,7 @@ class FlashAttn(LibraryKernel):
 
 
 @dataclass(frozen=True)
-class FlashDecodingConfig(KernelConfig):
+class FlashDecodingConfig(TileConfig):
     """What flash-attn is compiled with, and the splits."""
 
     #: Parts of every output tile; 0: its heuristic chooses.

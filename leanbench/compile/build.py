@@ -16,9 +16,10 @@ from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as
 from dataclasses import dataclass
 from multiprocessing import forkserver
 
+from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, LaunchResources, kernel
+from leanbench.core.registry import LaunchResources, kernel
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Job:
 
     kernel: str
     problem: AttentionProblem
-    config: KernelConfig
+    config: TileConfig
 
 
 @dataclass(frozen=True)

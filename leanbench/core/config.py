@@ -101,7 +101,7 @@ def switch() -> Any:
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """How a kernel is launched. A kernel with further settings has a subclass of its own.
+    """How a kernel is launched: the fields of a subclass, each with its limit.
 
     Raises:
         UserError: a value outside its field's limits, or values that contradict one another; the
@@ -110,15 +110,6 @@ class KernelConfig:
 
     #: Which of a kernel's implementations the settings are for; None: it has one.
     implementation: ClassVar[str | None] = None
-
-    #: Context tokens of one LeanTile. Matrix instructions take 16 of them, Triton powers of two.
-    tile_tokens: int = number(16, 1024, power_of_two=True)
-    num_warps: int = number(1, 32, power_of_two=True)
-    num_stages: int = number(1, 10)
-
-    #: CTAs of an SM at once that the grid is made for: 1 where that is no setting. A subclass may
-    #: make a field of it, which takes this place in the order.
-    ctas_per_sm: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         for name, limit in limits(type(self)).items():
@@ -140,6 +131,22 @@ class KernelConfig:
         values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         unused = {setting.name: setting.default for setting in fields(self)}
         return tag | {name: value for name, value in values.items() if value != unused[name]}
+
+
+@dataclass(frozen=True)
+class TileConfig(KernelConfig):
+    """Launch settings of a kernel that reads LeanTiles. A kernel with further settings has a
+    subclass of its own.
+    """
+
+    #: Context tokens of one LeanTile. Matrix instructions take 16 of them, Triton powers of two.
+    tile_tokens: int = number(16, 1024, power_of_two=True)
+    num_warps: int = number(1, 32, power_of_two=True)
+    num_stages: int = number(1, 10)
+
+    #: CTAs of an SM at once that the grid is made for: 1 where that is no setting. A subclass may
+    #: make a field of it, which takes this place in the order.
+    ctas_per_sm: ClassVar[int] = 1
 
 
 ConfigT = TypeVar("ConfigT", bound=KernelConfig)

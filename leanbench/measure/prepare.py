@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from leanbench.configs import lookup
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import quantisation_efficiency
 from leanbench.core.registry import Kernel, KernelConfig, written_by
 from leanbench.measure.candidate import Candidate
@@ -76,5 +77,6 @@ def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
     schedule = candidate.kernel.schedule(loaded.problem, config, spec)
     if schedule is None:
         return Outcome()
-    slots = schedule.slots(spec.sms, config.ctas_per_sm if config else None)
+    per_sm = config.ctas_per_sm if isinstance(config, TileConfig) else None
+    slots = schedule.slots(spec.sms, per_sm)
     return Outcome(quantisation_efficiency=quantisation_efficiency(schedule, slots))

@@ -6,12 +6,13 @@ from operator import itemgetter
 from typing import Any
 
 from leanbench.configs import lookup
+from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import Schedule, quantisation_efficiency
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.registry import Kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
@@ -25,7 +26,7 @@ from leanbench.records.outcome import Outcome
 def predict_latency_us(
     problem: AttentionProblem,
     kernel: Kernel,
-    config: KernelConfig,
+    config: TileConfig,
     spec: GpuSpec,
     resident: int | None = None,
 ) -> float:
@@ -122,7 +123,7 @@ def _unsupported(reason: str | None) -> Outcome:
     return Outcome(status="unsupported", reason=reason)
 
 
-def refusal(config: KernelConfig, spec: GpuSpec) -> str | None:
+def refusal(config: TileConfig, spec: GpuSpec) -> str | None:
     """One sentence why the model does not know what `config` launches on this GPU, or None."""
     if config.implementation != "cuda":
         return None
@@ -135,17 +136,18 @@ def _candidates(
     spec: GpuSpec,
     chosen: KernelConfig | None,
     all_of_them: bool,
-) -> list[KernelConfig]:
+) -> list[TileConfig]:
+    """Those of LeanTiles: the model knows no others."""
     others = kernel.candidate_configs(problem, spec) if all_of_them else []
-    return list(dict.fromkeys([*([] if chosen is None else [chosen]), *others]))
+    return [config for config in dict.fromkeys([chosen, *others]) if isinstance(config, TileConfig)]
 
 
 def _fastest(
     kernel: Kernel,
-    candidates: list[tuple[KernelConfig, Schedule]],
+    candidates: list[tuple[TileConfig, Schedule]],
     problem: AttentionProblem,
     spec: GpuSpec,
-) -> tuple[KernelConfig, Schedule, float]:
+) -> tuple[TileConfig, Schedule, float]:
     """The first of the fastest, so that equal ones do not change places between runs.
 
     Two implementations have constants fitted apart: the one that runs on this GPU by default wins,
@@ -166,7 +168,7 @@ def _fastest(
 
 
 def _figures(
-    config: KernelConfig,
+    config: TileConfig,
     schedule: Schedule,
     predicted_us: float,
     problem: AttentionProblem,

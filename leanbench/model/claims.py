@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, quantisation_efficiency
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.kernels.fa2.configs import Fa2Config
 from leanbench.model.cell import predict_energy_mj, predict_latency_us
 from leanbench.model.paper import Claim, claims
@@ -63,7 +64,7 @@ def _predict(claim: Claim, spec: GpuSpec, single_stage: bool) -> tuple[float, bo
 
 
 def _figure(claim: Claim, problem: AttentionProblem, spec: GpuSpec, single_stage: bool) -> float:
-    def config(name: str) -> KernelConfig:
+    def config(name: str) -> TileConfig:
         return SINGLE_STAGE if single_stage and name == "fa2" else _default(name, problem, spec)
 
     if claim.quantity == "occupancy":
@@ -73,29 +74,27 @@ def _figure(claim: Claim, problem: AttentionProblem, spec: GpuSpec, single_stage
     return of / predicted(claim.over, problem, config(claim.over), spec)
 
 
-def _default(name: str, problem: AttentionProblem, spec: GpuSpec) -> KernelConfig:
+def _default(name: str, problem: AttentionProblem, spec: GpuSpec) -> TileConfig:
     return kernel(name).default_config(problem, spec)
 
 
-def _schedule(
-    name: str, problem: AttentionProblem, config: KernelConfig, spec: GpuSpec
-) -> Schedule:
+def _schedule(name: str, problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> Schedule:
     schedule = kernel(name).schedule(problem, config, spec)
     assert schedule is not None
     return schedule
 
 
 @cache
-def _latency_us(name: str, problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> float:
+def _latency_us(name: str, problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> float:
     return predict_latency_us(problem, kernel(name), config, spec)
 
 
-def _energy_mj(name: str, problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> float:
+def _energy_mj(name: str, problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> float:
     schedule = _schedule(name, problem, config, spec)
     return predict_energy_mj(_latency_us(name, problem, config, spec), problem, schedule, spec)
 
 
-def _occupancy(name: str, problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> float:
+def _occupancy(name: str, problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> float:
     """As in rows: one CTA on an SM at once, or as many as the config asks for."""
     schedule = _schedule(name, problem, config, spec)
     return quantisation_efficiency(schedule, schedule.slots(spec.sms, config.ctas_per_sm))

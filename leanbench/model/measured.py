@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernels
+from leanbench.core.registry import kernels
 from leanbench.model.calibration import Errors
 from leanbench.model.cell import AXES
 from leanbench.records.reading import find_run, read_run
@@ -34,7 +35,7 @@ class MeasuredCell:
     #: The kernel that ran, where the row's own stands for several: `lean_cuda`, not `lean`.
     kernel: str
     problem: AttentionProblem
-    config: KernelConfig
+    config: TileConfig
     latency_us: float
     read_floor_us: float | None
     energy_mj: float | None
@@ -125,7 +126,7 @@ def _cell(row: object, problem: AttentionProblem, spec: GpuSpec) -> MeasuredCell
         config = kernel.read_config(row.config)
     except UserError:  # a setting of another version
         return None
-    if kernel.schedule(problem, config, spec) is None:
+    if not isinstance(config, TileConfig) or kernel.schedule(problem, config, spec) is None:
         return None
     return MeasuredCell(
         kernel=kernel.implementation_of(config).name,

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.model.constants import Constants
 
 #: An SM has four partitions, each with its own scheduler and tensor core: with a warp on each, more
@@ -141,7 +141,7 @@ class Rates:
 
 def rates_for(
     problem: AttentionProblem,
-    config: KernelConfig,
+    config: TileConfig,
     spec: GpuSpec,
     constants: Constants,
     resident: int | None = None,
@@ -206,13 +206,13 @@ def sm_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
     return constants.sm_bytes_per_clock * spec.boost_clock_mhz
 
 
-def tile_bytes(problem: AttentionProblem, config: KernelConfig) -> int:
+def tile_bytes(problem: AttentionProblem, config: TileConfig) -> int:
     """K and V of one full LeanTile."""
     return 2 * config.tile_tokens * problem.head_dim * ELEMENT_BYTES
 
 
 def tile_compute_us(
-    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants
+    problem: AttentionProblem, config: TileConfig, spec: GpuSpec, constants: Constants
 ) -> float:
     """One CTA's arithmetic for one LeanTile that is in shared memory already."""
     warps = min(config.num_warps, MAX_USEFUL_WARPS)
@@ -224,7 +224,7 @@ def tile_compute_us(
 
 
 def cta_bytes_per_us(
-    problem: AttentionProblem, config: KernelConfig, spec: GpuSpec, constants: Constants
+    problem: AttentionProblem, config: TileConfig, spec: GpuSpec, constants: Constants
 ) -> float:
     """The most that one CTA can read when it is alone.
 
@@ -246,7 +246,7 @@ def merge_partial_us(constants: Constants, numbers: int, warps: int) -> float:
     return constants.merge_partial_us + constants.merge_number_warp_us * numbers / warps
 
 
-def resident_ctas(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> int:
+def resident_ctas(problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> int:
     """CTAs that one SM holds at once, by an estimate of shared memory and registers; 0 if not even
     one fits.
     """

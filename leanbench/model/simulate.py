@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, tile_rows
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.core.timeline import Span
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.model.calibration import calibration_for
@@ -52,7 +52,7 @@ class Simulation:
 def simulate(
     schedule: Schedule,
     problem: AttentionProblem,
-    config: KernelConfig,
+    config: TileConfig,
     spec: GpuSpec,
     spans: list[tuple[int, Span]] | None = None,
     *,
@@ -80,7 +80,7 @@ def simulate(
 def latency_us(
     schedule: Schedule,
     problem: AttentionProblem,
-    config: KernelConfig,
+    config: TileConfig,
     spec: GpuSpec,
     *,
     resident: int | None = None,
@@ -105,7 +105,7 @@ def latency_us(
     return reading_us + merge_launch_us(schedule, problem, rates)
 
 
-def fits(problem: AttentionProblem, config: KernelConfig, spec: GpuSpec) -> bool:
+def fits(problem: AttentionProblem, config: TileConfig, spec: GpuSpec) -> bool:
     """Whether an SM holds a CTA of this config, or as many as it asks for where that is known."""
     if config.implementation == "cuda":
         return CudaBuild.of(problem, config).fits(spec)
@@ -145,7 +145,7 @@ def merge_waves(output_tiles: int, rates: Rates) -> int:
 def _launch(
     schedule: Schedule,
     problem: AttentionProblem,
-    config: KernelConfig,
+    config: TileConfig,
     spec: GpuSpec,
     resident: int | None,
     constants: Constants | None,

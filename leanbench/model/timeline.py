@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, quantisation_efficiency, tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -48,6 +49,7 @@ def predict_timeline(
     config = kernel.read_config(fields["config"])
     schedule = kernel.schedule(problem, config, spec)
     assert schedule is not None
+    assert isinstance(config, TileConfig)
     is_cuda = config.implementation == "cuda"
     played: list[tuple[int, Span]] = []
     simulation = simulate(schedule, problem, config, spec, played)
@@ -77,7 +79,7 @@ def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
         return None
     config = kernel.read_config(timeline.config)
     schedule = kernel.schedule(timeline.problem, config, spec)
-    if schedule is None:
+    if schedule is None or not isinstance(config, TileConfig):
         return None
     slots = schedule.slots(spec.sms, config.ctas_per_sm)
     return quantisation_efficiency(schedule, slots)

@@ -14,6 +14,7 @@ from leanbench.check.grid import (
     run_case,
     run_family,
 )
+from leanbench.core.config import TileConfig
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import spec_of_device
@@ -143,7 +144,7 @@ def test_the_interpreter_grid_is_small_and_has_both_of_everything():
     assert values(cases, "is_ragged") == {False, True}
     for case in cases:
         config = case_config("lean", case, H200, interpreted=True)
-        assert config is not None
+        assert isinstance(config, TileConfig)
         assert config.tile_tokens == 32
     assert case_config("reference", cases[0], H200, interpreted=True) is None
 

@@ -14,9 +14,10 @@ from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.compile.build import Build, Job, build_all, process_pool
 from leanbench.configs.store import SHIPPED, read
+from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.occupancy import theoretical_occupancy
 
@@ -105,7 +106,7 @@ def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
 
 
 def test_one_process_compiles_for_several_architectures(pool):
-    job = Job("fa2", PROBLEM, KernelConfig(64, 4, 3))
+    job = Job("fa2", PROBLEM, TileConfig(64, 4, 3))
     old = build_all([job], (8, 0), pool)[0]
     new = build_all([job], (9, 0), pool)[0]
     assert old.resources[0].registers_per_thread != new.resources[0].registers_per_thread

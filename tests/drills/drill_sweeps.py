@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, one_cta_per_tile
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import find
 from leanbench.model.simulate import latency_us
 
@@ -101,5 +101,5 @@ def is_gone(pid: int) -> bool:
 def stand_in_us(context: int) -> float:
     """What the model says of the stand-in kernels, by this process."""
     problem = AttentionProblem(1, 32, 8, context, 128)
-    config = KernelConfig(tile_tokens=64, num_warps=4, num_stages=2)
+    config = TileConfig(tile_tokens=64, num_warps=4, num_stages=2)
     return latency_us(one_cta_per_tile(TileGrid.of(problem, 64)), problem, config, find("a100"))

@@ -13,13 +13,14 @@ from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import Reference
+from leanbench.core.config import TileConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 
 CONFIGS = {
     "lean": LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False),
-    "fa2": KernelConfig(32, 4, 2),
+    "fa2": TileConfig(32, 4, 2),
     "fixed_split": FixedSplitConfig(32, 4, 2, splits=3),
 }
 PROBLEMS = [

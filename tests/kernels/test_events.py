@@ -14,6 +14,7 @@ from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import Reference
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import (
     Schedule,
     TileGrid,
@@ -24,7 +25,7 @@ from leanbench.core.decomposition import (
 )
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, LaunchResources, TracedCall, kernel
+from leanbench.core.registry import LaunchResources, TracedCall, kernel
 from leanbench.core.timeline import CtaTimeline
 
 TILE_TOKENS = 16
@@ -39,7 +40,7 @@ LEAN = LeanTritonConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, a
 FIXED_SPLIT = FixedSplitConfig(TILE_TOKENS, 4, 2, splits=3)
 
 
-def most_events(family: str, inputs: AttentionInputs, config: KernelConfig, launches: Any) -> int:
+def most_events(family: str, inputs: AttentionInputs, config: TileConfig, launches: Any) -> int:
     traceable: Any = kernel("lean_triton" if family == "lean" else family)
     return traceable.most_events(inputs, config, launches)
 
@@ -47,7 +48,7 @@ def most_events(family: str, inputs: AttentionInputs, config: KernelConfig, laun
 def traced_call(
     family: str,
     inputs: AttentionInputs,
-    config: KernelConfig,
+    config: TileConfig,
     max_events: int | None = None,
     **grid,
 ) -> TracedCall:
@@ -62,7 +63,7 @@ def traced_call(
 
 
 def traced(
-    family: str, problem: AttentionProblem, config: KernelConfig, device: str, **grid
+    family: str, problem: AttentionProblem, config: TileConfig, device: str, **grid
 ) -> tuple[CtaTimeline, ...]:
     """The CTAs of the second of two traced calls, whose output is right."""
     inputs = make_inputs(problem, device)
@@ -158,7 +159,7 @@ def test_lean_ctas_without_work_start_and_end(device):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_fa2(problem, device):
     tiles = TileGrid.of(problem, TILE_TOKENS)
-    ctas = traced("fa2", problem, KernelConfig(TILE_TOKENS, 4, 2), device)
+    ctas = traced("fa2", problem, TileConfig(TILE_TOKENS, 4, 2), device)
     assert recorded(ctas, "fa2_kernel") == expected(one_cta_per_tile(tiles))
     assert_covers(ctas, tiles)
 
@@ -188,9 +189,7 @@ def test_one_split_is_one_launch(device):
 def test_the_registered_kernels_can_be_traced(name, device):
     problem = PROBLEMS[3]
     inputs = make_inputs(problem, device)
-    config = {"lean": LEAN, "fa2": KernelConfig(TILE_TOKENS, 4, 2), "fixed_split": FIXED_SPLIT}[
-        name
-    ]
+    config = {"lean": LEAN, "fa2": TileConfig(TILE_TOKENS, 4, 2), "fixed_split": FIXED_SPLIT}[name]
     call = kernel(name).prepare_traced(inputs, config)
     assert call is not None
     call.launch()
@@ -205,7 +204,7 @@ def test_the_reference_has_no_instrumented_build(device):
 
 
 def test_events_that_nobody_recorded_are_not_read(device):
-    call = traced_call("fa2", make_inputs(PROBLEMS[0], device), KernelConfig(TILE_TOKENS, 4, 2))
+    call = traced_call("fa2", make_inputs(PROBLEMS[0], device), TileConfig(TILE_TOKENS, 4, 2))
     with pytest.raises(RuntimeError, match="before the traced call was launched"):
         call.read()
 

@@ -13,10 +13,10 @@ from depth import diagonal, label
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
@@ -122,7 +122,7 @@ def test_lean_over_more_sequences_than_one_step_adds_up(monkeypatch):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_fa2(monkeypatch, problem):
     schedule = one_cta_per_tile(TileGrid.of(problem, TILE_TOKENS))
-    seen = walks(monkeypatch, "fa2", problem, config=KernelConfig(TILE_TOKENS, 4, 2))
+    seen = walks(monkeypatch, "fa2", problem, config=TileConfig(TILE_TOKENS, 4, 2))
     assert seen == expected(schedule, problem)
 
 

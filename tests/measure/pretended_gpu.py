@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernel
+from leanbench.core.registry import Kernel, kernel
 from leanbench.gpu.catalogue import find
 from leanbench.measure import buffers, confirm, instruments, loaded, protocol, rounds, sustained
 from leanbench.measure.crosscheck import CrossCheck
@@ -29,8 +30,8 @@ H200 = find("h200")
 #: K and V are 102,400 bytes: three buffers exceed the pretended GPU's cold bytes.
 PROBLEM = AttentionProblem(2, 4, 2, 100, 64)
 COLD_BYTES = 300_000
-CONFIG = KernelConfig(64, 4, 2)
-FASTER = KernelConfig(128, 4, 2)
+CONFIG = TileConfig(64, 4, 2)
+FASTER = TileConfig(128, 4, 2)
 
 
 class Right(Kernel):
@@ -44,25 +45,25 @@ class Right(Kernel):
     def __init__(self, name: str = "right", samples_us: Iterable[float] = (10.0,)) -> None:
         self.name = name
         self.samples_us: Iterator[float] = itertools.cycle(samples_us)
-        self.prepared: list[KernelConfig | None] = []
+        self.prepared: list[TileConfig | None] = []
         self.launches = 0
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         return f"{self.name} knows no head_dim 256" if problem.head_dim == 256 else None
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig | None:
         return CONFIG
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[TileConfig]:
         return [CONFIG, FASTER]
 
     def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
     ) -> Schedule:
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+    def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
         self.prepared.append(config)
         attend_all = kernel("reference").prepare(inputs, None)
 

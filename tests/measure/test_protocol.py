@@ -17,11 +17,12 @@ from leanbench.kernels.lean.configs import LeanTritonConfig
 from pretended_gpu import CONFIG, FASTER, PROBLEM, PretendedGpu, Right, measure, pretend
 
 from leanbench.configs.lookup import Choice
+from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.processes import GpuProcess
 from leanbench.measure import extras, prepare, protocol
@@ -108,9 +109,7 @@ def test_kernels_of_a_problem_are_measured_side_by_side(gpu):
 
 def test_whose_code_runs_is_announced_before_it_runs(gpu):
     class Watched(Right):
-        def prepare(
-            self, inputs: AttentionInputs, config: KernelConfig | None
-        ) -> Callable[[], Any]:
+        def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
             assert gpu.announced[-1] == self.name
             return super().prepare(inputs, config)
 
@@ -178,7 +177,7 @@ def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
 
 def test_resident_ctas_count_as_slots(gpu):
     class Resident(Right):
-        def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:
             return LeanTritonConfig(64, 4, 2, 2, 1, True)
 
     assert measure(gpu, Resident())["right"]["quantisation_efficiency"] == pytest.approx(4 / 264)
@@ -433,7 +432,7 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
     def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
         assert (problem, spec) == (PROBLEM, open_instruments(0).spec)
         asked.append(request)
-        given = isinstance(request, KernelConfig)
+        given = isinstance(request, TileConfig)
         return (
             Choice(request, "given", "given") if given else Choice(FASTER, "tuned", "from a file")
         )
@@ -455,7 +454,7 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
 
 
 def test_best_tries_what_is_kept_too(gpu, monkeypatch):
-    kept = KernelConfig(256, 4, 2)
+    kept = TileConfig(256, 4, 2)
     monkeypatch.setattr(
         prepare.lookup, "resolve", lambda *asked: Choice(kept, "tuned", "from a file")
     )

@@ -14,6 +14,7 @@ import torch
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
+from leanbench.core.config import TileConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import Kernel, KernelConfig, TracedCall, kernel
@@ -202,7 +203,7 @@ def test_an_instrumented_build_may_round_elsewhere(gpu):
     ("name", "config", "ctas"),
     [
         ("lean", CONFIG, 5),
-        ("fa2", KernelConfig(16, 4, 2), 2),
+        ("fa2", TileConfig(16, 4, 2), 2),
         # 2 output tiles in two splits, and a merge for each query head.
         ("fixed_split", FixedSplitConfig(16, 4, 2, splits=2), 8),
     ],

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile, stream_k
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernels
+from leanbench.core.registry import Kernel, kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell, predict_latency_us
@@ -24,9 +25,9 @@ from leanbench.records.row import Row
 
 H200 = find("h200")
 PROBLEM = AttentionProblem(batch=1, q_heads=56, kv_heads=56, context=65_536, head_dim=64)
-SLOW = KernelConfig(tile_tokens=64, num_warps=4, num_stages=1)
-FAST = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
-TOO_LARGE = KernelConfig(tile_tokens=256, num_warps=4, num_stages=6)
+SLOW = TileConfig(tile_tokens=64, num_warps=4, num_stages=1)
+FAST = TileConfig(tile_tokens=128, num_warps=4, num_stages=3)
+TOO_LARGE = TileConfig(tile_tokens=256, num_warps=4, num_stages=6)
 
 
 class Plain(Kernel):
@@ -36,25 +37,25 @@ class Plain(Kernel):
     source = "test"
     axes = Kernel.axes | {"page_size", "lengths"}
 
-    def __init__(self, *configs: KernelConfig) -> None:
+    def __init__(self, *configs: TileConfig) -> None:
         self.configs = configs
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         return "plain knows no head_dim 256" if problem.head_dim == 256 else None
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig | None:
         return self.configs[0] if self.configs else None
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[TileConfig]:
         return list(self.configs)
 
     def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
     ) -> Schedule | None:
         assert config is not None
         return one_cta_per_tile(TileGrid.of(problem, config.tile_tokens))
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+    def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
         raise AssertionError("a prediction prepares nothing")
 
 
@@ -62,7 +63,7 @@ class Secret(Plain):
     name = "secret"
 
     def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
     ) -> Schedule | None:
         return None
 
@@ -72,7 +73,7 @@ class Balanced(Plain):
     decomposition = "stream_k"
 
     def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
     ) -> Schedule | None:
         assert config is not None
         return stream_k(

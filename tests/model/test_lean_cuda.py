@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
+from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernels
+from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell, predict_latency_us
 from leanbench.model.constants import Constants, LeanCudaConstants
@@ -39,12 +40,12 @@ COSTS = LeanCudaConstants(
 CONSTANTS = Constants(launch_us=0.6, first_read_us=0.4, lean_cuda=COSTS)
 
 
-def config(**settings: int | bool) -> KernelConfig:
+def config(**settings: int | bool) -> TileConfig:
     made = cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)
     return replace(made, **settings)
 
 
-def rates(problem: AttentionProblem, settings: KernelConfig) -> Rates:
+def rates(problem: AttentionProblem, settings: TileConfig) -> Rates:
     schedule = LEAN_CUDA.schedule(problem, settings, H200)
     assert schedule is not None
     return lean_cuda_rates(problem, settings, schedule, H200, CONSTANTS)

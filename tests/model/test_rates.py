@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from leanbench.core.config import TileConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.model.constants import Constants
 from leanbench.model.rates import (
@@ -57,7 +57,7 @@ def test_read_floor_solves_the_warm_up() -> None:
 
 
 def test_warm_up_in_steps_moves_as_many_bytes() -> None:
-    rates = rates_for(PROBLEM, KernelConfig(64, 4, 3), H200, COSTS)
+    rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     begin, moved = rates.first_byte_us, 0.0
     for end in rates.warm_up_ends():
         moved += rates.memory_bytes_per_us((begin + end) / 2) * (end - begin)
@@ -68,7 +68,7 @@ def test_warm_up_in_steps_moves_as_many_bytes() -> None:
 
 
 def test_arithmetic_of_a_tile_by_hand() -> None:
-    config = KernelConfig(tile_tokens=64, num_warps=4, num_stages=1)
+    config = TileConfig(tile_tokens=64, num_warps=4, num_stages=1)
     # 0.5 + 64 x 0.004 / 4 + 32,768 bytes / (4 x 32,768); one stage waits 0.65 us for every tile.
     assert tile_compute_us(PROBLEM, config, H200, COSTS) == pytest.approx(0.814)
     assert cta_bytes_per_us(PROBLEM, config, H200, COSTS) == pytest.approx(32_768 / 1.464)
@@ -85,7 +85,7 @@ def test_stages_hide_the_latency_until_arithmetic_limits() -> None:
     quick = replace(COSTS, tile_us=0.2)
 
     def rate(num_stages: int, num_warps: int = 4) -> float:
-        return cta_bytes_per_us(problem, KernelConfig(64, num_warps, num_stages), H200, quick)
+        return cta_bytes_per_us(problem, TileConfig(64, num_warps, num_stages), H200, quick)
 
     assert rate(1) < rate(2) < rate(3) == rate(4)
     assert rate(2) == pytest.approx(16_384 / 0.65)
@@ -94,20 +94,20 @@ def test_stages_hide_the_latency_until_arithmetic_limits() -> None:
 
 
 def test_an_sm_asks_for_no_more_than_its_port() -> None:
-    rates = rates_for(PROBLEM, KernelConfig(64, 4, 3), H200, COSTS)
+    rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     assert rates.demand(1) == pytest.approx(32_768 / 0.814)
     assert rates.demand(2) == rates.demand(3) == 32 * 1980
 
 
 def test_luck_of_the_sms_is_even() -> None:
-    rates = rates_for(PROBLEM, KernelConfig(64, 4, 3), H200, replace(COSTS, sm_spread=0.1))
+    rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, replace(COSTS, sm_spread=0.1))
     weights = [rates.weight(sm) for sm in range(132)]
     assert (min(weights), max(weights)) == pytest.approx((0.9, 1.1))
     assert sum(weights) / 132 == pytest.approx(1)
 
 
 def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast() -> None:
-    rates = rates_for(PROBLEM, KernelConfig(64, 4, 3), H200, COSTS)
+    rates = rates_for(PROBLEM, TileConfig(64, 4, 3), H200, COSTS)
     assert rates.drain_us(reach=20_000) == rates.compute_us == pytest.approx(0.814)
     assert rates.drain_us(reach=65_536) == pytest.approx(0.5)
 
@@ -115,24 +115,24 @@ def test_drain_is_arithmetic_where_memory_is_slow_and_loading_where_it_is_fast()
 def test_merge_costs_by_numbers_and_warps() -> None:
     assert merge_partial_us(COSTS, numbers=512, warps=4) == pytest.approx(0.138)
     # A stream-K merge reads the rows of the group (4 x 128 here) and empties their slots.
-    assert rates_for(
-        PROBLEM, KernelConfig(64, 8, 3), H200, COSTS
-    ).merge.partial_us == pytest.approx(0.138)
+    assert rates_for(PROBLEM, TileConfig(64, 8, 3), H200, COSTS).merge.partial_us == pytest.approx(
+        0.138
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "head_dim", "resident"),
     [
-        (KernelConfig(128, 4, 2), 64, 4),  # 44 KB of 228, 16,384 of 65,536 registers
-        (KernelConfig(128, 4, 3), 128, 1),  # 140 KB
-        (KernelConfig(64, 4, 3), 128, 3),  # 76 KB
-        (KernelConfig(64, 4, 3), 80, 3),  # padded to 128
-        (KernelConfig(64, 8, 2), 64, 2),  # 32,768 registers
-        (KernelConfig(64, 4, 2), 256, 2),  # 76 KB, all 255 registers of a thread
-        (KernelConfig(256, 8, 3), 128, 0),  # 268 KB
+        (TileConfig(128, 4, 2), 64, 4),  # 44 KB of 228, 16,384 of 65,536 registers
+        (TileConfig(128, 4, 3), 128, 1),  # 140 KB
+        (TileConfig(64, 4, 3), 128, 3),  # 76 KB
+        (TileConfig(64, 4, 3), 80, 3),  # padded to 128
+        (TileConfig(64, 8, 2), 64, 2),  # 32,768 registers
+        (TileConfig(64, 4, 2), 256, 2),  # 76 KB, all 255 registers of a thread
+        (TileConfig(256, 8, 3), 128, 0),  # 268 KB
     ],
 )
-def test_resident_ctas(config: KernelConfig, head_dim: int, resident: int) -> None:
+def test_resident_ctas(config: TileConfig, head_dim: int, resident: int) -> None:
     assert resident_ctas(replace(PROBLEM, head_dim=head_dim), config, H200) == resident
     assert (
         rates_for(replace(PROBLEM, head_dim=head_dim), config, H200, COSTS, resident=5).resident
@@ -141,7 +141,7 @@ def test_resident_ctas(config: KernelConfig, head_dim: int, resident: int) -> No
 
 
 def test_smaller_shared_memory_holds_fewer() -> None:
-    config = KernelConfig(64, 4, 3)
+    config = TileConfig(64, 4, 3)
     assert [resident_ctas(PROBLEM, config, find(name)) for name in ("h200", "a100", "l4")] == [
         3,
         2,

@@ -9,6 +9,7 @@ from depth import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import (
     Schedule,
     Segment,
@@ -20,7 +21,7 @@ from leanbench.core.decomposition import (
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.core.timeline import Span
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
@@ -31,7 +32,7 @@ from leanbench.model.simulate import Simulation, latency_us, simulate
 H200 = find("h200")
 A100 = find("a100")
 LEAN = kernel("lean_triton")
-CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
+CONFIG = TileConfig(tile_tokens=128, num_warps=4, num_stages=3)
 #: All SMs are equally lucky, and memory is warm at once: what follows can be worked out by hand.
 EVEN = Constants(sm_spread=0.0, warm_up_us=1e-6)
 
@@ -43,7 +44,7 @@ def heads(
 
 
 def schedule_of(
-    kind: str, problem: AttentionProblem, config: KernelConfig = CONFIG, spec: GpuSpec = H200
+    kind: str, problem: AttentionProblem, config: TileConfig = CONFIG, spec: GpuSpec = H200
 ) -> Schedule:
     tiles = TileGrid.of(problem, config.tile_tokens)
     if kind == "stream_k":
@@ -54,7 +55,7 @@ def schedule_of(
 def play(
     kind: str,
     problem: AttentionProblem,
-    config: KernelConfig = CONFIG,
+    config: TileConfig = CONFIG,
     spec: GpuSpec = H200,
     constants: Constants | None = EVEN,
 ) -> Simulation:
@@ -251,7 +252,7 @@ def test_config_that_does_not_fit_says_so() -> None:
         simulate(
             schedule_of("one_cta_per_tile", heads(1024)),
             heads(1024),
-            KernelConfig(256, 4, 4),
+            TileConfig(256, 4, 4),
             find("l4"),
         )
 
@@ -273,7 +274,7 @@ def test_ten_thousand_segments_in_seconds() -> None:
 
 @given(kinds, problems, specs)
 def test_bounds(kind: str, problem: AttentionProblem, spec: GpuSpec) -> None:
-    config = KernelConfig(64, 4, 2)
+    config = TileConfig(64, 4, 2)
     schedule = schedule_of(kind, problem, config, spec)
     result = simulate(schedule, problem, config, spec)
     assert result.latency_us > floor_us(problem.kv_bytes, spec, calibration_for(spec).constants)

@@ -10,10 +10,11 @@ from depth import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, Segment
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernel
+from leanbench.core.registry import Kernel, kernel
 from leanbench.core.timeline import Span, Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
@@ -24,7 +25,7 @@ from leanbench.model.simulate import simulate
 from leanbench.model.timeline import MAX_CTAS, predict_timeline, schedule_efficiency
 
 H200 = find("h200")
-CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
+CONFIG = TileConfig(tile_tokens=128, num_warps=4, num_stages=3)
 COSTS = calibration_for(H200).constants
 
 
@@ -131,17 +132,17 @@ class HostFirst(Kernel):
 
     name = "host_first"
     decomposition = "stream_k"
-    config_types = (KernelConfig,)
+    config_types = (TileConfig,)
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:
         return CONFIG
 
     def schedule(
-        self, problem: AttentionProblem, config: KernelConfig | None, gpu: GpuSpec
+        self, problem: AttentionProblem, config: TileConfig | None, gpu: GpuSpec
     ) -> Schedule:
         return Schedule("stream_k", 2, (Segment(0, 0, 1, 10, 10), Segment(1, 0, 0, 1, 10)))
 
-    def prepare(self, inputs: object, config: KernelConfig | None) -> Callable[[], None]:
+    def prepare(self, inputs: object, config: TileConfig | None) -> Callable[[], None]:
         raise NotImplementedError
 
 

@@ -7,10 +7,10 @@ from depth import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_split, one_cta_per_tile, stream_k
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.gpu.catalogue import find
 from leanbench.model.constants import Constants
 from leanbench.model.engine import work_of
@@ -18,7 +18,7 @@ from leanbench.model.simulate import latency_us, simulate
 from leanbench.model.waves import are_alike
 
 H200 = find("h200")
-CONFIG = KernelConfig(tile_tokens=128, num_warps=4, num_stages=3)
+CONFIG = TileConfig(tile_tokens=128, num_warps=4, num_stages=3)
 COSTS = Constants()
 #: All SMs are equally lucky: those with equal work end at once.
 EVEN = Constants(sm_spread=0.0)
