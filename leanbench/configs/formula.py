@@ -1,5 +1,5 @@
 """Latency of a stream-K launch as a formula of how its LeanTiles divide: what carries timings from
-the problems that were tuned to those that were not.
+the problems that were tuned to those that were not, of lengths that the host knows.
 
 The nearest tuned problem is a poor guide: whether 200 output tiles of 3000 tokens leave SMs idle is
 not seen at 128 tiles of 4096. A schedule's own figures tell (the longest CTA, tile boundaries
@@ -46,20 +46,16 @@ class Shape:
     head_dim: int
     #: Query rows that share a KV head.
     rows: int
-    #: Every sequence has `context` tokens, and the host knows it.
-    uniform: bool = True
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> Shape:
-        """A ragged batch counts as one of its longest context: the lengths are on the device when a
-        grid is chosen.
-        """
+        """Of a problem whose length the host knows: lengths on the device are dealt otherwise."""
+        assert problem.lengths_on == "host"
         return cls(
             kv_heads=problem.batch * problem.kv_heads,
             context=problem.max_context,
             head_dim=problem.head_dim,
             rows=problem.group_size * problem.q_len,
-            uniform=problem.lengths_on == "host",
         )
 
     def partial_rows(self, config: LeanConfig) -> int:
@@ -106,12 +102,12 @@ def _work_ranges(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> 
     """Number of work ranges: one for each CTA, or for each cluster of them."""
     output_tiles = shape.output_tiles(config)
     total = output_tiles * -(-shape.context // config.tile_tokens)
-    aligned = config.align_grid and shape.uniform
     slots = cluster_slots(sms, config.ctas_per_sm, _cluster_size(config))
     most = kernel.implementation_of(config).grid_limit(
         shape.partial_rows(config), shape.head_dim, slots
     )
-    return stream_k_grid(total, most, config.min_tiles_per_cta, output_tiles if aligned else 1)
+    multiple_of = output_tiles if config.align_grid else 1
+    return stream_k_grid(total, most, config.min_tiles_per_cta, multiple_of)
 
 
 def divide(shape: Shape, config: LeanConfig, sms: int, kernel: Kernel) -> Work:

@@ -187,12 +187,13 @@ class AttentionProblem:
 
     @property
     def known_to_host(self) -> AttentionProblem:
-        """The problem as a caller knows it before the launch: lengths on the device may be anything
-        up to the cache's capacity.
+        """The problem as launch settings may follow from it, as of a caller of the public API:
+        lengths on the device may be anything up to the cache's capacity, beside a length on the
+        host capacity says nothing.
         """
-        if self.lengths_on == "host":
-            return self
-        return replace(self, context=self.cache_capacity, capacity=None)
+        if self.lengths_on == "device":
+            return replace(self, context=self.cache_capacity, capacity=None)
+        return self if self.capacity is None else replace(self, capacity=None)
 
     @property
     def page_counts(self) -> tuple[int, ...]:

@@ -85,13 +85,11 @@ def test_work_is_what_the_schedule_does(batch, kv_heads, context, config):
     assert work.excess_bytes >= 0
 
 
-def test_a_ragged_batch_is_not_aligned():
-    ragged = Shape.of(AttentionProblem(3, 24, 24, (100, 4000, 4000), 64))
-    assert not ragged.uniform
-    assert ragged.context == 4000
+def test_a_grid_is_aligned_where_it_is_asked_for():
+    shape = Shape.of(AttentionProblem(3, 24, 24, 4000, 64))
     config = LeanTritonConfig(64, 4, 3, 1, 1, True)
-    assert grid_of(ragged, config, SMS, ANY) == SMS
-    assert grid_of(replace(ragged, uniform=True), config, SMS, ANY) == 72
+    assert grid_of(shape, config, SMS, ANY) == 72
+    assert grid_of(shape, replace(config, align_grid=False), SMS, ANY) == SMS
 
 
 @pytest.mark.parametrize(("cluster_size", "clusters"), [(1, 132), (2, 66), (4, 30), (8, 15)])

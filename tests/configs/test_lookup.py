@@ -233,6 +233,14 @@ def test_lengths_on_the_device_take_settings_for_any_of_them(name):
     assert choose(asked, PROBLEM, H200, LARGE, uniform=False).how == "given"
 
 
+@pytest.mark.parametrize("name", ["lean", "lean_triton", "lean_cuda"])
+def test_room_beyond_a_length_that_the_host_knows_changes_nothing(name):
+    save_families(H200, [family()])
+    asked, roomy = kernel(name), replace(PROBLEM, capacity=131_072)
+    assert choose(asked, roomy, H200) == choose(asked, PROBLEM, H200)
+    assert resolve(asked, roomy, H200, "heuristic") == resolve(asked, PROBLEM, H200, "heuristic")
+
+
 @pytest.mark.parametrize("context", [1001, 1024, 4001, 8964])
 def test_the_heuristic_is_asked_about_the_context_itself(context):
     """Sizes are rounded to whole LeanTiles for what was timed, and for nothing else."""

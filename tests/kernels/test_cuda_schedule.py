@@ -81,7 +81,8 @@ def walked(
 ) -> list[Part]:
     per_sequence = problem.kv_heads * build.row_tiles
     output_tiles = problem.batch * per_sequence
-    most_tiles = -(-problem.max_context // config.tile_tokens)
+    host_tokens = problem.cache_capacity if build.ragged else problem.max_context
+    most_tiles = -(-host_tokens // config.tile_tokens)
     slots = cluster_slots(H200.sms, build.ctas_per_sm, build.cluster)
     aligned = config.align_grid and not build.ragged
     ranges = stream_k_grid(
@@ -94,7 +95,7 @@ def walked(
     padded = PaddedParams()
     params: Params = padded.params
     params.cache_seqlens = ctypes.addressof(lengths)
-    params.context, params.batch = problem.max_context, problem.batch
+    params.context, params.batch = host_tokens, problem.batch
     params.kv_heads = problem.kv_heads
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.min_tiles_per_range = config.min_tiles_per_cta
@@ -168,6 +169,20 @@ def test_lengths_on_the_device(deal: Deal, build: str, contexts: tuple[int, ...]
     group, config = BUILDS[build]
     problem = AttentionProblem(len(contexts), 4 * group, 4, contexts, 64)
     assert deal(problem, config) == played(problem, config)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("context", [100, 4096, (65_536, 16, 16), (300, 1, 300)])
+def test_caches_with_room_for_more(deal: Deal, build: str, context: int | tuple[int, ...]) -> None:
+    """CTAs are launched for the capacity; what they walk are the lengths."""
+    group, config = BUILDS[build]
+    problem = AttentionProblem(3, 4 * group, 4, context, 64, capacity=131_072, lengths_on="device")
+    parts = deal(problem, config)
+    assert parts == played(problem, config)
+    per_sequence = (max(part[1] for part in parts) + 1) // problem.batch
+    for _, output_tile, _, _, of, _, _ in parts:
+        tiles = -(-problem.contexts[output_tile // per_sequence] // config.tile_tokens)
+        assert of - tiles in (0, END_TILES)
 
 
 def test_batches_at_random(deal: Deal) -> None:

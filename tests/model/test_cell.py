@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,6 +194,23 @@ def test_out_of_memory_says_both_numbers() -> None:
     )
     assert row(fields).kv_bytes == 2 * 2_000_003 * 32 * 64 * 2
     assert predict_cell(ragged, Plain(FAST), "default", find("a100-80gb"))["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["lean", "lean_triton", "fa2", "fixed_split"])
+def test_capacity_takes_memory_and_no_time(name: str) -> None:
+    """4k tokens in a cache of 4k, and of 128k: the same bytes, and so the same latency."""
+    exact = AttentionProblem(8, 32, 8, 4096, 128, lengths_on="device")
+    roomy = replace(exact, capacity=131_072)
+    first, second = (
+        predict_cell(problem, kernels()[name], "default", H200) for problem in (exact, roomy)
+    )
+    assert second["kv_bytes"] == first["kv_bytes"] == 2 * 8 * 4096 * 8 * 128 * 2
+    assert second["latency_us"] == first["latency_us"]
+    full = predict_cell(replace(exact, context=131_072), kernels()[name], "default", H200)
+    assert full["latency_us"] > 20 * second["latency_us"]
+    too_large = predict_cell(replace(exact, capacity=5 * 2**20), kernels()[name], "default", H200)
+    assert too_large["status"] == "out_of_memory"
+    assert "K and V 171.8 GB" in too_large["reason"]
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "l4", "b200"])
