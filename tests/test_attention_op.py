@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend
+from depth import diagonal
 from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig, LeanTritonConfig
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,7 +28,11 @@ PROBLEMS = {
     "ragged": AttentionProblem(3, 4, 2, (70, 1, 33), 64, "bf16", "NHD"),
     "paged drafts": AttentionProblem(2, 4, 1, (48, 20), 64, q_len=3, page_size=16),
 }
-problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+OPTIONS = {
+    "default": {},
+    "config": {"config": CONFIG},
+    "batch invariant": {"batch_invariant": True},
+}
 
 
 def operands(
@@ -48,14 +53,10 @@ def operands(
     )
 
 
-@problems
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"config": CONFIG}, {"batch_invariant": True}],
-    ids=["default", "config", "batch invariant"],
-)
+@pytest.mark.parametrize(("problem", "options"), diagonal(list(PROBLEMS), list(OPTIONS), keep=3))
 def test_opcheck(problem, options, device):
-    torch.library.opcheck(attention_op.attend, operands(make_inputs(problem, device), **options))
+    inputs = make_inputs(PROBLEMS[problem], device)
+    torch.library.opcheck(attention_op.attend, operands(inputs, **OPTIONS[options]))
 
 
 def test_it_is_an_operator_of_torch(device):
@@ -65,25 +66,22 @@ def test_it_is_an_operator_of_torch(device):
     assert not attention_op.attend._opoverload._schema.is_mutable
 
 
-@problems
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"config": CONFIG}, {"batch_invariant": True}],
-    ids=["default", "config", "batch invariant"],
+    ("problem", "options", "dynamic"),
+    diagonal(list(PROBLEMS), list(OPTIONS), [False, True], keep=3),
 )
-@pytest.mark.parametrize("dynamic", [False, True])
 def test_a_call_compiles_whole(problem, options, dynamic, device):
     torch._dynamo.reset()
-    inputs = make_inputs(problem, device)
+    inputs = make_inputs(PROBLEMS[problem], device)
 
     def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = attend(inputs, **options)
+        out, lse = attend(inputs, **OPTIONS[options])
         return out * 2, lse
 
     compiled = torch.compile(twice, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     out, lse = compiled(inputs)
     assert_right(inputs, out / 2, lse)
-    eager, eager_lse = attend(inputs, **options)
+    eager, eager_lse = attend(inputs, **OPTIONS[options])
     assert torch.equal(out, eager * 2)
     assert torch.equal(lse, eager_lse)
 
@@ -198,11 +196,7 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
         lambda inputs, config: launched.append(config) or launch(inputs, config),
     )
     inputs = make_inputs(PROBLEMS["uniform"], device)
-    configs = [
-        CONFIG,
-        replace(CONFIG, tile_tokens=64),
-        replace(CONFIG, fixed_run_tiles=3),
-    ]
+    configs = [CONFIG, replace(CONFIG, tile_tokens=64), replace(CONFIG, fixed_run_tiles=3)]
     for dynamic in (False, True):
         compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
         for config in configs:

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("kernels", "sweeps", "reports")
@@ -30,16 +31,8 @@ def wheel(tmp_path_factory) -> Path:
     )
     shutil.copytree(ROOT, copy, ignore=skipped)
     out = copy.parent / "wheel"
-    words = [
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(out),
-        str(copy),
-    ]
-    build = subprocess.run([*PIP, *words], capture_output=True, text=True)
+    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
+    build = subprocess.run([*PIP, *words, str(copy)], capture_output=True, text=True)
     assert build.returncode == 0, build.stderr
     (found,) = out.glob("leanbench-*.whl")
     return found
@@ -194,10 +187,17 @@ print(kernels.__file__, kernels.get_kernel("relu"), leanbench.__file__, lean.__f
 """
 
 
-@pytest.mark.parametrize("leanbench_first", [True, False])
-def test_both_own_their_names_in_either_order(wheel, others_wheel, tmp_path, leanbench_first):
-    environment = Environment(tmp_path)
-    environment.install(*((wheel, others_wheel) if leanbench_first else (others_wheel, wheel)))
+@pytest.fixture(
+    scope="module", params=[False, deep(True)], ids=["kernels first", "leanbench first"]
+)
+def environment(request, wheel, others_wheel, tmp_path_factory) -> Environment:
+    """Both distributions, installed one after the other."""
+    environment = Environment(tmp_path_factory.mktemp("environment"))
+    environment.install(*((wheel, others_wheel) if request.param else (others_wheel, wheel)))
+    return environment
+
+
+def test_both_own_their_names(environment):
     theirs, answer, ours, room = environment.run("python", "-c", ASK_BOTH).splitlines()
     assert theirs == str(environment.site / "kernels" / "__init__.py")
     assert answer == "kernel relu of another distribution"
@@ -205,10 +205,6 @@ def test_both_own_their_names_in_either_order(wheel, others_wheel, tmp_path, lea
     assert room == str(
         environment.site / "leanbench" / "_shipped" / "kernels" / "lean" / "__init__.py"
     )
-    # Neither wrote over the other's files: what one leaves behind is whole.
-    environment.pip("uninstall", "--quiet", "--yes", "leanbench")
-    assert (environment.site / "kernels" / "__init__.py").read_text() == OTHERS
-    assert not (environment.site / "leanbench").exists()
 
 
 ATTEND = """
@@ -221,9 +217,7 @@ print(leanbench.__file__, float((got - weights @ v[0, :, 0].double()).abs().max(
 """
 
 
-def test_the_installed_command_and_kernels_work_outside_the_checkout(wheel, others_wheel, tmp_path):
-    environment = Environment(tmp_path)
-    environment.install(others_wheel, wheel)
+def test_the_installed_command_and_kernels_work_outside_the_checkout(environment):
     assert "stream_k" in environment.run("leanbench", "list", "kernels")
     asked = ("smoke", "--gpu", "h100", "--name", "r", "--quiet")
     # Predicted, also where there is an H100.
@@ -235,3 +229,10 @@ def test_the_installed_command_and_kernels_work_outside_the_checkout(wheel, othe
     file, error = environment.run("python", "-c", ATTEND, TRITON_INTERPRET="1").split()
     assert file == str(environment.site / "leanbench" / "__init__.py")
     assert float(error) < 2e-3
+
+
+def test_neither_wrote_over_the_others_files(environment):
+    """What one leaves behind is whole. The last test: it uninstalls leanbench."""
+    environment.pip("uninstall", "--quiet", "--yes", "leanbench")
+    assert (environment.site / "kernels" / "__init__.py").read_text() == OTHERS
+    assert not (environment.site / "leanbench").exists()

@@ -210,8 +210,9 @@ def test_any_split_count(splits, device):
     passes(inputs, "fp16")
 
 
-@pytest.mark.parametrize("sms", [1, 2, 3, 7, 19, 50])
-@pytest.mark.parametrize("align_grid", [False, True])
+@pytest.mark.parametrize(
+    ("sms", "align_grid"), diagonal([1, 2, 3, 7, 19, 50], [False, True], keep=2)
+)
 def test_any_grid(sms, align_grid, device):
     """From one CTA to one LeanTile each, through merges of more partials than one wait collects."""
     from leanbench.kernels.lean.triton import prepare

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import deep
 from example_runs import (
     HOSTILE,
     WriteRun,
@@ -61,22 +62,15 @@ def look(directory: Path, probe: str = "return null;", *more_runs: Path) -> Any:
     watched = directory / "watched.html"
     script = PROBE.replace("{ PROBE }", f"{{ {probe} }}")
     watched.write_text(f"{head}<script>{script}</script>{body_end}{tail}", encoding="utf-8")
-    flags = [
-        *(
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-background-networking",
-        ),
-        *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-        *(
-            f"--user-data-dir={directory / 'profile'}",
-            "--window-size=1400,1000",
-            "--virtual-time-budget=5000",
-        ),
+    flags = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
+        " --disable-component-update --disable-sync --window-size=1400,1000"
+        " --virtual-time-budget=5000"
+    )
+    command = [
+        *(str(CHROMIUM), *flags.split(), "--host-resolver-rules=MAP * ~NOTFOUND"),
+        *(f"--user-data-dir={directory / 'profile'}", "--dump-dom", watched.as_uri()),
     ]
-    command = [str(CHROMIUM), *flags, "--dump-dom", watched.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     answer = re.search(r'<pre id="probe">(.+?)</pre>', dom, re.DOTALL)
     assert answer, "the page did not reach its load event"
@@ -533,17 +527,17 @@ def test_the_overview_of_many_runs_leads_to_each(write_run: WriteRun) -> None:
     assert heading.startswith(f"{name}, measured")
 
 
+FLOORLESS = row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=None)
+
+
 @pytest.mark.parametrize(
     ("rows", "charts"),
     [
         ([], []),
-        ([row(problem(), "lean", status="timeout", reason="slow")], []),
+        deep([row(problem(), "lean", status="timeout", reason="slow")], []),
         ([row(problem(), "lean", 10.0)], ["latency", "bandwidth", "share"]),
-        (
-            [row(problem(), "lean", 10.0, read_floor_us=None, read_floor_share=None)],
-            ["latency", "bandwidth"],
-        ),
-        (
+        deep([FLOORLESS], ["latency", "bandwidth"]),
+        deep(
             [row(problem(), "lean", 10.0), row(problem(dtype="bf16"), "lean", 9.0)],
             ["latency", "bandwidth", "share"],
         ),

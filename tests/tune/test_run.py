@@ -35,7 +35,8 @@ def worlds(tmp_path, monkeypatch):
     def compile(self, families, pool):
         found = []
         for family in families:
-            space = LEAN.tuning_space(family.problem(8, 4096), H200)
+            # Every sixth candidate: it is not about what is found.
+            space = LEAN.tuning_space(family.problem(8, 4096), H200)[::6]
             able = [Candidate(config, config.build_key) for config in space]
             found.append((Progress(family, able, {}), builds_of(family)))
         return found

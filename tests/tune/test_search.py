@@ -39,8 +39,14 @@ def run(world, plan=None, family=FAMILY, tuned=LEAN):
 
 
 @pytest.fixture(scope="module")
-def found():
-    return run(World())
+def world():
+    """What was timed for `found`."""
+    return World()
+
+
+@pytest.fixture(scope="module")
+def found(world):
+    return run(world)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +95,8 @@ def test_it_says_how_good_the_choice_is(found, found_in_triton):
     assert found.stopped == "all 24 problems were timed"
 
 
-def test_fewer_candidates_are_timed_once_the_formula_knows(found):
-    world = World()
-    run(world)
+@pytest.mark.usefixtures("found")
+def test_fewer_candidates_are_timed_once_the_formula_knows(world):
     counts = [len(configs) for _, configs in world.calls]
     # The heuristic's choice and Triton's may be among them.
     assert all(64 <= count <= 66 for count in counts[:5])
@@ -99,9 +104,8 @@ def test_fewer_candidates_are_timed_once_the_formula_knows(found):
     assert max(counts[5:]) > 26
 
 
-def test_each_implementation_has_its_share_and_its_heuristic(found):
-    world = World()
-    run(world)
+@pytest.mark.usefixtures("found")
+def test_each_implementation_has_its_share_and_its_heuristic(world):
     for number, (problem, configs) in enumerate(world.calls):
         heuristics = [
             kernel(name).default_config(problem, H200) for name in ("lean_cuda", "lean_triton")
@@ -117,7 +121,8 @@ def test_each_implementation_has_its_share_and_its_heuristic(found):
 
 def test_every_candidate_is_timed_where_that_is_asked():
     world = World()
-    run(world, Plan(1e9, problems=7, every_candidate=True))
+    search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent(), 0.0)
+    search.run([compiled()], world, no_ranking, 1e12)
     assert len(world.calls) == 7
     for problem, configs in world.calls:
         launches = {
@@ -210,8 +215,8 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
 
 def test_what_was_timed_before_is_not_timed_again():
     first, plan = World(), Plan(1e9, problems=12)
-    run(first, plan)
-    search = Search(LEAN, H200, plan, Silent(), time.monotonic())
+    Search(LEAN, H200, plan, Silent(), 0.0).run([compiled()], first, no_ranking, 1e12)
+    search = Search(LEAN, H200, plan, Silent(), 0.0)
     progress, builds = compiled()
     for problem, configs in first.calls[:5]:
         search.take_up(progress, problem, World().time(problem, configs).times)
