@@ -14,15 +14,15 @@ from leanbench.compile.cubin import cubin_resources
 from leanbench.compile.triton_target import triton_target
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
+from leanbench.core.kernel import Kernel, LaunchResources
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, LaunchResources
 
 if TYPE_CHECKING:
     import torch
 
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.core.inputs import AttentionInputs
-    from leanbench.core.registry import TracedCall
+    from leanbench.core.kernel import TracedCall
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5

@@ -8,7 +8,7 @@ import torch
 from leanbench.kernels.events import EVENT_WORDS, HEADER_WORDS, REDUCTION, TILES, WAIT
 from leanbench.kernels.launch import Launch, run_all
 
-from leanbench.core.registry import TracedCall
+from leanbench.core.kernel import TracedCall
 from leanbench.core.timeline import CtaTimeline, Span, SpanKind
 
 _KINDS: dict[int, SpanKind] = {

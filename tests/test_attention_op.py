@@ -18,9 +18,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 PROBLEMS = {

@@ -17,8 +17,8 @@ from leanbench.kernels.lean.triton_kernel import LeanTriton
 
 from leanbench.core.decomposition import Schedule
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import BATCH_INVARIANT, Kernel, LaunchResources, TracedCall
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import BATCH_INVARIANT, Kernel, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs

@@ -25,7 +25,7 @@ from leanbench.kernels.lean.workspace import SLOTS_BYTES, WORKSPACES, fixed_run_
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import DoesNotFit, UserError
-from leanbench.core.registry import LaunchResources
+from leanbench.core.kernel import LaunchResources
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs

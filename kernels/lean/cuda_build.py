@@ -14,8 +14,8 @@ from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 from leanbench.compile.nvrtc import CudaBinary, CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import LaunchResources
 
 #: Of lean.cu and its headers.
 _FOLDER = Path(__file__).parent

@@ -25,8 +25,8 @@ from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel, LaunchResources, TracedCall
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, LaunchResources, TracedCall
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs

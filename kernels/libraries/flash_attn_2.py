@@ -14,8 +14,8 @@ from leanbench.kernels.libraries.library import LibraryKernel, lengths
 from leanbench.core.config import TileConfig, optional_number
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import OwnOutputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import OwnOutputs
 
 if TYPE_CHECKING:
     import torch

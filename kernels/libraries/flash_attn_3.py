@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
-from leanbench.core.registry import KernelConfig, OwnOutputs
+from leanbench.core.config import KernelConfig
+from leanbench.core.kernel import OwnOutputs
 
 if TYPE_CHECKING:
     import torch

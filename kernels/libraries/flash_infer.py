@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 
 if TYPE_CHECKING:
     import torch

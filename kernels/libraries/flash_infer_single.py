@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.libraries.flash_infer import FlashInferKernel, layout_of
 
+from leanbench.core.config import KernelConfig
+from leanbench.core.kernel import OwnOutputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, OwnOutputs
 
 if TYPE_CHECKING:
     import torch

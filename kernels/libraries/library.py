@@ -8,10 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import written_by
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel, written_by
+from leanbench.core.registry import kernel
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanConfig
 

@@ -16,8 +16,8 @@ from leanbench.cli.completion import gpu_names, kernel_names
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    from leanbench.core.kernel import Kernel
     from leanbench.core.problem import AttentionProblem
-    from leanbench.core.registry import Kernel
     from leanbench.core.timeline import Timeline
     from leanbench.gpu.local import Target
     from leanbench.report.trace.picture import Panel

@@ -18,8 +18,9 @@ from multiprocessing import forkserver
 
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
+from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import LaunchResources, kernel
+from leanbench.core.registry import kernel
 
 
 @dataclass(frozen=True)

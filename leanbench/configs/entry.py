@@ -13,8 +13,8 @@ from leanbench.configs.formula import Coefficients, Work
 from leanbench.configs.nearness import EntryKey
 from leanbench.configs.tuned import LEAST_GAIN
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.configs import stages_that_fit
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 

@@ -20,7 +20,7 @@ from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 
 
 class Kernel(Protocol):
-    """Methods of a kernel that the formula calls, see leanbench.core.registry.Kernel."""
+    """Methods of a kernel that the formula calls, see leanbench.core.kernel.Kernel."""
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int: ...
 

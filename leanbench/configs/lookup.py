@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from leanbench.configs import store
 from leanbench.configs.formula import Shape, divide, grid_of
 from leanbench.configs.nearness import NEARBY_GROUP, EntryKey, gpu_distance, rank
+from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import BATCH_INVARIANT, Kernel
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
-from leanbench.core.registry import BATCH_INVARIANT, Kernel, KernelConfig
 from leanbench.kernels.lean.configs import LeanConfig, LeanTritonConfig
 
 if TYPE_CHECKING:

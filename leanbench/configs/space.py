@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from leanbench.compile.build import Build, Job
 from leanbench.configs.formula import Shape, grid_of
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, kernels
+from leanbench.core.registry import kernels
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 

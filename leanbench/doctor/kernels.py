@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from leanbench.core.kernel import Kernel, written_by
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, written_by
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 

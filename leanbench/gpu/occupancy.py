@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.registry import LaunchResources
+from leanbench.core.kernel import LaunchResources
 
 #: (warps, CTAs) that an SM holds at most, by compute capability.
 _MOST_PER_SM = {

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from leanbench.core.registry import Kernel, KernelConfig
+from leanbench.core.config import KernelConfig
+from leanbench.core.kernel import Kernel
 from leanbench.measure.timing import Launches, Replay, Timing
 from leanbench.records.outcome import Outcome
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leanbench.core.errors import SuspectResult
-from leanbench.core.registry import written_by
+from leanbench.core.kernel import written_by
 from leanbench.measure.candidate import TimedCandidate
 from leanbench.measure.crosscheck import cross_check, disagreement
 from leanbench.measure.fields import sample_fields, timing_outcome

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from glob import glob
 from typing import Any
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState
 from leanbench.records.outcome import Outcome
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from leanbench.configs import lookup
-from leanbench.core.config import TileConfig
+from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import quantisation_efficiency
-from leanbench.core.registry import Kernel, KernelConfig, written_by
+from leanbench.core.kernel import Kernel, written_by
 from leanbench.measure.candidate import Candidate
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.timing import Launches, fastest

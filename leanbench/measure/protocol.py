@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.measure import extras
 from leanbench.measure.candidate import Candidate, TimedCandidate
 from leanbench.measure.confirm import check_replay, latency_fields

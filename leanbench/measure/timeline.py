@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.decomposition import TileGrid
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.kernel import Kernel, TracedCall
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, TracedCall
 from leanbench.core.timeline import CtaTimeline, Timeline
 from leanbench.measure.timing import capture, time_launches
 

@@ -10,9 +10,9 @@ from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import Schedule, quantisation_efficiency
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.gpu.catalogue import find
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for

@@ -5,8 +5,9 @@ from __future__ import annotations
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, quantisation_efficiency, tile_rows
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, kernels
+from leanbench.core.registry import kernels
 from leanbench.core.timeline import CtaTimeline, Span, Timeline
 from leanbench.model import rates
 from leanbench.model.calibration import calibration_for

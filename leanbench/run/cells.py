@@ -13,11 +13,11 @@ from math import prod
 from typing import Any
 
 from leanbench.core.axes import AXES
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.language_models import Shape, by_shape
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
-from leanbench.core.registry import KernelConfig
 from leanbench.measure.options import CacheState, MeasureOptions
 
 #: Cells of one sweep; more than this is a typo in an axis.

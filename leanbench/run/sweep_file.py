@@ -21,10 +21,11 @@ from pydantic import (
 
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError, nearest
 from leanbench.core.lengths import is_explicit
 from leanbench.core.paths import SWEEPS
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.core.syntax import choose, parse_names
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep

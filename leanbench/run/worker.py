@@ -22,10 +22,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from leanbench.core import registry
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig
 from leanbench.run.messages import Message, receive, send
 
 Outcome = dict[str, Any]

@@ -15,8 +15,8 @@ from leanbench.configs.formula import Coefficients, Point, Shape, divide, fit
 from leanbench.configs.space import Candidate, FamilyKey, heuristics
 from leanbench.configs.tuned import LEAST_GAIN
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 from leanbench.tune.problems import problems
 from leanbench.tune.stopwatch import Time

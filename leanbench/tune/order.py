@@ -11,8 +11,8 @@ from itertools import islice
 
 from leanbench.configs.formula import Shape, divide, typical
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanCudaConfig, LeanTritonConfig
 
 #: Launches of builds with too few timings, in addition to the promising ones.

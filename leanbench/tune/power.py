@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from leanbench.core.errors import UserError
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.stopwatch import GpuStopwatch
 

@@ -10,8 +10,8 @@ from concurrent.futures import Executor
 from leanbench.compile.build import Build
 from leanbench.configs.space import FamilyKey
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.search import Ranker

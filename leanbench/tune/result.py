@@ -15,8 +15,8 @@ from leanbench.configs.nearness import MOST_GROUP_RATIO
 from leanbench.configs.space import FamilyKey, distinct, heuristics
 from leanbench.configs.tuned import Objective
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 from leanbench.tune.fits import Fitter, least_gain
 from leanbench.tune.problems import problems

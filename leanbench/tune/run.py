@@ -14,9 +14,9 @@ from leanbench.compile.build import process_pool
 from leanbench.configs.space import FamilyKey
 from leanbench.configs.tuned import Family, Objective
 from leanbench.core.errors import UserError
+from leanbench.core.kernel import Kernel
 from leanbench.core.paths import user_folder
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.gpu.local import Target
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.journal import Journal

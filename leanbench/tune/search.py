@@ -22,8 +22,8 @@ from leanbench.configs.space import (
 )
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.fits import Fit, Fitter, Trial, held_out
 from leanbench.tune.journal import Note

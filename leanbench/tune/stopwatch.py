@@ -19,8 +19,8 @@ from leanbench.core.inputs import (
     query_shape,
     torch_dtype,
 )
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.buffers import cold_copies
 from leanbench.measure.timing import Replay, Sampler, Timing

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from leanbench.configs.lookup import Choice, choose
 from leanbench.configs.space import Candidate, FamilyKey, distinct
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.timing import Effort, measure_interleaved
 from leanbench.tune.problems import problems

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.errors import OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.timing import Effort, Replay, run_rounds
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.core.timeline import Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target

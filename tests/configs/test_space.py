@@ -21,7 +21,8 @@ from leanbench.configs.space import (
     jobs,
     why_left_out,
 )
-from leanbench.core.registry import LaunchResources, kernel
+from leanbench.core.kernel import LaunchResources
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.tune.problems import problems
 

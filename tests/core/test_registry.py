@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import leanbench.kernels
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, kernel, kernel_warnings, kernels
+from leanbench.core.registry import kernel, kernel_warnings, kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.cell import predict_cell
 

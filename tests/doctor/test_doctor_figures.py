@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel
 from leanbench.doctor import figures
 from leanbench.doctor.kernels import TRIED, kernel_is_right
 from leanbench.doctor.machine import Machine

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanbench.core.errors import UserError
-from leanbench.core.registry import LaunchResources
+from leanbench.core.kernel import LaunchResources
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import Occupancy, theoretical_occupancy
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 import torch
 
 from leanbench.check.reference import Reference
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 
 LEAN = kernel("lean_cuda")

@@ -20,10 +20,11 @@ from tuned_examples import candidate, family, tuned
 from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.configs import lookup, store
+from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 
 # The thread method ends the process: a kernel that waits for ever cannot be interrupted.

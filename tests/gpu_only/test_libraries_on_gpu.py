@@ -13,8 +13,9 @@ import torch
 from leanbench.check.reference import Reference
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
+from leanbench.core.kernel import written_by
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import kernel, written_by
+from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.protocol import measure_problem

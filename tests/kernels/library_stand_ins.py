@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from leanbench.check.reference import Reference
+from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.kernel import written_by
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel, written_by
+from leanbench.core.registry import kernel
 
 UNIFORM = [
     AttentionProblem(1, 2, 2, 150, 64),

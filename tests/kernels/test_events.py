@@ -24,8 +24,9 @@ from leanbench.core.decomposition import (
     tile_rows,
 )
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.kernel import LaunchResources, TracedCall
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import LaunchResources, TracedCall, kernel
+from leanbench.core.registry import kernel
 from leanbench.core.timeline import CtaTimeline
 
 TILE_TOKENS = 16

@@ -22,11 +22,12 @@ from test_events import expected as expected_spans
 from test_schedules import PROBLEMS, TILE_TOKENS, expected, walks
 
 from leanbench import attention_op
+from leanbench.core.config import KernelConfig
 from leanbench.core.decomposition import TileGrid, fixed_runs, stream_k
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import KernelConfig, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 #: Three LeanTiles to a CTA: no power of two.

@@ -24,8 +24,9 @@ from leanbench.cli import output
 from leanbench.cli.main import app
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.kernel import Kernel, OwnOutputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, OwnOutputs, kernel
+from leanbench.core.registry import kernel
 from leanbench.doctor.checks import Check, run_check
 from leanbench.doctor.kernels import kernel_is_right
 from leanbench.gpu.catalogue import find

@@ -17,8 +17,9 @@ from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, kernel
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.measure import buffers, confirm, instruments, loaded, protocol, rounds, sustained
 from leanbench.measure.crosscheck import CrossCheck

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from pretended_gpu import PROBLEM, Launch, PretendedGpu, Right, measure, pretend
 
+from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, SuspectResult
 from leanbench.core.inputs import AttentionInputs
-from leanbench.core.registry import KernelConfig, LaunchResources
+from leanbench.core.kernel import LaunchResources
 from leanbench.gpu.nvml_library import GpuLostError
 from leanbench.measure import extras, protocol
 from leanbench.measure.crosscheck import CrossCheck

@@ -14,10 +14,11 @@ import torch
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench.core.config import TileConfig
+from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.kernel import Kernel, TracedCall
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, KernelConfig, TracedCall, kernel
+from leanbench.core.registry import kernel
 from leanbench.core.timeline import CtaTimeline, Span
 from leanbench.gpu.catalogue import find
 from leanbench.measure import timeline as module

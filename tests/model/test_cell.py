@@ -13,8 +13,9 @@ from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile, s
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, kernels
+from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell, predict_latency_us

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, Segment
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.core.registry import Kernel, kernel
+from leanbench.core.registry import kernel
 from leanbench.core.timeline import Span, Timeline
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for

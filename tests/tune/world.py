@@ -12,7 +12,8 @@ from dataclasses import replace
 from leanbench.compile.build import Build
 from leanbench.configs.formula import Coefficients, Shape, divide
 from leanbench.configs.space import FamilyKey, jobs
-from leanbench.core.registry import Kernel, LaunchResources, kernel
+from leanbench.core.kernel import Kernel, LaunchResources
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.tune.stopwatch import Result, Time
 

@@ -1,0 +1,262 @@
+"""What a kernel must say of itself."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from leanbench.core.axes import AXES, LENGTHS
+from leanbench.core.axis import Axis
+from leanbench.core.config import KernelConfig, read_config
+from leanbench.core.decomposition import Schedule
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+    from leanbench.core.timeline import CtaTimeline
+
+
+#: What a kernel asks for that always runs with its `batch_invariant_config`.
+BATCH_INVARIANT = "batch_invariant"
+
+
+@dataclass(frozen=True)
+class LaunchResources:
+    """What one CTA of a compiled GPU kernel takes of its SM."""
+
+    #: The GPU kernel's name.
+    launch: str
+    #: CTAs of the grid.
+    ctas: int
+    num_warps: int
+    registers_per_thread: int
+    shared_bytes: int
+    spilled_registers: int
+
+
+class TracedCall(ABC):
+    """One call of a kernel whose GPU kernels were compiled with timeline events."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Does what the plain launch does, and records events."""
+
+    @abstractmethod
+    def read(self) -> tuple[CtaTimeline, ...]:
+        """Every CTA of the latest launch, after waiting for it; times in microseconds from the
+        first start.
+        """
+
+
+class OwnOutputs(ABC):
+    """A launch of a library that makes its output tensors itself, anew in every call.
+
+    To copy them to `inputs.out` would take a GPU kernel that is not the library's. Whoever reads or
+    poisons outputs goes through `written_by`.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        #: The inputs, with what the latest call wrote in place of `out` and `lse`; kept alive until
+        #: the next one. After a capture, these are the tensors that the graph writes.
+        self.results = inputs
+
+    def __call__(self) -> None:
+        out, lse = self.compute()
+        self.results = replace(self.results, out=out, lse=lse)
+
+    @abstractmethod
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and LSE, shaped as `AttentionInputs` says."""
+
+
+def written_by(launch: Callable[[], Any], inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with the outputs that the latest call of `launch`, prepared for `inputs`,
+    wrote.
+    """
+    return launch.results if isinstance(launch, OwnOutputs) else inputs
+
+
+#: The launch settings of a kernel; None where it has none.
+ConfigT = TypeVar("ConfigT", bound="KernelConfig | None")
+
+
+class Kernel(ABC, Generic[ConfigT]):
+    """One way to compute decode attention."""
+
+    #: The name users type.
+    name: str
+    #: One line for `leanbench list kernels`.
+    title: str
+    #: `one_cta_per_tile`, `fixed_split`, `stream_k` or `other`.
+    decomposition: str
+    #: Paper, or library and version.
+    source: str
+    #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
+    is_timed: bool = True
+    #: The kernel name that its tuned configs go under; None: it is not tuned. A stream-K kernel,
+    #: see leanbench.tune.
+    tuned_as: str | None = None
+    #: The classes of its launch settings, one for each implementation; none: it has no settings.
+    config_types: tuple[type[KernelConfig], ...] = ()
+    #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
+    #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
+    config_choice: str | None = None
+    #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
+    lse_base: float | None = math.e
+    #: Axes of leanbench.core.axes of which it takes other values than the default, `lengths` for
+    #: several of them. A problem that is not at the default of any other axis is refused, so an
+    #: axis that comes later is never ignored.
+    axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "unsupported_reason" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.unsupported_reason would hide the check of axes: name it refusal"
+            )
+
+    def unavailable_reason(self) -> str | None:
+        """One sentence why this kernel cannot run here, whatever the problem, or None; without a
+        heavy import.
+        """
+        return None
+
+    @final
+    def unsupported_reason(self, problem: AttentionProblem) -> str | None:
+        """One sentence why this kernel cannot run the problem, or None."""
+        for name in problem.special:
+            if name not in self.axes:
+                return f"{self.name} {_beyond(AXES[name], problem)}"
+        return self.refusal(problem)
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        """One sentence why this kernel cannot run a problem that differs from others in `axes`
+        alone, or None.
+        """
+        return None
+
+    @property
+    def implementation(self) -> str | None:
+        """`triton` or `cuda` where the kernel is one of several implementations; None: it is not,
+        or stands for them all.
+        """
+        return self.config_types[0].implementation if len(self.config_types) == 1 else None
+
+    def read_config(self, values: Mapping[str, Any]) -> KernelConfig:
+        """The launch settings that `to_dict` of one of its config classes gave.
+
+        Raises:
+            UserError: they are none of this kernel's.
+        """
+        if not self.config_types:
+            raise UserError(f"{self.name} has no launch settings")
+        return read_config(self.config_types, values)
+
+    @abstractmethod
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
+        """The heuristic: what runs when nobody chose and nothing is tuned; None for a kernel
+        without launch settings.
+        """
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
+        """The heuristic where lengths are on the device, good for every length up to
+        `problem.max_context`, the capacity of the cache.
+        """
+        return self.default_config(problem, gpu)
+
+    def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT | None:
+        """Settings with which the bits of a sequence's output depend on nothing else in the batch,
+        nor on the GPU's SMs; alike for all problems of a head_dim, dtype, group size and q_len.
+        None: the kernel has none.
+        """
+        return None
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
+        """What `--configs best` tries, the default among them."""
+        config = self.default_config(problem, gpu)
+        return [] if config is None else [config]
+
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
+        """What `leanbench tune` considers for problems of this head_dim, dtype, group size and
+        layout, of any size.
+        """
+        return []
+
+    def implementation_of(self, config: ConfigT) -> Kernel[Any]:
+        """The kernel that launches `config`, where this one stands for several implementations."""
+        return self
+
+    def implementation_on(self, gpu: GpuSpec) -> Kernel[Any]:
+        """The kernel that its heuristic launches on a GPU, where this one stands for several
+        implementations.
+        """
+        return self
+
+    def compile(
+        self, problem: AttentionProblem, config: ConfigT, capability: tuple[int, int]
+    ) -> tuple[LaunchResources, ...]:
+        """What a CTA of each GPU kernel of a call takes, in the order of the launches, compiled for
+        a compute capability that need not be here.
+
+        Raises:
+            TypeError: the kernel has nothing to compile.
+        """
+        raise TypeError(f"{self.name} has nothing to compile")
+
+    def takes(self, config: KernelConfig) -> bool:
+        """Whether `config` is of this kernel."""
+        return isinstance(config, self.config_types)
+
+    def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
+        """Work ranges of a launch at most where there would be `wanted`, with `rows` query rows to
+        a partial. A work range is a CTA's, or a cluster's.
+        """
+        return wanted
+
+    def merge_rounds(self, rows: int, head_dim: int, num_warps: int, partials: int) -> int:
+        """Rounds of loads, each waiting for the one before, in which one CTA merges `partials` of
+        `rows` query rows.
+        """
+        return partials
+
+    def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
+        """Who does what, for predictions; None where the kernel's inside is unknown."""
+        return None
+
+    @abstractmethod
+    def prepare(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], Any]:
+        """A launch that writes `inputs.out` and `inputs.lse`, or is one of `OwnOutputs`, without
+        host synchronisation; compiles before it returns.
+        """
+
+    def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
+        """What must be done once for a step's lengths before its launches, as a call that repeats
+        it, timed apart from the launch; None: nothing.
+        """
+        return None
+
+    def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
+        """What the compiled GPU kernels of a call take, in the order they are launched; empty where
+        that is unknown.
+        """
+        return ()
+
+    def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall | None:
+        """The same call in an instrumented build; None where the kernel has none."""
+        return None
+
+
+def _beyond(axis: Axis, problem: AttentionProblem) -> str:
+    """What a kernel without `axis` does, what the problem has, and the fix."""
+    does = axis.refusal or f"takes no {axis.name}"
+    if axis is LENGTHS:
+        return f"{does}, all sequences must have the same context"
+    value = axis.write(getattr(problem, axis.name))
+    return f"{does}, this problem has {axis.name} {value}: leave it out"
