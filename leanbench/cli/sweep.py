@@ -40,6 +40,15 @@ def sweep(
             autocompletion=sweep_names,
         ),
     ] = None,
+    draw: Annotated[
+        int | None,
+        typer.Option(
+            "--draw", metavar="N", help="Problems to draw, of a sweep that draws them (serving)."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Of the problems that are drawn.")
+    ] = None,
     kernels: Annotated[
         str | None,
         typer.Option(
@@ -173,7 +182,7 @@ def sweep(
     measure = _measure_flags(
         cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
     )
-    requested = requested_sweep(file, axes, kernels, configs, measure, config or ())
+    requested = requested_sweep(file, axes, kernels, configs, measure, config or (), draw, seed)
     cells = expand(requested)
     limits = _limits(timeout, budget, requested.measure)
     if baseline is not None and baseline not in requested.kernels:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+#: Windows of a cache start at multiples of this many tokens, as caches do.
+_WINDOW_GRANULE = 64
+
+
 @dataclass(frozen=True)
 class AttentionInputs:
     """Shapes are flash-attn's; the layout (NHD or HND) is in the strides of `k_cache` and
@@ -29,7 +33,7 @@ class AttentionInputs:
     #: (batch,), int32, on the device: real lengths, clamped to 0..`context`. None: every sequence
     #: has `context` tokens.
     cache_seqlens: torch.Tensor | None
-    #: Tokens of every sequence, which the host knows; beside `cache_seqlens`, the cache's capacity.
+    #: Tokens of every sequence, which the host knows; with `cache_seqlens`, the cache's capacity.
     context: int
     softmax_scale: float
     #: (batch, q_len, q_heads, head_dim), same dtype as `q`.
@@ -174,6 +178,36 @@ def make_inputs(
         score_scale: multiplies Q; 1 gives scores of standard deviation 1, large values make softmax
             pick single tokens.
     """
+    return make_windows(problem, device, 1, seed, score_scale)[0]
+
+
+def windows_in_cache(problem: AttentionProblem) -> int:
+    """Inputs that share one cache of the problem's capacity without sharing a token in use: the
+    sequences of each lie behind those of the one before.
+    """
+    if problem.page_size is not None:
+        return 1
+    return max(1, problem.cache_capacity // _window_tokens(problem))
+
+
+def _window_tokens(problem: AttentionProblem) -> int:
+    """Tokens from one window's sequences to the next one's, in whole blocks of memory."""
+    return -(-problem.max_context // _WINDOW_GRANULE) * _WINDOW_GRANULE
+
+
+def make_windows(
+    problem: AttentionProblem,
+    device: str | torch.device,
+    count: int,
+    seed: int | None = None,
+    score_scale: float = 1.0,
+) -> list[AttentionInputs]:
+    """Inputs as of `make_inputs` over one pool of memory, each with the strides of a cache of its
+    own; what lies past a sequence's end may be in use in another window.
+
+    Args:
+        count: at most `windows_in_cache`.
+    """
     import torch
 
     dtype = torch_dtype(problem.dtype)
@@ -186,11 +220,19 @@ def make_inputs(
     def normal(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
 
-    k_cache, v_cache = normal(*cache_shape(problem)), normal(*cache_shape(problem))
-    q = normal(*query_shape(problem)).mul_(score_scale)
-    inputs = inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, device, generator))
-    inputs.poison()
-    return inputs
+    shape = cache_shape(problem)
+    token_heads = problem.kv_heads if problem.kv_layout == "NHD" else 1
+    step = _window_tokens(problem) * token_heads * problem.head_dim
+    # The last window's last row ends behind a cache.
+    pools = [normal(math.prod(shape) + (count - 1) * step) for _ in ("k", "v")]
+    windows = []
+    for place in range(0, count * step, step):
+        k_cache, v_cache = [pool[place : place + math.prod(shape)].view(shape) for pool in pools]
+        q = normal(*query_shape(problem)).mul_(score_scale)
+        table = deal_pages(problem, device, generator)
+        windows.append(inputs_over(problem, q, k_cache, v_cache, table))
+        windows[-1].poison()
+    return windows
 
 
 def shape_only(problem: AttentionProblem) -> AttentionInputs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.errors import OutOfMemory
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.inputs import AttentionInputs, make_windows, windows_in_cache
 from leanbench.core.memory import shortage
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure.options import CacheState
@@ -36,15 +36,26 @@ def cold_copies(problem: AttentionProblem, spec: GpuSpec) -> int:
 def rotating_inputs(
     problem: AttentionProblem, device: torch.device, spec: GpuSpec, cache: CacheState
 ) -> list[AttentionInputs]:
-    """Enough inputs that none is in the L2 when its turn comes again; one for a warm L2."""
+    """Enough inputs that none is in the L2 when its turn comes again; one for a warm L2.
+
+    A cache with more room than its sequences take holds several inputs, window by window, so that
+    capacity costs no more memory than it must.
+    """
     import torch
 
-    copies = 1
-    if cache == "cold":
-        free, _ = torch.cuda.mem_get_info(device)
-        room = int(0.8 * free / problem.kv_allocated_bytes)
-        copies = max(1, min(cold_copies(problem, spec), room))
-    return [make_inputs(problem, device, seed=None) for _ in range(copies)]
+    if cache == "warm":
+        return make_windows(problem, device, 1)
+    windows = windows_in_cache(problem)
+    wanted = cold_copies(problem, spec)
+    # A pool of several windows ends a sequence's room behind one of a single cache at most.
+    rows = problem.batch + (windows > 1)
+    pool_bytes = problem.kv_allocated_bytes * rows / problem.batch
+    free, _ = torch.cuda.mem_get_info(device)
+    pools = max(1, min(math.ceil(wanted / windows), int(0.8 * free / pool_bytes)))
+    inputs: list[AttentionInputs] = []
+    for _ in range(pools):
+        inputs += make_windows(problem, device, min(windows, wanted - len(inputs)))
+    return inputs
 
 
 def free_memory(spec: GpuSpec) -> None:

@@ -74,7 +74,8 @@ def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
 
     words = inputs.k_cache.numel() // 2
     sms = torch.cuda.get_device_properties(inputs.q.device).multi_processor_count
-    sums, launch = _read(inputs, words, 8192, 8, 2 * sms)
+    places = _words(inputs.k_cache), _words(inputs.v_cache)
+    sums, launch = _read(places, words, 8192, 8, 2 * sms)
     launch()
     whole = (inputs.q, inputs.cache_seqlens, inputs.block_table)
     return [sums, *(tensor.clone() for tensor in whole if tensor is not None)]
@@ -85,11 +86,32 @@ def _launches(buffers: Sequence[AttentionInputs], kv_bytes: int, variant: Varian
 
     block, warps, per_sm = variant
     sms = torch.cuda.get_device_properties(buffers[0].q.device).multi_processor_count
-    return [_read(inputs, kv_bytes // 8, block, warps, per_sm * sms)[1] for inputs in buffers]
+    words = kv_bytes // 8
+    return [
+        _read(places, words, block, warps, per_sm * sms)[1]
+        for places in read_places(buffers, words)
+    ]
+
+
+def read_places(
+    buffers: Sequence[AttentionInputs], words: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The 32-bit words of K and of V that a launch for each buffer reads, `words` of both, in the
+    order they are stored: what no other one reads, also where buffers are windows of one pool.
+    """
+    in_pool: dict[int, int] = {}
+    places = []
+    for inputs in buffers:
+        k, v = _words(inputs.k_cache), _words(inputs.v_cache)
+        pool = k.untyped_storage().data_ptr()
+        first = in_pool.get(pool, 0)
+        in_pool[pool] = first + words
+        places.append((k.as_strided((words,), (1,), first), v.as_strided((words,), (1,), first)))
+    return places
 
 
 def _read(
-    inputs: AttentionInputs, words: int, block: int, warps: int, grid: int
+    places: tuple[torch.Tensor, torch.Tensor], words: int, block: int, warps: int, grid: int
 ) -> tuple[torch.Tensor, Callable[[], object]]:
     """(one sum per CTA, the launch that reads `words` 32-bit words of K and as many of V)."""
     import torch
@@ -99,8 +121,8 @@ def _read(
     blocks = -(-words // block)
     one_block = grid == 0
     grid = blocks if one_block else min(grid, blocks)
-    sums = torch.empty(grid, dtype=torch.int32, device=inputs.q.device)
-    arguments = (_words(inputs.k_cache), _words(inputs.v_cache), sums, words)
+    sums = torch.empty(grid, dtype=torch.int32, device=places[0].device)
+    arguments = (*places, sums, words)
     options = {"BLOCK": block, "ONE_BLOCK": one_block, "num_warps": warps}
     return sums, lambda: read_kernel[(grid,)](*arguments, **options)
 

@@ -19,6 +19,7 @@ from leanbench.core.language_models import Shape, by_shape
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.measure.options import CacheState, MeasureOptions
+from leanbench.run.draw import Draw
 
 #: Cells of one sweep; more than this is a typo in an axis.
 MAX_CELLS = 100_000
@@ -99,7 +100,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep's request: every kernel on every problem of its grids."""
+    """A sweep's request: every kernel on every problem of its grids, and on those that it draws."""
 
     name: str
     grids: tuple[Grid, ...] = (Grid(),)
@@ -111,6 +112,7 @@ class Sweep:
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     #: Launch settings by kernel that hold whatever `configs` says.
     overrides: Mapping[str, KernelConfig] = field(default_factory=dict)
+    draw: Draw | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for the manifest."""
@@ -126,6 +128,7 @@ class Sweep:
             "configs": self.configs,
             **overrides,
             "grids": [grid.to_dict() for grid in self.grids],
+            **({"draw": self.draw.to_dict()} if self.draw else {}),
         }
 
 
@@ -177,13 +180,16 @@ def expand(sweep: Sweep) -> list[Cell]:
     Raises:
         UserError: there are more than MAX_CELLS, or an axis value that makes no problem.
     """
-    combinations = sum(grid.combinations for grid in sweep.grids) * len(sweep.kernels)
-    if combinations > MAX_CELLS:
+    combinations = sum(grid.combinations for grid in sweep.grids)
+    combinations += sweep.draw.count if sweep.draw else 0
+    if combinations * len(sweep.kernels) > MAX_CELLS:
         raise UserError(
-            f"sweep {sweep.name!r} asks for {combinations} cells, the limit is {MAX_CELLS}: shorten"
-            " an axis"
+            f"sweep {sweep.name!r} asks for {combinations * len(sweep.kernels)} cells, the limit is"
+            f" {MAX_CELLS}: shorten an axis"
         )
     problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())
+    if sweep.draw:
+        problems |= dict.fromkeys(sweep.draw.problems())
     kernels = dict.fromkeys(sweep.kernels)
     return [
         Cell(problem, kernel, sweep.configs, sweep.measure.cache, sweep.overrides.get(kernel))

@@ -34,8 +34,10 @@ def estimated_seconds(
     )
     if predicted:
         return max(1, candidates) * PREDICTED_CONFIG_S
-    # Inputs are written, read by the reference and rewritten: some hundred passes over the caches.
-    traffic = 100 * cell.problem.kv_allocated_bytes / (gpu.bandwidth_tb_s * 1e12)
+    # Inputs are read by kernels and the reference in some hundred passes; all of the caches is
+    # written once, and cleared by the driver at a fifteenth of the bandwidth.
+    used, allocated = cell.problem.kv_bytes, cell.problem.kv_allocated_bytes
+    traffic = (100 * used + 16 * (allocated - used)) / (gpu.bandwidth_tb_s * 1e12)
     sustained = options.window_s + AROUND_WINDOW_S if options.sustained or options.energy else 0.0
     # The read floor has a window of its own, shared by the kernels of a problem: three as a rule.
     sustained *= 4 / 3 if options.energy else 1.0

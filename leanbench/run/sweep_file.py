@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -26,10 +25,12 @@ from leanbench.core.errors import UserError, nearest
 from leanbench.core.lengths import is_explicit
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel
-from leanbench.core.syntax import choose, parse_names
+from leanbench.core.syntax import choose, parse_names, parse_percent
 from leanbench.measure.options import MeasureOptions
-from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
+from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, MAX_CELLS, Grid, Sweep
+from leanbench.run.draw import Draw
 from leanbench.run.overrides import check_overrides, parse_overrides
+from leanbench.run.sweep_errors import sentence
 
 
 def parse_kernels(text: str) -> tuple[str, ...]:
@@ -90,6 +91,27 @@ class GridTable(_Axes):
     """A `[[grid]]` of a sweep file."""
 
 
+def _read_fill(value: Any) -> tuple[float, float]:
+    """Reads two percentages, as in ["1%", "100%"], the smaller first."""
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, str) for v in value):
+        raise ValueError(f'{value!r} is not understood, write two percentages: ["1%", "100%"]')
+    try:
+        low, high = [parse_percent("fill", text, most=100, above_zero=True) for text in value]
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    if low > high:
+        raise ValueError(f"{value!r} starts above its end: write the smaller percentage first")
+    return low, high
+
+
+class DrawTable(_Axes):
+    """The `[draw]` of a sweep file: problems drawn from the values of its axes."""
+
+    count: int = Field(gt=0, le=MAX_CELLS)
+    seed: int = Field(0, ge=0)
+    fill: Annotated[tuple[float, float] | None, BeforeValidator(_read_fill)] = None
+
+
 def _choose_configs(value: str) -> str:
     """One of `CONFIG_CHOICES`, as --configs takes them."""
     try:
@@ -117,6 +139,7 @@ class SweepFile(_Axes):
     occupancy: bool = False
     counters: bool = False
     grid: list[GridTable] = Field([])
+    draw: DrawTable | None = None
 
     def to_sweep(self) -> Sweep:
         """The sweep that the file asks for.
@@ -125,7 +148,7 @@ class SweepFile(_Axes):
             UserError: axes that do not go together.
         """
         grids = []
-        for own in self.grid or [GridTable()]:
+        for own in self.grid or ([] if self.draw else [GridTable()]):
             given = {**self.axes(), **own.axes()}
             _check_together(given, given.get("lengths", ()))
             grids.append(Grid(**given))
@@ -144,7 +167,15 @@ class SweepFile(_Axes):
             self.description,
             measure,
             self.config,
+            self._draw(),
         )
+
+    def _draw(self) -> Draw | None:
+        if self.draw is None:
+            return None
+        given = {**self.axes(), **self.draw.axes()}
+        _check_together(given, given.get("lengths", ()))
+        return Draw.of(self.draw.count, self.draw.seed, given, self.draw.fill)
 
 
 def _check_together(given: Collection[str], lengths: Sequence[str]) -> None:
@@ -202,50 +233,9 @@ def load_sweep(file: str) -> Sweep:
     try:
         return SweepFile.model_validate(content).to_sweep()
     except ValidationError as error:
-        raise UserError(_sentence(path, text, error)) from None
+        raise UserError(sentence(path, text, error, SweepFile.model_fields)) from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-
-
-def _sentence(path: Path, text: str, error: ValidationError) -> str:
-    """The first of pydantic's errors with file, line and key."""
-    first = error.errors()[0]
-    location = list(first["loc"])
-    key = str(next((part for part in reversed(location) if isinstance(part, str)), ""))
-    grid = location[1] if location[0] == "grid" and len(location) > 1 else None
-    where = f"{path}, line {_line(text, key, grid if isinstance(grid, int) else None)}"
-    if first["type"] == "extra_forbidden":
-        known = SweepFile.model_fields if grid is None else AXES
-        return f"{where}: there is no key {key!r}, {nearest(key, known)}"
-    if first["type"] == "missing":
-        return f'{where}: the key {key!r} is missing, add for example {key} = "my-sweep"'
-    if first["type"] == "string_pattern_mismatch":
-        return (
-            f"{where}, key {key!r}: {first['input']!r} cannot name a folder: "
-            "use up to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
-        )
-    if first["type"] == "value_error":
-        return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
-    return (
-        f"{where}, key {key!r}: {first['input']!r} is refused,"
-        f" {first['msg'][0].lower()}{first['msg'][1:]}"
-    )
-
-
-def _line(text: str, key: str, grid: int | None) -> int:
-    """The line that sets `key` at the top, or in the `grid`-th `[[grid]]` table; the table's own
-    line if none does.
-    """
-    table, line_number = None, 1
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.match(r"\s*\[\[\s*grid\s*\]\]", line):
-            table = 0 if table is None else table + 1
-            line_number = number if table == grid else line_number
-        elif table == grid and re.match(
-            rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line
-        ):
-            return number
-    return line_number
 
 
 def requested_sweep(
@@ -255,6 +245,8 @@ def requested_sweep(
     configs: str | None,
     measure: dict[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    count: int | None = None,
+    seed: int | None = None,
 ) -> Sweep:
     """The sweep of a command line; flags win over the file.
 
@@ -265,6 +257,8 @@ def requested_sweep(
         measure: fields of MeasureOptions that flags set.
         overrides: launch settings of kernels, as `leanbench.run.overrides.parse_override` reads
             them; another kernel's in the file stay.
+        count: problems to draw, in place of the file's.
+        seed: of the problems to draw, in place of the file's.
 
     Raises:
         UserError: anything in it is wrong, an unknown kernel included.
@@ -274,12 +268,15 @@ def requested_sweep(
         sweep = Sweep("custom")
     else:
         sweep = load_sweep(file or ("models" if given else "smoke"))
-    with_models = ["model"] if any(grid["model"] for grid in sweep.grids) else []
-    lengths = given.get("lengths") or [value for grid in sweep.grids for value in grid["lengths"]]
+    drawn = [sweep.draw.values] if sweep.draw else []
+    tables = [*(grid.values for grid in sweep.grids), *drawn]
+    with_models = ["model"] if any(table["model"] for table in tables) else []
+    lengths = given.get("lengths") or [value for table in tables for value in table["lengths"]]
     _check_together([*given, *with_models], lengths)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
     sweep = replace(sweep, grids=tuple(Grid(**{**grid.values, **given}) for grid in sweep.grids))
+    sweep = replace(sweep, draw=_redrawn(sweep, given, count, seed))
     if kernels is not None:
         sweep = replace(sweep, kernels=parse_kernels(kernels))
     if measure:
@@ -290,3 +287,30 @@ def requested_sweep(
         sweep = replace(sweep, overrides={**sweep.overrides, **parse_overrides(overrides)})
     check_overrides(sweep.overrides, sweep.kernels)
     return sweep
+
+
+def _redrawn(
+    sweep: Sweep, given: dict[str, tuple[Any, ...]], count: int | None, seed: int | None
+) -> Draw | None:
+    """The sweep's draw with what flags say."""
+    if sweep.draw is None:
+        if count is not None or seed is not None:
+            option = "--draw" if count is not None else "--seed"
+            raise UserError(
+                f"sweep {sweep.name!r} draws no problems, so {option} says nothing: leave it out,"
+                " or name a sweep with a [draw] table, such as serving"
+            )
+        return None
+    if count is not None and not 1 <= count <= MAX_CELLS:
+        raise UserError(f"--draw {count} is not a number of problems: choose from 1 to {MAX_CELLS}")
+    if seed is not None and seed < 0:
+        raise UserError(f"--seed {seed} is negative: give 0 or a number above")
+    old = sweep.draw
+    return replace(
+        old,
+        count=old.count if count is None else count,
+        seed=old.seed if seed is None else seed,
+        values={**old.values, **given},
+        # Given contexts take the place of those that the fill draws.
+        fill=None if "context" in given else old.fill,
+    )

@@ -16,7 +16,7 @@ import torch
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.inputs import AttentionInputs, make_windows
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
@@ -148,11 +148,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     """Puts a pretended H200 in place of torch's GPU 0."""
     gpu = PretendedGpu()
 
-    def made(problem: AttentionProblem, device: torch.device, seed: int | None) -> AttentionInputs:
+    def made(problem: AttentionProblem, device: torch.device, count: int) -> list[AttentionInputs]:
         assert device == torch.device("cuda", 0)
-        assert seed is None, "a check wants fresh inputs"
         gpu.made.append(problem)
-        return make_inputs(problem, "cpu", seed)
+        return make_windows(problem, "cpu", count)
 
     class ReadFloor:
         def launches(
@@ -184,7 +183,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     monkeypatch.setattr(
         "leanbench.gpu.local.spec_of_device", lambda index: replace(H200, l2_mib=0.09)
     )
-    monkeypatch.setattr(buffers, "make_inputs", made)
+    monkeypatch.setattr(buffers, "make_windows", made)
     monkeypatch.setattr(buffers, "COLD_BYTES", COLD_BYTES)
     monkeypatch.setattr(buffers, "COLD_L2_MULTIPLE", 0)
     monkeypatch.setattr(instruments, "open_nvml", lambda device: gpu.nvml)

@@ -9,6 +9,7 @@ import torch
 from pretended_gpu import COLD_BYTES, H200, PROBLEM, PretendedGpu, pretend
 
 from leanbench.core.errors import OutOfMemory
+from leanbench.core.inputs import make_windows, windows_in_cache
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.measure import buffers as module
@@ -19,6 +20,7 @@ from leanbench.measure.buffers import (
     refuse_shortage,
     rotating_inputs,
 )
+from leanbench.measure.read_floor import read_places
 
 DEVICE = torch.device("cuda", 0)
 LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
@@ -52,6 +54,40 @@ def test_what_cold_means_on_gpus_of_the_catalogue():
 def test_a_large_problem_is_cold_by_itself(gpu, monkeypatch):
     monkeypatch.setattr(module, "COLD_BYTES", PROBLEM.kv_bytes)
     assert len(rotating_inputs(PROBLEM, DEVICE, H200, "cold")) == 1
+
+
+def test_a_cache_with_room_holds_several_inputs_that_share_nothing_in_use(gpu):
+    # 102,400 bytes each, 128 tokens apart.
+    problem = replace(PROBLEM, capacity=256)
+    inputs = rotating_inputs(problem, DEVICE, H200, "cold")
+    assert len(inputs) == 3
+    assert gpu.made == [problem] * 2
+    assert len({each.k_cache.untyped_storage().data_ptr() for each in inputs}) == 2
+    assert all(each.k_cache.stride() == inputs[0].k_cache.stride() for each in inputs)
+    before = [each.k_cache[:, :100].clone() for each in inputs]
+    for each in inputs[1:]:
+        each.k_cache[:, :100] += 1
+    assert torch.equal(inputs[0].k_cache[:, :100], before[0])
+    assert torch.equal(inputs[1].k_cache[:, :100], before[1] + 1)
+    assert torch.equal(inputs[2].k_cache[:, :100], before[2] + 1)
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("capacity", [None, 200, 256, 1000])
+def test_the_read_floor_reads_what_no_other_buffer_holds(layout, capacity):
+    problem = replace(PROBLEM, capacity=capacity, kv_layout=layout)
+    count = windows_in_cache(problem)
+    assert count == {None: 1, 200: 1, 256: 2, 1000: 7}[capacity]
+    inputs = make_windows(problem, "cpu", count)
+    words = problem.kv_bytes // 8
+    places = read_places(inputs, words)
+    for place, (k, v) in enumerate(places):
+        k.fill_(place)
+        v.fill_(place)
+    for place, (k, v) in enumerate(places):
+        assert (len(k), len(v)) == (words, words)
+        assert (k == place).all()
+        assert (v == place).all()
 
 
 def test_a_warm_cache_takes_one_buffer(gpu):

@@ -11,7 +11,7 @@ import pytest
 from leanbench.kernels.lean.configs import LeanConfig
 from tuned_examples import H200, HEURISTIC, LARGE, LEAN, WIDE, build, candidate, family, tuned
 
-from leanbench.core.inputs import make_inputs
+from leanbench.core.inputs import make_windows
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure import buffers
 from leanbench.tune import verify
@@ -123,14 +123,14 @@ def test_the_timer_takes_turns_on_rotating_buffers(monkeypatch):
             prepared.append(config)
             return Launch(config)
 
-    def inputs(problem: AttentionProblem, device: Any, seed: int | None) -> Any:
+    def inputs(problem: AttentionProblem, device: Any, count: int) -> Any:
         made.append(problem)
-        return make_inputs(problem, "cpu", seed)
+        return make_windows(problem, "cpu", count)
 
     free = [140e9]
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (int(free[0]), int(141e9)))
-    monkeypatch.setattr(buffers, "make_inputs", inputs)
+    monkeypatch.setattr(buffers, "make_windows", inputs)
     monkeypatch.setattr(buffers, "free_memory", lambda spec: None)
     monkeypatch.setattr(buffers, "COLD_BYTES", 300_000)
     monkeypatch.setattr(buffers, "COLD_L2_MULTIPLE", 0)

@@ -1,0 +1,111 @@
+"""Problems drawn at random for a sweep, always the same ones for a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leanbench.core.axes import AXES
+from leanbench.core.errors import UserError
+from leanbench.core.language_models import models
+from leanbench.core.lengths import as_context, draw_context, is_explicit, read_lengths
+from leanbench.core.memory import needed_bytes
+from leanbench.core.problem import PLAIN_AXES, AttentionProblem
+
+#: A drawn problem that needs more is drawn again: caches, queries, outputs and the check.
+MOST_BYTES = 120e9
+#: Draws of a problem at most until one can be and fits.
+_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True)
+class Draw:
+    """So many problems; every axis takes one of its values, each as likely as the others."""
+
+    count: int
+    seed: int
+    #: By axis, in the order of AXES. Where there are models, one of them and a `tp` that shares out
+    #: its heads say heads and head_dim.
+    values: Mapping[str, tuple[Any, ...]]
+    #: The context over the capacity: drawn log-uniformly between these two, in place of `context`.
+    fill: tuple[float, float] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        count: int,
+        seed: int,
+        given: Mapping[str, tuple[Any, ...]],
+        fill: tuple[float, float] | None = None,
+    ) -> Draw:
+        """The draw with the values of `given`, and the axes' own elsewhere.
+
+        Raises:
+            UserError: a fill together with contexts, or with capacities that are no tokens.
+        """
+        values = {name: given.get(name, axis.grid) for name, axis in AXES.items()}
+        if fill and "context" in given:
+            raise UserError("fill draws the context from the capacity: leave one of them out")
+        if fill and not all(isinstance(capacity, int) for capacity in values["capacity"]):
+            raise UserError(
+                "fill is a share of the capacity in tokens: give capacity, as in 4k,32k"
+            )
+        return cls(count, seed, values, fill)
+
+    def problems(self) -> Iterator[AttentionProblem]:
+        """The problems; the first of them are alike whatever the count.
+
+        Raises:
+            UserError: no combination of the values is a problem that fits.
+        """
+        for number in range(self.count):
+            yield self._problem(random.Random(f"{self.seed} {number}"))
+
+    def _problem(self, draw: random.Random) -> AttentionProblem:
+        refusal = UserError(
+            f"none of {_ATTEMPTS} drawn problems fits {MOST_BYTES / 1e9:.0f} GB: draw smaller"
+            " capacities or batches"
+        )
+        for _ in range(_ATTEMPTS):
+            try:
+                problem = self._one(draw)
+            except UserError as error:
+                refusal = error
+                continue
+            if needed_bytes(problem) <= MOST_BYTES:
+                return problem
+        raise refusal
+
+    def _one(self, draw: random.Random) -> AttentionProblem:
+        """One combination.
+
+        Raises:
+            UserError: it is no problem.
+        """
+        one = {name: draw.choice(values) for name, values in self.values.items() if values}
+        (q_heads, kv_heads), head_dim = one["heads"], one["head_dim"]
+        if "model" in one:
+            q_heads, kv_heads, head_dim = models()[one["model"]].shape(one["tp"])
+        batch, longest, lengths = one["batch"], one["context"], one["lengths"]
+        if self.fill is not None:
+            low, high = self.fill
+            longest = max(1, round(one["capacity"] * low * (high / low) ** draw.random()))
+        if is_explicit(lengths):
+            each = read_lengths("lengths", lengths)
+            batch, context = len(each), as_context(each)
+        else:
+            context = draw_context(lengths, batch, longest, draw)
+        plain = {axis.name: one[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"}
+        return AttentionProblem(batch, q_heads, kv_heads, context, head_dim, **plain)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, for the manifest."""
+        axes = {
+            name: [list(value) if isinstance(value, tuple) else value for value in values]
+            for name, values in self.values.items()
+            if values
+        }
+        fill = {} if self.fill is None else {"fill": list(self.fill)}
+        return {"count": self.count, "seed": self.seed, **fill, **axes}

@@ -1,0 +1,70 @@
+"""What is wrong with a sweep file, in one sentence with file, line and key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from leanbench.core.axes import AXES
+from leanbench.core.errors import nearest
+
+#: Where a key stands: at the top, in the `[[grid]]` table of a number, or in `[draw]`.
+Table = int | str | None
+_TABLE = re.compile(r"\s*(\[\[\s*grid\s*\]\]|\[\s*draw\s*\])")
+
+
+def sentence(path: Path, text: str, error: ValidationError, keys: Iterable[str]) -> str:
+    """The first of pydantic's errors.
+
+    Args:
+        keys: those that a file has at the top.
+    """
+    first = error.errors()[0]
+    location = list(first["loc"])
+    key = str(next((part for part in reversed(location) if isinstance(part, str)), ""))
+    table = _table(location)
+    where = f"{path}, line {_line(text, key, table)}"
+    if first["type"] == "extra_forbidden":
+        known = {None: keys, "draw": ("count", "seed", "fill", *AXES)}.get(table, AXES)
+        return f"{where}: there is no key {key!r}, {nearest(key, known)}"
+    if first["type"] == "missing":
+        example = "count = 300" if key == "count" else f'{key} = "my-sweep"'
+        return f"{where}: the key {key!r} is missing, add for example {example}"
+    if first["type"] == "string_pattern_mismatch":
+        return (
+            f"{where}, key {key!r}: {first['input']!r} cannot name a folder: "
+            "use up to 64 letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
+    if first["type"] == "value_error":
+        return f"{where}, key {key!r}: {first.get('ctx', {}).get('error')}"
+    return (
+        f"{where}, key {key!r}: {first['input']!r} is refused,"
+        f" {first['msg'][0].lower()}{first['msg'][1:]}"
+    )
+
+
+def _table(location: list[int | str]) -> Table:
+    if location[0] == "draw":
+        return "draw"
+    if location[0] == "grid" and len(location) > 1:
+        return location[1]
+    return None
+
+
+def _line(text: str, key: str, table: Table) -> int:
+    """The line that sets `key` in the table; the table's own line if none does."""
+    current: Table = None
+    grids, line_number = -1, 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if heading := _TABLE.match(line):
+            grids += "grid" in heading[1]
+            current = grids if "grid" in heading[1] else "draw"
+            line_number = number if current == table else line_number
+        elif current == table and re.match(
+            rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[=.\]]""", line
+        ):
+            return number
+    return line_number

@@ -1,0 +1,170 @@
+"""Problems that a sweep draws: the same for a seed, from the stated values, and small enough."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from leanbench.core.errors import UserError
+from leanbench.core.language_models import models
+from leanbench.core.memory import needed_bytes
+from leanbench.core.problem import AttentionProblem
+from leanbench.run.cells import expand
+from leanbench.run.draw import MOST_BYTES, Draw
+from leanbench.run.sweep_file import load_sweep, requested_sweep
+
+SERVING = load_sweep("serving")
+
+
+def drawn(**given: tuple[object, ...]) -> Draw:
+    return Draw.of(20, 1, given)
+
+
+def serving(seed: int, count: int = 320) -> list[AttentionProblem]:
+    assert SERVING.draw is not None
+    return list(replace(SERVING.draw, seed=seed, count=count).problems())
+
+
+def test_a_seed_draws_the_same_problems_in_every_process_and_version():
+    assert [problem.label for problem in serving(1, 3)] == [
+        "b4 h32 nragged1603x3338 d128 p64 c8192 bf16 NHD",
+        "b3 h20/4 n4099+16x2 d128 p64 c16384 bf16 HND",
+        "b48 h8 nragged3123x65276 d256 c8192 fp16 HND",
+    ]
+    assert serving(1, 40) == serving(1)[:40]
+    assert not {*serving(1, 40)} & {*serving(2, 40)}
+
+
+def test_serving_draws_what_it_states():
+    problems = serving(1)
+    assert len({*problems}) == 320
+    assert all(problem.lengths_on == "device" for problem in problems)
+    shapes = {
+        (model.q_heads // tp, max(1, model.kv_heads // tp), model.head_dim)
+        for model in models().values()
+        for tp in (1, 2, 4, 8)
+    }
+    for problem in problems:
+        assert needed_bytes(problem) <= MOST_BYTES
+        assert problem.max_context <= problem.cache_capacity
+        assert 4096 <= problem.cache_capacity <= 256 * 1024
+        assert (problem.q_heads, problem.kv_heads, problem.head_dim) in shapes
+    for values in (
+        Counter(problem.kv_layout for problem in problems),
+        Counter(problem.page_size for problem in problems),
+        Counter(problem.dtype for problem in problems),
+    ):
+        assert min(values.values()) > 60
+    assert {problem.head_dim for problem in problems} == {64, 80, 96, 128, 256}
+    fills = sorted(problem.max_context / problem.cache_capacity for problem in problems)
+    assert fills[0] < 0.01
+    assert fills[-1] > 0.9
+    # Log-uniform from 1% to 100%, but for lengths that a trace keeps short.
+    assert 0.03 < fills[160] < 0.12
+
+
+def test_a_share_of_the_capacity_is_the_context():
+    draw = Draw.of(50, 1, {"capacity": (1000,), "batch": (2,)}, (0.5, 0.5))
+    assert {problem.context for problem in draw.problems()} == {500}
+    assert {problem.capacity for problem in draw.problems()} == {1000}
+
+
+def test_every_value_of_an_axis_is_drawn_and_the_others_have_their_own():
+    draw = drawn(context=(100, 200), heads=((8, 8), (8, 2)), lengths=("uniform", "30+5"))
+    problems = list(draw.problems())
+    assert {(problem.batch, problem.context) for problem in problems} == {
+        (1, 100),
+        (1, 200),
+        (2, (30, 5)),
+    }
+    assert {problem.kv_heads for problem in problems} == {8, 2}
+    assert {problem.head_dim for problem in problems} == {128}
+
+
+def test_what_cannot_be_is_drawn_again():
+    draw = drawn(model=("qwen2.5-7b",), tp=(1, 8), context=(64,), capacity=(None, 32))
+    # 28 query heads are not shared out to 8 GPUs, and 64 tokens have no room in 32.
+    assert {(problem.q_heads, problem.capacity) for problem in draw.problems()} == {(28, None)}
+    with pytest.raises(UserError, match="tp 8 does not share out the heads of qwen2"):
+        list(drawn(model=("qwen2.5-7b",), tp=(8,)).problems())
+    with pytest.raises(UserError, match="none of 1000 drawn problems fits 120 GB: draw smaller"):
+        list(drawn(context=(2**20,), batch=(256,)).problems())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"context": (64,), "capacity": (128,)}, "fill draws the context from the capacity"),
+        ({}, "fill is a share of the capacity in tokens: give capacity, as in 4k,32k"),
+        ({"capacity": ("4x",)}, "fill is a share of the capacity in tokens"),
+    ],
+)
+def test_a_fill_needs_capacities_and_no_contexts(given, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Draw.of(1, 1, given, (0.1, 1.0))
+
+
+def test_flags_change_the_draw():
+    sweep = requested_sweep("serving", {"batch": "2"}, "lean", None, None, (), 5, 7)
+    assert sweep.draw is not None
+    assert (sweep.draw.count, sweep.draw.seed) == (5, 7)
+    cells = expand(sweep)
+    assert len(cells) == 5
+    assert {cell.problem.batch for cell in cells} == {2}
+    of_context = requested_sweep("serving", {"context": "1k", "lengths": "uniform"}, "lean", None)
+    assert {cell.problem.max_context for cell in expand(of_context)} == {1024}
+    assert json.loads(json.dumps(sweep.to_dict())) == sweep.to_dict()
+    assert sweep.to_dict()["draw"]["batch"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("file", "count", "seed", "sentence"),
+    [
+        ("smoke", 5, None, "sweep 'smoke' draws no problems, so --draw says nothing: leave it"),
+        ("smoke", None, 5, "sweep 'smoke' draws no problems, so --seed says nothing: leave it"),
+        ("serving", 0, None, "--draw 0 is not a number of problems: choose from 1 to 100000"),
+        ("serving", None, -1, "--seed -1 is negative: give 0 or a number above"),
+    ],
+)
+def test_wrong_flags(file, count, seed, sentence):
+    with pytest.raises(UserError) as error:
+        requested_sweep(file, {}, None, None, None, (), count, seed)
+    assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("seed = 1", "line 2: the key 'count' is missing, add for example count = 300"),
+        ("count = 0", "line 3, key 'count': 0 is refused, input should be greater than 0"),
+        ("count = 1\nbatsh = 4", "line 4: there is no key 'batsh', did you mean 'batch'?"),
+        (
+            'count = 1\ncapacity = "4k"\nfill = "1%"',
+            "line 5, key 'fill': '1%' is not understood, write two percentages: [\"1%\", \"100%\"]",
+        ),
+        ('count = 1\nfill = ["9%", "1%"]', "line 4, key 'fill': ['9%', '1%'] starts above its end"),
+        ('count = 1\nfill = ["0%", "1%"]', "line 4, key 'fill': fill '0%' must be above 0%"),
+    ],
+)
+def test_a_wrong_table_is_one_sentence(table: str, sentence: str, tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'name = "mine"\n[draw]\n{table}\n')
+    with pytest.raises(UserError) as error:
+        load_sweep(str(path))
+    assert str(error.value).startswith(f"{path}, {sentence}")
+
+
+def test_a_file_with_a_draw_may_have_grids_beside_it(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'name = "mine"\nkernels = "lean"\nhead_dim = 64\n[draw]\ncount = 2\ncontext = "1k,2k,3k"\n'
+        "[[grid]]\nbatch = 2\ncontext = 77\n"
+    )
+    problems = [cell.problem for cell in expand(load_sweep(str(path)))]
+    assert (problems[0].batch, problems[0].context) == (2, 77)
+    assert len(problems) == 3
+    assert {problem.head_dim for problem in problems} == {64}
