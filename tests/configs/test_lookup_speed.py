@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType
 
 import pytest
+from call_counts import function_calls
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from tuned_examples import (
-    H200,
-    HEURISTIC,
-    LEAN,
-    PROBLEM,
-    candidate,
-    family,
-    problem_of,
-)
+from tuned_examples import H200, HEURISTIC, LEAN, PROBLEM, candidate, family, problem_of
 
 from leanbench.configs import lookup, store
 from leanbench.configs.lookup import choose
@@ -61,22 +52,6 @@ def ten_candidates() -> Family:
     ]
     candidates = [candidate(HEURISTIC, 0), *(candidate(config, 1) for config in configs[:10])]
     return family(candidates=candidates, shortlist=list(range(1, 11)))
-
-
-def function_calls(call: Callable[[], object]) -> int:
-    """Calls of Python functions that one call makes: what its time goes with, on any machine."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def test_a_look_up_costs_few_calls():

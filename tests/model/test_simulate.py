@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from call_counts import function_calls
 from depth import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -263,13 +264,14 @@ def test_without_constants_the_calibration_in_use_counts() -> None:
     assert play("stream_k", problem, constants=None) == used
 
 
-def test_ten_thousand_segments_in_seconds() -> None:
+def test_the_cost_of_a_simulation_grows_with_its_segments_alone() -> None:
     problem = heads(131_072)
-    schedule = fixed_split(TileGrid.of(problem, 128), 180)
-    assert len(schedule.segments) > 9_000
-    started = time.process_time()
-    simulate(schedule, problem, CONFIG, H200)
-    assert time.process_time() - started < 3
+    calls: dict[int, float] = {}
+    for splits in (18, 180):
+        schedule = fixed_split(TileGrid.of(problem, 128), splits)
+        run = partial(simulate, schedule, problem, CONFIG, H200)
+        calls[splits] = function_calls(run) / len(schedule.segments)
+    assert calls[180] < 1.2 * calls[18] < 120
 
 
 @given(kinds, problems, specs)
