@@ -119,7 +119,8 @@ def import_(
 
     A family that you have is replaced, but a measured one by no predicted one.
     """
-    from leanbench.configs.store import fault_of, merge, read
+    from leanbench.configs.store import merge
+    from leanbench.configs.tuned_file import fault_of, read
     from leanbench.core.registry import kernels
 
     try:

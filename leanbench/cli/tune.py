@@ -15,9 +15,9 @@ from leanbench.report.document import without_shared
 if TYPE_CHECKING:
     from leanbench.configs.tuned import Family
     from leanbench.gpu.local import Target
+    from leanbench.tune.plan import Plan
     from leanbench.tune.result import Summary
     from leanbench.tune.run import Request
-    from leanbench.tune.search import Plan
 
 #: The budget on a GPU where none is given.
 _MEASURED_S = 60.0
@@ -162,7 +162,7 @@ def _request(
 
 def _plan(budget: str | None, exhaustive: bool, *, predicted: bool) -> Plan:
     from leanbench.core.syntax import parse_seconds
-    from leanbench.tune.search import EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS, PROBLEMS, Plan
+    from leanbench.tune.plan import EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS, PROBLEMS, Plan
 
     if budget is not None:
         budget_s = parse_seconds("--budget", budget)

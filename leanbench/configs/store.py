@@ -1,4 +1,4 @@
-"""Files of tuned configs: read with every check, merged under a lock, replaced in one piece.
+"""Where files of tuned configs lie; they are merged under a lock and replaced in one piece.
 
 A user's files lie in `configs/` of leanbench.core.paths.user_folder(), those that come with
 leanbench in `SHIPPED`.
@@ -7,13 +7,13 @@ leanbench in `SHIPPED`.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from leanbench.configs.tuned_file import fault_of, read, text_of
 from leanbench.core.errors import UserError
 from leanbench.core.files import locked, replace_file
 from leanbench.core.gpu_spec import GpuSpec
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).resolve().parent / "shipped"
 
-#: How the sentence about a file that cannot be used goes on.
-_FIX = ": move it away"
 _saves = 0
 
 
@@ -81,34 +79,6 @@ def configs_folder() -> Path:
 def path_of(gpu_name: str) -> Path:
     """The user's file of a GPU, there or not."""
     return configs_folder() / f"{gpu_name}.json"
-
-
-def read(path: Path) -> TunedConfigs:
-    """A file of tuned configs.
-
-    Raises:
-        UserError: it cannot be read or is not one; the sentence names the file and the first fault.
-    """
-    from pydantic import ValidationError
-
-    from leanbench.configs.tuned import TunedConfigs
-
-    content = _json_object(path)
-    _check_version(path, content)
-    try:
-        tuned = TunedConfigs.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
-    if (fault := tuned.fault()) is not None:
-        raise _damaged(path, fault)
-    return tuned
-
-
-def fault_of(error: UserError) -> str:
-    """What `read` found wrong, without what to do about it."""
-    return str(error).partition(_FIX)[0]
 
 
 def all_files() -> list[File]:
@@ -186,7 +156,7 @@ def merge(
         with locked(path):
             before = _before(path, new)
             merged, saved = _merged(path, before, new)
-            replace_file(path, _text(merged))
+            replace_file(path, text_of(merged))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}): choose a writable folder in LEANBENCH_HOME"
@@ -274,52 +244,3 @@ def _files(folder: Path) -> list[Path]:
         return sorted(path for path in folder.glob("*.json") if path.is_file())
     except OSError:
         return []
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except (ValueError, RecursionError) as error:
-        # The first line: what follows it is a position or a piece of the file.
-        raise _damaged(path, f"no JSON, {str(error).partition(chr(10))[0]}") from None
-    if not isinstance(content, dict) or not {"schema_version", "families"} <= content.keys():
-        raise UserError(
-            f"{path} is not a file of tuned configs, it has no schema_version and families{_FIX}"
-        )
-    return content
-
-
-def _check_version(path: Path, content: dict[str, Any]) -> None:
-    from leanbench.configs.tuned import SCHEMA_VERSION
-
-    version = content["schema_version"]
-    if version == SCHEMA_VERSION and isinstance(version, int):
-        return
-    newer = isinstance(version, int) and version > SCHEMA_VERSION
-    fix = ", or update leanbench" if newer else " and tune again"
-    raise UserError(
-        f"{path} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}{_FIX}{fix}"
-    )
-
-
-def _damaged(path: Path, fault: str) -> UserError:
-    return UserError(f"{path} is not a file of tuned configs ({fault}){_FIX} and tune again")
-
-
-def _text(tuned: TunedConfigs) -> str:
-    """JSON with a line for each candidate, build and problem; fields that are null are left out."""
-    content = tuned.model_dump(mode="json", exclude_none=True)
-    families = [_family_text(family) for family in content.pop("families")]
-    head = json.dumps(content)[:-1]
-    return f'{head},\n "families": [\n{",".join(families)}]}}\n'
-
-
-def _family_text(family: dict[str, Any]) -> str:
-    parts = {name: family.pop(name) for name in ("candidates", "builds", "problems")}
-    lines = [
-        f'  "{name}": [\n' + ",\n".join(f"   {json.dumps(item)}" for item in items) + "]"
-        for name, items in parts.items()
-    ]
-    return f" {json.dumps(family)[:-1]},\n" + ",\n".join(lines) + "}\n"

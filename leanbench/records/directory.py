@@ -16,50 +16,17 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.core.files import PART, append_whole, replace_file, whole_lines
 from leanbench.core.strict_json import parse
+from leanbench.records.manifest import (
+    MANIFEST,
+    read_manifest,
+    refuse_differences,
+    refuse_unlike_a_manifest,
+)
 from leanbench.records.samples import SAMPLES, Samples, pack, whole_length
 
-MANIFEST = "manifest.json"
 RESULTS = "results.jsonl"
 WORKER_LOG = "worker.log"
 _LOCK = "lock"
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a run directory.
-
-    Raises:
-        UserError: `path` is no run directory, or one of another schema version.
-    """
-    from leanbench.records.row import SCHEMA_VERSION
-
-    try:
-        manifest = parse((path / MANIFEST).read_bytes())
-        version = manifest["schema_version"]
-    except (FileNotFoundError, NotADirectoryError):
-        if (path / "trace-manifest.json").exists():
-            raise UserError(
-                f"{path} is a trace, not a run: open its trace.html or trace.svg"
-            ) from None
-        raise UserError(
-            f"{path} is not a run directory, it has no {MANIFEST}: name one that `leanbench sweep`"
-            " wrote"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(path) from None
-    if type(version) is not int or version != SCHEMA_VERSION:
-        newer = type(version) is int and version > SCHEMA_VERSION
-        fix = (
-            "update leanbench"
-            if newer
-            else "use the leanbench version that wrote it or start a new run"
-        )
-        raise UserError(
-            f"{path} was written with schema version {version!r}, this leanbench reads"
-            f" {SCHEMA_VERSION}: {fix}"
-        )
-    return manifest
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -146,8 +113,8 @@ class RunDirectory:
         read_manifest(path)  # before anything is made at a mistyped path
         with _writable(path):
             before = read_manifest(path)
-            _refuse_unlike_a_manifest(path, before)
-            _refuse_differences(path, before, manifest)
+            refuse_unlike_a_manifest(path, before)
+            refuse_differences(path, before, manifest)
             rows, whole = _parse_rows(path / RESULTS)
             with _appended(path / RESULTS) as results:
                 try:
@@ -213,55 +180,6 @@ def _refuse_taken(path: Path) -> None:
         raise UserError(
             f"{path} is not empty: add --resume to go on with it or choose another --name"
         )
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path / MANIFEST} is damaged: start a new run under another --name")
-
-
-def _refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """What a report can do without, a sweep cannot."""
-    kinds: dict[str, type] = {"gpu": dict, "measure": dict, "environments": dict, "cells": list}
-    given = {"measure": {}, **manifest}
-    if not all(isinstance(given.get(key), kind) for key, kind in kinds.items()):
-        raise _damaged(path)
-    if not all(isinstance(key, str) for key in manifest["cells"]):
-        raise _damaged(path)
-
-
-def _refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    advice = "repeat the command it was started with, or start a new run without --resume"
-    if _target(before) != _target(now):
-        raise UserError(
-            f"{path} has rows {_target(before)}, this command's would be {_target(now)}: {advice}"
-        )
-    measured, requested = before.get("measure", {}), now.get("measure", {})
-    if measured != requested:
-        names = ", ".join(
-            name for name in {**measured, **requested} if measured.get(name) != requested.get(name)
-        )
-        raise UserError(f"{path} was measured with other settings ({names}): {advice}")
-    recorded = dict.fromkeys(before.get("cells", ()))
-    wanted = dict.fromkeys(now.get("cells", ()))
-    missing = [key for key in recorded if key not in wanted]
-    added = [key for key in wanted if key not in recorded]
-    differences = []
-    if missing:
-        differences.append(
-            f"{len(missing)} of its {len(recorded)} cells are not asked for now, such as"
-            f" {missing[0]}"
-        )
-    if added:
-        differences.append(
-            f"{len(added)} of the {len(wanted)} asked for now are not in it, such as {added[0]}"
-        )
-    if differences:
-        raise UserError(f"{path} is a run of other cells ({'; '.join(differences)}): {advice}")
-
-
-def _target(manifest: dict[str, Any]) -> str:
-    """What rows are of: ``measured for h200``."""
-    return f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
-from leanbench.tune.search import Ranker
+from leanbench.tune.plan import Ranker
 from leanbench.tune.stopwatch import Result, Time
 
 #: Predictions that one process makes at a time.

@@ -19,8 +19,8 @@ from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig, LeanTritonConfig
 from leanbench.tune.fits import Fitter, least_gain
+from leanbench.tune.plan import Outcome
 from leanbench.tune.problems import problems
-from leanbench.tune.search import Outcome
 from leanbench.tune.stopwatch import Time
 
 #: Problems besides those that were timed whose heuristics' builds are noted.

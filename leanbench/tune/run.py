@@ -20,9 +20,10 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.local import Target
 from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.journal import Journal
+from leanbench.tune.plan import Observer, Outcome, Plan, Progress
 from leanbench.tune.predicted import ModelStopwatch, model_ranker, no_ranking
 from leanbench.tune.result import Summary, cost_of, summarise, to_family
-from leanbench.tune.search import Observer, Outcome, Plan, Progress, Search
+from leanbench.tune.search import Search
 
 if TYPE_CHECKING:
     from leanbench.compile.build import Build

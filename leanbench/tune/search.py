@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from leanbench.compile.build import Build, Job, build, build_all
 from leanbench.configs.space import (
@@ -28,6 +26,7 @@ from leanbench.kernels.lean.configs import BuildKey, LeanConfig
 from leanbench.tune.fits import Fit, Fitter, Trial, held_out
 from leanbench.tune.journal import Note
 from leanbench.tune.order import first, promising
+from leanbench.tune.plan import Observer, Outcome, Plan, Progress, Ranker
 from leanbench.tune.problems import problems
 from leanbench.tune.stopwatch import Stopwatch, Time
 
@@ -38,70 +37,8 @@ _FIRST_PROBLEMS, _FIRST_CANDIDATES, _CANDIDATES = 5, 64, 24
 #: what looks good by few of them is timed again.
 _FIT_AFTER = (5, 12)
 _FEW_POINTS = 3
-#: Problems of a family: by default, with --exhaustive, and where the model predicts them.
-PROBLEMS, EXHAUSTIVE_PROBLEMS, PREDICTED_PROBLEMS = 24, 40, 12
 #: Seconds of the budget reserved for the last fits, and a problem's share at least.
 _LAST_S, _PROBLEM_S = 4.0, 0.4
-
-
-class Observer(Protocol):
-    """Observer of a tuning's progress."""
-
-    def compiling(self, done: int, total: int) -> None: ...
-
-    def timing(
-        self, family: FamilyKey, problem: AttentionProblem, done: int, total: int
-    ) -> None: ...
-
-    def fitting(self) -> None: ...
-
-    def power(self, done: int, total: int) -> None: ...
-
-
-#: Ranks configs of a problem by predicted latency in microseconds, before anything was timed.
-Ranker = Callable[[AttentionProblem, Sequence[LeanConfig], dict[BuildKey, Build]], list[float]]
-
-
-@dataclass
-class Progress:
-    """State of a family's search."""
-
-    family: FamilyKey
-    able: list[Candidate]
-    left_out: dict[LeanConfig, str]
-    times: dict[AttentionProblem, dict[LeanConfig, Time]] = field(default_factory=dict)
-    #: The heuristic's choice on each problem that was timed.
-    heuristic: dict[AttentionProblem, LeanConfig] = field(default_factory=dict)
-    fits: dict[BuildKey, Fit] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a family's search."""
-
-    progress: Progress
-    builds: dict[BuildKey, Build]
-    fits: dict[BuildKey, Fit]
-    shortlist: list[LeanConfig]
-    #: See leanbench.tune.fits.held_out.
-    trials: list[Trial]
-    stopped: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Limits of a search."""
-
-    #: Everything included; infinite for no limit.
-    budget_s: float
-    #: Of each family.
-    problems: int = PROBLEMS
-    #: Time every candidate that compiles on every problem, not only the promising ones.
-    every_candidate: bool = False
-    #: The stopwatch is the performance model.
-    predicted: bool = False
-    #: Seconds of the budget for what comes after the timings, besides the last fits.
-    reserve_s: float = 0.0
 
 
 class Search:

@@ -29,7 +29,8 @@ from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
 from leanbench.configs import store
-from leanbench.configs.store import read, save_families
+from leanbench.configs.store import save_families
+from leanbench.configs.tuned_file import read
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 

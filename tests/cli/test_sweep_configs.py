@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 from leanbench.cli.main import app
 from leanbench.configs import store
 from leanbench.configs.store import save_families
-from leanbench.records.directory import read_manifest, read_rows
+from leanbench.records.directory import read_rows
+from leanbench.records.manifest import read_manifest
 
 PIN = (
     "lean:implementation=triton,tile_tokens=64,num_warps=4,num_stages=2,"

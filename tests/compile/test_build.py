@@ -13,7 +13,8 @@ from depth import DEEP
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.compile.build import Build, Job, build_all, process_pool
-from leanbench.configs.store import SHIPPED, read
+from leanbench.configs.store import SHIPPED
+from leanbench.configs.tuned_file import read
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem

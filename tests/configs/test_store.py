@@ -18,15 +18,9 @@ from tuned_examples import (
     tuned_configs,
 )
 
-from leanbench.configs.store import (
-    merge,
-    path_of,
-    read,
-    save_families,
-    saves,
-    tuned_for,
-)
+from leanbench.configs.store import merge, path_of, save_families, saves, tuned_for
 from leanbench.configs.tuned import TunedConfigs
+from leanbench.configs.tuned_file import read
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
 

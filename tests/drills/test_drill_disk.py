@@ -17,7 +17,7 @@ import pytest
 from drill_sweeps import command, environment, rows, run, start, wait_until
 from tuned_examples import family
 
-from leanbench.configs.store import read
+from leanbench.configs.tuned_file import read
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
 

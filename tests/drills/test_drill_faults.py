@@ -11,7 +11,7 @@ import pytest
 from depth import deep
 from drill_sweeps import KERNELS, children, environment, rows, run, stand_in_us, start, wait_until
 
-from leanbench.records.directory import read_manifest
+from leanbench.records.manifest import read_manifest
 from leanbench.records.row import Row
 
 FEW = ("sweep", "--no-report", "--context", "1k", "--name", "r")

@@ -18,7 +18,8 @@ import pytest
 from depth import DEEP, diagonal
 from drill_sweeps import children, is_gone, rows, run, stand_in_us, start, wait_until
 
-from leanbench.records.directory import RunDirectory, read_manifest
+from leanbench.records.directory import RunDirectory
+from leanbench.records.manifest import read_manifest
 from leanbench.records.reading import read_run
 from leanbench.records.samples import Samples, pack, read_samples, whole_length
 from leanbench.report import write_report

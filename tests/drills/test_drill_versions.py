@@ -14,7 +14,8 @@ from tuned_examples import H200, family, tuned_configs
 from typer.testing import CliRunner
 
 from leanbench.cli.main import app
-from leanbench.configs.store import merge, read
+from leanbench.configs.store import merge
+from leanbench.configs.tuned_file import read
 from leanbench.core.errors import UserError
 
 ASKED = ["sweep", "-q", "--no-report", "--kernels", "lean", "--context", "1k,2k", "--name", "r"]

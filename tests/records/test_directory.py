@@ -8,7 +8,8 @@ from example_rows import row
 
 from leanbench.core.errors import UserError
 from leanbench.measure.options import MeasureOptions
-from leanbench.records.directory import RunDirectory, newest_run, read_manifest, read_rows
+from leanbench.records.directory import RunDirectory, newest_run, read_rows
+from leanbench.records.manifest import read_manifest
 from leanbench.records.samples import Samples
 
 ASKED = {

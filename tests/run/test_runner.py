@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
-from leanbench.records.directory import RunDirectory, read_manifest, read_rows
+from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.environment import environment_key
+from leanbench.records.manifest import read_manifest
 from leanbench.records.samples import Samples, read_samples
 from leanbench.run import runner as module
 from leanbench.run.cells import Cell

@@ -15,13 +15,15 @@ from world import H200, LEAN, Here, Silent, World, builds_of, cuda_where_small_u
 from leanbench.configs import lookup
 from leanbench.configs.lookup import Choice, choose
 from leanbench.configs.space import Candidate, FamilyKey, distinct
-from leanbench.configs.store import read, save_families
+from leanbench.configs.store import save_families
 from leanbench.configs.tuned import Family
+from leanbench.configs.tuned_file import read
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
+from leanbench.tune.plan import Outcome, Plan, Progress
 from leanbench.tune.problems import problems
 from leanbench.tune.result import to_family
-from leanbench.tune.search import Outcome, Plan, Progress, Search
+from leanbench.tune.search import Search
 
 FAMILY = FamilyKey(128, 4)
 TRITON, CUDA = kernel("lean_triton"), kernel("lean_cuda")

@@ -7,9 +7,10 @@ import time
 from world import H200, LEAN, Here, Silent, World, builds_of
 
 from leanbench.configs.space import Candidate, FamilyKey
+from leanbench.tune.plan import Plan, Progress
 from leanbench.tune.predicted import no_ranking
 from leanbench.tune.result import to_family
-from leanbench.tune.search import Plan, Progress, Search
+from leanbench.tune.search import Search
 
 
 def test_what_is_written_of_a_prediction():

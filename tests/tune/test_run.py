@@ -14,8 +14,9 @@ from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target
 from leanbench.records import environment
 from leanbench.tune import power, run, stopwatch
+from leanbench.tune.plan import Plan, Progress
 from leanbench.tune.run import Request, forget, tune
-from leanbench.tune.search import Plan, Progress, Search
+from leanbench.tune.search import Search
 
 FAMILY, OTHER = FamilyKey(128, 4), FamilyKey(128, 8)
 

@@ -16,9 +16,10 @@ from leanbench.core.errors import UserError
 from leanbench.core.registry import kernel
 from leanbench.tune import search as search_module
 from leanbench.tune.fits import Fitter, Trial, held_out, least_gain
+from leanbench.tune.plan import PROBLEMS, Plan, Progress
 from leanbench.tune.problems import problems
 from leanbench.tune.result import cost_of, geometric_mean, summarise, ties, to_family
-from leanbench.tune.search import Plan, Progress, Search
+from leanbench.tune.search import Search
 from leanbench.tune.stopwatch import Time
 
 FAMILY = FamilyKey(128, 4)
@@ -77,7 +78,7 @@ def test_the_choice_is_near_the_best_where_nothing_was_timed(found_in_triton):
 def test_it_says_how_good_the_choice_is(found, found_in_triton):
     assert geometric_mean([trial.formula for trial in found_in_triton.trials]) > 0.97
     summary = summarise(found, LEAN, H200, cost_of("latency"))
-    assert summary.problems == search_module.PROBLEMS
+    assert summary.problems == PROBLEMS
     assert summary.gain > 1.03
     assert summary.most_gain >= summary.gain
     assert summary.median_error < 0.02

@@ -1,0 +1,92 @@
+"""A file of tuned configs as text: read with every check, and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.configs.tuned import TunedConfigs
+
+#: How the sentence about a file that cannot be used goes on.
+_FIX = ": move it away"
+
+
+def read(path: Path) -> TunedConfigs:
+    """A file of tuned configs.
+
+    Raises:
+        UserError: it cannot be read or is not one; the sentence names the file and the first fault.
+    """
+    from pydantic import ValidationError
+
+    from leanbench.configs.tuned import TunedConfigs
+
+    content = _json_object(path)
+    _check_version(path, content)
+    try:
+        tuned = TunedConfigs.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _damaged(path, f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+    if (fault := tuned.fault()) is not None:
+        raise _damaged(path, fault)
+    return tuned
+
+
+def fault_of(error: UserError) -> str:
+    """What `read` found wrong, without what to do about it."""
+    return str(error).partition(_FIX)[0]
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except (ValueError, RecursionError) as error:
+        # The first line: what follows it is a position or a piece of the file.
+        raise _damaged(path, f"no JSON, {str(error).partition(chr(10))[0]}") from None
+    if not isinstance(content, dict) or not {"schema_version", "families"} <= content.keys():
+        raise UserError(
+            f"{path} is not a file of tuned configs, it has no schema_version and families{_FIX}"
+        )
+    return content
+
+
+def _check_version(path: Path, content: dict[str, Any]) -> None:
+    from leanbench.configs.tuned import SCHEMA_VERSION
+
+    version = content["schema_version"]
+    if version == SCHEMA_VERSION and isinstance(version, int):
+        return
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    fix = ", or update leanbench" if newer else " and tune again"
+    raise UserError(
+        f"{path} has schema version {version!r}, this leanbench reads {SCHEMA_VERSION}{_FIX}{fix}"
+    )
+
+
+def _damaged(path: Path, fault: str) -> UserError:
+    return UserError(f"{path} is not a file of tuned configs ({fault}){_FIX} and tune again")
+
+
+def text_of(tuned: TunedConfigs) -> str:
+    """JSON with a line for each candidate, build and problem; fields that are null are left out."""
+    content = tuned.model_dump(mode="json", exclude_none=True)
+    families = [_family_text(family) for family in content.pop("families")]
+    head = json.dumps(content)[:-1]
+    return f'{head},\n "families": [\n{",".join(families)}]}}\n'
+
+
+def _family_text(family: dict[str, Any]) -> str:
+    parts = {name: family.pop(name) for name in ("candidates", "builds", "problems")}
+    lines = [
+        f'  "{name}": [\n' + ",\n".join(f"   {json.dumps(item)}" for item in items) + "]"
+        for name, items in parts.items()
+    ]
+    return f" {json.dumps(family)[:-1]},\n" + ",\n".join(lines) + "}\n"

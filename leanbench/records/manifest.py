@@ -1,0 +1,107 @@
+"""The manifest of a run: what was asked for and on what, and whether a sweep may go on with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.strict_json import parse
+
+MANIFEST = "manifest.json"
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a run directory.
+
+    Raises:
+        UserError: `path` is no run directory, or one of another schema version.
+    """
+    from leanbench.records.row import SCHEMA_VERSION
+
+    try:
+        manifest = parse((path / MANIFEST).read_bytes())
+        version = manifest["schema_version"]
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / "trace-manifest.json").exists():
+            raise UserError(
+                f"{path} is a trace, not a run: open its trace.html or trace.svg"
+            ) from None
+        raise UserError(
+            f"{path} is not a run directory, it has no {MANIFEST}: name one that `leanbench sweep`"
+            " wrote"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(path) from None
+    if type(version) is not int or version != SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        fix = (
+            "update leanbench"
+            if newer
+            else "use the leanbench version that wrote it or start a new run"
+        )
+        raise UserError(
+            f"{path} was written with schema version {version!r}, this leanbench reads"
+            f" {SCHEMA_VERSION}: {fix}"
+        )
+    return manifest
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path / MANIFEST} is damaged: start a new run under another --name")
+
+
+def refuse_unlike_a_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Refuses a manifest without what a sweep needs to go on; a report can do without.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    kinds: dict[str, type] = {"gpu": dict, "measure": dict, "environments": dict, "cells": list}
+    given = {"measure": {}, **manifest}
+    if not all(isinstance(given.get(key), kind) for key, kind in kinds.items()):
+        raise _damaged(path)
+    if not all(isinstance(key, str) for key in manifest["cells"]):
+        raise _damaged(path)
+
+
+def refuse_differences(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuses to go on with a run that is of another target, of other settings or of other cells.
+
+    Raises:
+        UserError: it is; the sentence names the first difference.
+    """
+    advice = "repeat the command it was started with, or start a new run without --resume"
+    if _target(before) != _target(now):
+        raise UserError(
+            f"{path} has rows {_target(before)}, this command's would be {_target(now)}: {advice}"
+        )
+    measured, requested = before.get("measure", {}), now.get("measure", {})
+    if measured != requested:
+        names = ", ".join(
+            name for name in {**measured, **requested} if measured.get(name) != requested.get(name)
+        )
+        raise UserError(f"{path} was measured with other settings ({names}): {advice}")
+    recorded = dict.fromkeys(before.get("cells", ()))
+    wanted = dict.fromkeys(now.get("cells", ()))
+    missing = [key for key in recorded if key not in wanted]
+    added = [key for key in wanted if key not in recorded]
+    differences = []
+    if missing:
+        differences.append(
+            f"{len(missing)} of its {len(recorded)} cells are not asked for now, such as"
+            f" {missing[0]}"
+        )
+    if added:
+        differences.append(
+            f"{len(added)} of the {len(wanted)} asked for now are not in it, such as {added[0]}"
+        )
+    if differences:
+        raise UserError(f"{path} is a run of other cells ({'; '.join(differences)}): {advice}")
+
+
+def _target(manifest: dict[str, Any]) -> str:
+    """What rows are of: ``measured for h200``."""
+    return f"{manifest.get('source')} for {manifest.get('gpu', {}).get('name')}"
