@@ -264,14 +264,13 @@ def test_without_constants_the_calibration_in_use_counts() -> None:
     assert play("stream_k", problem, constants=None) == used
 
 
-def test_the_cost_of_a_simulation_grows_with_its_segments_alone() -> None:
+def test_ten_thousand_segments_in_a_second() -> None:
+    """Of calls of 0.1 us and what is between them: 73 a segment."""
     problem = heads(131_072)
-    calls: dict[int, float] = {}
-    for splits in (18, 180):
-        schedule = fixed_split(TileGrid.of(problem, 128), splits)
-        run = partial(simulate, schedule, problem, CONFIG, H200)
-        calls[splits] = function_calls(run) / len(schedule.segments)
-    assert calls[180] < 1.2 * calls[18] < 120
+    schedule = fixed_split(TileGrid.of(problem, 128), 180)
+    assert len(schedule.segments) > 9_000
+    calls = function_calls(partial(simulate, schedule, problem, CONFIG, H200))
+    assert calls < 110 * len(schedule.segments)
 
 
 @given(kinds, problems, specs)
