@@ -196,6 +196,7 @@ class TritonKernel(Kernel[ConfigT]):
     """A Triton kernel, given by its launches."""
 
     axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
+    guards_lengths = True
 
     @abstractmethod
     def launches(self, inputs: AttentionInputs, config: ConfigT) -> tuple[TritonLaunch, ...]:

@@ -39,6 +39,7 @@ class Lean(Kernel[LeanConfig]):
     tuned_as = "lean"
     config_types = LEAN_CONFIGS
     axes = LeanTriton.axes
+    guards_lengths = True
 
     def implementation_of(self, config: LeanConfig) -> Kernel[Any]:
         return _CUDA if isinstance(config, LeanCudaConfig) else _TRITON

@@ -60,6 +60,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
     tuned_as = "lean"
     axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
+    guards_lengths = True
     config_types = (LeanCudaConfig,)
 
     def unavailable_reason(self) -> str | None:

@@ -21,6 +21,7 @@ class Reference(Kernel):
     source = "definition of softmax attention"
     is_timed = False
     axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
+    guards_lengths = True
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
         return None

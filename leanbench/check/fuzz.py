@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from leanbench.check.grid import CheckCase
-from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+from leanbench.check.grid import CheckCase, wild_case
+from leanbench.core.lengths import Context, draw_context, traces
+from leanbench.core.problem import (
+    DTYPES,
+    HEAD_DIMS,
+    KV_LAYOUTS,
+    LENGTHS_ON,
+    PAGE_SIZES,
+    AttentionProblem,
+)
 
 #: Cases that share compiled kernels and launch settings: compiling takes longer than running.
 _FAMILY = 50
 _GROUP_SIZES = (1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16, 24, 32, 48)
 _SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
+#: Of a cache over its longest sequence.
+_ROOM = (None, None, "1.01x", "2x", "4x")
 #: Contexts are spread evenly over their logarithm.
 _LONGEST = 20_000
 #: Of a case: the fp64 reference costs time.
@@ -29,10 +40,16 @@ def fuzz_cases(count: int, seed: int) -> list[CheckCase]:
         settings = draw.randrange(1 << 30)
         for _ in range(min(_FAMILY, count - len(cases))):
             problem = _problem(draw, head_dim, dtype, group_size, q_len, page_size)
-            cases.append(
-                CheckCase(problem, draw.choice(_SHARPNESS), draw.randrange(1 << 20), settings)
-            )
+            cases.append(_case(draw, problem, settings))
     return cases
+
+
+def _case(draw: random.Random, problem: AttentionProblem, settings: int) -> CheckCase:
+    sharpness, variant = draw.choice(_SHARPNESS), draw.randrange(1 << 20)
+    # A batch that says what no cache has grows by five sequences, two of them full.
+    if draw.random() < 0.1 and problem.kv_heads * problem.cache_capacity < _MOST_TOKENS // 4:
+        return replace(wild_case(problem, sharpness, variant), settings=settings)
+    return CheckCase(problem, sharpness, variant, settings)
 
 
 def _problem(
@@ -46,10 +63,26 @@ def _problem(
     kv_heads = draw.choice((1, 1, 2, 3, 4, 8))
     batch = draw.randint(1, max(1, _MOST_PAIRS // kv_heads)) if draw.random() < 0.5 else 1
     longest = min(_LONGEST, _MOST_TOKENS // (batch * kv_heads))
-    contexts = [round(longest ** draw.random()) for _ in range(batch)]
-    context = tuple(contexts) if batch > 1 and draw.random() < 0.6 else contexts[0]
-    layout = draw.choice(KV_LAYOUTS)
-    q_heads = kv_heads * group_size
     return AttentionProblem(
-        batch, q_heads, kv_heads, context, head_dim, dtype, layout, q_len, page_size
+        batch,
+        kv_heads * group_size,
+        kv_heads,
+        _context(draw, batch, longest),
+        head_dim,
+        dtype,
+        draw.choice(KV_LAYOUTS),
+        q_len,
+        page_size,
+        draw.choice(_ROOM),
+        draw.choice(LENGTHS_ON),
     )
+
+
+def _context(draw: random.Random, batch: int, longest: int) -> Context:
+    """Lengths alike, each of its own, or of a distribution that sweeps have."""
+    kind = draw.random()
+    if kind < 0.5:
+        return round(longest ** draw.random())
+    if kind < 0.75 and batch > 1:
+        return tuple(round(longest ** draw.random()) for _ in range(batch))
+    return draw_context(draw.choice(("one-long", "zipf", *traces())), batch, longest, draw)

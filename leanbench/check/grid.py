@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from leanbench.configs.lookup import resolve
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import written_by
@@ -41,6 +42,8 @@ class CheckCase:
     variant: int
     #: Picks one of all launch settings that are tuned over; None: the heuristic's.
     settings: int | None = None
+    #: What the tensor of lengths says in place of the problem's: below 0, or past the cache.
+    lengths: tuple[int, ...] | None = None
 
     @property
     def compiled_for(self) -> tuple[object, ...]:
@@ -73,9 +76,13 @@ class CaseResult:
 
 def gpu_cases() -> list[CheckCase]:
     """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then
-    ragged batches. Then pages and several query tokens.
+    ragged batches. Then pages and several query tokens, and calls as servers make them.
     """
-    return [*_cases(_CONTEXTS, _RAGGED, _HEADS), *_tail_and_page_cases(16384, _TAIL_HEADS, 2)]
+    return [
+        *_cases(_CONTEXTS, _RAGGED, _HEADS),
+        *_tail_and_page_cases(16384, _TAIL_HEADS, 2),
+        *_server_cases(1000, _TAIL_HEADS),
+    ]
 
 
 def interpreter_cases() -> list[CheckCase]:
@@ -84,7 +91,8 @@ def interpreter_cases() -> list[CheckCase]:
         _cases(_INTERPRETER_CONTEXTS, ((1, 40, 7, 150),), ((2, 2), (5, 1), (14, 2), (40, 1)))
     )
     more = list(_tail_and_page_cases(150, ((2, 2), (5, 1), (14, 2)), 2))
-    return [*cases[::2], *more[::4]]
+    server = list(_server_cases(33, ((2, 2), (14, 2))))
+    return [*cases[::2], *more[::4], *server[2::5]]
 
 
 def _cases(
@@ -138,9 +146,43 @@ def _tail_and_page_cases(
             yield CheckCase(problem, 12.0 if number % 5 == 4 else 1.0, number)
 
 
+def _server_cases(longest: int, heads: tuple[tuple[int, int], ...]) -> Iterator[CheckCase]:
+    """Lengths on the device in a cache with room for more: alike, few long ones, and lengths that
+    the cache does not have; contiguous and in pages.
+    """
+    pages = itertools.cycle((None, None, *PAGE_SIZES))
+    for number, (head_dim, (q_heads, kv_heads)) in enumerate(itertools.product(HEAD_DIMS, heads)):
+        shape = AttentionProblem(
+            2, q_heads, kv_heads, longest, head_dim, DTYPES[number % 2], KV_LAYOUTS[number // 2 % 2]
+        )
+        on_device = replace(shape, lengths_on="device", capacity="5x", page_size=next(pages))
+        yield CheckCase(on_device, 1.0, number)
+        yield CheckCase(replace(on_device, batch=4, context=(1, longest, 16, 1)), 12.0, number)
+        yield wild_case(replace(on_device, page_size=next(pages)), 1.0, number)
+
+
+#: What a tensor of lengths says, and of a sequence for which it does: whether it is a full one.
+_WILD_LENGTHS = ((0, False), (2**31 - 1, True), (-1, False), (2**30, True), (-(2**31), False))
+
+
+def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> CheckCase:
+    """A batch of one sequence as in `problem` and of such as no tensor of lengths should name."""
+    full = problem.cache_capacity
+    contexts = [full if is_full else 1 for _, is_full in _WILD_LENGTHS]
+    lengths = [length for length, _ in _WILD_LENGTHS]
+    batch = replace(
+        problem,
+        batch=1 + len(lengths),
+        context=(problem.max_context, *contexts),
+        capacity=full,
+        lengths_on="device",
+    )
+    return CheckCase(batch, score_scale, variant, lengths=(problem.max_context, *lengths))
+
+
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """The kernel's default, with what costs no compilation varied from case to case."""
-    config = kernel(name).default_config(case.problem, gpu)
+    config = resolve(kernel(name), case.problem, gpu, "heuristic").config
     if config is None:
         return None
     if case.settings is not None and (space := kernel(name).tuning_space(case.problem, gpu)):
@@ -156,13 +198,21 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
 
 def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
     """Two runs over fresh inputs with poisoned outputs, the first compared with the reference, the
-    second with the first.
+    second with the first. What no sequence has in the cache is poisoned too, for kernels that are
+    to survive it.
     """
+    import torch
+
+    from leanbench.check.poison import poison_unused
     from leanbench.check.reference import Reference
     from leanbench.core.inputs import make_inputs
 
     lse_base = kernel(name).lse_base
     inputs = make_inputs(case.problem, device, score_scale=case.score_scale)
+    if case.lengths is not None and inputs.cache_seqlens is not None:
+        inputs.cache_seqlens.copy_(torch.tensor(case.lengths))
+    if kernel(name).guards_lengths:
+        inputs = poison_unused(inputs)
     launch = kernel(name).prepare(inputs, case_config(name, case, gpu, interpreted=device == "cpu"))
     launch()
     written = written_by(launch, inputs)
@@ -190,6 +240,7 @@ def run_family(
         for case in cases
         for name in names
         if kernel(name).unsupported_reason(case.problem) is None
+        and (case.lengths is None or kernel(name).guards_lengths)
     ]
     return [_run_or_fail(name, case, gpu, device) for name, case in runnable]
 

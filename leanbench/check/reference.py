@@ -79,8 +79,9 @@ class Reference:
             for head in range(inputs.kv_heads)
         ]
         self.total_heads = len(pairs)
+        longest = max(1, *inputs.read_lengths())
         affordable = max(
-            2, min(max_elements // (inputs.context * inputs.head_dim), max_pairs or len(pairs))
+            2, min(max_elements // (longest * inputs.head_dim), max_pairs or len(pairs))
         )
         if affordable < len(pairs):
             pairs = [pairs[0], *random.sample(pairs[1:-1], affordable - 2), pairs[-1]]

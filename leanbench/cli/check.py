@@ -58,8 +58,9 @@ def check(
     """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in
     Triton's interpreter.
 
-    Inputs are drawn afresh, outputs are poisoned with NaN first, and every problem runs twice: the
-    bits must agree. Exits with 1 if anything is wrong.
+    Inputs are drawn afresh, outputs are poisoned with NaN first, and so is what no sequence has in
+    the cache; lengths on the device may be below 0 or past it. Every problem runs twice: the bits
+    must agree. Exits with 1 if anything is wrong.
     """
     from leanbench.check.fuzz import fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases

@@ -110,6 +110,9 @@ class Kernel(ABC, Generic[ConfigT]):
     config_choice: str | None = None
     #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
     lse_base: float | None = math.e
+    #: Whether lengths on the device that are no lengths of the cache count as the nearest ones, and
+    #: nothing past a sequence's end, NaN too, reaches its outputs. `leanbench check` tries it.
+    guards_lengths: bool = False
     #: Axes of leanbench.core.axes of which it takes other values than the default, `lengths` for
     #: several of them. A problem that is not at the default of any other axis is refused, so an
     #: axis that comes later is never ignored.

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from leanbench.kernels.fa2 import Fa2
+from leanbench.kernels.reference.torch import attend
 
+from leanbench.check.fuzz import fuzz_cases
 from leanbench.check.grid import (
     CheckCase,
     case_config,
@@ -14,8 +19,11 @@ from leanbench.check.grid import (
     run_case,
     run_family,
 )
+from leanbench.check.poison import poison_unused
 from leanbench.core.config import TileConfig
-from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import spec_of_device
 
@@ -126,8 +134,6 @@ def test_the_gpu_grid_varies_what_needs_no_compilation():
 
 
 def default_splits(case: CheckCase) -> int | None:
-    from leanbench.core.registry import kernel
-
     config = kernel("fixed_split").default_config(case.problem, H200)
     return config.splits if config else None
 
@@ -182,3 +188,81 @@ def test_an_exception_is_that_kernels_failure(monkeypatch):
         False,
     )
     assert (good.kernel, good.failure) == ("reference", None)
+
+
+def test_the_gpu_grid_has_calls_as_servers_make_them():
+    cases = [case for case in gpu_cases() if case.problem.capacity is not None]
+    assert values(cases, "lengths_on") == {"device"}
+    assert values(cases, "page_size") == {None, *PAGE_SIZES}
+    assert values(cases, "kv_layout", "dtype") == set(itertools.product(KV_LAYOUTS, DTYPES))
+    assert values(cases, "head_dim", "is_ragged") == set(
+        itertools.product(HEAD_DIMS, (False, True))
+    )
+    assert all(case.problem.cache_capacity >= 5 * case.problem.max_context for case in cases)
+
+
+@pytest.mark.parametrize("cases", [gpu_cases(), interpreter_cases(), fuzz_cases(300, 5)])
+def test_some_cases_say_lengths_that_the_cache_does_not_have(cases):
+    wild = [case for case in cases if case.lengths is not None]
+    assert {case.problem.page_size is None for case in wild} == {False, True}
+    for case in wild:
+        lengths = case.lengths
+        assert lengths is not None
+        assert len(lengths) == case.problem.batch
+        assert {0, -1, 2**31 - 1} < {*lengths}
+        # Full where the tensor says more: pages are there for what is read.
+        full = case.problem.cache_capacity
+        for length, context in zip(lengths, case.problem.contexts, strict=True):
+            assert context == min(max(1, length), full)
+
+
+def test_fuzz_has_every_kind_of_lengths_and_room():
+    cases = [case for case in fuzz_cases(400, 1) if case.lengths is None]
+    problems = [case.problem for case in cases]
+    kinds = {(problem.lengths_on, problem.is_ragged) for problem in problems}
+    assert kinds == {("host", False), ("device", False), ("device", True)}
+    for of_kind in ("host", "device"):
+        room = {problem.capacity is None for problem in problems if problem.lengths_on == of_kind}
+        assert room == {False, True}
+    assert max(problem.cache_capacity / problem.max_context for problem in problems) >= 4
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("layout", KV_LAYOUTS)
+def test_poison_is_past_every_sequence_and_nowhere_else(page_size, layout):
+    problem = AttentionProblem(
+        3, 4, 2, (33, 80, 1), 64, kv_layout=layout, page_size=page_size, capacity=96
+    )
+    inputs = make_inputs(problem, "cpu")
+    expected = [attend(inputs, sequence, 1) for sequence in range(3)]
+    strides = inputs.k_cache.stride()
+    poisoned = poison_unused(inputs)
+    assert poisoned.k_cache.stride() == strides
+    for sequence, (out, lse) in enumerate(expected):
+        again = attend(poisoned, sequence, 1)
+        assert torch.equal(again[0], out)
+        assert torch.equal(again[1], lse)
+    for cache in (poisoned.k_cache, poisoned.v_cache):
+        used = (33 + 80 + 1) * 2 * 64
+        assert int(cache.isfinite().sum()) == used
+    if poisoned.block_table is not None:
+        beyond = poisoned.block_table[2, 1:].long()
+        assert poisoned.k_cache[beyond].isnan().all()
+
+
+class Leaky(Fa2):
+    """Follows one token past each sequence's end, where the cache has one."""
+
+    def prepare(self, inputs, config):
+        return super().prepare(replace(inputs, context=inputs.context + 1), config)
+
+
+@pytest.mark.parametrize(("guards", "failure"), [(True, "relative error inf"), (False, "relative")])
+def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch, device):
+    leaky = Leaky()
+    leaky.guards_lengths = guards
+    monkeypatch.setattr("leanbench.check.grid.kernel", lambda name: leaky)
+    gpu = H200 if device == "cpu" else spec_of_device(0)
+    case = CheckCase(AttentionProblem(2, 4, 2, 33, 64, capacity=96), 1.0, 0)
+    result = run_case("fa2", case, gpu, device)
+    assert (result.failure or "").startswith(failure)
