@@ -112,8 +112,9 @@ def _predicted(
     config, schedule, predicted_us = _fastest(kernel, fitting, problem, spec)
     if configs == "best":
         why = f"the fastest of {len(fitting)} that were predicted for this cell"
-        if (own := kernel.implementation_on(spec)) is not kernel:
-            why += f", {own.name} unless another is ahead by more than the model's error"
+        if len({kernel.implementation_of(config) for config, _ in fitting}) > 1:
+            own = kernel.implementation_on(spec).name
+            why += f", {own} unless another is ahead by more than the model's error"
         choice = lookup.Choice(config, f"best of {len(fitting)}", why)
     figures = _figures(config, schedule, predicted_us, problem, spec)
     return figures | Outcome(**lookup.row_fields(kernel, choice))

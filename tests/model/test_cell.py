@@ -151,6 +151,9 @@ def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
     assert lean["config_reason"].endswith(
         "lean_cuda unless another is ahead by more than the model's error"
     )
+    # On an A100 one implementation alone is predicted.
+    on_a100 = predict_cell(problem, kernels()["lean"], "best", find("a100"))
+    assert on_a100["config_reason"].endswith("that were predicted for this cell")
 
 
 def test_stream_k_fills_all_sms() -> None:
