@@ -48,6 +48,7 @@ def parse_override(text: str) -> tuple[str, KernelConfig]:
     if not types:
         raise UserError(f"config {text!r}: {name} has no launch settings, leave it out")
     items = _items(text, name, written)
+    config_type = KernelConfig
     try:
         config_type = config_type_of(types, items.pop(TAG, None))
         check_names(config_type, items)
@@ -56,7 +57,7 @@ def parse_override(text: str) -> tuple[str, KernelConfig]:
             **{field: known[field].parse(value) for field, value in items.items()}
         )
     except UserError as error:
-        raise UserError(f"config {text!r}: {error}, as in {_example(name)}") from None
+        raise UserError(f"config {text!r}: {error}, as in {_example(name, config_type)}") from None
 
 
 def check_overrides(overrides: Mapping[str, KernelConfig], kernels: Sequence[str]) -> None:
@@ -96,7 +97,10 @@ def _items(text: str, name: str, written: str) -> dict[str, str]:
     return items
 
 
-def _example(name: str) -> str:
-    """The heuristic's settings of a small problem."""
-    config = kernel(name).default_config(AttentionProblem(1, 8, 8, 4096, 64), find("h200"))
-    return override_text(name, config)
+def _example(name: str, config_type: type[KernelConfig] = KernelConfig) -> str:
+    """Settings of that type for a small problem, the heuristic's if they are."""
+    problem, gpu = AttentionProblem(1, 8, 8, 4096, 64), find("h200")
+    shown = kernel(name)
+    configs = [shown.default_config(problem, gpu), *shown.tuning_space(problem, gpu)]
+    typed = (config for config in configs if isinstance(config, config_type))
+    return override_text(name, next(typed, configs[0]))

@@ -89,6 +89,8 @@ def test_what_is_written_is_read_again(config):
             "implementation must be given as well, triton or cuda, as in lean:",
         ),
         ("lean:implementation=ptx", "implementation 'ptx' is not triton or cuda"),
+        ("lean:implementation=cuda,tile_tokens=128", ", as in lean:implementation=cuda,"),
+        ("lean:implementation=triton,num_warps=4", ", as in lean:implementation=triton,"),
         ("fa2:implementation=cuda", "there is no setting 'implementation', the kernel has one"),
         (CUDA.replace("copy=bulk", "copy=slow"), "copy 'slow' is not bulk or async"),
         (CUDA.replace("chunk_tokens=32", "chunk_tokens=48"), "chunk_tokens 48 is not a power of"),
