@@ -326,9 +326,8 @@ def test_a_row_hands_out_its_command(write_run: WriteRun) -> None:
     assert seen["written"] == [command]
     assert seen["copied"] == [f"Copied: {command}", command]
     assert seen["refused"] == f"To copy: {shape} --kernels lean --config lean:{config}"
-    # No flag names the lengths of the ragged batch, three of nine rows; and nobody filters by what
-    # is not seen.
-    assert (seen["buttons"], seen["found"]) == (6, "0 of 9 rows")
+    # Every row has one; and nobody filters by what is not seen.
+    assert (seen["buttons"], seen["found"]) == (9, "0 of 9 rows")
 
 
 def test_selectors_pick_series_that_exist(write_run: WriteRun) -> None:
@@ -509,7 +508,8 @@ def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> N
     seen, _ = look(write_run(rows, source="predicted"), probe)
     name, title, legend = seen
     assert name == "example-latency.svg"
-    assert title == ["Latency (predicted), NVIDIA H200", "batch 1, batch lengths equal"]
+    chosen = "batch 1, batch lengths equal, lengths on host"
+    assert title == ["Latency (predicted), NVIDIA H200", chosen]
     assert legend == ["lean", "fa2", "fixed_split", "read floor"]
 
 
