@@ -2,24 +2,29 @@
 by name.
 """
 
+from leanbench.kernels.libraries.cudnn_frontend import CudnnFrontend, CudnnFrontendLse
 from leanbench.kernels.libraries.flash_attn_2 import FlashAttn, FlashDecoding
-from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3
+from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3, FlashAttn3Best
 from leanbench.kernels.libraries.flash_infer import (
     FlashInfer,
     FlashInferCudaCores,
     FlashInferPersistent,
 )
+from leanbench.kernels.libraries.flash_infer_best import FlashInferBest
 from leanbench.kernels.libraries.flash_infer_single import (
     FlashInferSingle,
     FlashInferSingleCudaCores,
 )
 from leanbench.kernels.libraries.flex import TorchFlex
-from leanbench.kernels.libraries.sdpa import Cudnn, TorchEfficient, TorchFlash, TorchMath
+from leanbench.kernels.libraries.sdpa import Cudnn, CudnnLse, TorchEfficient, TorchFlash, TorchMath
 from leanbench.kernels.libraries.standard import Standard
 from leanbench.kernels.libraries.xformers_split_k import XformersSplitK
 
 KERNELS = (
     Cudnn(),
+    CudnnLse(),
+    CudnnFrontend(),
+    CudnnFrontendLse(),
     TorchFlash(),
     TorchEfficient(),
     TorchMath(),
@@ -28,6 +33,8 @@ KERNELS = (
     FlashAttn(),
     FlashDecoding(),
     FlashAttn3(),
+    FlashAttn3Best(),
+    FlashInferBest(),
     FlashInfer(),
     FlashInferCudaCores(),
     FlashInferPersistent(),

@@ -1,105 +1,119 @@
-"""FlashAttention-3 for Hopper (Shah et al., 2024, arXiv 2407.08608): its
-`flash_attn_with_kvcache`.
+"""FlashAttention-3 for Hopper (Shah et al., 2024, arXiv 2407.08608): decoding over a KV cache, with
+its heuristics and as the fastest of what its caller may choose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanbench.kernels.libraries.library import LibraryKernel, lengths
+from leanbench.kernels.libraries.flash_attn_3_builds import LIBRARY_PATH, Build, Call, find_build
+from leanbench.kernels.libraries.library import LibraryKernel
 
-from leanbench.core.config import KernelConfig
+from leanbench.core.config import KernelConfig, optional_number, switch
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import OwnOutputs
+from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
     import torch
 
     from leanbench.core.inputs import AttentionInputs
 
+#: CTAs of a launch over SMs that split counts are tried for.
+_WAVES = (0.5, 1, 2, 4)
+_MOST_SPLITS = 128
+
+
+@dataclass(frozen=True)
+class FlashAttn3Config(KernelConfig):
+    """What a caller of FlashAttention-3 may choose."""
+
+    #: Query heads of a group share a tile's rows.
+    pack_gqa: bool = switch()
+    #: Parts of every output tile at most; 0: its heuristic chooses.
+    splits: int = optional_number(1, _MOST_SPLITS, unused=0)
+
 
 class FlashAttn3(LibraryKernel):
+    """Its heuristic chooses the splits; query heads of a group are packed, as servers have it."""
+
     name = "flash_attn_3"
-    title = "FlashAttention-3's flash_attn_with_kvcache, for Hopper; a heuristic splits the context"
+    title = "FlashAttention-3 over a KV cache, for Hopper; a heuristic splits the context"
     decomposition = "fixed_split"
-    source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3"
-    modules = ("flash_attn_interface",)
-    install = (
-        'pip install "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
-    )
+    source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3 or vLLM's build of it"
     distribution = "flash_attn_3"
-    written_for = "3.0"
+    written_for = "flash_attn_3 3.0 and vllm 0.22"
     head_dims = (64, 80, 96, 128, 256)
     axes = LibraryKernel.axes | {"q_len", "page_size", "lengths", "lengths_on"}
+    config_types = (FlashAttn3Config,)
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> FlashAttn3Launch:
-        return FlashAttn3Launch(inputs)
+    def unavailable_reason(self) -> str | None:
+        try:
+            build = find_build()
+        except UserError as error:
+            return str(error)
+        if build is not None:
+            return None
+        return (
+            f"{self.name} is not installed here (no module flash_attn_interface or vllm): pip"
+            f" install vllm, or set {LIBRARY_PATH} to _vllm_fa3_C.abi3.so of a vLLM wheel"
+        )
 
-    def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
-        import flash_attn_interface as library
+    def library(self) -> str:
+        return _build().version
 
-        return _metadata_call(library, inputs, _shared(inputs))
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FlashAttn3Config:
+        return FlashAttn3Config(pack_gqa=problem.group_size > 1)
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[FlashAttn3Config]:
+        """Heads of a group packed and not, each with the heuristic's splits and with counts that
+        make from half a wave to four waves of CTAs.
+        """
+        tiles = problem.batch * problem.kv_heads
+        counts = {1, *(int(gpu.sms * waves / tiles) for waves in _WAVES)}
+        splits = [0, *sorted(count for count in counts if 1 <= count <= _MOST_SPLITS)]
+        packed = (True, False) if problem.group_size > 1 else (False,)
+        return [FlashAttn3Config(pack, count) for pack in packed for count in splits]
+
+    def launch(self, inputs: AttentionInputs, config: FlashAttn3Config) -> FlashAttn3Launch:
+        return FlashAttn3Launch(inputs, config)
+
+    def planner(
+        self, inputs: AttentionInputs, config: FlashAttn3Config
+    ) -> Callable[[], Any] | None:
+        return _build().schedule(Call.of(inputs, config.pack_gqa, config.splits))
+
+
+class FlashAttn3Best(FlashAttn3):
+    name = "flash_attn_3_best"
+    title = (
+        "FlashAttention-3 with the fastest of packed heads or not and of split counts, timed in"
+        " every cell"
+    )
+    config_choice = "best"
 
 
 class FlashAttn3Launch(OwnOutputs):
-    """Who does what is computed here where the library lets it, as servers do once for all layers
+    """Who does what is worked out here where the build lets it, as servers do once for all layers
     of a step.
     """
 
-    def __init__(self, inputs: AttentionInputs) -> None:
-        import flash_attn_interface as library
-
+    def __init__(self, inputs: AttentionInputs, config: FlashAttn3Config) -> None:
         super().__init__(inputs)
-        shared = _shared(inputs)
-        metadata_call = _metadata_call(library, inputs, shared)
-        self._attend = partial(
-            library.flash_attn_with_kvcache,
-            inputs.q,
-            inputs.k_cache,
-            inputs.v_cache,
-            page_table=inputs.block_table,
-            softmax_scale=inputs.softmax_scale,
-            scheduler_metadata=None if metadata_call is None else metadata_call(),
-            return_softmax_lse=True,
-            **shared,
-        )
+        build, call = _build(), Call.of(inputs, config.pack_gqa, config.splits)
+        schedule = build.schedule(call)
+        self._attend = build.attend(call, None if schedule is None else schedule())
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = self._attend()
         return out, lse
 
 
-def _shared(inputs: AttentionInputs) -> dict[str, Any]:
-    """What both calls must say the same. With one query token there is nothing to mask."""
-    return {
-        "cache_seqlens": lengths(inputs),
-        "causal": inputs.q_len > 1,
-        "pack_gqa": inputs.group_size > 1,
-    }
-
-
-def _metadata_call(
-    library: Any, inputs: AttentionInputs, shared: dict[str, Any]
-) -> Callable[[], Any] | None:
-    """None where this version has no such function."""
-    if not hasattr(library, "get_scheduler_metadata"):
-        return None
-    batch, q_len, q_heads, head_dim = inputs.q.shape
-    # What flash_attn_with_kvcache takes for the longest context, which it does not ask the device
-    # for.
-    tokens = inputs.k_cache.shape[1] * (
-        1 if inputs.block_table is None else inputs.block_table.shape[1]
-    )
-    return partial(
-        library.get_scheduler_metadata,
-        batch,
-        q_len,
-        tokens,
-        q_heads,
-        inputs.kv_heads,
-        head_dim,
-        qkv_dtype=inputs.q.dtype,
-        page_size=inputs.page_size,
-        **shared,
-    )
+def _build() -> Build:
+    """The build that runs here; raises ImportError without one."""
+    if (build := find_build()) is None:
+        raise ImportError("no module flash_attn_interface or vllm")
+    return build

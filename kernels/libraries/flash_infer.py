@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from leanbench.kernels.libraries.library import LibraryKernel
+from leanbench.kernels.libraries.library import LibraryKernel, current_stream
 
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
@@ -72,7 +72,7 @@ class FlashInfer(FlashInferKernel):
         wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
         return partial(_runner(wrapper, inputs, plan), return_lse=True)
 
-    def planner(self, inputs: AttentionInputs) -> Callable[[], Any]:
+    def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         return _plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
 
 
@@ -97,7 +97,7 @@ class FlashInferPersistent(FlashInferKernel):
         wrapper._kv_indices = _page_numbers(inputs, plan)
         return _runner(wrapper, inputs, plan)
 
-    def planner(self, inputs: AttentionInputs) -> Callable[[], Any]:
+    def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         return _persistent_plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
 
 
@@ -128,13 +128,12 @@ def layout_of(inputs: AttentionInputs) -> str:
 
 
 def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
-    import torch
 
     _, _, q_heads, head_dim = inputs.q.shape
     device = inputs.q.device
     return _Plan(
         device,
-        torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
+        current_stream(device),
         use_tensor_cores,
         layout_of(inputs),
         inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS),

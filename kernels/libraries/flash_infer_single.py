@@ -24,6 +24,13 @@ class FlashInferSingle(FlashInferKernel):
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.batch > 1:
             return f"{self.name} decodes a single sequence, this problem has batch {problem.batch}"
+        is_strided = problem.kv_layout == "HND" and problem.kv_heads > 1
+        if is_strided and problem.cache_capacity > problem.max_context:
+            return (
+                f"{self.name} takes K and V without gaps, heads of this cache are"
+                f" {problem.cache_capacity} tokens apart and have {problem.max_context}: choose NHD"
+                " or an exact capacity"
+            )
         return super().refusal(problem)
 
     def launch(

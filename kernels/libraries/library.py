@@ -24,6 +24,7 @@ class LibraryKernel(Kernel):
     """A library's kernel behind the library's own launch settings."""
 
     decomposition = "other"
+    is_peer = True
     #: The modules it is imported from, and what installs them.
     modules: tuple[str, ...] = ("torch",)
     install: str = "pip install torch"
@@ -39,6 +40,9 @@ class LibraryKernel(Kernel):
         if not missing:
             return None
         return f"{self.name} is not installed here (no module {', '.join(missing)}): {self.install}"
+
+    def library(self) -> str:
+        return f"{self.distribution} {installed_version(self.distribution)}"
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.head_dim not in self.head_dims:
@@ -58,7 +62,7 @@ class LibraryKernel(Kernel):
         try:
             launch = self.launch(inputs, config)
             launch()
-        except (ImportError, AttributeError, TypeError) as error:
+        except (ImportError, AttributeError, TypeError, OSError) as error:
             raise UserError(self._misfit(error)) from error
         return launch
 
@@ -67,16 +71,26 @@ class LibraryKernel(Kernel):
         """What `prepare` hands out, not yet called."""
 
     def _misfit(self, error: Exception) -> str:
-        try:
-            installed = version(self.distribution)
-        except PackageNotFoundError:
-            installed = "of unknown version"
         reason = (str(error).splitlines() or [""])[0]
         return (
-            f"{self.name} cannot call {self.distribution} {installed} ({type(error).__name__}:"
+            f"{self.name} cannot call {self.library()} ({type(error).__name__}:"
             f" {reason}): it was written for {self.written_for}, install that or leave"
             f" {self.name} out"
         )
+
+
+def installed_version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of the stream that launches go to; 0, the default one's, without a GPU."""
+    import torch
+
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def lengths(inputs: AttentionInputs) -> torch.Tensor:

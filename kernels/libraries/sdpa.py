@@ -6,6 +6,7 @@ What each backend takes is in torch's aten/src/ATen/native/transformers/cuda/sdp
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.libraries.library import LibraryKernel
@@ -72,8 +73,34 @@ class Cudnn(SdpaKernel):
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.max_context == 1:
-            return "cudnn refuses a context of one token, choose 2 or more"
+            return f"{self.name} refuses a context of one token, choose 2 or more"
         return super().refusal(problem)
+
+
+class CudnnLse(Cudnn):
+    name = "cudnn_lse"
+    title = "cuDNN's attention through torch, with the LSE written as well"
+    lse_base = math.e
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> CudnnLseLaunch:
+        return CudnnLseLaunch(inputs, self.backend)
+
+
+class CudnnLseLaunch(SdpaLaunch):
+    """The operator that `scaled_dot_product_attention` calls where a gradient is wanted."""
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+            self._q,
+            self._k,
+            self._v,
+            attn_bias=None,
+            compute_log_sumexp=True,
+            scale=self.results.softmax_scale,
+        )
+        return out.transpose(1, 2), lse.view(self.results.lse.shape)
 
 
 class TorchFlash(SdpaKernel):

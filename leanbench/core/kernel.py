@@ -98,6 +98,8 @@ class Kernel(ABC, Generic[ConfigT]):
     decomposition: str
     #: Paper, or library and version.
     source: str
+    #: Whether it is others' code, which this project's kernels are held against.
+    is_peer: bool = False
     #: Whether its launches can be timed: captured in a CUDA graph, without host synchronisation.
     is_timed: bool = True
     #: The kernel name that its tuned configs go under; None: it is not tuned. A stream-K kernel,
@@ -128,6 +130,12 @@ class Kernel(ABC, Generic[ConfigT]):
     def unavailable_reason(self) -> str | None:
         """One sentence why this kernel cannot run here, whatever the problem, or None; without a
         heavy import.
+        """
+        return None
+
+    def library(self) -> str | None:
+        """Package and version whose code runs here, of a kernel that is available; None: this
+        project's own.
         """
         return None
 
@@ -239,7 +247,7 @@ class Kernel(ABC, Generic[ConfigT]):
         host synchronisation; compiles before it returns.
         """
 
-    def planner(self, inputs: AttentionInputs) -> Callable[[], Any] | None:
+    def planner(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], Any] | None:
         """What must be done once for a step's lengths before its launches, as a call that repeats
         it, timed apart from the launch; None: nothing.
         """

@@ -24,7 +24,7 @@ def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
     """
     import torch
 
-    plan = candidate.kernel.planner(loaded.buffers[0])
+    plan = candidate.kernel.planner(loaded.buffers[0], candidate.config)
     if plan is None:
         return Outcome()
     seconds: list[float] = []

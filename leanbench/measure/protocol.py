@@ -165,6 +165,7 @@ def _known(kernel: Kernel, problem: AttentionProblem, instruments: Instruments) 
         "decomposition": kernel.decomposition,
         "kv_bytes": problem.kv_bytes,
         "cache": instruments.options.cache,
+        "library": kernel.library() if kernel.unavailable_reason() is None else None,
     }
 
 

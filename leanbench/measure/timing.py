@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from leanbench.core.errors import UserError
 from leanbench.measure.statistics import median_interval
 
 if TYPE_CHECKING:
@@ -246,22 +247,28 @@ def fastest(
     """(the fastest candidate, how many ran), by quick rounds of all and longer ones of the best
     `finalists`.
 
-    A candidate is a function that prepares launches; one that does not fit the GPU raises and is
-    passed over.
+    A candidate is a function that prepares launches; one that does not fit the GPU, or that a
+    library refuses, raises and is passed over.
 
     Raises:
-        RuntimeError: none could be prepared.
+        UserError: a library refuses them all; the first one's sentence.
+        RuntimeError: none fits.
     """
     from triton.runtime.errors import OutOfResources
 
     launches: dict[Key, Launches] = {}
     replays: dict[Key, Replay] = {}
+    refusals: list[UserError] = []
     for key, prepare in candidates.items():
         try:
             launches[key] = prepare()
             replays[key] = Replay(launches[key], RANKING.sample_ms)
         except OutOfResources:
             continue
+        except UserError as refusal:
+            refusals.append(refusal)
+    if not replays and refusals:
+        raise refusals[0]
     if not replays:
         raise RuntimeError("no candidate fits this GPU's shared memory and registers")
     ranking = run_rounds(replays, RANKING)

@@ -24,6 +24,8 @@ _LIBRARIES = (
     "nvidia-cuda-nvrtc",
     "flash-attn",
     "flash_attn_3",
+    "vllm",
+    "nvidia-cudnn-frontend",
     "flashinfer-python",
     "flashinfer-jit-cache",
     "apache-tvm-ffi",

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from leanbench.core.quantities import quantity
+from leanbench.core.quantities import EVERY_STATUS, quantity
 
 
 class Figures(BaseModel):
@@ -313,6 +313,13 @@ class Figures(BaseModel):
         group="settings",
         kind="text",
         meaning="of one launch in order, as the profiler names them",
+    )
+    library: str | None = quantity(
+        "library",
+        group="settings",
+        kind="text",
+        statuses=EVERY_STATUS,
+        meaning="package and version whose code ran; none: this project's own kernels",
     )
     config: dict[str, Any] | None = quantity(
         "config", group="settings", kind="text", shown="markdown", meaning="launch settings"

@@ -36,6 +36,11 @@ PROBLEMS = [
     AttentionProblem(2, 8, 8, 2048, 256),
     AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128),
     AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 64, "bf16", "NHD", page_size=16),
+    AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128, "fp16", "HND", capacity=8192),
+    AttentionProblem(4, 16, 4, (5000, 1, 129, 2047), 128, page_size=64, capacity=8192),
+    AttentionProblem(2, 8, 8, 1000, 64, "fp16", "NHD", capacity=4096, lengths_on="device"),
+    AttentionProblem(2, 8, 2, 1000, 64, "fp16", "HND", capacity=4096),
+    AttentionProblem(1, 8, 2, 1000, 64, "fp16", "NHD", capacity=4096),
     AttentionProblem(2, 32, 8, 1000, 128, "fp16", "HND", page_size=64),
     AttentionProblem(2, 32, 8, 1000, 128, "fp16", "NHD", page_size=256),
     AttentionProblem(2, 32, 8, 1000, 128, "fp16", "NHD", q_len=4),
@@ -52,7 +57,7 @@ def or_skip(name: str, problem: AttentionProblem) -> None:
     reason = kernel(name).unsupported_reason(problem)
     if reason is not None:
         pytest.skip(reason)
-    if name == "flash_attn_3" and torch.cuda.get_device_capability()[0] != 9:
+    if name.startswith("flash_attn_3") and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("FlashAttention-3 is for Hopper")
 
 
@@ -65,7 +70,8 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
     buffers = [make_inputs(problem, "cuda") for _ in range(2)]
     references = [Reference(inputs) for inputs in buffers]
     try:
-        launches = [kernel(name).prepare(inputs, None) for inputs in buffers]
+        config = kernel(name).default_config(problem, spec_of_device(0))
+        launches = [kernel(name).prepare(inputs, config) for inputs in buffers]
     except UserError as refusal:
         if not re.search(REFUSALS, str(refusal)):
             raise

@@ -41,6 +41,13 @@ SEVERAL_QUERIES = [
     AttentionProblem(2, 4, 2, 50, 80, q_len=4),
     AttentionProblem(3, 4, 2, (9, 65, 130), 64, "bf16", "HND", q_len=7, page_size=16),
 ]
+#: Room beyond the longest sequence, lengths on the host and on the device.
+CAPACITY = [
+    AttentionProblem(2, 4, 2, 50, 64, "fp16", "HND", capacity=192),
+    AttentionProblem(2, 4, 2, 50, 64, "fp16", "NHD", capacity=128, lengths_on="device"),
+    AttentionProblem(3, 4, 4, (128, 7, 65), 128, "bf16", "HND", capacity=256),
+    AttentionProblem(2, 4, 1, (17, 3), 64, "fp16", "NHD", page_size=16, capacity=96),
+]
 
 
 def label(problem: AttentionProblem) -> str:
@@ -61,6 +68,27 @@ def attend(
     unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)
     scores = scores.masked_fill(unseen, -math.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def attended(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    table: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    results = []
+    for row, tokens in enumerate(cache_seqlens.tolist()):
+        k = (k_cache[row] if table is None else k_cache[table[row].long()].flatten(0, 1))[
+            :tokens
+        ].transpose(0, 1)
+        v = (v_cache[row] if table is None else v_cache[table[row].long()].flatten(0, 1))[
+            :tokens
+        ].transpose(0, 1)
+        results.append(attend(q[row].transpose(0, 1), k, v, scale))
+    out = torch.stack([out.transpose(0, 1) for out, _ in results]).to(q.dtype)
+    return out, torch.stack([lse for _, lse in results])
 
 
 def checked(

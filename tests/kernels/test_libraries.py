@@ -36,11 +36,14 @@ from leanbench.run.cells import DEFAULT_KERNELS
 
 ADAPTERS = {adapter.name: adapter for adapter in KERNELS}
 NAMES = tuple(ADAPTERS)
-SDPA = ("cudnn", "torch_flash", "torch_efficient", "torch_math")
+SDPA = ("cudnn", "cudnn_lse", "torch_flash", "torch_efficient", "torch_math")
 IN_TORCH = (*SDPA, "torch_flex", "standard")
 SINGLE = ("flashinfer_single", "flashinfer_single_cuda_cores")
-FLASHINFER = ("flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent", *SINGLE)
+BATCH = ("flashinfer_best", "flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent")
+FLASHINFER = (*BATCH, *SINGLE)
 FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
+FLASH_ATTN_3 = ("flash_attn_3", "flash_attn_3_best")
+FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
 #: Attends over uniform contiguous caches alone.
 PLAIN = (*IN_TORCH, "xformers_split_k")
 
@@ -69,11 +72,15 @@ def all_installed(monkeypatch):
             ),
         ),
         (
-            ("flash_attn_3",),
+            FLASH_ATTN_3,
             (
-                "{} is not installed here (no module flash_attn_interface): pip install"
-                ' "git+https://github.com/Dao-AILab/flash-attention.git#subdirectory=hopper"'
+                "{} is not installed here (no module flash_attn_interface or vllm): pip install"
+                " vllm, or set LEANBENCH_FA3_LIBRARY to _vllm_fa3_C.abi3.so of a vLLM wheel"
             ),
+        ),
+        (
+            FRONTEND,
+            "{} is not installed here (no module cudnn): pip install nvidia-cudnn-frontend",
         ),
         (
             ("xformers_split_k",),
@@ -82,6 +89,7 @@ def all_installed(monkeypatch):
     ],
 )
 def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence, monkeypatch):
+    monkeypatch.delenv("LEANBENCH_FA3_LIBRARY", raising=False)
     here = {"torch": ModuleSpec("torch", None)}
     monkeypatch.setattr(library, "find_spec", here.get)
     # No line breaks in sentences.
@@ -100,7 +108,7 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
 
 @pytest.mark.usefixtures("all_installed")
 def test_what_is_installed_is_available():
-    assert set(NAMES) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, "flash_attn_3"}
+    assert set(NAMES) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, *FLASH_ATTN_3, *FRONTEND}
     assert {name: kernel(name).unavailable_reason() for name in NAMES} == dict.fromkeys(NAMES)
     assert {name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NAMES} == dict.fromkeys(
         NAMES
@@ -125,16 +133,19 @@ def test_what_is_installed_is_available():
         ),
         (
             AttentionProblem(1, 4, 4, 50, 64, q_len=4),
-            dict.fromkeys((*PLAIN, *FLASHINFER), "q_len 4"),
+            dict.fromkeys((*PLAIN, *FLASHINFER, *FRONTEND), "q_len 4"),
         ),
         (
             AttentionProblem(2, 4, 4, (50, 3), 64, q_len=4),
             {
-                **dict.fromkeys((*PLAIN, *FLASHINFER), ""),
+                **dict.fromkeys((*PLAIN, *FLASHINFER, *FRONTEND), ""),
                 **dict.fromkeys(FLASH_ATTN_2, "contexts of at least 4 tokens"),
             },
         ),
-        (AttentionProblem(1, 4, 4, 50, 256), {"cudnn": "head_dim 256"}),
+        (
+            AttentionProblem(1, 4, 4, 50, 256),
+            dict.fromkeys(("cudnn", "cudnn_lse", *FRONTEND), "head_dim 256"),
+        ),
         (
             AttentionProblem(1, 4, 4, 50, 80),
             dict.fromkeys((*FLASHINFER, "xformers_split_k"), "head_dim 80"),
@@ -154,7 +165,10 @@ def test_what_is_installed_is_available():
                 "torch_flex": "a power of two of query heads, this problem has 5",
             },
         ),
-        (AttentionProblem(1, 4, 4, 1, 64), {"cudnn": "context of one token"}),
+        (
+            AttentionProblem(1, 4, 4, 1, 64),
+            dict.fromkeys(("cudnn", "cudnn_lse"), "context of one token"),
+        ),
         (
             AttentionProblem(2, 4, 4, 50, 64),
             dict.fromkeys(SINGLE, "a single sequence, this problem has batch 2"),
@@ -168,6 +182,15 @@ def test_what_is_installed_is_available():
             {"standard": "choose bf16, or at most 65536 tokens"},
         ),
         (AttentionProblem(1, 4, 4, 65_537, 64, "bf16"), {}),
+        (
+            AttentionProblem(1, 4, 4, 50, 64, lengths_on="device"),
+            dict.fromkeys((*PLAIN, *SINGLE), "takes no lengths from the device"),
+        ),
+        (
+            AttentionProblem(1, 4, 4, 50, 64, capacity=64),
+            dict.fromkeys(SINGLE, "heads of this cache are 64 tokens apart and have 50"),
+        ),
+        (AttentionProblem(1, 4, 4, 50, 64, "fp16", "NHD", capacity=64), {}),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionProblem) else "",
 )
@@ -194,7 +217,7 @@ def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
     ("names", "module", "function"),
     [
         (FLASH_ATTN_2, "flash_attn", "flash_attn_with_kvcache"),
-        (("flash_attn_3",), "flash_attn_interface", "flash_attn_with_kvcache"),
+        (("cudnn_frontend",), "cudnn", "pygraph"),
         (
             ("flashinfer", "flashinfer_cuda_cores"),
             "flashinfer",
@@ -220,7 +243,8 @@ def test_another_version_of_a_library_is_said_in_a_sentence(
         with pytest.raises(UserError) as raised:
             ADAPTERS[name].prepare(make_inputs(UNIFORM[0], "cpu"), None)
         said, adapter = str(raised.value), ADAPTERS[name]
-        assert said.startswith(f"{name} cannot call {adapter.distribution} 0.1 (")
+        assert said.startswith(f"{name} cannot call {adapter.library()} (")
+        assert f" {adapter.distribution} 0.1" in said
         assert said.endswith(
             f"it was written for {adapter.written_for}, install that or leave {name} out"
         )

@@ -1,19 +1,18 @@
-"""The adapters of flash-attn and FlashAttention-3 against stand-ins of their functions."""
+"""The adapters of flash-attn against stand-ins of its functions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from leanbench.kernels.libraries.flash_attn_2 import FlashDecodingConfig
 from library_stand_ins import (
-    PAGED,
+    CAPACITY,
     RAGGED,
     SEVERAL_QUERIES,
     UNIFORM,
-    attend,
+    attended,
     checked,
     label,
     stand_in,
@@ -24,99 +23,6 @@ from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
-
-
-def attended(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    cache_seqlens: torch.Tensor,
-    table: torch.Tensor | None,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    results = []
-    for row, tokens in enumerate(cache_seqlens.tolist()):
-        k = (k_cache[row] if table is None else k_cache[table[row].long()].flatten(0, 1))[
-            :tokens
-        ].transpose(0, 1)
-        v = (v_cache[row] if table is None else v_cache[table[row].long()].flatten(0, 1))[
-            :tokens
-        ].transpose(0, 1)
-        results.append(attend(q[row].transpose(0, 1), k, v, scale))
-    out = torch.stack([out.transpose(0, 1) for out, _ in results]).to(q.dtype)
-    return out, torch.stack([lse for _, lse in results])
-
-
-def flash_attn_3_with_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    *,
-    cache_seqlens: torch.Tensor,
-    page_table: torch.Tensor | None,
-    softmax_scale: float,
-    causal: bool,
-    pack_gqa: bool,
-    scheduler_metadata: object,
-    return_softmax_lse: bool,
-) -> tuple[torch.Tensor, ...]:
-    assert return_softmax_lse
-    assert cache_seqlens.dtype == torch.int32
-    assert causal == (q.shape[1] > 1)
-    assert pack_gqa == (q.shape[2] > k_cache.shape[2])
-    return (
-        *attended(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale),
-        torch.empty(0),
-        torch.empty(0),
-    )
-
-
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES], ids=label)
-def test_flash_attn_3_is_handed_the_tensors_and_its_schedule(problem, monkeypatch):
-    schedules: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def get_scheduler_metadata(*shape: Any, **options: Any) -> str:
-        schedules.append((shape, options))
-        return "metadata"
-
-    stand_in(
-        monkeypatch,
-        "flash_attn_interface",
-        flash_attn_with_kvcache=flash_attn_3_with_kvcache,
-        get_scheduler_metadata=get_scheduler_metadata,
-    )
-    assert kernel("flash_attn_3").unsupported_reason(problem) is None
-    inputs, launch = checked("flash_attn_3", problem)
-    ((batch, q_len, tokens, q_heads, kv_heads, head_dim), options) = schedules[0]
-    page_size = problem.page_size or 1
-    assert tokens == -(-problem.max_context // page_size) * page_size
-    assert (batch, q_len, q_heads, kv_heads, head_dim) == (
-        problem.batch,
-        problem.q_len,
-        problem.q_heads,
-        problem.kv_heads,
-        problem.head_dim,
-    )
-    assert options.pop("cache_seqlens").tolist() == list(problem.contexts)
-    assert options == {
-        "qkv_dtype": inputs.q.dtype,
-        "page_size": problem.page_size,
-        "causal": problem.q_len > 1,
-        "pack_gqa": problem.group_size > 1,
-    }
-    call = launch._attend
-    assert call.keywords["scheduler_metadata"] == "metadata"
-    assert [
-        tensor is own
-        for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)
-    ]
-    assert call.keywords["page_table"] is inputs.block_table
-
-
-def test_flash_attn_3_without_a_scheduler_function(monkeypatch):
-    stand_in(monkeypatch, "flash_attn_interface", flash_attn_with_kvcache=flash_attn_3_with_kvcache)
-    _, launch = checked("flash_attn_3", UNIFORM[1])
-    assert launch._attend.keywords["scheduler_metadata"] is None
 
 
 @pytest.fixture
@@ -154,7 +60,7 @@ LARGE_PAGES = [
 
 
 @pytest.mark.parametrize(
-    "problem", [*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES], ids=label
+    "problem", [*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES, *CAPACITY[:3]], ids=label
 )
 @pytest.mark.parametrize(("name", "num_splits"), [("flash_attn", 1), ("flash_decoding", 0)])
 def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_splits):

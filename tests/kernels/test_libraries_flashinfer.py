@@ -7,17 +7,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
-from leanbench.kernels.libraries import flash_infer
-from library_stand_ins import PAGED, RAGGED, UNIFORM, attend, checked, label, stand_in
+from leanbench.kernels.libraries import flash_infer, library
+from leanbench.kernels.libraries.flash_infer_best import FlashInferMode
+from library_stand_ins import CAPACITY, PAGED, RAGGED, UNIFORM, attend, checked, label, stand_in
 
 from leanbench.check.reference import Reference
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
 
 
 class FlashInferWrapper:
@@ -106,7 +109,7 @@ def flashinfer(monkeypatch) -> Iterator[list[FlashInferWrapper]]:
     flash_infer._workspace.cache_clear()
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED], ids=label)
+@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY], ids=label)
 @pytest.mark.parametrize("name", ["flashinfer", "flashinfer_cuda_cores"])
 def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
     assert kernel(name).unsupported_reason(problem) is None
@@ -115,7 +118,7 @@ def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
     planned = flashinfer[0]
     assert planned.use_tensor_cores == (name == "flashinfer")
     assert planned.kv_layout == problem.kv_layout
-    assert planned.page_size == (problem.page_size or math.gcd(problem.max_context, 64))
+    assert planned.page_size == (problem.page_size or math.gcd(problem.cache_capacity, 64))
     assert planned.scale == problem.head_dim**-0.5
     (q, caches), options = launch.args, launch.keywords
     tensors = [q, *caches, options["out"], options["lse"]]
@@ -144,7 +147,7 @@ def test_planning_again_leaves_the_launches_plan_alone(flashinfer):
     problem = AttentionProblem(2, 8, 2, (300, 70), 64)
     inputs = make_inputs(problem, "cpu")
     launch = kernel("flashinfer").prepare(inputs, None)
-    again = kernel("flashinfer").planner(inputs)
+    again = kernel("flashinfer").planner(inputs, None)
     assert again is not None
     assert len(flashinfer) == 2
     again()
@@ -236,7 +239,7 @@ def persistent(flashinfer, monkeypatch) -> Iterator[list[PersistentWrapper]]:
     flash_infer._planned_persistent.cache_clear()
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED], ids=label)
+@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY], ids=label)
 def test_the_persistent_kernel_plans_once_and_reads_the_cache_in_place(problem, persistent):
     assert kernel("flashinfer_persistent").unsupported_reason(problem) is None
     buffers = [make_inputs(problem, "cpu") for _ in range(3)]
@@ -321,3 +324,45 @@ def test_a_plan_that_does_not_fit_the_persistent_kernels_buffer_is_told(
     inputs = make_inputs(AttentionProblem(1, 8, 8, 300, 64), "cpu")
     with pytest.raises(raised, match=told):
         kernel("flashinfer_persistent").prepare(inputs, None)
+
+
+BATCH_MODES = ["flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent"]
+SINGLE_MODES = ["flashinfer_single", "flashinfer_single_cuda_cores"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "modes"),
+    [
+        (AttentionProblem(1, 8, 2, 300, 64), [*BATCH_MODES, *SINGLE_MODES]),
+        (AttentionProblem(2, 8, 2, 300, 64), BATCH_MODES),
+        (AttentionProblem(1, 8, 2, 300, 64, page_size=16), BATCH_MODES),
+        (AttentionProblem(1, 8, 2, 300, 64, lengths_on="device"), BATCH_MODES),
+        (AttentionProblem(1, 10, 2, 300, 64), BATCH_MODES[::2] + SINGLE_MODES[:1]),
+        (AttentionProblem(1, 8, 2, 300, 64, "fp16", "HND", capacity=512), BATCH_MODES),
+        (
+            AttentionProblem(1, 8, 2, 300, 64, "fp16", "NHD", capacity=512),
+            [*BATCH_MODES, *SINGLE_MODES],
+        ),
+    ],
+    ids=lambda value: value.label if isinstance(value, AttentionProblem) else "",
+)
+def test_the_best_of_flashinfer_is_any_mode_that_takes_the_problem(problem, modes, monkeypatch):
+    monkeypatch.setattr(library, "find_spec", lambda name: ModuleSpec(name, None))
+    best = kernel("flashinfer_best")
+    assert best.unsupported_reason(problem) is None
+    assert best.config_choice == "best"
+    candidates = best.candidate_configs(problem, find("h200"))
+    assert candidates == [FlashInferMode(mode) for mode in modes]
+    assert best.default_config(problem, find("h200")) == candidates[0]
+
+
+@pytest.mark.parametrize("mode", BATCH_MODES)
+def test_the_best_of_flashinfer_launches_and_plans_the_mode_that_its_config_names(mode, request):
+    request.getfixturevalue("persistent" if mode == "flashinfer_persistent" else "flashinfer")
+    checked("flashinfer_best", RAGGED[0], FlashInferMode(mode))
+    inputs = make_inputs(RAGGED[0], "cpu")
+    again = kernel("flashinfer_best").planner(inputs, FlashInferMode(mode))
+    own = kernel(mode).planner(inputs, None)
+    assert isinstance(again, partial)
+    assert isinstance(own, partial)
+    assert again.func.__qualname__ == own.func.__qualname__

@@ -65,6 +65,32 @@ def test_sdpa_is_handed_views_and_its_own_output_is_checked(name, backend, probl
     assert launch.results.out.data_ptr() != first.data_ptr()
 
 
+@pytest.mark.parametrize("problem", UNIFORM, ids=label)
+def test_cudnn_with_its_lse_is_the_operator_that_computes_one(problem, monkeypatch):
+    calls = []
+
+    def operator(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, ...]:
+        calls.append((q, k, v, options))
+        rows = [attend(*row, options["scale"]) for row in zip(q, k, v, strict=True)]
+        out = torch.stack([out for out, _ in rows]).to(q.dtype)
+        return out, torch.stack([lse for _, lse in rows])[..., None], torch.empty(0)
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", operator)
+    inputs, _ = checked("cudnn_lse", problem)
+    q, k, v, options = calls[-1]
+    assert options == {
+        "attn_bias": None,
+        "compute_log_sumexp": True,
+        "scale": problem.head_dim**-0.5,
+    }
+    assert [tensor.data_ptr() for tensor in (q, k, v)] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    ]
+    assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+
+
 #: The real backend MATH, FlexAttention and matrix products; every group size, dtype and layout that
 #: these take.
 REAL = [

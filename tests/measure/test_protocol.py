@@ -69,6 +69,7 @@ def test_a_cell(gpu):
         "decomposition": "one_cta_per_tile",
         "kv_bytes": 102_400,
         "cache": "cold",
+        "library": None,
         "config": CONFIG.to_dict(),
         "config_choice": "heuristic",
         "config_reason": None,
@@ -90,6 +91,29 @@ def test_a_cell(gpu):
         "sm_clock_mhz": [None] * 10,
         "crosscheck_us": [10.0, 10.2, 10.1],
     }
+
+
+def test_a_row_of_a_library_says_whose_code_ran(gpu):
+    class Peer(Right):
+        is_peer = True
+
+        def library(self) -> str:
+            return "peer 1.2"
+
+    class Missing(Peer):
+        def unavailable_reason(self) -> str:
+            return "not installed"
+
+        def refusal(self, problem: AttentionProblem) -> str:
+            return "not installed"
+
+    rows = measure(gpu, Right("own"), Peer("peer"), Missing("missing"))
+    assert {name: fields["library"] for name, fields in rows.items()} == {
+        "own": None,
+        "peer": "peer 1.2",
+        "missing": None,
+    }
+    assert row(rows["peer"]).library == "peer 1.2"
 
 
 def test_kernels_of_a_problem_are_measured_side_by_side(gpu):
@@ -358,7 +382,7 @@ def test_a_plan_is_timed_apart(gpu, monkeypatch):
     class Planned(Right):
         calls = 0
 
-        def planner(self, inputs: AttentionInputs) -> Callable[[], None]:
+        def planner(self, inputs: AttentionInputs, config: object) -> Callable[[], None]:
             def plan() -> None:
                 nonlocal now_s
                 Planned.calls += 1

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from triton.runtime.errors import OutOfResources
 
+from leanbench.core.errors import UserError
 from leanbench.measure import timing as module
 from leanbench.measure.timing import (
     FINALS,
@@ -163,6 +164,21 @@ def test_fastest_says_when_nothing_fits():
         RuntimeError, match="no candidate fits this GPU's shared memory and registers"
     ):
         fastest({"a": too_large, "b": too_large_when_launched})
+
+
+def refused(sentence: str) -> Callable[[], Launches]:
+    def prepare() -> Launches:
+        raise UserError(sentence)
+
+    return prepare
+
+
+@pytest.mark.usefixtures("made")
+def test_fastest_passes_over_what_a_library_refuses():
+    candidates = {"a": refused("no room"), "b": candidate("b", 5.0, 5.0), "c": too_large}
+    assert fastest(candidates) == ("b", 1)
+    with pytest.raises(UserError, match=r"^no room$"):
+        fastest({"a": refused("no room"), "b": refused("too old"), "c": too_large})
 
 
 @pytest.mark.usefixtures("made")

@@ -1,0 +1,174 @@
+"""cuDNN's attention through its own front end (nvidia-cudnn-frontend), as servers call it: lengths
+on the device, paged caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries.library import LibraryKernel, current_stream, lengths
+
+from leanbench.core.config import KernelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+
+
+class CudnnFrontend(LibraryKernel):
+    """Where all lengths are equal and known to the host it is called without any, on the caches'
+    first tokens.
+    """
+
+    name = "cudnn_frontend"
+    title = "cuDNN's attention through nvidia-cudnn-frontend: lengths on the device, paged caches"
+    source = "NVIDIA cuDNN, the version that torch loads; nvidia-cudnn-frontend"
+    modules = ("cudnn",)
+    install = "pip install nvidia-cudnn-frontend"
+    distribution = "nvidia-cudnn-frontend"
+    written_for = "1.20"
+    head_dims = (64, 80, 96, 128)
+    axes = LibraryKernel.axes | {"page_size", "lengths", "lengths_on"}
+    #: The output alone is asked for.
+    lse_base = None
+
+    def library(self) -> str:
+        import torch
+
+        return f"{super().library()}, cuDNN {torch.backends.cudnn.version()}"
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+        return CudnnLaunch(inputs, with_lse=self.lse_base is not None)
+
+
+class CudnnFrontendLse(CudnnFrontend):
+    name = "cudnn_frontend_lse"
+    title = "cudnn_frontend with the LSE written with the output"
+    lse_base = LibraryKernel.lse_base
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What cuDNN's graph must know of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Tensor:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """All that cuDNN's graph depends on: rotating buffers of one problem share it."""
+
+    #: By name: q, k, v, out, and where there are any lengths_q, lengths_kv, table and lse.
+    tensors: tuple[tuple[str, _Tensor], ...]
+    max_tokens: int
+    softmax_scale: float
+    device: torch.device
+
+
+class CudnnLaunch:
+    """A cuDNN graph's execution on these tensors, on the stream that is current."""
+
+    def __init__(self, inputs: AttentionInputs, with_lse: bool) -> None:
+        tensors = _tensors(inputs, with_lse)
+        described = tuple((name, _Tensor.of(tensor)) for name, tensor in tensors.items())
+        table = inputs.block_table
+        max_tokens = 0 if table is None else table.shape[1] * inputs.k_cache.shape[1]
+        shape = _Shape(described, max_tokens, inputs.softmax_scale, inputs.q.device)
+        self._graph, uids, self._workspace = _built(shape)
+        self._tensors = tensors
+        self._pointers = {uids[name]: tensor.data_ptr() for name, tensor in tensors.items()}
+        self._device = inputs.q.device
+
+    def __call__(self) -> None:
+        import cudnn
+
+        handle = _handle(self._device)
+        # The stream of a capture is another one.
+        cudnn.set_stream(handle, current_stream(self._device))
+        self._graph.execute(self._pointers, self._workspace, handle=handle)
+
+
+def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]:
+    """Views as cuDNN names them: (batch, heads, tokens, head_dim); of a paged cache (pages, heads,
+    page_size, head_dim); lengths and block table with four dimensions.
+    """
+    import torch
+
+    is_plain = inputs.cache_seqlens is None and inputs.block_table is None
+    used = slice(None, inputs.context) if is_plain else slice(None)
+    named = {
+        "q": inputs.q.transpose(1, 2),
+        "k": inputs.k_cache[:, used].transpose(1, 2),
+        "v": inputs.v_cache[:, used].transpose(1, 2),
+        "out": inputs.out.transpose(1, 2),
+    }
+    if not is_plain:
+        batch = inputs.q.shape[0]
+        ones = torch.ones(batch, dtype=torch.int32, device=inputs.q.device)
+        named["lengths_q"] = ones.view(batch, 1, 1, 1)
+        named["lengths_kv"] = lengths(inputs).view(batch, 1, 1, 1)
+    if inputs.block_table is not None:
+        named["table"] = inputs.block_table[:, None, :, None]
+    return named | ({"lse": inputs.lse[..., None]} if with_lse else {})
+
+
+# The latest few are of the kernels of one problem.
+@lru_cache(maxsize=4)
+def _built(shape: _Shape) -> tuple[Any, dict[str, int], torch.Tensor]:
+    """cuDNN's graph for a shape, its tensors' numbers by name, and its workspace."""
+    import cudnn
+    import torch
+
+    graph = cudnn.pygraph(
+        intermediate_data_type=cudnn.data_type.FLOAT,
+        compute_data_type=cudnn.data_type.FLOAT,
+        handle=_handle(shape.device),
+    )
+    described = dict(shape.tensors)
+    inputs = {
+        name: graph.tensor(
+            dim=list(tensor.shape), stride=list(tensor.strides), data_type=tensor.dtype, name=name
+        )
+        for name, tensor in described.items()
+        if name not in ("out", "lse")
+    }
+    out, lse = graph.sdpa(
+        q=inputs["q"],
+        k=inputs["k"],
+        v=inputs["v"],
+        attn_scale=shape.softmax_scale,
+        generate_stats="lse" in described,
+        use_padding_mask="lengths_kv" in inputs,
+        seq_len_q=inputs.get("lengths_q"),
+        seq_len_kv=inputs.get("lengths_kv"),
+        paged_attention_k_table=inputs.get("table"),
+        paged_attention_v_table=inputs.get("table"),
+        paged_attention_max_seq_len_kv=shape.max_tokens or None,
+    )
+    results = {"out": out, "lse": lse} if "lse" in described else {"out": out}
+    for name, result in results.items():
+        tensor = described[name]
+        result.set_output(True).set_dim(list(tensor.shape)).set_stride(list(tensor.strides))
+        result.set_data_type(tensor.dtype)
+    graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    uids = {name: tensor.get_uid() for name, tensor in (inputs | results).items()}
+    workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=shape.device)
+    return graph, uids, workspace
+
+
+@cache
+def _handle(device: torch.device) -> Any:
+    """A handle of the device that is current."""
+    import cudnn
+
+    return cudnn.create_handle()

@@ -1,0 +1,252 @@
+"""Where FlashAttention-3's code comes from: the package built from source (`flash_attn_interface`),
+or the shared object that vLLM's wheels carry, which needs no build.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries import library as libraries
+from leanbench.kernels.libraries.library import installed_version, lengths
+
+from leanbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+
+#: Path of the shared object, in place of an installed vLLM's.
+LIBRARY_PATH = "LEANBENCH_FA3_LIBRARY"
+_PACKAGE = "flash_attn_interface"
+_OBJECT = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
+#: What the shared object's functions take where a call has nothing to say; arguments of optional
+#: types take None.
+_NEUTRAL = {
+    "max_seqlen_k_new": 0,
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "softcap": 0.0,
+    "has_softcap": False,
+    "is_rotary_interleaved": True,
+    "sm_margin": 0,
+    "cp_world_size": 1,
+    "cp_rank": 0,
+}
+
+#: Output and LSE, with what else the library returns.
+Results = tuple["torch.Tensor", ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of FlashAttention-3: the tensors, and what its caller may choose."""
+
+    inputs: AttentionInputs
+    #: (batch,), int32.
+    lengths: torch.Tensor
+    pack_gqa: bool
+    #: Parts of every output tile at most; 0: a heuristic chooses.
+    splits: int
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, pack_gqa: bool, splits: int) -> Call:
+        return cls(inputs, lengths(inputs), pack_gqa, splits)
+
+    @property
+    def causal(self) -> bool:
+        """With one query token there is nothing to mask."""
+        return self.inputs.q_len > 1
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a sequence may have: the library does not ask the device for the longest."""
+        table = self.inputs.block_table
+        return self.inputs.k_cache.shape[1] * (1 if table is None else table.shape[1])
+
+
+class Build(ABC):
+    """One build of FlashAttention-3."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """Package and version, or the file's digest."""
+
+    @abstractmethod
+    def schedule(self, call: Call) -> Callable[[], torch.Tensor] | None:
+        """Who does what for the call's lengths, which servers work out once for all layers of a
+        step; None where this build has no such function.
+        """
+
+    @abstractmethod
+    def attend(self, call: Call, schedule: torch.Tensor | None) -> Callable[[], Results]:
+        """The call itself, without copies."""
+
+
+class SourcePackage(Build):
+    """The package that `hopper/setup.py` of flash-attention builds."""
+
+    @property
+    def version(self) -> str:
+        return f"flash_attn_3 {installed_version('flash_attn_3')}"
+
+    def schedule(self, call: Call) -> Callable[[], torch.Tensor] | None:
+        import flash_attn_interface as library
+
+        if not hasattr(library, "get_scheduler_metadata"):
+            return None
+        inputs = call.inputs
+        batch, q_len, q_heads, head_dim = inputs.q.shape
+        return partial(
+            library.get_scheduler_metadata,
+            batch,
+            q_len,
+            call.capacity,
+            q_heads,
+            inputs.kv_heads,
+            head_dim,
+            qkv_dtype=inputs.q.dtype,
+            page_size=inputs.page_size,
+            **self._shared(call),
+        )
+
+    def attend(self, call: Call, schedule: torch.Tensor | None) -> Callable[[], Results]:
+        import flash_attn_interface as library
+
+        inputs = call.inputs
+        return partial(
+            library.flash_attn_with_kvcache,
+            inputs.q,
+            inputs.k_cache,
+            inputs.v_cache,
+            page_table=inputs.block_table,
+            softmax_scale=inputs.softmax_scale,
+            scheduler_metadata=schedule,
+            return_softmax_lse=True,
+            **self._shared(call),
+        )
+
+    def _shared(self, call: Call) -> dict[str, Any]:
+        """What both functions must be given alike."""
+        return {
+            "cache_seqlens": call.lengths,
+            "causal": call.causal,
+            "pack_gqa": call.pack_gqa,
+            "num_splits": call.splits,
+        }
+
+
+@dataclass(frozen=True)
+class SharedObject(Build):
+    """`_vllm_fa3_C.abi3.so`, whose functions torch loads as operators."""
+
+    path: Path
+    #: Where it comes from; empty: a file of its own, told by its digest.
+    package: str = ""
+
+    @property
+    def version(self) -> str:
+        return self.package or f"{self.path.name} sha256 {_digest(self.path)}"
+
+    def schedule(self, call: Call) -> Callable[[], torch.Tensor]:
+        inputs = call.inputs
+        batch, q_len, q_heads, head_dim = inputs.q.shape
+        return _bound(
+            self._operators().get_scheduler_metadata,
+            batch_size=batch,
+            max_seqlen_q=q_len,
+            max_seqlen_k=call.capacity,
+            num_heads=q_heads,
+            num_heads_k=inputs.kv_heads,
+            headdim=head_dim,
+            headdim_v=head_dim,
+            qkv_dtype=inputs.q.dtype,
+            seqused_k=call.lengths,
+            page_size=inputs.page_size,
+            is_causal=call.causal,
+            num_splits=call.splits,
+            pack_gqa=call.pack_gqa,
+        )
+
+    def attend(self, call: Call, schedule: torch.Tensor | None) -> Callable[[], Results]:
+        inputs = call.inputs
+        return _bound(
+            self._operators().fwd,
+            q=inputs.q,
+            k=inputs.k_cache,
+            v=inputs.v_cache,
+            seqused_k=call.lengths,
+            max_seqlen_q=inputs.q_len,
+            max_seqlen_k=call.capacity,
+            page_table=inputs.block_table,
+            softmax_scale=inputs.softmax_scale,
+            is_causal=call.causal,
+            scheduler_metadata=schedule,
+            num_splits=call.splits,
+            pack_gqa=call.pack_gqa,
+        )
+
+    def _operators(self) -> Any:
+        import torch
+
+        torch.ops.load_library(str(self.path))
+        return torch.ops._vllm_fa3_C
+
+
+def find_build() -> Build | None:
+    """The build that runs here: of the path that is named, else the package, else vLLM's; None:
+    there is none. Imports nothing.
+
+    Raises:
+        UserError: the path that is named is no file.
+    """
+    if named := os.environ.get(LIBRARY_PATH):
+        if not Path(named).is_file():
+            raise UserError(
+                f"{LIBRARY_PATH} is {named}, which is no file: give the path of {_OBJECT} of a vLLM"
+                " wheel"
+            )
+        return SharedObject(Path(named))
+    if libraries.find_spec(_PACKAGE) is not None:
+        return SourcePackage()
+    vllm = libraries.find_spec("vllm")
+    folders = (vllm and vllm.submodule_search_locations) or ()
+    objects = [path for folder in folders if (path := Path(folder, _OBJECT)).is_file()]
+    return SharedObject(objects[0], f"vllm {installed_version('vllm')}") if objects else None
+
+
+def _bound(operator: Any, **given: Any) -> partial[Any]:
+    """A call of a torch operator without defaults: arguments by the names of its schema, which
+    differ from version to version.
+
+    Raises:
+        TypeError: the schema lacks a name that is given, or has one with nothing to put there.
+    """
+    overload = operator.default
+    arguments = overload._schema.arguments
+    names = [argument.name for argument in arguments]
+    if lacking := given.keys() - set(names):
+        raise TypeError(f"{overload} takes no {', '.join(sorted(lacking))}")
+    values = {**_NEUTRAL, **given}
+    unknown = [
+        argument.name
+        for argument in arguments
+        if argument.name not in values and argument.type.kind() != "OptionalType"
+    ]
+    if unknown:
+        raise TypeError(f"{overload} wants {', '.join(unknown)}")
+    return partial(overload, *(values.get(name) for name in names))
+
+
+@cache
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:8]

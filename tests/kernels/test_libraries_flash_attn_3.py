@@ -1,0 +1,307 @@
+"""FlashAttention-3's adapter against stand-ins of its two builds: the source package's functions,
+and operators with the schemas of vLLM's shared object.
+"""
+
+from __future__ import annotations
+
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leanbench.kernels.libraries import flash_attn_3_builds, library
+from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3Config
+from library_stand_ins import (
+    CAPACITY,
+    PAGED,
+    RAGGED,
+    SEVERAL_QUERIES,
+    UNIFORM,
+    attended,
+    checked,
+    label,
+    stand_in,
+)
+
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
+
+EVERY = [*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES, *CAPACITY]
+#: As vLLM 0.22 registers them.
+FWD = (
+    "fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out,"
+    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q,"
+    " Tensor? seqused_k, int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table,"
+    " Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos, Tensor? rotary_sin,"
+    " Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale,"
+    " float softmax_scale, bool is_causal, int window_size_left, int window_size_right,"
+    " float softcap, bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits,"
+    " bool? pack_gqa, int sm_margin, Tensor? s_aux{}) -> Tensor[]"
+)
+CONTEXT_PARALLEL = ", int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k"
+METADATA = (
+    "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads,"
+    " int num_heads_k, int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k,"
+    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q,"
+    " Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, bool is_causal,"
+    " int window_size_left, int window_size_right, bool has_softcap, int num_splits,"
+    " bool? pack_gqa, int sm_margin) -> Tensor"
+)
+
+
+def names_of(schema: str) -> list[str]:
+    inside = schema.partition("(")[2].partition(")")[0]
+    return [argument.split()[-1] for argument in inside.split(",")]
+
+
+def heuristic(problem: AttentionProblem) -> Any:
+    return kernel("flash_attn_3").default_config(problem, find("h200"))
+
+
+class SharedObject:
+    """Operators of the shared object's names, and the arguments of their calls by name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, fwd: str) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.plans: list[dict[str, Any]] = []
+        self.loaded: list[str] = []
+        self.fwd_names, self.plan_names = names_of(fwd), names_of(METADATA)
+        # torch keeps operators for as long as their library lives.
+        self.operators = torch.library.Library("_vllm_fa3_C", "DEF")
+        for schema, function in ((fwd, self.fwd), (METADATA, self.plan)):
+            self.operators.define(schema)
+            name = schema.partition("(")[0]
+            self.operators.impl(name, function, "CompositeExplicitAutograd")
+        monkeypatch.setattr(torch.ops, "load_library", self.loaded.append)
+        path.write_bytes(b"not a library")
+        monkeypatch.setenv("LEANBENCH_FA3_LIBRARY", str(path))
+
+    def fwd(self, *arguments: Any) -> list[torch.Tensor]:
+        call = dict(zip(self.fwd_names, arguments, strict=True))
+        self.calls.append(call)
+        out, lse = attended(
+            call["q"],
+            call["k"],
+            call["v"],
+            call["seqused_k"],
+            call["page_table"],
+            call["softmax_scale"],
+        )
+        return [out, lse, torch.empty(0), torch.empty(0)]
+
+    def plan(self, *arguments: Any) -> torch.Tensor:
+        plan = dict(zip(self.plan_names, arguments, strict=True))
+        self.plans.append(plan)
+        return torch.tensor([len(self.plans)], dtype=torch.int32)
+
+
+@pytest.fixture
+def shared_object(monkeypatch, tmp_path, request):
+    fwd = FWD.format(getattr(request, "param", CONTEXT_PARALLEL))
+    loaded = SharedObject(monkeypatch, tmp_path / "_vllm_fa3_C.abi3.so", fwd)
+    yield loaded
+    loaded.operators._destroy()
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=label)
+def test_the_shared_object_is_handed_the_tensors_and_its_schedule(problem, shared_object):
+    config = heuristic(problem)
+    assert kernel("flash_attn_3").unsupported_reason(problem) is None
+    inputs, _ = checked("flash_attn_3", problem, config)
+    call, plan = shared_object.calls[-1], shared_object.plans[-1]
+    assert {call[name].data_ptr() for name in ("q", "k", "v")} == {
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    }
+    assert call["k"].stride() == inputs.k_cache.stride()
+    capacity = problem.cache_capacity
+    expected = {
+        "max_seqlen_q": problem.q_len,
+        "max_seqlen_k": capacity,
+        "is_causal": problem.q_len > 1,
+        "num_splits": 0,
+        "pack_gqa": problem.group_size > 1,
+        "window_size_left": -1,
+        "window_size_right": -1,
+        "sm_margin": 0,
+    }
+    assert {name: call[name] for name in expected} == expected
+    assert {name: plan[name] for name in expected} == expected
+    assert call["softmax_scale"] == problem.head_dim**-0.5
+    assert call["scheduler_metadata"].tolist() == [len(shared_object.plans)]
+    assert plan["seqused_k"].tolist() == list(problem.contexts)
+    shape = ("batch_size", "num_heads", "num_heads_k", "headdim", "headdim_v", "page_size")
+    assert tuple(plan[name] for name in shape) == (
+        problem.batch,
+        problem.q_heads,
+        problem.kv_heads,
+        problem.head_dim,
+        problem.head_dim,
+        problem.page_size,
+    )
+    assert plan["qkv_dtype"] == inputs.q.dtype
+
+
+@pytest.mark.parametrize("shared_object", [""], indirect=True)
+def test_an_older_shared_object_lacks_arguments_that_say_nothing(shared_object):
+    checked("flash_attn_3", UNIFORM[1], heuristic(UNIFORM[1]))
+    assert "cp_world_size" not in shared_object.calls[-1]
+
+
+@pytest.mark.parametrize("shared_object", [", int newer"], indirect=True)
+@pytest.mark.usefixtures("shared_object")
+def test_a_newer_shared_object_that_wants_more_is_told(monkeypatch):
+    with pytest.raises(UserError, match=r"cannot call _vllm_fa3_C.abi3.so sha256 .* wants newer"):
+        checked("flash_attn_3", UNIFORM[1], heuristic(UNIFORM[1]))
+
+
+def test_what_a_caller_chooses_reaches_both_functions(shared_object):
+    problem = UNIFORM[1]
+    checked("flash_attn_3", problem, FlashAttn3Config(pack_gqa=False, splits=3))
+    chosen = {"pack_gqa": False, "num_splits": 3}
+    for call in (shared_object.calls[-1], shared_object.plans[-1]):
+        assert {name: call[name] for name in chosen} == chosen
+
+
+def test_planning_again_is_the_call_that_the_launch_made_once(shared_object):
+    problem, config = RAGGED[0], FlashAttn3Config(pack_gqa=False, splits=2)
+    inputs, _ = checked("flash_attn_3", problem, config)
+    assert len(shared_object.plans) == 1
+    again = kernel("flash_attn_3").planner(inputs, config)
+    assert again is not None
+    assert len(shared_object.plans) == 1
+    again()
+    first, second = shared_object.plans
+    assert second["num_splits"] == first["num_splits"] == 2
+    assert second["seqused_k"].tolist() == first["seqused_k"].tolist()
+
+
+def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict[str, Any]]:
+    """A stand-in of `flash_attn_interface`; the options of its calls."""
+    asked: list[dict[str, Any]] = []
+
+    def flash_attn_with_kvcache(
+        q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, ...]:
+        asked.append(options)
+        results = attended(
+            q,
+            k_cache,
+            v_cache,
+            options["cache_seqlens"],
+            options["page_table"],
+            options["softmax_scale"],
+        )
+        return *results, torch.empty(0), torch.empty(0)
+
+    monkeypatch.delenv("LEANBENCH_FA3_LIBRARY", raising=False)
+    stand_in(
+        monkeypatch,
+        "flash_attn_interface",
+        flash_attn_with_kvcache=flash_attn_with_kvcache,
+        **members,
+    )
+    return asked
+
+
+@pytest.mark.parametrize("problem", EVERY, ids=label)
+def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monkeypatch):
+    plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def get_scheduler_metadata(*shape: Any, **options: Any) -> str:
+        plans.append((shape, options))
+        return "metadata"
+
+    asked = source_package(monkeypatch, get_scheduler_metadata=get_scheduler_metadata)
+    inputs, _ = checked("flash_attn_3", problem, heuristic(problem))
+    shape, plan = plans[0]
+    assert shape == (
+        problem.batch,
+        problem.q_len,
+        problem.cache_capacity,
+        problem.q_heads,
+        problem.kv_heads,
+        problem.head_dim,
+    )
+    shared = {
+        "causal": problem.q_len > 1,
+        "pack_gqa": problem.group_size > 1,
+        "num_splits": 0,
+    }
+    assert plan.pop("cache_seqlens").tolist() == list(problem.contexts)
+    assert plan == {"qkv_dtype": inputs.q.dtype, "page_size": problem.page_size, **shared}
+    call = asked[-1]
+    assert call.pop("cache_seqlens").tolist() == list(problem.contexts)
+    assert call == {
+        **shared,
+        "page_table": inputs.block_table,
+        "softmax_scale": problem.head_dim**-0.5,
+        "scheduler_metadata": "metadata",
+        "return_softmax_lse": True,
+    }
+
+
+def test_a_source_package_without_a_scheduler_function(monkeypatch):
+    asked = source_package(monkeypatch)
+    inputs, _ = checked("flash_attn_3", UNIFORM[1], heuristic(UNIFORM[1]))
+    assert asked[-1]["scheduler_metadata"] is None
+    assert kernel("flash_attn_3").planner(inputs, heuristic(UNIFORM[1])) is None
+
+
+def test_the_path_comes_first_then_the_package_then_vllm(monkeypatch, tmp_path):
+    shipped = tmp_path / "vllm" / "vllm_flash_attn" / "_vllm_fa3_C.abi3.so"
+    shipped.parent.mkdir(parents=True)
+    shipped.write_bytes(b"shipped")
+    vllm = ModuleSpec("vllm", None, is_package=True)
+    vllm.submodule_search_locations = [str(tmp_path / "vllm")]
+    installed = {"vllm": vllm, "flash_attn_interface": ModuleSpec("flash_attn_interface", None)}
+    monkeypatch.setattr(library, "find_spec", installed.get)
+    monkeypatch.setattr(library, "version", {"vllm": "0.22.0", "flash_attn_3": "3.0.0"}.get)
+    own = tmp_path / "_vllm_fa3_C.abi3.so"
+    own.write_bytes(b"own")
+    monkeypatch.setenv("LEANBENCH_FA3_LIBRARY", str(own))
+    adapter = kernel("flash_attn_3")
+    # The digest of b"own".
+    assert adapter.library() == "_vllm_fa3_C.abi3.so sha256 5b397565"
+    monkeypatch.delenv("LEANBENCH_FA3_LIBRARY")
+    assert adapter.library() == "flash_attn_3 3.0.0"
+    del installed["flash_attn_interface"]
+    assert adapter.library() == "vllm 0.22.0"
+    assert flash_attn_3_builds.find_build() == flash_attn_3_builds.SharedObject(
+        shipped, "vllm 0.22.0"
+    )
+    shipped.unlink()
+    assert flash_attn_3_builds.find_build() is None
+
+
+def test_a_path_that_is_no_file_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("LEANBENCH_FA3_LIBRARY", str(tmp_path / "gone.so"))
+    reason = kernel("flash_attn_3").unsupported_reason(UNIFORM[0])
+    assert reason == (
+        f"LEANBENCH_FA3_LIBRARY is {tmp_path}/gone.so, which is no file: give the path of"
+        " vllm_flash_attn/_vllm_fa3_C.abi3.so of a vLLM wheel"
+    )
+
+
+def test_a_file_that_is_no_library_is_said(monkeypatch, tmp_path):
+    path = tmp_path / "text.so"
+    path.write_bytes(b"text")
+    monkeypatch.setenv("LEANBENCH_FA3_LIBRARY", str(path))
+    with pytest.raises(UserError, match=r"^flash_attn_3 cannot call text.so sha256 .*\(OSError: "):
+        kernel("flash_attn_3").prepare(make_inputs(UNIFORM[0], "cpu"), heuristic(UNIFORM[0]))
+
+
+def test_the_best_of_it_is_packed_or_not_with_the_heuristics_splits_or_its_own():
+    best, h200 = kernel("flash_attn_3_best"), find("h200")
+    grouped = best.candidate_configs(AttentionProblem(4, 32, 8, 4096, 128), h200)
+    # 32 output tiles on 132 SMs: half a wave, one, two and four.
+    assert grouped == [
+        FlashAttn3Config(pack, splits) for pack in (True, False) for splits in (0, 1, 2, 4, 8, 16)
+    ]
+    assert best.default_config(AttentionProblem(4, 32, 8, 4096, 128), h200) == grouped[0]
+    alone = best.candidate_configs(AttentionProblem(1, 1, 1, 4096, 128), h200)
+    assert alone == [FlashAttn3Config(False, splits) for splits in (0, 1, 66)]
+    assert (best.config_choice, kernel("flash_attn_3").config_choice) == ("best", None)
