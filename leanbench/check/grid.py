@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from leanbench.configs.lookup import resolve
 from leanbench.core.config import KernelConfig
@@ -182,7 +183,7 @@ def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> Ch
 
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """The kernel's default, with what costs no compilation varied from case to case."""
-    config = resolve(kernel(name), case.problem, gpu, "heuristic").config
+    config: Any = cast("Any", resolve(kernel(name), case.problem, gpu, "heuristic").config)
     if config is None:
         return None
     if case.settings is not None and (space := kernel(name).tuning_space(case.problem, gpu)):

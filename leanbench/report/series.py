@@ -12,7 +12,7 @@ from leanbench.core.axes import LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.axis_values import Words
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
-from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS
+from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS, where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -75,7 +75,9 @@ def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
     for name in names:
         if name in ("context", "kv_heads"):
             continue
-        values = list(dict.fromkeys(frame[name].tolist()))
+        # Lengths that differ are on the device anyway.
+        rows = where(frame, frame["is_ragged"].eq(False)) if name == "lengths_on" else frame
+        values = list(dict.fromkeys(rows[name].tolist()))
         if len(values) > 1:
             ordered = values if any(isinstance(value, str) for value in values) else sorted(values)
             axes.append(VaryingAxis(name, LABELS.get(name, name), tuple(ordered), name in X_AXES))
@@ -153,7 +155,7 @@ def _fixed(axis: Axis, frame: DataFrame) -> str:
     if axis.is_number:
         return _range(axis.title, frame[axis.name])
     texts = "/".join(dict.fromkeys(frame[axis.name]))
-    return texts if isinstance(axis.values, Words) else f"{axis.title} {texts}"
+    return axis.say(texts) if isinstance(axis.values, Words) else f"{axis.title} {texts}"
 
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:

@@ -217,3 +217,35 @@ def test_many_runs_without_rows_are_named(write_run: WriteRun) -> None:
     [written] = write_report(runs[0], runs[0], ["markdown"], runs[1:])
     assert written.read_text().startswith("# ")
     assert "empty3" in written.read_text().splitlines()[0]
+
+
+def test_the_baseline_is_held_against_the_fastest_peer_of_each_problem(write_run: WriteRun) -> None:
+    latencies = {
+        1024: {"lean": 10.0, "fa2": 1.0, "cudnn": 12.0, "flashinfer": 20.0},
+        4096: {"lean": 10.0, "cudnn": 30.0, "flashinfer": 9.5},
+        # One of them ran.
+        16384: {"lean": 10.0, "cudnn": 10.0},
+        # None did.
+        65536: {"lean": 10.0, "fa2": 5.0},
+    }
+    rows = [
+        row(problem(context), kernel, latency_us)
+        for context, of_problem in latencies.items()
+        for kernel, latency_us in of_problem.items()
+    ]
+    directory = write_run(rows)
+    [sentences] = sentences_of(directory)
+    # 1.2, 0.95 and 1.
+    assert sentences["Over the fastest peer"] == (
+        "lean is 1.04× as fast as the fastest of cudnn and flashinfer (geometric mean of 3"
+        " problems); as fast or faster on 2 (66.7%), at worst 0.95× (context 4k)."
+    )
+    [part] = parts_of([directory])
+    assert part.summary.over_peers is not None
+    assert part.summary.over_peers.ratios.geomean == pytest.approx((1.2 * 0.95) ** (1 / 3))
+
+
+def test_one_peer_is_not_the_fastest_of_several(write_run: WriteRun) -> None:
+    rows = [row(problem(), kernel, 10.0) for kernel in ("lean", "fa2", "cudnn")]
+    [part] = parts_of([write_run([*rows, row(problem(), "flashinfer", status="crashed")])])
+    assert part.summary.over_peers is None

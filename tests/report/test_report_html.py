@@ -282,7 +282,7 @@ def test_axes_are_what_varies(write_run: WriteRun) -> None:
     assert [(axis["name"], axis["values"], axis["is_x"]) for axis in axes] == [
         ("max_context", [20, 1024, 4096], True),
         ("batch", [1, 2], True),
-        ("ragged", ["equal", "ragged, mean 75% of longest"], False),
+        ("lengths", ["equal", "ragged, mean 75% of longest"], False),
         ("dtype", ["fp16", "bf16"], False),
     ]
 

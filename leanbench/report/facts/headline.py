@@ -1,5 +1,5 @@
-"""Headline of a run in four sentences: the fastest kernel where, by how much, energy, and what to
-beware of.
+"""Headline of a run in a few sentences: the fastest kernel where, by how much, how far ahead of
+libraries, energy, and what to beware of.
 
 Many runs come to a sentence for each GPU and a line for each run.
 """
@@ -21,7 +21,7 @@ from leanbench.report.series import listed
 if TYPE_CHECKING:
     from leanbench.report.compare.ratios import Margin, Ratios
     from leanbench.report.facts.results import Part
-    from leanbench.report.facts.summary import Summary
+    from leanbench.report.facts.summary import OverPeers, Summary
     from leanbench.report.facts.winners import Winner, Winners
 
 #: Kernels named after the first; a run with more has them in the charts.
@@ -58,6 +58,9 @@ def headline(part: Part) -> list[Sentence]:
     if summary.over_best:
         by_how_much = _by_how_much(summary, summary.over_best, part.short)
         sentences.append(Sentence(by_how_much, "By how much"))
+    if summary.over_peers:
+        over_peers = _over_peers(summary, summary.over_peers, part.short)
+        sentences.append(Sentence(over_peers, "Over the fastest peer"))
     if summary.energies:
         sentences.append(Sentence(_energy(summary), "Energy"))
     if words := caveats(part):
@@ -169,6 +172,18 @@ def _by_how_much(summary: Summary, over: Ratios, short: Mapping[str, str]) -> st
         f"{baseline} is {times(over.geomean)} as fast as {over_what} (geometric mean){no_more}; at"
         f" worst {times(over.lowest)} ({short[over.lowest_at]}), at best {times(over.highest)}"
         f" ({short[over.highest_at]})."
+    )
+
+
+def _over_peers(summary: Summary, over: OverPeers, short: Mapping[str, str]) -> str:
+    ratios, peers = over.ratios, f"the fastest of {listed(over.kernels)}"
+    if ratios.problems == 1:
+        return f"{summary.baseline} is {times(ratios.geomean)} as fast as {peers}."
+    share = over.not_slower / ratios.problems
+    return (
+        f"{summary.baseline} is {times(ratios.geomean)} as fast as {peers} (geometric mean of"
+        f" {ratios.problems} problems); as fast or faster on {over.not_slower} ({share:.1%}), at"
+        f" worst {times(ratios.lowest)} ({short[ratios.lowest_at]})."
     )
 
 

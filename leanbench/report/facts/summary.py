@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from leanbench.core.registry import kernels
 from leanbench.report.compare.ratios import (
     MEASURED,
     Margin,
@@ -19,6 +20,17 @@ from leanbench.report.frame import COMPARED, baseline_of, best_ok_rows, ratios_t
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
+
+
+@dataclass(frozen=True)
+class OverPeers:
+    """Latency of the fastest peer over the baseline's, over the problems where both are `ok`."""
+
+    #: Libraries' kernels that ran.
+    kernels: tuple[str, ...]
+    ratios: Ratios
+    #: Problems on which the baseline takes no longer than the fastest of them.
+    not_slower: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,8 @@ class Summary:
     #: Of the fastest other kernel of each problem; null where no other ran, or the baseline did
     #: not.
     over_best: Ratios | None
+    #: Of the fastest peer of each problem; None where fewer than two ran.
+    over_peers: OverPeers | None
     #: The same of energy.
     energies: dict[str, Ratios]
     own_energy: OwnEnergy | None
@@ -84,6 +98,7 @@ def summaries(frame: DataFrame) -> list[Summary]:
             winners=winners(rows, margin),
             speedups=_ratios(rows, "latency_us", margin),
             over_best=_over_best(rows, margin),
+            over_peers=_over_peers(rows, margin),
             energies=_ratios(rows, "energy_mj", MEASURED),
             own_energy=_own_energy(rows),
             best=_best(rows),
@@ -123,6 +138,19 @@ def _ratios(rows: DataFrame, column: str, margin: Margin) -> dict[str, Ratios]:
 def _over_best(rows: DataFrame, margin: Margin) -> Ratios | None:
     table = ratios_to_baseline(rows, "latency_us")
     return _ratios_of(cast("Series", table.min(axis=1)), margin)
+
+
+def _over_peers(rows: DataFrame, margin: Margin) -> OverPeers | None:
+    known = kernels()
+    table = ratios_to_baseline(rows, "latency_us").dropna(axis="columns", how="all")
+    peers = [str(name) for name in table if name in known and known[str(name)].is_peer]
+    baseline = known.get(baseline_of(rows))
+    if len(peers) < 2 or (baseline is not None and baseline.is_peer):
+        return None
+    fastest = table[peers].min(axis=1).dropna()
+    ratios = _ratios_of(cast("Series", fastest), margin)
+    assert ratios is not None
+    return OverPeers(tuple(peers), ratios, int((fastest >= 1).sum()))
 
 
 def _ratios_of(over_baseline: Series, margin: Margin) -> Ratios | None:
