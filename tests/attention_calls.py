@@ -48,15 +48,16 @@ def differing(
     """
     whole = call(inputs)
     assert_right(inputs, *whole)
-    found = []
-    for name, (sequences, other) in _surroundings(inputs).items():
-        results = call(other)
-        assert_right(other, *results)
+    names = []
+    for name, (sequences, surrounded) in _surroundings(inputs).items():
+        results = call(surrounded)
+        assert_right(surrounded, *results)
         if not all(
-            torch.equal(result, one[sequences]) for result, one in zip(results, whole, strict=True)
+            torch.equal(result, expected[sequences])
+            for result, expected in zip(results, whole, strict=True)
         ):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _surroundings(inputs: AttentionInputs) -> dict[str, tuple[list[int], AttentionInputs]]:
@@ -70,18 +71,23 @@ def _surroundings(inputs: AttentionInputs) -> dict[str, tuple[list[int], Attenti
         "the other way round": everyone[::-1],
         "twice": [0, 0, last, last],
     }
-    found = {name: (sequences, _some(inputs, sequences)) for name, sequences in chosen.items()}
-    found["more room"] = (everyone, _roomier(inputs))
+    surroundings = {
+        name: (sequences, _some(inputs, sequences)) for name, sequences in chosen.items()
+    }
+    surroundings["more room"] = (everyone, _roomier(inputs))
     if inputs.cache_seqlens is not None:
         length = int(inputs.cache_seqlens[0])
-        found["a number"] = ([0], replace(found["alone"][1], cache_seqlens=None, context=length))
-    return found
+        surroundings["a number"] = (
+            [0],
+            replace(surroundings["alone"][1], cache_seqlens=None, context=length),
+        )
+    return surroundings
 
 
 def _some(inputs: AttentionInputs, sequences: list[int]) -> AttentionInputs:
     """These sequences of a batch, outputs poisoned; pages stay where they are."""
     paged = inputs.block_table is not None
-    found = replace(
+    some = replace(
         inputs,
         q=inputs.q[sequences],
         k_cache=inputs.k_cache if paged else inputs.k_cache[sequences],
@@ -91,8 +97,8 @@ def _some(inputs: AttentionInputs, sequences: list[int]) -> AttentionInputs:
         out=inputs.out[sequences],
         lse=inputs.lse[sequences],
     )
-    found.poison()
-    return found
+    some.poison()
+    return some
 
 
 def _roomier(inputs: AttentionInputs) -> AttentionInputs:
@@ -114,7 +120,7 @@ def _roomier(inputs: AttentionInputs) -> AttentionInputs:
         # Entries past a sequence's end lead to the pages that were added.
         table = torch.nn.functional.pad(table + added, (0, -(-room // inputs.k_cache.shape[1])))
     context = inputs.context + room
-    found = replace(
+    padded = replace(
         inputs,
         k_cache=k_cache,
         v_cache=v_cache,
@@ -124,5 +130,5 @@ def _roomier(inputs: AttentionInputs) -> AttentionInputs:
         out=inputs.out.clone(),
         lse=inputs.lse.clone(),
     )
-    found.poison()
-    return found
+    padded.poison()
+    return padded

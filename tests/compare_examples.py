@@ -58,7 +58,7 @@ def row(
             "latency_ci_high_us": high,
             "samples": len(samples_us),
         }
-    asked = {
+    shared = {
         "cell": Cell(problem, kernel).key,
         "problem": problem.to_dict(),
         "kernel": kernel,
@@ -70,7 +70,7 @@ def row(
         "time": "2026-01-02T03:04:05+00:00",
         "environment": "env0",
     }
-    return Row.model_validate({**asked, **measured, **fields}).model_dump(mode="json")
+    return Row.model_validate({**shared, **measured, **fields}).model_dump(mode="json")
 
 
 def write_run(
@@ -91,20 +91,20 @@ def write_run(
         "sweep": {"name": "example", "configs": configs},
         "gpu": {"name": gpu.split()[-1].lower(), "product": gpu},
         "environments": {"env0": dict(environment)},
-        "cells": [each["cell"] for each in rows],
+        "cells": [row["cell"] for row in rows],
         **({"measure": dict(measure)} if measure else {}),
     }
     with RunDirectory.create(path, manifest) as run:
-        for each in rows:
-            us = list((samples_us or {}).get(each["cell"], ()))
+        for row in rows:
+            us = list((samples_us or {}).get(row["cell"], ()))
             count = len(us)
             samples = Samples(
-                cell=each["cell"],
+                cell=row["cell"],
                 samples_us=us,
                 rounds=list(range(count)),
                 sm_clock_mhz=[1980] * count,
             )
-            run.append(each, samples if us else None)
+            run.append(row, samples if us else None)
     return path
 
 
@@ -113,5 +113,5 @@ def run_of(
 ) -> Path:
     """A run with a row and raw samples for each (problem, kernel)."""
     rows = [row(problem, kernel, samples_us) for (problem, kernel), samples_us in latencies.items()]
-    samples = {each["cell"]: us for each, us in zip(rows, latencies.values(), strict=True)}
+    samples = {row["cell"]: us for row, us in zip(rows, latencies.values(), strict=True)}
     return write_run(path, rows, samples, **fields)

@@ -34,11 +34,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     def _patch_lang_once(function: Any) -> Any:
         languages = [
-            each
-            for each in (_language, _language.core)
-            if any(each is value for value in function.__globals__.values())
+            language
+            for language in (_language, _language.core)
+            if any(language is value for value in function.__globals__.values())
         ]
-        if any(_language.core.is_builtin(each.load) for each in languages):
+        if any(_language.core.is_builtin(language.load) for language in languages):
             return _patch_lang(function)
         return _interpreter._LangPatchScope()
 

@@ -15,7 +15,7 @@ from leanbench.records.row import SCHEMA_VERSION, Row
 def row(cell: str, **fields: Any) -> dict[str, Any]:
     """A row of `cell` with every field, as it is read back."""
     problem = AttentionProblem(1, 8, 8, 1024, 64)
-    asked = {
+    shared = {
         "problem": problem.to_dict(),
         "kernel": "lean",
         "decomposition": "stream_k",
@@ -29,7 +29,7 @@ def row(cell: str, **fields: Any) -> dict[str, Any]:
         "time": "2026-01-02T03:04:05",
         "environment": "e",
     }
-    return Row.model_validate({"cell": cell, **asked, **taken, **fields}).model_dump(mode="json")
+    return Row.model_validate({"cell": cell, **shared, **taken, **fields}).model_dump(mode="json")
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]]) -> None:

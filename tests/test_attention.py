@@ -103,8 +103,8 @@ def test_a_transposed_hnd_cache_and_its_nhd_copy_agree(device):
     )
     out, lse = attend(inputs)
     assert_right(inputs, out, lse)
-    for one, other in zip((out, lse), attend(copied), strict=True):
-        assert torch.equal(one, other)
+    for result, expected in zip((out, lse), attend(copied), strict=True):
+        assert torch.equal(result, expected)
 
 
 def test_a_query_cut_from_a_larger_tensor(device):
@@ -119,8 +119,8 @@ def test_a_query_cut_from_a_larger_tensor(device):
 def test_softmax_scale(device):
     inputs = make_inputs(AttentionProblem(1, 4, 2, 70, 64), device)
     default = attend(inputs)
-    for one, other in zip(default, attend(inputs, softmax_scale=0.125), strict=True):
-        assert torch.equal(one, other)
+    for result, expected in zip(default, attend(inputs, softmax_scale=0.125), strict=True):
+        assert torch.equal(result, expected)
     out, lse = attend(inputs, softmax_scale=0.4)
     assert_right(replace(inputs, softmax_scale=0.4), out, lse)
     _, lse = attend(inputs, softmax_scale=0.0)
@@ -152,8 +152,8 @@ def test_arguments_that_ask_for_nothing_are_taken(device):
         "num_splits": 0,
         "causal": True,
     }
-    for one, other in zip(attend(inputs, **nothing), attend(inputs), strict=True):
-        assert torch.equal(one, other)
+    for result, expected in zip(attend(inputs, **nothing), attend(inputs), strict=True):
+        assert torch.equal(result, expected)
 
 
 TABLE = torch.zeros(1, 1, dtype=torch.int32)
@@ -388,39 +388,39 @@ def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
 
 
 @pytest.fixture
-def asked(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
+def looked_up(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
     """What `choose` was asked for: the problem, and whether all lengths are known to be alike."""
-    found: list[tuple[AttentionProblem, bool]] = []
+    lookups: list[tuple[AttentionProblem, bool]] = []
 
     def choose(kernel: Any, problem: AttentionProblem, spec: Any, *, uniform: bool) -> Choice:
         assert kernel.name == "lean"
-        found.append((problem, uniform))
+        lookups.append((problem, uniform))
         return Choice(replace(CONFIG, num_stages=1), "tuned", "in this test")
 
     monkeypatch.setattr(attention_op, "choose", choose)
     attention_op._default_config.cache_clear()
-    yield found
+    yield lookups
     attention_op._default_config.cache_clear()
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
-def test_settings_are_looked_up_for_the_problem_as_it_is(asked, device, layout):
+def test_settings_are_looked_up_for_the_problem_as_it_is(looked_up, device, layout):
     problem = AttentionProblem(2, 8, 4, 90, 64, "bf16", layout)
     inputs = make_inputs(problem, device)
     assert_right(inputs, *attend(inputs))
     attend(inputs, cache_seqlens=70)
     attend(inputs, cache_seqlens=torch.tensor([90, 7], dtype=torch.int32, device=device))
-    assert asked == [(problem, True), (replace(problem, context=70), True), (problem, False)]
+    assert looked_up == [(problem, True), (replace(problem, context=70), True), (problem, False)]
     several = make_inputs(replace(problem, context=96, q_len=2, page_size=16), device)
     attend(several)
-    assert asked.pop() == (replace(problem, context=96, q_len=2, page_size=16), True)
+    assert looked_up.pop() == (replace(problem, context=96, q_len=2, page_size=16), True)
     # Once a shape; and not where they are given.
     attend(inputs)
     attend(inputs, cache_seqlens=33, config=CONFIG)
-    assert len(asked) == 3
+    assert len(looked_up) == 3
 
 
-def test_kept_settings_are_launched(asked, device, monkeypatch):
+def test_kept_settings_are_launched(looked_up, device, monkeypatch):
     launched: list[TileConfig] = []
     lean = attention_op.kernel("lean")
     prepare = lean.prepare
@@ -432,18 +432,18 @@ def test_kept_settings_are_launched(asked, device, monkeypatch):
     assert launched == [replace(CONFIG, num_stages=1)]
 
 
-def test_what_was_kept_since_the_last_call_is_looked_up(asked, device, monkeypatch):
+def test_what_was_kept_since_the_last_call_is_looked_up(looked_up, device, monkeypatch):
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     attend(inputs)
     monkeypatch.setenv("LEANBENCH_HOME", "elsewhere")
     attend(inputs)
-    assert len(asked) == 2
+    assert len(looked_up) == 2
     monkeypatch.setenv("LEANBENCH_CONFIGS", "on")
     attend(inputs)
-    assert len(asked) == 3
+    assert len(looked_up) == 3
 
 
-def test_kept_settings_that_do_not_fit_any_more_give_way(asked, device, monkeypatch):
+def test_kept_settings_that_do_not_fit_any_more_give_way(looked_up, device, monkeypatch):
     class OutOfResources(Exception):
         """Called like Triton's."""
 

@@ -177,9 +177,9 @@ def test_settings_pass_through():
         assert numbers is not None
         assert implementation is not None
         assert all(type(number) is int for number in numbers)
-        found = attention_op._put_together(tuple(numbers), implementation)
-        assert found == config
-        assert [type(value) for value in vars(found).values()] == [
+        rebuilt = attention_op._put_together(tuple(numbers), implementation)
+        assert rebuilt == config
+        assert [type(value) for value in vars(rebuilt).values()] == [
             type(value) for value in vars(config).values()
         ]
     assert attention_op.taken_apart(None) == (None, None)

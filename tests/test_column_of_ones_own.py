@@ -68,7 +68,7 @@ def test_the_page_has_it_with_all_that_was_declared(answers, copy):
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert data is not None
     columns = json.loads(data[1])["columns"]
-    [column] = [each for each in columns if each["name"] == "spread_share"]
+    [column] = [column for column in columns if column["name"] == "spread_share"]
     assert (column["heading"], column["unit"], column["kind"]) == ("spread", "%", "share")
     assert (column["shown"], column["on_paper"], column["is_number"]) == (True, True, True)
     assert column["meaning"] == "distance of the quartiles over the latency"

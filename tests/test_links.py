@@ -45,7 +45,7 @@ def _normal(path: PurePosixPath) -> str:
     return "/".join(parts)
 
 
-@pytest.mark.parametrize("document", [Path(each).name for each in DOCUMENTS])
+@pytest.mark.parametrize("document", [Path(document).name for document in DOCUMENTS])
 def test_what_a_document_points_to_exists(document: str, paths: set[str]) -> None:
     file = ROOT / document if (ROOT / document).exists() else ROOT / "docs" / document
     folder = PurePosixPath(file.relative_to(ROOT).parent.as_posix())

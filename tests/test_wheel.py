@@ -34,8 +34,8 @@ def wheel(tmp_path_factory) -> Path:
     words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
     build = subprocess.run([*PIP, *words, str(copy)], capture_output=True, text=True)
     assert build.returncode == 0, build.stderr
-    (found,) = out.glob("leanbench-*.whl")
-    return found
+    (wheel,) = out.glob("leanbench-*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +219,9 @@ print(leanbench.__file__, float((got - weights @ v[0, :, 0].double()).abs().max(
 
 def test_the_installed_command_and_kernels_work_outside_the_checkout(environment):
     assert "stream_k" in environment.run("leanbench", "list", "kernels")
-    asked = ("smoke", "--gpu", "h100", "--name", "r", "--quiet")
+    options = ("smoke", "--gpu", "h100", "--name", "r", "--quiet")
     # Predicted, also where there is an H100.
-    printed = environment.run("leanbench", "sweep", *asked, CUDA_VISIBLE_DEVICES="")
+    printed = environment.run("leanbench", "sweep", *options, CUDA_VISIBLE_DEVICES="")
     assert printed.split() == ["runs/r/report.html", "runs/r/report.csv"]
     rows = (environment.elsewhere / "runs" / "r" / "results.jsonl").read_text().splitlines()
     assert len(rows) == 36

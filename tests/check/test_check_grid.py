@@ -32,8 +32,8 @@ GROUP_SIZES = (1, 4, 8, 5, 7, 24, 71)
 
 
 def values(cases: list[CheckCase], *names: str) -> set[object]:
-    found = {tuple(getattr(case.problem, name) for name in names) for case in cases}
-    return {value[0] for value in found} if len(names) == 1 else set(found)
+    combinations = {tuple(getattr(case.problem, name) for name in names) for case in cases}
+    return {value[0] for value in combinations} if len(names) == 1 else set(combinations)
 
 
 def one_token(cases: list[CheckCase]) -> list[CheckCase]:

@@ -37,7 +37,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rows = [
         row(problem(context), "lean", spread(us), energy_mj=None) for context, us in changed.items()
     ]
-    samples = {each["cell"]: spread(us) for each, us in zip(rows, changed.values(), strict=True)}
+    samples = {row["cell"]: spread(us) for row, us in zip(rows, changed.values(), strict=True)}
     rows.append(row(problem(8192), status="crashed", reason=HOSTILE))
     write_run(path / "after", rows, samples, environment={**ENVIRONMENT, "triton": "3.7.0"})
     return path

@@ -239,7 +239,7 @@ def test_what_is_exported_is_imported_again(tmp_path, shipped):
     file = tmp_path / "out" / "mine.json"
     assert lines(invoke("export", "h200", str(file))) == [f"{file}: 2 families of NVIDIA H200"]
     # One's own where there are both.
-    assert {each.head_dim: each for each in read(file).families} == {
+    assert {saved.head_dim: saved for saved in read(file).families} == {
         128: three(),
         64: family(head_dim=64),
     }
@@ -258,8 +258,8 @@ def test_what_is_exported_is_imported_again(tmp_path, shipped):
         "added head_dim 64, group size 4, fp16, HND: measured 2026-11-21",
         f"{mine}: 2 families of NVIDIA H200 imported",
     ]
-    assert {each.key: each for each in read(mine).families} == {
-        each.key: each for each in read(file).families
+    assert {saved.key: saved for saved in read(mine).families} == {
+        saved.key: saved for saved in read(file).families
     }
     assert (
         lines(invoke("import", str(file)))[0]

@@ -24,10 +24,10 @@ def no_gpu(monkeypatch):
 def findings(monkeypatch):
     """Call with what the checks shall find."""
 
-    def install(*found):
+    def install(*results):
         def examine(machine, quick, announce):
             announce("looking")
-            yield from found
+            yield from results
 
         monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
         monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", True)
@@ -62,14 +62,14 @@ def test_without_a_gpu_it_says_so_and_succeeds(tmp_path):
 def test_json_of_a_machine_without_a_gpu():
     result = invoke("--json", "--quick")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["can_measure"] is False
-    by_name = {finding["check"]: finding for finding in found["findings"]}
+    content = json.loads(result.stdout)
+    assert content["can_measure"] is False
+    by_name = {finding["check"]: finding for finding in content["findings"]}
     assert by_name["gpu"]["values"] == {"gpus": 0}
     assert by_name["python"]["values"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert all(
         set(finding) == {"check", "status", "text", "fix", "values"}
-        for finding in found["findings"]
+        for finding in content["findings"]
     )
 
 
@@ -105,7 +105,7 @@ def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):
 
 
 @pytest.mark.parametrize(
-    ("found", "closing"),
+    ("extra", "closing"),
     [
         (
             [("runs", problem("cannot be written", "--out"))],
@@ -120,8 +120,8 @@ def test_a_problem_is_shown_with_its_fix_and_exits_with_1(findings):
         ),
     ],
 )
-def test_a_folder_alone_says_nothing_about_figures(findings, found, closing):
-    findings(("torch", ok("torch 9")), *found)
+def test_a_folder_alone_says_nothing_about_figures(findings, extra, closing):
+    findings(("torch", ok("torch 9")), *extra)
     result = invoke()
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, closing)
 
@@ -167,16 +167,16 @@ def test_problems_exit_with_1_as_json_too(findings):
     ("words", "quick", "counters"), [((), False, False), (("--counters",), False, True)]
 )
 def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, counters):
-    asked = []
+    calls = []
 
     def examine(machine, quick, announce):
-        asked.append((machine.runs, machine.try_counters, quick))
+        calls.append((machine.runs, machine.try_counters, quick))
         return iter(())
 
     monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
     monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", False)
     assert invoke(*words, "--out", str(tmp_path)).exit_code == 0
-    assert asked == [(tmp_path, counters, quick)]
+    assert calls == [(tmp_path, counters, quick)]
 
 
 def test_quick_and_counters_contradict_each_other():

@@ -43,7 +43,7 @@ def test_check_lists_the_worst_cells() -> None:
     code, out, _ = run("check", FIG_7A)
     assert code == 0
     stated = next(
-        one for one in calibration_for(find("h200")).calibration.runs if one.run == "paper-fig7a"
+        run for run in calibration_for(find("h200")).calibration.runs if run.run == "paper-fig7a"
     )
     words = f"{stated.all.median:.1%} {stated.all.p90:.1%} {stated.all.worst:.1%}"
     assert f"{words}  {stated.pairs_right} of {stated.pairs} right" in out
@@ -71,8 +71,8 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
     in_use = calibration_for(find("h200"))
     assert in_use.path == path
     # lean_cuda, of which these runs have no row, stays as it was.
-    others = [one for one in in_use.calibration.runs if "lean_cuda" not in one.by_kernel]
-    assert {(one.run, one.role) for one in others} == {
+    others = [run for run in in_use.calibration.runs if "lean_cuda" not in run.by_kernel]
+    assert {(run.run, run.role) for run in others} == {
         ("paper-fig7a", "fitted"),
         ("occupancy", "checked"),
     }
@@ -82,7 +82,7 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (["fit", FIG_7A, "--gpu", "a100"], "was measured on h200, not on a100-80gb"),
         (
@@ -95,10 +95,10 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
         (["check", FIG_7A, "--gpu", "h300"], "there is no GPU 'h300' in the catalogue"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert said in err
+    assert sentence in err
     assert err.count("Error:") == 1
     assert "Traceback" not in err
 
@@ -138,7 +138,7 @@ def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing was measured" in err
     assert "unchecked on a100-80gb" in err
     content = json.loads(run("claims", "--json")[1])
-    assert [one["figure"] for one in content] == ["7a"] * len(chosen)
+    assert [entry["figure"] for entry in content] == ["7a"] * len(chosen)
     line = next(line for line in out.splitlines() if "LA over FA2 at 512k" in line)
-    [one] = [one for one in content if one["words"] == "LA over FA2 at 512k"]
-    assert f"2.46x  {one['predicted']:.2f}x ({one['single_stage']:.2f}x)" in line
+    [over_fa2] = [entry for entry in content if entry["words"] == "LA over FA2 at 512k"]
+    assert f"2.46x  {over_fa2['predicted']:.2f}x ({over_fa2['single_stage']:.2f}x)" in line

@@ -146,9 +146,9 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
     """Sweeps that would have been started: the sweep, its cells, its manifest, its command."""
     sweeps = []
 
-    def run(path, cells, asked, target, limits, command, **options):
-        manifest = module._manifest(cells, asked, target, command)
-        sweeps.append((asked, cells, manifest, command))
+    def run(path, cells, sweep, target, limits, command, **options):
+        manifest = module._manifest(cells, sweep, target, command)
+        sweeps.append((sweep, cells, manifest, command))
         return Run(path, manifest, ())
 
     monkeypatch.setattr(module, "_run", run)
@@ -157,8 +157,8 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
 
 def test_without_flags_latency_alone_is_measured(started):
     assert invoke("sweep", "--no-report").exit_code == 0
-    ((asked, _, manifest, command),) = started
-    assert asked.measure == MeasureOptions()
+    ((sweep, _, manifest, command),) = started
+    assert sweep.measure == MeasureOptions()
     assert manifest["measure"] == MeasureOptions().to_dict()
     assert command == ["leanbench", "sweep", "--no-report"]
 
@@ -176,11 +176,11 @@ def test_flags_say_what_is_measured_and_how_hard(started):
         " 6 --max-samples 20"
     )
     assert invoke("sweep", "--no-report", "--kernels", "lean", *flags.split()).exit_code == 0
-    ((asked, cells, manifest, command),) = started
+    ((sweep, cells, manifest, command),) = started
     effort = Effort(relative_ci=0.02, min_samples=6, max_samples=20)
-    assert asked.measure == MeasureOptions(effort, "warm", True, True, 5.0, True, True)
+    assert sweep.measure == MeasureOptions(effort, "warm", True, True, 5.0, True, True)
     assert {cell.cache for cell in cells} == {"warm"}
-    assert manifest["measure"] == json.loads(json.dumps(asked.measure.to_dict()))
+    assert manifest["measure"] == json.loads(json.dumps(sweep.measure.to_dict()))
     # What --resume is told to repeat.
     assert shlex.join(command) == f"leanbench sweep --kernels lean {flags} --no-report"
 
@@ -191,7 +191,7 @@ def test_a_file_says_what_is_measured_and_flags_add_to_it(tmp_path, started):
     file.write_text('name = "mine"\nkernels = ["lean"]\nenergy = true\ncache = "warm"\n')
     assert invoke("sweep", str(file), "--no-report", "--occupancy").exit_code == 0
     assert invoke("sweep", str(file), "--no-report", "--cache", "cold").exit_code == 0
-    assert [asked.measure for asked, *_ in started] == [
+    assert [sweep.measure for sweep, *_ in started] == [
         MeasureOptions(energy=True, cache="warm", occupancy=True),
         MeasureOptions(energy=True),
     ]
@@ -376,10 +376,11 @@ def test_what_is_measured_beside_latency_takes_its_time():
     gpu = find("h200")
     cell = expand(Sweep("s", kernels=("lean",)))[0]
 
-    def added_s(**asked: Any) -> float:
+    def added_s(**options: Any) -> float:
         plain_s = estimated_seconds(cell, gpu, predicted=False)
         return (
-            estimated_seconds(cell, gpu, predicted=False, options=MeasureOptions(**asked)) - plain_s
+            estimated_seconds(cell, gpu, predicted=False, options=MeasureOptions(**options))
+            - plain_s
         )
 
     # The windows, and seconds around them; that of the read floor is shared by three kernels.

@@ -82,10 +82,10 @@ def test_1500_rows_do_not_print_1500_lines(capsys):
         for i in range(1500)
     ]
     lines = lines_of(capsys, rows)
-    said = [line for line in lines if line.startswith(("noisy:", "!"))]
-    assert len(said) == 2
-    assert said[1].endswith("and 1497 more: at worst, " + reason.format(14.99))
-    assert "n1500 " in said[1].split(",")[0]
+    warned = [line for line in lines if line.startswith(("noisy:", "!"))]
+    assert len(warned) == 2
+    assert warned[1].endswith("and 1497 more: at worst, " + reason.format(14.99))
+    assert "n1500 " in warned[1].split(",")[0]
 
 
 def test_many_kinds_of_sentences_are_cut(capsys):

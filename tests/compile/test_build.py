@@ -30,8 +30,8 @@ H200 = find("h200")
 
 @pytest.fixture(scope="module")
 def pool():
-    with process_pool(2) as found:
-        yield found
+    with process_pool(2) as pool:
+        yield pool
 
 
 def test_resources_of_each_kernel(pool):
@@ -122,15 +122,15 @@ def test_what_cannot_be_built_says_why_and_the_others_are_built(pool):
         Job("reference", PROBLEM, CONFIG),
         Job("lean", RAGGED, CONFIG),
     ]
-    told: list[Build] = []
-    uneven, reference, ragged = build_all(jobs, (9, 0), pool, told.append)
+    announced: list[Build] = []
+    uneven, reference, ragged = build_all(jobs, (9, 0), pool, announced.append)
     assert uneven.failure is not None
     assert "\n" not in uneven.failure
     assert uneven.resources == ()
     assert reference.failure == "TypeError: reference has nothing to compile"
     assert ragged.failure is None
     assert ragged.resources[0].registers_per_thread > 40
-    assert {one.job for one in told} == set(jobs)
+    assert {compiled.job for compiled in announced} == set(jobs)
 
 
 def test_a_process_that_dies_is_one_sentence():

@@ -158,23 +158,23 @@ def test_the_folder_is_that_of_the_environment(tmp_path, monkeypatch, compiled):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         dataclasses.replace(source(), text=TEXT.replace("OWN_INSTRUCTION", "// another")),
         source(values=9),
         source(capability=(9, 0)),
         dataclasses.replace(
             source(),
-            kernel="other",
-            text=TEXT.replace("turn", "other").replace("OWN_INSTRUCTION", ""),
+            kernel="changed",
+            text=TEXT.replace("turn", "changed").replace("OWN_INSTRUCTION", ""),
         ),
     ],
     ids=["text", "defines", "capability", "kernel"],
 )
-def test_whatever_changes_is_compiled(tmp_path, compiled, other):
-    for one in (source(), other, source(), other):
-        compile_cuda(one, tmp_path)
-    assert compiled == [source(), other]
+def test_whatever_changes_is_compiled(tmp_path, compiled, changed):
+    for variant in (source(), changed, source(), changed):
+        compile_cuda(variant, tmp_path)
+    assert compiled == [source(), changed]
 
 
 def test_another_option_compiles_again(tmp_path, monkeypatch, compiled):
@@ -236,12 +236,12 @@ def test_processes_at_once_keep_one_whole_file_each(tmp_path, compiled):
     ]
     for process in compiling:
         process.start()
-    found: list[list[CudaBinary]] = [results.get(timeout=120) for _ in compiling]
+    binaries: list[list[CudaBinary]] = [results.get(timeout=120) for _ in compiling]
     for process in compiling:
         process.join(60)
         assert process.exitcode == 0
-    assert found[0] == found[1] == found[2]
-    assert [compile_cuda(source(values=values), tmp_path) for values in range(8, 12)] == found[0]
+    assert binaries[0] == binaries[1] == binaries[2]
+    assert [compile_cuda(source(values=values), tmp_path) for values in range(8, 12)] == binaries[0]
     assert compiled == []
     assert len(kept(tmp_path)) == 4
 
@@ -249,16 +249,16 @@ def test_processes_at_once_keep_one_whole_file_each(tmp_path, compiled):
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, compiled):
     (tmp_path / "file").write_text("in the way")
     folder = tmp_path / "file" / "cuda"
-    with pytest.warns(UserWarning, match="are not kept") as told:
+    with pytest.warns(UserWarning, match="are not kept") as warned:
         first = compile_cuda(source(), folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compile_cuda(source(), folder) == first
-    assert [str(one.message) for one in told] == [
+    assert [str(warning.message) for warning in warned] == [
         f"compiled CUDA kernels are not kept, {folder} cannot be written (Not a directory): "
         "choose a writable folder in LEANBENCH_CACHE"
     ]
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert len(compiled) == 2
 
 

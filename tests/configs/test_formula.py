@@ -161,28 +161,28 @@ def test_arrays_give_what_numbers_give():
 
 def points_of(coefficients: Coefficients, noise: float = 0.0, seed: int = 0) -> list[Point]:
     random = np.random.default_rng(seed)
-    found = []
+    points = []
     for heads in (4, 8, 24, 56, 64, 200, 512):
         for context in (300, 1024, 5000, 16384, 90_000):
             for ctas_per_sm, align in ((1, True), (2, False), (2, True)):
                 config = LeanTritonConfig(128, 4, 3, ctas_per_sm, 1, align)
                 work = divide(Shape(heads, context, 64, 1), config, SMS, ANY)
-                found.append(
+                points.append(
                     Point(
                         work,
                         coefficients.latency_us(work) * (1 + noise * random.standard_normal()),
                         1.0,
                     )
                 )
-    return found
+    return points
 
 
 def test_a_fit_predicts_what_it_was_not_shown():
     points = points_of(TRUE, noise=0.01)
     shown, tuned = points[::2], points[1::2]
-    found = fit(shown, 4.8)
+    fitted = fit(shown, 4.8)
     errors = [
-        abs(found.latency_us(point.work) / TRUE.latency_us(point.work) - 1) for point in tuned
+        abs(fitted.latency_us(point.work) / TRUE.latency_us(point.work) - 1) for point in tuned
     ]
     assert np.median(errors) < 0.01
     assert max(errors) < 0.05
@@ -199,9 +199,9 @@ def test_a_fit_of_few_points_leans_on_the_others():
 def test_one_outlier_does_not_bend_a_fit():
     points = points_of(TRUE)
     points[10] = replace(points[10], latency_us=3 * points[10].latency_us)
-    found = fit(points, 4.8)
+    fitted = fit(points, 4.8)
     errors = [
-        abs(found.latency_us(point.work) / TRUE.latency_us(point.work) - 1) for point in points
+        abs(fitted.latency_us(point.work) / TRUE.latency_us(point.work) - 1) for point in points
     ]
     assert np.median(errors) < 0.01
-    assert all(value > 0 for value in astuple(found))
+    assert all(value > 0 for value in astuple(fitted))

@@ -219,26 +219,26 @@ def test_contexts_of_as_many_of_the_smallest_lean_tiles_share_what_was_timed(nam
 @pytest.mark.parametrize("name", ["lean", "lean_triton", "lean_cuda"])
 def test_lengths_on_the_device_take_settings_for_any_of_them(name):
     save_families(H200, [family()])
-    asked = kernel(name)
-    choice = choose(asked, PROBLEM, H200, uniform=False)
+    lean = kernel(name)
+    choice = choose(lean, PROBLEM, H200, uniform=False)
     assert choice == Choice(
-        asked.any_length_config(PROBLEM, H200),
+        lean.any_length_config(PROBLEM, H200),
         "heuristic",
         "lengths are on the device, these settings are for any of them",
     )
     # What a sweep knows of the lengths changes nothing: a caller's host does not know them.
     lengths = (PROBLEM.max_context, *[16] * (PROBLEM.batch - 1))
     if PROBLEM.batch > 1:
-        assert choose(asked, replace(PROBLEM, context=lengths), H200) == choice
-    assert choose(asked, PROBLEM, H200, LARGE, uniform=False).how == "given"
+        assert choose(lean, replace(PROBLEM, context=lengths), H200) == choice
+    assert choose(lean, PROBLEM, H200, LARGE, uniform=False).how == "given"
 
 
 @pytest.mark.parametrize("name", ["lean", "lean_triton", "lean_cuda"])
 def test_room_beyond_a_length_that_the_host_knows_changes_nothing(name):
     save_families(H200, [family()])
-    asked, roomy = kernel(name), replace(PROBLEM, capacity=131_072)
-    assert choose(asked, roomy, H200) == choose(asked, PROBLEM, H200)
-    assert resolve(asked, roomy, H200, "heuristic") == resolve(asked, PROBLEM, H200, "heuristic")
+    lean, roomy = kernel(name), replace(PROBLEM, capacity=131_072)
+    assert choose(lean, roomy, H200) == choose(lean, PROBLEM, H200)
+    assert resolve(lean, roomy, H200, "heuristic") == resolve(lean, PROBLEM, H200, "heuristic")
 
 
 @pytest.mark.parametrize("context", [1001, 1024, 4001, 8964])
@@ -320,8 +320,8 @@ def test_a_kernel_that_always_runs_batch_invariant(spec):
     assert own.config_choice is not None
     why = "these settings do not depend on the rest of the batch"
     # Predictions are made for another kernel in its place.
-    for asked in (own, LEAN) if spec.name == "a100" else (own,):
-        assert resolve(asked, PROBLEM, spec, own.config_choice) == heuristic_because(why, config)
+    for lean in (own, LEAN) if spec.name == "a100" else (own,):
+        assert resolve(lean, PROBLEM, spec, own.config_choice) == heuristic_because(why, config)
 
 
 def test_what_a_sweep_asks_for():
@@ -395,7 +395,7 @@ def test_nothing_is_chosen_that_its_formula_calls_slower_than_the_heuristic(
 
     def latency_us(config: LeanConfig) -> float:
         # At the length that the choice is made for.
-        granule = min(each.tile_tokens for each in listed)
+        granule = min(launched.tile_tokens for launched in listed)
         shape = Shape.of(replace(problem, context=-(-context // granule) * granule))
         return rates_of[config.build_key].latency_us(divide(shape, config, H200.sms, LEAN))
 

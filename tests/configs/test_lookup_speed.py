@@ -31,16 +31,18 @@ def test_what_is_saved_counts_at_once():
 
 def test_a_growing_context_asks_the_formula_once_a_lean_tile(monkeypatch):
     save_families(H200, [family()])
-    asked: list[int] = []
+    contexts: list[int] = []
     by_formula = lookup._by_formula
     monkeypatch.setattr(
-        lookup, "_by_formula", lambda *given: asked.append(given[1].context) or by_formula(*given)
+        lookup,
+        "_by_formula",
+        lambda *given: contexts.append(given[1].context) or by_formula(*given),
     )
     lookup._by_timings.cache_clear()
     for context in range(1, 513):
         choose(LEAN, replace(PROBLEM, context=context), H200)
     # HEURISTIC's LeanTiles, the smallest.
-    assert asked == [64, 128, 192, 256, 320, 384, 448, 512]
+    assert contexts == [64, 128, 192, 256, 320, 384, 448, 512]
 
 
 def ten_candidates() -> Family:

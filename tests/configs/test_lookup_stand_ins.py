@@ -55,7 +55,7 @@ def test_dtype_and_layout_stand_in_for_each_other():
 
 
 @pytest.mark.parametrize(
-    ("tuned_groups", "asked", "found"),
+    ("tuned_groups", "wanted", "stand_in"),
     [
         ([4], 8, 4),
         ([4], 2, 4),
@@ -70,13 +70,13 @@ def test_dtype_and_layout_stand_in_for_each_other():
         ([32], 20, 32),
     ],
 )
-def test_the_nearest_group_size_stands_in(tuned_groups, asked, found):
+def test_the_nearest_group_size_stands_in(tuned_groups, wanted, stand_in):
     save_families(H200, [family(group_size=group_size) for group_size in tuned_groups])
-    why = choose(LEAN, problem_of(asked), H200).why
-    if found is None:
+    why = choose(LEAN, problem_of(wanted), H200).why
+    if stand_in is None:
         assert why.startswith("nothing is tuned that fits")
     else:
-        assert f"yours, group size {found} for {asked}: " in why
+        assert f"yours, group size {stand_in} for {wanted}: " in why
 
 
 def test_another_head_dim_does_not():
@@ -108,13 +108,13 @@ def test_the_nearest_gpu_stands_in_and_it_is_said_once(ship):
     ship(family(large_us=5.0), name="a100-80gb")
     with pytest.warns(
         UserWarning, match="NVIDIA H100 80GB HBM3, those of NVIDIA H200 .shipped. are used"
-    ) as said:
+    ) as warned:
         choice = choose(LEAN, PROBLEM, h100)
     assert choice == Choice(
         LARGE, "tuned", f"{FROM}, shipped: predicted 10.0% faster than the heuristic here"
     )
-    assert len(said) == 1
-    assert "\n" not in str(said[0].message)
+    assert len(warned) == 1
+    assert "\n" not in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choose(LEAN, replace(PROBLEM, batch=3), h100).how == "tuned"

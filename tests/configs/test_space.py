@@ -57,14 +57,14 @@ def test_a_family_makes_problems_of_so_many_output_tiles(tiles, group):
 
 
 def test_grids_share_a_build_and_registers_part_them():
-    one = LeanTritonConfig(128, 4, 3, 1, 1, True)
-    assert one.build_key == LeanTritonConfig(128, 4, 3, 2, 8, False).build_key
-    assert one.build_key != LeanTritonConfig(128, 4, 3, 3, 1, True).build_key
-    assert one.build_key != LeanTritonConfig(128, 4, 2, 1, 1, True).build_key
+    config = LeanTritonConfig(128, 4, 3, 1, 1, True)
+    assert config.build_key == LeanTritonConfig(128, 4, 3, 2, 8, False).build_key
+    assert config.build_key != LeanTritonConfig(128, 4, 3, 3, 1, True).build_key
+    assert config.build_key != LeanTritonConfig(128, 4, 2, 1, 1, True).build_key
 
 
 def test_what_a_cuda_build_is_parted_by():
-    one = LeanCudaConfig(
+    cuda_config = LeanCudaConfig(
         128,
         4,
         3,
@@ -77,10 +77,10 @@ def test_what_a_cuda_build_is_parted_by():
         copy="bulk",
     )
     # LeanTile and grid are numbers of the launch.
-    other_grid = replace(one, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
-    assert one.build_key == other_grid.build_key
+    other_grid = replace(cuda_config, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
+    assert cuda_config.build_key == other_grid.build_key
     others = [
-        replace(one, **{name: value})
+        replace(cuda_config, **{name: value})
         for name, value in (
             ("num_warps", 8),
             ("num_stages", 2),
@@ -91,11 +91,11 @@ def test_what_a_cuda_build_is_parted_by():
         )
     ]
     triton = LeanTritonConfig(128, 4, 3, 1, 1, True)
-    assert len({config.build_key for config in (one, *others, triton)}) == 8
+    assert len({config.build_key for config in (cuda_config, *others, triton)}) == 8
 
 
 def test_launches_of_other_lean_tiles_are_others():
-    one = LeanCudaConfig(
+    cuda_config = LeanCudaConfig(
         128,
         4,
         3,
@@ -108,7 +108,10 @@ def test_launches_of_other_lean_tiles_are_others():
         copy="bulk",
     )
     # 8 output tiles, 16 CTAs each at most: both grids are 128.
-    pairs = [Candidate(config, config.build_key) for config in (one, replace(one, tile_tokens=64))]
+    pairs = [
+        Candidate(config, config.build_key)
+        for config in (cuda_config, replace(cuda_config, tile_tokens=64))
+    ]
     problem = FAMILY.problem(8, 4096)
     assert [grid_of(Shape.of(problem), pair.config, H200.sms, LEAN) for pair in pairs] == [128, 128]
     assert distinct(pairs, problem, LEAN, H200) == pairs
@@ -118,7 +121,7 @@ def test_launches_of_other_lean_tiles_are_others():
 def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
     triton, cuda = kernel("lean_triton"), kernel("lean_cuda")
     problem = FAMILY.problem(8, 4096)
-    own = [each.default_config(problem, H200) for each in (cuda, triton)]
+    own = [config.default_config(problem, H200) for config in (cuda, triton)]
     assert [config.implementation for config in own if config] == ["cuda", "triton"]
     assert heuristics(LEAN, problem, H200) == own
     assert heuristics(triton, problem, H200) == own[1:]
@@ -126,15 +129,15 @@ def test_heuristics_are_the_kernels_own_first_and_what_it_takes():
     # On an Ampere GPU Triton leads.
     a100 = find("a100")
     assert heuristics(LEAN, problem, a100) == [
-        each.default_config(problem, a100) for each in (triton, cuda)
+        config.default_config(problem, a100) for config in (triton, cuda)
     ]
 
 
 def test_there_is_one_job_for_each_build():
-    found = jobs(LEAN, FAMILY, H200)
+    builds = jobs(LEAN, FAMILY, H200)
     space = LEAN.tuning_space(FAMILY.problem(8, 4096), H200)
-    assert set(found) == {config.build_key for config in space}
-    configs: dict[BuildKey, Any] = {key: job.config for key, job in found.items()}
+    assert set(builds) == {config.build_key for config in space}
+    configs: dict[BuildKey, Any] = {key: job.config for key, job in builds.items()}
     assert all(config.build_key == key for key, config in configs.items())
 
 
@@ -170,11 +173,11 @@ def test_equal_launches_are_timed_once():
     problem = FAMILY.problem(8, 128)
     # 16 LeanTiles: none of these grids can have more CTAs.
     same = [LeanTritonConfig(64, 4, 3, ctas, 1, False) for ctas in (1, 2)]
-    other = LeanTritonConfig(64, 4, 3, 1, 2, False)
-    found = distinct(
-        [Candidate(config, config.build_key) for config in [*same, other]], problem, LEAN, H200
+    different = LeanTritonConfig(64, 4, 3, 1, 2, False)
+    launches = distinct(
+        [Candidate(config, config.build_key) for config in [*same, different]], problem, LEAN, H200
     )
-    assert [candidate.config for candidate in found] == [same[0], other]
+    assert [candidate.config for candidate in launches] == [same[0], different]
 
 
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in CATALOGUE])
@@ -185,16 +188,16 @@ def test_every_gpu_has_something_to_try(gpu, head_dim):
 
 
 def test_problems_cover_the_range_from_the_first_on():
-    found = list(islice(problems(FamilyKey(64, 4), H200), 24))
-    assert len(set(found)) == 24
-    tiles = [problem.batch * problem.kv_heads for problem in found]
-    sizes = [problem.kv_bytes for problem in found]
+    drawn = list(islice(problems(FamilyKey(64, 4), H200), 24))
+    assert len(set(drawn)) == 24
+    tiles = [problem.batch * problem.kv_heads for problem in drawn]
+    sizes = [problem.kv_bytes for problem in drawn]
     assert tiles[:4] == [8, 8, 8, 8]
     assert min(tiles) <= 8
     assert max(tiles[:6]) == max(tiles) == 512
     assert min(sizes) < 5e6
     assert 400e6 < max(sizes) < 1e9
-    assert any(problem.max_context % 1024 for problem in found)
+    assert any(problem.max_context % 1024 for problem in drawn)
 
 
 def test_problems_stay_below_a_size():

@@ -26,13 +26,15 @@ from leanbench.gpu.catalogue import find
 
 
 def test_what_is_saved_is_read_again(home):
-    one = family(problems=[tuned()])
+    tuned_family = family(problems=[tuned()])
     before = saves()
-    saved = save_families(H200, [one])
+    saved = save_families(H200, [tuned_family])
     assert saved.path == path_of("h200") == home / "configs" / "h200.json"
-    assert (saved.added, saved.replaced, saved.refused) == ((one,), (), ())
-    assert read(saved.path) == tuned_configs(one)
-    assert [(file.where, file.tuned) for file in tuned_for(H200)] == [("yours", tuned_configs(one))]
+    assert (saved.added, saved.replaced, saved.refused) == ((tuned_family,), (), ())
+    assert read(saved.path) == tuned_configs(tuned_family)
+    assert [(file.where, file.tuned) for file in tuned_for(H200)] == [
+        ("yours", tuned_configs(tuned_family))
+    ]
     assert saves() == before + 1
     assert sorted(path.name for path in saved.path.parent.iterdir()) == [
         ".h200.json.lock",
@@ -41,12 +43,12 @@ def test_what_is_saved_is_read_again(home):
 
 
 def test_a_family_replaces_its_namesake_alone(home):
-    old, other = family(), family(group_size=8)
-    save_families(H200, [old, other])
+    old, second = family(), family(group_size=8)
+    save_families(H200, [old, second])
     new, bf16 = family(large_us=8.0), family(dtype="bf16")
     saved = save_families(H200, [new, bf16])
     assert (saved.added, saved.replaced) == ((bf16,), (old,))
-    assert read(saved.path).families == [new, other, bf16]
+    assert read(saved.path).families == [new, second, bf16]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,9 @@ def test_savers_at_once_lose_nothing(home):
     for saver in savers:
         saver.join(60)
         assert saver.exitcode == 0
-    assert sorted(each.group_size for each in read(path_of("h200")).families) == list(range(1, 41))
+    assert sorted(saved.group_size for saved in read(path_of("h200")).families) == list(
+        range(1, 41)
+    )
     assert not list(path_of("h200").parent.glob("*.part"))
 
 

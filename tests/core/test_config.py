@@ -140,7 +140,7 @@ def test_what_is_no_config_is_one_sentence(values, sentence):
 
 
 def test_every_kernel_with_settings_says_of_which_class():
-    with_settings = {name for name, each in kernels().items() if each.config_types}
+    with_settings = {name for name, registered in kernels().items() if registered.config_types}
     assert with_settings == {
         "fa2",
         "fixed_split",
@@ -155,7 +155,9 @@ def test_every_kernel_with_settings_says_of_which_class():
         "lean_triton",
     }
     for name in with_settings:
-        assert all(issubclass(each, KernelConfig) for each in kernels()[name].config_types)
+        assert all(
+            issubclass(config_type, KernelConfig) for config_type in kernels()[name].config_types
+        )
     assert [kernels()[name].implementation for name in ("lean", "lean_triton", "lean_cuda")] == [
         None,
         "triton",

@@ -96,14 +96,14 @@ def test_every_page_belongs_to_one_sequence_in_random_order():
     assert used != list(range(23))
     assert (table[0, 3:] == 0).all()
     assert (table[2, 1:] == 0).all()
-    one = make_inputs(PAGED, "cpu", 1).block_table
+    first = make_inputs(PAGED, "cpu", 1).block_table
     same = make_inputs(PAGED, "cpu", 1).block_table
-    other = make_inputs(PAGED, "cpu", 2).block_table
-    assert one is not None
+    second = make_inputs(PAGED, "cpu", 2).block_table
+    assert first is not None
     assert same is not None
-    assert other is not None
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    assert second is not None
+    assert torch.equal(first, same)
+    assert not torch.equal(first, second)
 
 
 def test_a_contiguous_cache_has_no_block_table():
@@ -111,8 +111,8 @@ def test_a_contiguous_cache_has_no_block_table():
     assert (inputs.block_table, inputs.page_size) == (None, None)
 
 
-def same(one: AttentionInputs, other: AttentionInputs) -> list[bool]:
-    return [torch.equal(getattr(one, name), getattr(other, name)) for name in TENSORS]
+def same(left: AttentionInputs, right: AttentionInputs) -> list[bool]:
+    return [torch.equal(getattr(left, name), getattr(right, name)) for name in TENSORS]
 
 
 def test_a_seed_repeats_and_none_does_not():
@@ -137,13 +137,13 @@ def test_values_are_standard_normal_and_differ_between_tensors():
 
 
 def test_score_scale_multiplies_q_alone():
-    one = make_inputs(PROBLEM, "cpu", seed=4, score_scale=1.0)
+    first = make_inputs(PROBLEM, "cpu", seed=4, score_scale=1.0)
     ten = make_inputs(PROBLEM, "cpu", seed=4, score_scale=10.0)
-    torch.testing.assert_close(ten.q, one.q * 10)
-    assert same(one, ten) == [False, True, True]
+    torch.testing.assert_close(ten.q, first.q * 10)
+    assert same(first, ten) == [False, True, True]
     scores = (
-        torch.einsum("bqhd,bnhd->bhqn", one.q[:, :, ::2].double(), one.k_cache.double())
-        * one.softmax_scale
+        torch.einsum("bqhd,bnhd->bhqn", first.q[:, :, ::2].double(), first.k_cache.double())
+        * first.softmax_scale
     )
     assert scores.std().item() == pytest.approx(1, abs=0.1)
 

@@ -129,8 +129,8 @@ _near_words = st.from_regex(r"[bhndqpBHN]?[0-9km/+:,x.-]{0,8}", fullmatch=True) 
 @example(["h1 n1 d64", "b2147483647"])
 @example(["h2147483647/2147483647 n2147483647 d256"])
 def test_anything_is_a_problem_or_a_sentence(words: list[str]) -> None:
-    said = refusal(words)
-    assert said is None or (said and "\n" not in said)
+    sentence = refusal(words)
+    assert sentence is None or (sentence and "\n" not in sentence)
 
 
 def refusal(words: list[str]) -> str | None:

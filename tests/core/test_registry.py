@@ -46,12 +46,12 @@ def test_this_projects_kernels_are_found_in_a_stable_order():
         "lean",
         "reference",
     ]
-    for name, found in kernels().items():
-        assert isinstance(found, Kernel)
-        assert found.name == name
-        assert found.title
-        assert found.source
-        assert found.decomposition in ("one_cta_per_tile", "fixed_split", "stream_k", "other")
+    for name, registered in kernels().items():
+        assert isinstance(registered, Kernel)
+        assert registered.name == name
+        assert registered.title
+        assert registered.source
+        assert registered.decomposition in ("one_cta_per_tile", "fixed_split", "stream_k", "other")
     assert kernel("lean").decomposition == "stream_k"
     assert not kernel("reference").is_timed
 
@@ -152,14 +152,14 @@ def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(
     (tmp_path / "broken" / "__init__.py").write_text(code + "\n")
     rooms += [str(tmp_path), str(FIXTURES)]
     kernels.cache_clear()
-    said = (
+    sentence = (
         f"{tmp_path}/broken/__init__.py{at} cannot be loaded ({error}), so its kernels are left out"
     )
-    assert kernel_warnings() == [said]
+    assert kernel_warnings() == [sentence]
     assert set(before) | {"steady"} <= set(kernels())
     with pytest.raises(UserError) as refused:
         kernel("mine")
-    assert str(refused.value).startswith(f"{said}; there is no kernel 'mine', ")
+    assert str(refused.value).startswith(f"{sentence}; there is no kernel 'mine', ")
     rooms.remove(str(tmp_path))
     kernels.cache_clear()
     assert kernel_warnings() == []
@@ -168,16 +168,16 @@ def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(
 @pytest.mark.parametrize("name", ["lean_triton", "fa2", "fixed_split"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, problem):
-    found = kernel(name)
-    default = found.default_config(problem, H200)
-    candidates = found.candidate_configs(problem, H200)
+    loaded = kernel(name)
+    default = loaded.default_config(problem, H200)
+    candidates = loaded.candidate_configs(problem, H200)
     assert default in candidates
     assert len(candidates) == len(set(candidates))
     assert len(candidates) > 1
     for config in candidates:
-        schedule = found.schedule(problem, config, H200)
+        schedule = loaded.schedule(problem, config, H200)
         assert schedule is not None
-        assert schedule.decomposition == found.decomposition
+        assert schedule.decomposition == loaded.decomposition
 
 
 @pytest.mark.parametrize("name", ["lean", "fa2", "fixed_split", "reference"])

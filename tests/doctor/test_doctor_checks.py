@@ -49,26 +49,26 @@ def test_everything_runs_on_a_gpu(machine):
 
 @pytest.mark.usefixtures("harmless")
 def test_quick_leaves_out_what_takes_seconds(machine):
-    said: list[str] = []
-    found = [name for name, _ in examine(machine, True, said.append)]
-    assert [name for name in found if name not in ALWAYS] == [
+    progress: list[str] = []
+    names = [name for name, _ in examine(machine, True, progress.append)]
+    assert [name for name in names if name not in ALWAYS] == [
         *SOFTWARE,
         *STATE,
         "events",
         "counters",
     ]
-    assert said == []
+    assert progress == []
 
 
 @pytest.mark.usefixtures("harmless")
 def test_what_takes_seconds_is_announced(machine):
-    said: list[str] = []
+    progress: list[str] = []
     machine.try_counters = True
-    for name, _ in examine(machine, False, said.append):
+    for name, _ in examine(machine, False, progress.append):
         if name == "energy":
-            assert said == ["watching the energy counter of the idle GPU (2 s)"]
-    assert "compiling and checking lean" in said
-    assert "reading hardware counters for a try (half a minute)" in said
+            assert progress == ["watching the energy counter of the idle GPU (2 s)"]
+    assert "compiling and checking lean" in progress
+    assert "reading hardware counters for a try (half a minute)" in progress
 
 
 @pytest.mark.usefixtures("harmless")
@@ -113,11 +113,11 @@ def test_an_exception_is_a_finding_and_not_the_end(machine, monkeypatch):
         Check("three", lambda machine: ok("fine")),
     ]
     monkeypatch.setattr(checks, "checks", lambda machine: listed)
-    found = dict(examine(machine, False, lambda what: None))
-    assert found["one"].status == "problem"
-    assert found["one"].text == "this check failed: RuntimeError: CUDA error: out of luck"
-    assert found["two"].text == "this check failed: KeyError"
-    assert found["three"] == ok("fine")
+    findings = dict(examine(machine, False, lambda what: None))
+    assert findings["one"].status == "problem"
+    assert findings["one"].text == "this check failed: RuntimeError: CUDA error: out of luck"
+    assert findings["two"].text == "this check failed: KeyError"
+    assert findings["three"] == ok("fine")
 
 
 def test_a_broken_driver_is_one_problem(monkeypatch):
@@ -166,7 +166,7 @@ def test_the_gpu_is_the_one_that_torch_means(monkeypatch, machine):
     second = type(first)(1, "NVIDIA A2", "GPU-bbbb", None, None, "580", (8, 6), False)
     properties = type("Properties", (), {"uuid": "bbbb"})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    found = Machine()
-    found.gpus = [first, second]
-    found.target = Target(find("h200"), 0)
-    assert found.gpu is second
+    examined = Machine()
+    examined.gpus = [first, second]
+    examined.target = Target(find("h200"), 0)
+    assert examined.gpu is second

@@ -20,15 +20,15 @@ from leanbench.gpu.catalogue import find
 @pytest.fixture
 def sizes(machine, monkeypatch) -> list[AttentionProblem]:
     """The problems in the order in which inputs were asked for."""
-    asked: list[AttentionProblem] = []
+    problems: list[AttentionProblem] = []
 
     def rotating(problem, device, spec, cache):
         assert (str(device), spec, cache) == ("cuda:0", find("h200"), "cold")
-        asked.append(problem)
+        problems.append(problem)
         return []
 
     monkeypatch.setattr("leanbench.measure.buffers.rotating_inputs", rotating)
-    return asked
+    return problems
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("again_us", "status", "said"),
+    ("again_us", "status", "sentence"),
     [
         ([10.0, 10.0, 10.0], "ok", "differs by 0.00% at 4 MB, 0.00% at 67 MB, 0.00% at 1074 MB"),
         ([10.05, 9.95, 10.0], "ok", "differs by 0.50% at 4 MB, 0.50% at 67 MB, 0.00% at 1074 MB"),
@@ -77,7 +77,7 @@ def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
         ),
     ],
 )
-def test_noise_floor(machine, sizes, monkeypatch, again_us, status, said):
+def test_noise_floor(machine, sizes, monkeypatch, again_us, status, sentence):
     left = list(again_us)
 
     def measure(candidates, effort):
@@ -91,7 +91,7 @@ def test_noise_floor(machine, sizes, monkeypatch, again_us, status, said):
     monkeypatch.setattr("leanbench.measure.timing.measure_interleaved", measure)
     finding = figures.noise_floor(machine)
     assert finding.status == status
-    assert f"lean against itself {said}" in finding.text
+    assert f"lean against itself {sentence}" in finding.text
     assert list(finding.values["differences"]) == [size.label for size in sizes]
 
 

@@ -65,7 +65,7 @@ def test_a_gpu_that_torch_alone_sees(tmp_path, monkeypatch):
 
 
 def test_a_broken_driver_is_said_by_the_check_of_the_gpu(tmp_path, monkeypatch):
-    def broken(*asked: object, **options: object) -> object:
+    def broken(*arguments: object, **options: object) -> object:
         raise NvmlError("reboot")
 
     monkeypatch.setattr("leanbench.doctor.machine.local_gpus", broken)

@@ -28,7 +28,7 @@ def test_the_smallest_step_of_a_clock_is_a_multiple_of_its_tick(ticks, tick_ns):
     assert step is not None
     assert step % tick_ns == 0
     assert step == tick_ns * min(
-        abs(one - other) for one, other in itertools.combinations(ticks, 2)
+        abs(earlier - later) for earlier, later in itertools.combinations(ticks, 2)
     )
 
 
@@ -163,10 +163,10 @@ def test_hardware_counters_by_looking(machine, monkeypatch, ncu, restricted, sta
 def test_hardware_counters_by_trying(machine, monkeypatch):
     machine.try_counters = True
     kv_bytes = 2 * 8 * 4096 * 128 * 2
-    asked = []
+    calls = []
 
     def count(problem, kernel, config, device_index):
-        asked.append((problem.kv_bytes, kernel, config.ctas_per_sm, device_index))
+        calls.append((problem.kv_bytes, kernel, config.ctas_per_sm, device_index))
         return answers.pop()
 
     answers = [
@@ -181,7 +181,7 @@ def test_hardware_counters_by_trying(machine, monkeypatch):
         "lean moves 1.010 times the bytes of K and V, and its warps fill 12% of an SM"
         in finding.text
     )
-    assert asked == [(kv_bytes, "lean", 1, 0)]
+    assert calls == [(kv_bytes, "lean", 1, 0)]
     finding = instruments.hardware_counters(machine)
     assert finding.status == "note"
     assert finding.text == f"hardware counters cannot be read: {ADMINISTRATORS_ONLY}"

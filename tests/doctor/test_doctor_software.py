@@ -24,14 +24,14 @@ def clean_environment(monkeypatch):
 
 def test_leanbench_and_its_commit(machine, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
-    found = {"leanbench": "1.2.3", "commit": f"{commit}+changes"}
-    monkeypatch.setattr("leanbench.records.environment.predicted_environment", lambda: found)
+    versions = {"leanbench": "1.2.3", "commit": f"{commit}+changes"}
+    monkeypatch.setattr("leanbench.records.environment.predicted_environment", lambda: versions)
     assert (
         software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab+changes"
     )
-    found["commit"] = commit
+    versions["commit"] = commit
     assert software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab"
-    found["commit"] = None  # type: ignore[assignment]
+    versions["commit"] = None  # type: ignore[assignment]
     assert software.leanbench_version(machine).text == "leanbench 1.2.3"
 
 

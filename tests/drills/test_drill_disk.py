@@ -28,10 +28,10 @@ FEW = ("--kernels", "steady", "--context", "1k,2k")
 def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(said) == 1, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, done.stderr
     for word in words:
-        assert word in said[0]
+        assert word in errors[0]
 
 
 def small_files(most_bytes: int):
@@ -52,8 +52,8 @@ def small_files(most_bytes: int):
 def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     tmp_path, most_bytes, where, least_rows
 ):
-    asked = ["sweep", "-q", *CELLS, "--name", "r", "--out", str(tmp_path)]
-    done = run(*asked, preexec_fn=small_files(most_bytes))
+    command = ["sweep", "-q", *CELLS, "--name", "r", "--out", str(tmp_path)]
+    done = run(*command, preexec_fn=small_files(most_bytes))
     path = tmp_path / "r"
     assert_one_sentence(done, f"cannot write {path / where}")
     if least_rows:
@@ -63,7 +63,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
             "report.csv",
         ]
     # What is torn is dropped, and the rest runs.
-    assert run(*asked, "--resume").returncode == 0
+    assert run(*command, "--resume").returncode == 0
     assert [row["problem"]["context"] for row in rows(path)] == [*range(1024, 51 * 1024, 1024)]
     assert not [
         file.name for file in path.iterdir() if "part" in file.name or file.name.startswith(".")
@@ -79,10 +79,10 @@ def test_a_disk_that_is_really_full(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     words = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(out)]
-    asked = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(out)]
+    arguments = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(out)]
     try:
         done = subprocess.run(
-            [*words, *command(*asked)],
+            [*words, *command(*arguments)],
             env=environment(OUT=str(out), KEEP=str(tmp_path)),
             capture_output=True,
             text=True,
@@ -134,14 +134,24 @@ def finished(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", ["manifest.json", "results.jsonl", "worker.log", "lock", "."])
 def test_a_run_that_became_read_only_is_a_sentence(finished, tmp_path, name):
-    asked = ["sweep", "-q", "--no-report", *FEW, "--name", "r", "--out", str(tmp_path), "--resume"]
+    command = [
+        "sweep",
+        "-q",
+        "--no-report",
+        *FEW,
+        "--name",
+        "r",
+        "--out",
+        str(tmp_path),
+        "--resume",
+    ]
     path = shutil.copytree(finished, tmp_path / "r")
     results = path / "results.jsonl"
     first = results.read_bytes().splitlines(keepends=True)[0]
     results.write_bytes(first)
     (path / name).chmod(0o000 if name == "manifest.json" else 0o555)
     try:
-        done = run(*asked, preexec_fn=without_roots_rights)
+        done = run(*command, preexec_fn=without_roots_rights)
     finally:
         (path / name).chmod(0o755)
     assert results.read_bytes().startswith(first)
@@ -150,7 +160,7 @@ def test_a_run_that_became_read_only_is_a_sentence(finished, tmp_path, name):
         # folder.
         assert done.returncode in (0, 2), done.stderr
         assert "Traceback" not in done.stderr
-        assert run(*asked).returncode == 0
+        assert run(*command).returncode == 0
         assert [row["problem"]["context"] for row in rows(path)] == [1024, 2048]
     else:
         assert_one_sentence(done, str(path))
@@ -195,11 +205,11 @@ def test_the_second_of_two_sweeps_into_one_run_refuses(tmp_path):
 
 
 def test_two_sweeps_that_start_at_once_make_one_run(tmp_path):
-    asked = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(tmp_path)]
-    with start(*asked) as one, start(*asked) as other:
-        said = one.communicate(timeout=120)[1] + other.communicate(timeout=120)[1]
-    assert sorted([one.returncode, other.returncode]) == [0, 2], said
-    assert "Traceback" not in said
+    command = ["sweep", "-q", "--no-report", *CELLS, "--name", "r", "--out", str(tmp_path)]
+    with start(*command) as first, start(*command) as second:
+        errors = first.communicate(timeout=120)[1] + second.communicate(timeout=120)[1]
+    assert sorted([first.returncode, second.returncode]) == [0, 2], errors
+    assert "Traceback" not in errors
     assert [row["problem"]["context"] for row in rows(tmp_path / "r")] == [
         *range(1024, 51 * 1024, 1024)
     ]
@@ -224,18 +234,18 @@ def test_no_entry_is_lost_between_two_tunings_of_which_one_is_killed(tmp_path):
     words = [sys.executable, "-c", SAVER, tests]
     with (
         subprocess.Popen([*words, "1"], env=env, **pipes) as killed,
-        subprocess.Popen([*words, "101"], env=env, **pipes) as other,
+        subprocess.Popen([*words, "101"], env=env, **pipes) as survivor,
     ):
         assert killed.stdout is not None
-        said = [int(killed.stdout.readline()) for _ in range(10)]
+        sizes = [int(killed.stdout.readline()) for _ in range(10)]
         killed.send_signal(signal.SIGKILL)
-        said += [int(line) for line in killed.communicate(timeout=120)[0].split()]
-        said += [int(line) for line in other.communicate(timeout=120)[0].split()]
-    assert other.returncode == 0
-    saved = [each.group_size for each in read(path).families]
+        sizes += [int(line) for line in killed.communicate(timeout=120)[0].split()]
+        sizes += [int(line) for line in survivor.communicate(timeout=120)[0].split()]
+    assert survivor.returncode == 0
+    saved = [saved.group_size for saved in read(path).families]
     # The one that was saved when it was killed may not have been said.
-    assert set(said) <= set(saved)
-    assert len(set(saved) - set(said)) <= 1
+    assert set(sizes) <= set(saved)
+    assert len(set(saved) - set(sizes)) <= 1
     assert {*range(101, 141)} <= set(saved)
     assert read(path).families[0].candidates == family().candidates
 

@@ -24,17 +24,19 @@ def asked(kernel: str, out: object, timeout: str = "120s") -> list[str]:
 
 
 def assert_one_fault(path, kernel: str, status: str, reason: str) -> None:
-    found = rows(path)
+    recorded = rows(path)
     assert [
-        (row["problem"]["context"], row["kernel"]) for row in found if row["kernel"] == "steady"
+        (row["problem"]["context"], row["kernel"]) for row in recorded if row["kernel"] == "steady"
     ] == [(context, "steady") for context in CONTEXTS]
-    assert sorted(row["problem"]["context"] for row in found if row["kernel"] == kernel) == CONTEXTS
-    assert len(found) == len({row["cell"] for row in found}) == 50
-    [faulty] = [row for row in found if row["status"] != "ok"]
+    assert (
+        sorted(row["problem"]["context"] for row in recorded if row["kernel"] == kernel) == CONTEXTS
+    )
+    assert len(recorded) == len({row["cell"] for row in recorded}) == 50
+    [faulty] = [row for row in recorded if row["status"] != "ok"]
     assert (faulty["kernel"], faulty["problem"]["context"]) == (kernel, 13 * 1024)
     assert (faulty["status"], faulty["reason"]) == (status, reason)
     assert "latency_us" not in faulty
-    for row in found:
+    for row in recorded:
         if row is not faulty:
             assert row["latency_us"] == stand_in_us(row["problem"]["context"]), row
 
@@ -46,22 +48,25 @@ def test_a_family_that_cannot_be_loaded_is_a_sentence_and_the_others_go_on(tmp_p
     room = environment(
         LEANBENCH_KERNEL_PATH=os.pathsep.join([*map(str, KERNELS), str(tmp_path / "room")])
     )
-    said = (
+    sentence = (
         f"{file}, line 1, cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"
     )
     listed = run("list", "kernels", env=room)
-    assert (listed.returncode, listed.stderr) == (0, f"! {said}, so its kernels are left out.\n")
+    assert (listed.returncode, listed.stderr) == (
+        0,
+        f"! {sentence}, so its kernels are left out.\n",
+    )
     assert {"lean", "steady"} <= {line.split(" ")[0] for line in listed.stdout.splitlines()}
     swept = run(*FEW, "--kernels", "steady", "--out", str(tmp_path), env=room)
     assert swept.returncode == 0, swept.stderr
-    assert swept.stderr.splitlines().count(f"! {said}, so its kernels are left out.") == 1
+    assert swept.stderr.splitlines().count(f"! {sentence}, so its kernels are left out.") == 1
     assert [(row["status"], row["latency_us"]) for row in rows(tmp_path / "r")] == [
         ("ok", stand_in_us(1024))
     ]
     refused = run(*FEW, "--kernels", "steady,mine", "--out", str(tmp_path), env=room)
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert line.startswith(f"Error: {said}, so its kernels are left out; there is no")
+    assert line.startswith(f"Error: {sentence}, so its kernels are left out; there is no")
 
 
 #: By kernel, with those of `make test-deep` last: they end as others do.

@@ -66,9 +66,9 @@ def test_killed_at_random_moments_and_resumed_every_cell_once(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
         for worker in workers:
             wait_until(lambda worker=worker: is_gone(worker), "the worker's end")
-        found = done_rows(path)
-        assert found[:done] == [*range(1024, 1024 * (done + 1), 1024)]
-        done = len(found)
+        contexts = done_rows(path)
+        assert contexts[:done] == [*range(1024, 1024 * (done + 1), 1024)]
+        done = len(contexts)
         if (path / "manifest.json").exists():
             assert report_rows(path) == done
     assert 0 < waits <= done <= 50

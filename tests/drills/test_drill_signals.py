@@ -63,9 +63,9 @@ def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kern
     assert "Traceback" not in stderr
     done = len(rows(tmp_path / "r"))
     assert done == 12 or (kernel == "unhurried" and done < 50)
-    said, again = stderr.splitlines()[-2:]
+    sentence, again = stderr.splitlines()[-2:]
     assert (
-        said
+        sentence
         == f"Stopped by {signal.Signals(number).name}: {done} of 50 cells are done, {50 - done} are"
         " left."
     )

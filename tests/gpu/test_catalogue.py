@@ -87,7 +87,7 @@ def test_figures(
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"),
+    ("words", "name"),
     [
         ("A100", "a100-80gb"),
         ("H100", "h100-sxm"),
@@ -97,22 +97,22 @@ def test_figures(
         ("5090", "rtx-5090"),
     ],
 )
-def test_find_takes_aliases_in_any_case(asked: str, name: str) -> None:
-    assert find(asked).name == name
+def test_find_takes_aliases_in_any_case(words: str, name: str) -> None:
+    assert find(words).name == name
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"),
+    ("words", "hint"),
     [
         ("h20", "did you mean 'h200'?"),
         ("a100-80g", "did you mean 'a100-80gb'?"),
         ("quadro", "known: a100-40gb, "),
     ],
 )
-def test_find_suggests(asked: str, hint: str) -> None:
+def test_find_suggests(words: str, hint: str) -> None:
     with pytest.raises(UserError) as error:
-        find(asked)
-    assert str(error.value).startswith(f"there is no GPU {asked!r} in the catalogue, ")
+        find(words)
+    assert str(error.value).startswith(f"there is no GPU {words!r} in the catalogue, ")
     assert hint in str(error.value)
 
 

@@ -36,11 +36,11 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """torch with the devices (product, UUID) of a call; an A100 and an H200 without one."""
 
     def install(*devices: tuple[str, str]) -> None:
-        found = [SimpleNamespace(name=name, uuid=uuid) for name, uuid in devices]
+        gpus = [SimpleNamespace(name=name, uuid=uuid) for name, uuid in devices]
         cuda = SimpleNamespace(
             is_initialized=lambda: True,
-            device_count=lambda: len(found),
-            get_device_properties=lambda index: found[index],
+            device_count=lambda: len(gpus),
+            get_device_properties=lambda index: gpus[index],
         )
         backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91900))
         monkeypatch.setitem(
@@ -136,7 +136,7 @@ def test_a_gpu_that_disappears_ends_its_worker_with_one_row(fake_nvml: Install, 
     """The next worker does not start then, and the sweep stops with what it has."""
     gpu = fake_nvml(H200).gpus[0]
 
-    def run_problem(*asked: Any) -> Any:
+    def run_problem(*arguments: Any) -> Any:
         with Nvml("GPU-aaaa") as nvml:
             gpu.errors["nvmlDeviceGetClockInfo"] = error
             return nvml.state()

@@ -90,12 +90,14 @@ def test_an_unknown_generation_is_not_guessed(capability):
     shared_bytes=st.integers(0, 99 * 1024),
 )
 def test_what_is_said_fits_and_one_more_does_not(gpu, warps, registers, shared_bytes):
-    found = theoretical_occupancy(kernel(warps, registers, shared_bytes), gpu)
+    occupancy = theoretical_occupancy(kernel(warps, registers, shared_bytes), gpu)
     registers_of_cta = warps * registers * 32
-    assert found.ctas_per_sm * registers_of_cta <= gpu.registers_per_sm
-    assert found.ctas_per_sm * (shared_bytes + 1024) <= gpu.shared_kb_per_sm * 1024
-    assert 0 <= found.share <= 1
-    if theoretical_occupancy(kernel(warps, registers, 0), gpu).ctas_per_sm > found.ctas_per_sm:
-        assert (found.ctas_per_sm + 1) * (shared_bytes + 1024 + 127) > gpu.shared_kb_per_sm * 1024
+    assert occupancy.ctas_per_sm * registers_of_cta <= gpu.registers_per_sm
+    assert occupancy.ctas_per_sm * (shared_bytes + 1024) <= gpu.shared_kb_per_sm * 1024
+    assert 0 <= occupancy.share <= 1
+    if theoretical_occupancy(kernel(warps, registers, 0), gpu).ctas_per_sm > occupancy.ctas_per_sm:
+        assert (occupancy.ctas_per_sm + 1) * (
+            shared_bytes + 1024 + 127
+        ) > gpu.shared_kb_per_sm * 1024
     more = theoretical_occupancy(kernel(warps, min(255, registers + 8), shared_bytes + 512), gpu)
-    assert more.ctas_per_sm <= found.ctas_per_sm
+    assert more.ctas_per_sm <= occupancy.ctas_per_sm

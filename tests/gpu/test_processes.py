@@ -113,7 +113,7 @@ def test_a_driver_that_does_not_list_processes(
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("raw", "name"),
     [
         ("/usr/bin/python3.12", "python3.12"),
         ("python", "python"),
@@ -122,8 +122,8 @@ def test_a_driver_that_does_not_list_processes(
         (" ", None),
     ],
 )
-def test_names(fake_nvml: Install, said: str, name: str | None) -> None:
-    fake_nvml({"compute_pids": [ELSEWHERE]}).process_names[ELSEWHERE] = said
+def test_names(fake_nvml: Install, raw: str, name: str | None) -> None:
+    fake_nvml({"compute_pids": [ELSEWHERE]}).process_names[ELSEWHERE] = raw
     assert others() == [GpuProcess(ELSEWHERE, name, 0)]
 
 

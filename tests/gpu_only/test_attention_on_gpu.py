@@ -127,13 +127,13 @@ def test_bits_do_not_depend_on_the_sms(problem):
     if kernel("lean_cuda").unavailable_reason() is None:
         cuda_config = fixed_runs_of("lean_cuda", problem)
         prepared += [cuda.launch_of(inputs, cuda_config, sms=sms).run() for sms in (7, 132)]
-    found = []
+    outputs = []
     for launch in prepared:
         inputs.poison()
         launch()
         assert_right(inputs, inputs.out, inputs.lse)
-        found.append((inputs.out.clone(), inputs.lse.clone()))
-    for few, many in zip(found[::2], found[1::2], strict=True):
+        outputs.append((inputs.out.clone(), inputs.lse.clone()))
+    for few, many in zip(outputs[::2], outputs[1::2], strict=True):
         assert all(torch.equal(*both) for both in zip(few, many, strict=True))
 
 
@@ -145,9 +145,9 @@ def test_what_equal_shares_are_told_changes_nothing_in_fixed_runs(name, field):
     problem = PROBLEMS["ragged"]
     inputs, config = make_inputs(problem, "cuda"), fixed_runs_of(name, problem)
     expected = caller(config, batch_invariant=True)(inputs)
-    found = caller(replace(config, **field), batch_invariant=True)(inputs)
-    assert_right(inputs, *found)
-    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+    result = caller(replace(config, **field), batch_invariant=True)(inputs)
+    assert_right(inputs, *result)
+    assert all(torch.equal(*both) for both in zip(result, expected, strict=True))
 
 
 @problems
@@ -159,8 +159,8 @@ def test_batch_invariant_takes_the_implementation_of_this_gpu(problem):
     )
     config = fixed_runs_of("lean_cuda" if on_cuda else "lean_triton", problem)
     expected = caller(config, batch_invariant=True)(inputs)
-    found = caller(None, batch_invariant=True)(inputs)
-    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+    result = caller(None, batch_invariant=True)(inputs)
+    assert all(torch.equal(*both) for both in zip(result, expected, strict=True))
 
 
 def captured(inputs: AttentionInputs, call: Callable, stream: torch.cuda.Stream):
@@ -207,7 +207,7 @@ def test_a_captured_call_follows_lengths_and_pages_that_change(which, batch_inva
         assert torch.equal(out, eager)
         assert torch.equal(lse, eager_lse)
         outputs.append(out.clone())
-    assert not any(torch.equal(one, other) for one, other in pairwise(outputs))
+    assert not any(torch.equal(earlier, later) for earlier, later in pairwise(outputs))
     assert all_workspaces_are_empty()
 
 
@@ -229,8 +229,8 @@ def test_lengths_outside_the_cache_count_as_its_ends(which):
     expected = attend(inputs)
     assert_right(inputs, *expected)
     inputs.cache_seqlens.copy_(torch.tensor(given[:batch], dtype=torch.int32))
-    for result, other in zip(attend(inputs), expected, strict=True):
-        assert torch.equal(result, other)
+    for result, wanted in zip(attend(inputs), expected, strict=True):
+        assert torch.equal(result, wanted)
 
 
 @pytest.mark.parametrize("length", [0, 1, 129, 300, 4000])

@@ -35,7 +35,7 @@ def test_a_cold_call_reads_k_and_v_once(name, gpu_kernels):
     problem = AttentionProblem(1, 56, 56, 4096, 64)
     launch = counted(problem, name)
     assert len(launch.kernels) == gpu_kernels
-    reads = sum(one.dram_read_bytes for one in launch.kernels)
+    reads = sum(launched.dram_read_bytes for launched in launch.kernels)
     assert 0.97 * problem.kv_bytes < reads < 1.1 * problem.kv_bytes
     assert launch.dram_bytes < 1.25 * problem.kv_bytes
     assert 0 < launch.warp_occupancy <= 1
@@ -61,7 +61,7 @@ def test_the_doctor_finds_no_problem_with_the_kernels():
         timeout=120,
     )
     assert done.returncode in (0, 1), done.stderr
-    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     for name in (
         "torch",
         "gpu",
@@ -72,10 +72,12 @@ def test_the_doctor_finds_no_problem_with_the_kernels():
         "kernel fixed_split",
         "bandwidth",
     ):
-        assert found[name]["status"] == "ok", found[name]
-    assert [finding for finding in found.values() if "this check failed" in finding["text"]] == []
+        assert findings[name]["status"] == "ok", findings[name]
+    assert [
+        finding for finding in findings.values() if "this check failed" in finding["text"]
+    ] == []
     assert (
-        found["energy"]["values"]["idle_power_w"] is None
-        or found["energy"]["values"]["idle_power_w"] > 0
+        findings["energy"]["values"]["idle_power_w"] is None
+        or findings["energy"]["values"]["idle_power_w"] > 0
     )
-    assert len(found["noise"]["values"]["differences"]) == 3
+    assert len(findings["noise"]["values"]["differences"]) == 3

@@ -65,13 +65,13 @@ def used_bytes() -> int:
 
 
 def assert_one_fault(out: Path, kernel: str, status: str, reason: str) -> None:
-    found = {(row["kernel"], row["problem"]["context"]): row for row in rows(out)}
-    assert len(found) == len(rows(out)) == 50
-    faulty = found.pop((kernel, 2048))
+    by_cell = {(row["kernel"], row["problem"]["context"]): row for row in rows(out)}
+    assert len(by_cell) == len(rows(out)) == 50
+    faulty = by_cell.pop((kernel, 2048))
     assert faulty["status"] == status, faulty
     assert re.search(reason, faulty["reason"]), faulty
     assert "latency_us" not in faulty
-    for row in found.values():
+    for row in by_cell.values():
         # Also of the cells that came next: nothing of a broken context reached them.
         assert row["status"] in ("ok", "noisy"), row
         assert row["relative_error"] < 2e-3
@@ -140,7 +140,7 @@ def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, num
 )
 def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, reason):
     """At 2048 only, in the middle of two that are right, which are measured all the same."""
-    asked = (
+    options = (
         "--kernels",
         f"fa2,{kernel},lean",
         "--context",
@@ -151,22 +151,22 @@ def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, 
         "64",
     )
     # Suspect is no failure of the sweep.
-    assert sweep(tmp_path, *asked).wait(timeout=120) == 0
-    found = {(row["kernel"], row["problem"]["context"]): row for row in rows(tmp_path)}
-    assert len(found) == len(rows(tmp_path)) == 6
-    suspect = found.pop((kernel, 2048))
+    assert sweep(tmp_path, *options).wait(timeout=120) == 0
+    by_cell = {(row["kernel"], row["problem"]["context"]): row for row in rows(tmp_path)}
+    assert len(by_cell) == len(rows(tmp_path)) == 6
+    suspect = by_cell.pop((kernel, 2048))
     assert suspect["status"] == "suspect", suspect
     assert reason in suspect["reason"]
     assert "latency_us" not in suspect
-    for row in found.values():
+    for row in by_cell.values():
         assert row["status"] in ("ok", "noisy"), row
         assert row["latency_us"] > 0
         assert row["relative_error"] < 2e-3
-    assert set(read_samples(tmp_path / "r")) == {row["cell"] for row in found.values()}
+    assert set(read_samples(tmp_path / "r")) == {row["cell"] for row in by_cell.values()}
 
 
 def test_raw_samples_are_those_of_the_rows(tmp_path):
-    asked = (
+    options = (
         "--kernels",
         "lean,fa2",
         "--context",
@@ -178,7 +178,7 @@ def test_raw_samples_are_those_of_the_rows(tmp_path):
         "--cache",
         "warm",
     )
-    assert sweep(tmp_path, *asked).wait(timeout=120) == 0
+    assert sweep(tmp_path, *options).wait(timeout=120) == 0
     samples = read_samples(tmp_path / "r")
     assert len(samples) == len(rows(tmp_path)) == 4
     for row in rows(tmp_path):
@@ -193,7 +193,7 @@ def test_raw_samples_are_those_of_the_rows(tmp_path):
 
 
 def test_killed_and_resumed_every_cell_once(tmp_path):
-    asked = (
+    options = (
         "--kernels",
         "lean,fa2,fixed_split",
         "--context",
@@ -204,14 +204,14 @@ def test_killed_and_resumed_every_cell_once(tmp_path):
         "64",
     )
     for turn in range(3):
-        process = sweep(tmp_path, *asked, *(["--resume"] if turn else []))
+        process = sweep(tmp_path, *options, *(["--resume"] if turn else []))
         done = len(rows(tmp_path))
         deadline = time.monotonic() + 60
         while len(rows(tmp_path)) < done + 3 and time.monotonic() < deadline:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert sweep(tmp_path, *asked, "--resume").wait(timeout=120) == 0
+    assert sweep(tmp_path, *options, "--resume").wait(timeout=120) == 0
     cells = Counter(row["cell"] for row in rows(tmp_path))
     assert len(cells) == 18
     assert set(cells.values()) == {1}

@@ -105,7 +105,7 @@ def test_a_row_holds_the_librarys_own_gpu_kernels(name):
     assert row["gpu_kernels"]
     # torch_math casts and repeats K and V.
     assert name == "torch_math" or not [
-        each for each in row["gpu_kernels"] if "copy" in each.lower()
+        name for name in row["gpu_kernels"] if "copy" in name.lower()
     ]
 
 

@@ -146,8 +146,8 @@ def test_two_streams_have_workspaces_of_their_own():
     torch.cuda.synchronize()
     for index, (out, lse) in enumerate(alone):
         assert all(
-            torch.equal(out, other) and torch.equal(lse, other_lse)
-            for other, other_lse in together[index]
+            torch.equal(out, other_out) and torch.equal(lse, other_lse)
+            for other_out, other_lse in together[index]
         )
 
 
@@ -262,16 +262,16 @@ def test_a_call_does_not_wait_for_the_gpu(problem):
 def test_a_warm_cache_is_faster_than_a_cold_one_and_says_so():
     """12.6 MB of K and V fit the L2 of any GPU that is supported; rotating buffers do not."""
     problem = AttentionProblem(1, 32, 8, 3072, 128)
-    found = {}
+    by_cache = {}
     for cache in ("cold", "warm"):
         instruments = open_instruments(0, MeasureOptions(cache=cache))
         rows = measure_problem(instruments, problem, [kernel("fa2"), kernel("lean")])
         assert {row["cache"] for row in rows.values()} == {cache}
         assert {row["status"] for row in rows.values()} <= {"ok", "noisy"}, rows
-        found[cache] = rows
+        by_cache[cache] = rows
     # fa2 has 8 CTAs, which wait for latency and not for bandwidth.
     for name, most in (("fa2", 1.02), ("lean", 1.0)):
-        assert found["warm"][name]["latency_us"] < most * found["cold"][name]["latency_us"]
+        assert by_cache["warm"][name]["latency_us"] < most * by_cache["cold"][name]["latency_us"]
 
 
 def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
@@ -294,7 +294,8 @@ def test_a_fingerprint_follows_every_element_of_the_inputs(problem):
 
     def is_same() -> bool:
         return all(
-            torch.equal(one, other) for one, other in zip(before, fingerprint(inputs), strict=True)
+            torch.equal(recorded, now)
+            for recorded, now in zip(before, fingerprint(inputs), strict=True)
         )
 
     assert is_same()

@@ -47,7 +47,7 @@ class Reading:
 def family(pid: int) -> list[int]:
     """A process and all below it."""
     below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in below for each in family(int(child)))]
+    return [pid, *(pid for child in below for pid in family(int(child)))]
 
 
 def gpu_bytes() -> int:
@@ -60,10 +60,10 @@ def gpu_bytes() -> int:
 def reading(pid: int, rows: int, seconds: float) -> Reading:
     pids = family(pid)
     resident = [
-        int(Path(f"/proc/{each}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-        for each in pids
+        int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+        for pid in pids
     ]
-    files = sum(len(os.listdir(f"/proc/{each}/fd")) for each in pids)
+    files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     return Reading(
         rows,
         round(seconds, 1),
@@ -106,7 +106,9 @@ def soak(out: Path) -> tuple[list[Reading], int]:
 def test_2000_cells_leave_everything_as_it_was(tmp_path):
     before = gpu_bytes()
     readings, code = soak(tmp_path)
-    (tmp_path / "soak.json").write_text(json.dumps([asdict(each) for each in readings], indent=1))
+    (tmp_path / "soak.json").write_text(
+        json.dumps([asdict(reading) for reading in readings], indent=1)
+    )
     assert code == 0
     rows = [
         json.loads(line) for line in (tmp_path / "soak" / "results.jsonl").read_text().splitlines()
@@ -123,8 +125,8 @@ def test_2000_cells_leave_everything_as_it_was(tmp_path):
     # The first hundred compile; contexts grow, and with them a cell's bytes, but not its
     # milliseconds of sampling.
     paces = [
-        (after.seconds - each.seconds) / (after.rows - each.rows)
-        for each, after in itertools.pairwise(readings)
+        (after.seconds - before.seconds) / (after.rows - before.rows)
+        for before, after in itertools.pairwise(readings)
     ]
     assert statistics.median(paces[-5:]) < 1.25 * statistics.median(paces[:5]), paces
     assert gpu_bytes() - before < GPU_NOISE_BYTES

@@ -82,12 +82,12 @@ def test_a_cluster_reduces_once_all_of_it_has_walked():
 
 def walked_us(timeline: Timeline) -> dict[int, float]:
     """When the last part of each output tile had been walked."""
-    found: dict[int, float] = {}
+    ends_us: dict[int, float] = {}
     for cta in timeline.ctas:
         for span in cta.spans:
             if span.kind == "tiles":
-                found[span.output_tile] = max(found.get(span.output_tile, 0.0), span.end_us)
-    return found
+                ends_us[span.output_tile] = max(ends_us.get(span.output_tile, 0.0), span.end_us)
+    return ends_us
 
 
 def test_merges_start_after_all_splits_have_ended():
@@ -108,10 +108,10 @@ def test_resources(name):
     inputs = make_inputs(problem, "cuda")
     config = kernel(name).default_config(problem, spec)
     assert config is not None
-    found = kernel(name).resources(inputs, config)
-    assert len(found) == (2 if name == "fixed_split" and config.splits != 1 else 1)
-    assert found[0].num_warps == config.num_warps
-    for resources in found:
+    taken = kernel(name).resources(inputs, config)
+    assert len(taken) == (2 if name == "fixed_split" and config.splits != 1 else 1)
+    assert taken[0].num_warps == config.num_warps
+    for resources in taken:
         assert 16 <= resources.registers_per_thread <= 255
         assert 0 <= resources.shared_bytes <= spec.shared_kb_per_cta * 1024
         assert resources.ctas >= 1

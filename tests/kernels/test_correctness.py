@@ -159,17 +159,19 @@ def test_a_query_sees_nothing_after_itself(name, page_size, device):
     inputs = make_inputs(problem, device)
     kernel(name).prepare(inputs, CONFIGS[name])()
     for position in range(5):
-        one = replace(
+        alone = replace(
             inputs,
             q=inputs.q[:, position : position + 1].contiguous(),
             context=66 + position,
             out=torch.full_like(inputs.out[:, :1], torch.nan).contiguous(),
             lse=torch.full_like(inputs.lse[..., :1], torch.nan).contiguous(),
         )
-        kernel(name).prepare(one, CONFIGS[name])()
-        passes(one, "fp16")
-        torch.testing.assert_close(inputs.out[:, position], one.out[:, 0], rtol=2e-3, atol=1e-3)
-        torch.testing.assert_close(inputs.lse[..., position], one.lse[..., 0], rtol=1e-5, atol=1e-5)
+        kernel(name).prepare(alone, CONFIGS[name])()
+        passes(alone, "fp16")
+        torch.testing.assert_close(inputs.out[:, position], alone.out[:, 0], rtol=2e-3, atol=1e-3)
+        torch.testing.assert_close(
+            inputs.lse[..., position], alone.lse[..., 0], rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -154,7 +154,9 @@ def test_params_stand_where_the_kernel_reads_them():
 
 def stepping(tensor: torch.Tensor, axis: int, stride: int) -> torch.Tensor:
     """One without memory behind it, like `tensor` but for a stride."""
-    strides = [stride if axis == each else own for each, own in enumerate(tensor.stride())]
+    strides = [
+        stride if axis == dimension else own for dimension, own in enumerate(tensor.stride())
+    ]
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
 
 
@@ -330,13 +332,13 @@ def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, buil
     """
     problem = AttentionProblem(batch, heads, kv_heads, capacity, head_dim)
     uneven = (capacity, *[16] * (batch - 1))
-    for other in (
+    for variant in (
         problem,
         replace(problem, context=256),
         replace(problem, context=uneven),
         replace(problem, page_size=64),
     ):
-        config = kernel("lean").any_length_config(other, find("h200"))
+        config = kernel("lean").any_length_config(variant, find("h200"))
         assert config is not None
         assert (config.implementation, config.min_tiles_per_cta) == ("cuda", 1)
         assert config.align_grid is False

@@ -103,13 +103,13 @@ def expected(schedule: Schedule, grid: int | None = None) -> dict[int, list[tupl
     """What the schedule asks of every CTA of the grid; a host block waits and reduces in the same
     launch.
     """
-    found: dict[int, list[tuple[str, int]]] = {cta: [] for cta in range(grid or schedule.grid)}
+    events: dict[int, list[tuple[str, int]]] = {cta: [] for cta in range(grid or schedule.grid)}
     for segment in schedule.segments:
         kinds = ["tiles"]
         if schedule.decomposition == "stream_k" and segment.is_host and not segment.is_whole:
             kinds += ["wait", "reduction"]
-        found[segment.cta] += [(kind, segment.output_tile) for kind in kinds]
-    return found
+        events[segment.cta] += [(kind, segment.output_tile) for kind in kinds]
+    return events
 
 
 def assert_covers(ctas: tuple[CtaTimeline, ...], tiles: TileGrid) -> None:
@@ -244,9 +244,9 @@ def test_resources_of_a_compiled_kernel():
 
 def test_resources_follow_the_launches(device):
     """The interpreter compiles nothing, so there are none to tell."""
-    found = kernel("fixed_split").resources(make_inputs(PROBLEMS[0], device), FIXED_SPLIT)
+    taken = kernel("fixed_split").resources(make_inputs(PROBLEMS[0], device), FIXED_SPLIT)
     names = [] if device == "cpu" else ["split_kernel", "merge_kernel"]
-    assert [resources.launch for resources in found] == names
+    assert [resources.launch for resources in taken] == names
 
 
 def test_launches_run_in_order():

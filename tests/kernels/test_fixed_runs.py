@@ -145,9 +145,9 @@ def launched(
 def differences(shape: dict[str, Any], config: KernelConfig, device: str) -> list[str]:
     """In which surroundings some sequence's bits are not those that it has in the whole batch."""
     inputs = make_inputs(AttentionProblem(batch=len(LENGTHS), context=LENGTHS, **shape), device)
-    found = differing(inputs, lambda call: launched(call, config, 5))
+    names = differing(inputs, lambda call: launched(call, config, 5))
     results = zip(launched(inputs, config, 17), launched(inputs, config, 5), strict=True)
-    return found if all(torch.equal(*both) for both in results) else [*found, "another GPU"]
+    return names if all(torch.equal(*both) for both in results) else [*names, "another GPU"]
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(
         return attend(inputs, cache_seqlens=lengths, **options)
 
     def is_same(
-        one: tuple[torch.Tensor, torch.Tensor], other: tuple[torch.Tensor, torch.Tensor]
+        left: tuple[torch.Tensor, torch.Tensor], right: tuple[torch.Tensor, torch.Tensor]
     ) -> bool:
-        return all(torch.equal(*both) for both in zip(one, other, strict=True))
+        return all(torch.equal(*both) for both in zip(left, right, strict=True))
 
     assert differing(inputs, lambda inputs: call(inputs, batch_invariant=True)) == []
     whole, equal_shares = call(inputs, batch_invariant=True), call(inputs, config=EQUAL_SHARES)
@@ -232,7 +232,7 @@ def test_settings_follow_from_the_family(name, group_size, head_dim, q_len):
     """No size, layout or page decides about the bits, nor a GPU's SMs: the H100 PCIe has 18 fewer
     than the H200.
     """
-    found = set()
+    seen = set()
     for gpu in ("h200", "h100-pcie"):
         for batch, kv_heads, context, layout, page in [
             (1, 1, 1, "HND", None),
@@ -254,8 +254,8 @@ def test_settings_follow_from_the_family(name, group_size, head_dim, q_len):
             assert config.fixed_run_tiles is not None
             assert config.tile_tokens * config.fixed_run_tiles == 1024
             # What waits for what changes no bits.
-            found.add(replace(config, num_stages=1))
-    assert len(found) == 1
+            seen.add(replace(config, num_stages=1))
+    assert len(seen) == 1
 
 
 def test_more_partials_than_a_kernel_can_address_are_refused():

@@ -95,15 +95,15 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
     # No line breaks in sentences.
     monkeypatch.setattr(output, "PIPED_COLUMNS", 1000)
     for name in names:
-        said = None if sentence is None else sentence.format(name)
-        assert kernel(name).unavailable_reason() == said
-        assert kernel(name).unsupported_reason(UNIFORM[0]) == said
+        expected = None if sentence is None else sentence.format(name)
+        assert kernel(name).unavailable_reason() == expected
+        assert kernel(name).unsupported_reason(UNIFORM[0]) == expected
     lines = [
         line.strip() for line in CliRunner().invoke(app, ["list", "kernels"]).stdout.splitlines()
     ]
     for name in names:
-        said = [] if sentence is None else [sentence.format(name)]
-        assert [line for line in lines if line.startswith(f"{name} is not installed")] == said
+        expected = [] if sentence is None else [sentence.format(name)]
+        assert [line for line in lines if line.startswith(f"{name} is not installed")] == expected
 
 
 @pytest.mark.usefixtures("all_installed")
@@ -242,13 +242,13 @@ def test_another_version_of_a_library_is_said_in_a_sentence(
     for name in names:
         with pytest.raises(UserError) as raised:
             ADAPTERS[name].prepare(make_inputs(UNIFORM[0], "cpu"), None)
-        said, adapter = str(raised.value), ADAPTERS[name]
-        assert said.startswith(f"{name} cannot call {adapter.library()} (")
-        assert f" {adapter.distribution} 0.1" in said
-        assert said.endswith(
+        message, adapter = str(raised.value), ADAPTERS[name]
+        assert message.startswith(f"{name} cannot call {adapter.library()} (")
+        assert f" {adapter.distribution} 0.1" in message
+        assert message.endswith(
             f"it was written for {adapter.written_for}, install that or leave {name} out"
         )
-        assert "\n" not in said
+        assert "\n" not in message
 
 
 def test_the_doctor_says_it_too_and_goes_on(monkeypatch):
@@ -349,8 +349,8 @@ def test_rows_are_taken_with_the_versions_of_the_libraries(monkeypatch):
         "torch": "2.13.0",
     }
     monkeypatch.setattr(environment, "_version", versions.get)
-    found = environment.predicted_environment()
-    assert {name: found[name] for name in versions} == versions
+    predicted = environment.predicted_environment()
+    assert {name: predicted[name] for name in versions} == versions
     known = {adapter.distribution for adapter in KERNELS} - {"torch"}
     assert known <= set(environment._LIBRARIES)
-    assert "flash_attn_3" not in found
+    assert "flash_attn_3" not in predicted

@@ -28,7 +28,7 @@ from leanbench.gpu.catalogue import find
 @pytest.fixture
 def asked_splits(monkeypatch) -> list[int]:
     """A stand-in of flash-attn; the `num_splits` of its calls."""
-    asked: list[int] = []
+    calls: list[int] = []
 
     def flash_attn_with_kvcache(
         q: torch.Tensor,
@@ -46,11 +46,11 @@ def asked_splits(monkeypatch) -> list[int]:
         assert cache_seqlens.dtype == torch.int32
         assert causal == (q.shape[1] > 1)
         assert block_table is None or k_cache.shape[1] % 256 == 0
-        asked.append(num_splits)
+        calls.append(num_splits)
         return attended(q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale)
 
     stand_in(monkeypatch, "flash_attn", flash_attn_with_kvcache=flash_attn_with_kvcache)
-    return asked
+    return calls
 
 
 LARGE_PAGES = [

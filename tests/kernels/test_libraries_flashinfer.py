@@ -307,7 +307,7 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "raised", "told"),
+    ("message", "raised", "expected"),
     [
         ("Buffer overflow: holistic_partial_o", UserError, "partials of 8 KV heads x head_dim"),
         ("Buffer overflow: holistic_merge_indptr", RuntimeError, "merge_indptr"),
@@ -315,14 +315,14 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
     ],
 )
 def test_a_plan_that_does_not_fit_the_persistent_kernels_buffer_is_told(
-    said, raised, told, persistent, monkeypatch
+    message, raised, expected, persistent, monkeypatch
 ):
     def plan(self: PersistentWrapper, *args: object, **options: object) -> None:
-        raise RuntimeError(said)
+        raise RuntimeError(message)
 
     monkeypatch.setattr(PersistentWrapper, "plan", plan)
     inputs = make_inputs(AttentionProblem(1, 8, 8, 300, 64), "cpu")
-    with pytest.raises(raised, match=told):
+    with pytest.raises(raised, match=expected):
         kernel("flashinfer_persistent").prepare(inputs, None)
 
 

@@ -130,17 +130,17 @@ def eager(monkeypatch) -> list[dict[str, Any]]:
     """
     from torch.nn.attention import flex_attention
 
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def keep(function: Any, **options: Any) -> Any:
-        asked.append(options)
+        calls.append(options)
         return function
 
     monkeypatch.setattr(torch, "compile", keep)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     flex._compiled.cache_clear()
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("problem", REAL, ids=label)
@@ -206,7 +206,7 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "raised", "told"),
+    ("message", "raised", "expected"),
     [
         (
             (
@@ -220,9 +220,9 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
         ("", ValueError, None),
     ],
 )
-def test_what_xformers_refuses_is_told(said, raised, told, monkeypatch):
+def test_what_xformers_refuses_is_told(message, raised, expected, monkeypatch):
     def refuse(*tensors: torch.Tensor, **options: object) -> torch.Tensor:
-        raise ValueError(said)
+        raise ValueError(message)
 
     fmha = ModuleType("xformers.ops.fmha")
     vars(fmha).update(
@@ -230,5 +230,5 @@ def test_what_xformers_refuses_is_told(said, raised, told, monkeypatch):
     )
     stand_in(monkeypatch, "xformers")
     stand_in(monkeypatch, "xformers.ops", fmha=fmha)
-    with pytest.raises(raised, match=told):
+    with pytest.raises(raised, match=expected):
         kernel("xformers_split_k").prepare(make_inputs(UNIFORM[0], "cpu"), None)

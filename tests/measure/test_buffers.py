@@ -62,11 +62,11 @@ def test_a_cache_with_room_holds_several_inputs_that_share_nothing_in_use(gpu):
     inputs = rotating_inputs(problem, DEVICE, H200, "cold")
     assert len(inputs) == 3
     assert gpu.made == [problem] * 2
-    assert len({each.k_cache.untyped_storage().data_ptr() for each in inputs}) == 2
-    assert all(each.k_cache.stride() == inputs[0].k_cache.stride() for each in inputs)
-    before = [each.k_cache[:, :100].clone() for each in inputs]
-    for each in inputs[1:]:
-        each.k_cache[:, :100] += 1
+    assert len({copy.k_cache.untyped_storage().data_ptr() for copy in inputs}) == 2
+    assert all(copy.k_cache.stride() == inputs[0].k_cache.stride() for copy in inputs)
+    before = [copy.k_cache[:, :100].clone() for copy in inputs]
+    for copy in inputs[1:]:
+        copy.k_cache[:, :100] += 1
     assert torch.equal(inputs[0].k_cache[:, :100], before[0])
     assert torch.equal(inputs[1].k_cache[:, :100], before[1] + 1)
     assert torch.equal(inputs[2].k_cache[:, :100], before[2] + 1)

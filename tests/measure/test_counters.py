@@ -177,7 +177,7 @@ def test_older_versions_write_the_unit_in_full(printing):
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "sentence"),
+    ("reason", "code", "sentence"),
     [
         (PERMISSION, 0, counters.ADMINISTRATORS_ONLY),
         (
@@ -242,8 +242,8 @@ def test_older_versions_write_the_unit_in_full(printing):
         "passes",
     ],
 )
-def test_failures_are_plain_sentences(printing, said, code, sentence):
-    printing(said, code)
+def test_failures_are_plain_sentences(printing, reason, code, sentence):
+    printing(reason, code)
     result = count(PROBLEM, "lean", CONFIG, 0)
     assert isinstance(result, str)
     assert result.startswith(sentence)

@@ -251,7 +251,7 @@ def test_calibration_notices_a_gpu_that_is_not_idle():
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "sentence"),
     [
         (
             lambda gpu: (after(gpu, 1.0), -gpu._energy_mj),
@@ -264,7 +264,7 @@ def test_calibration_notices_a_gpu_that_is_not_idle():
         (lambda gpu: (after(gpu, -0.5), None), "stood still for 1.0 s under load"),
     ],
 )
-def test_a_counter_that_fails_under_load(fault: Any, said: str):
+def test_a_counter_that_fails_under_load(fault: Any, sentence: str):
     gpu = SimulatedGpu()
     calibration = calibrated(gpu)
     gpu.counter_faults = [fault(gpu)]
@@ -272,7 +272,7 @@ def test_a_counter_that_fails_under_load(fault: Any, said: str):
     assert reading.energy_mj == pytest.approx(60, rel=0.01)
     assert reading.energy_by_power_mj is None
     assert len(reading.warnings) == 1
-    assert said in reading.warnings[0]
+    assert sentence in reading.warnings[0]
     assert reading.warnings[0].endswith("energy comes from the instantaneous power alone")
 
 
@@ -335,7 +335,7 @@ def test_windows_that_will_do(window_s: float, tick_ms: float | None):
 
 
 @pytest.mark.parametrize(
-    ("window_s", "tick_ms", "said"),
+    ("window_s", "tick_ms", "sentence"),
     [
         (
             1.0,
@@ -367,10 +367,10 @@ def test_windows_that_will_do(window_s: float, tick_ms: float | None):
         (math.nan, 100.0, "a window of nan s"),
     ],
 )
-def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, said: str):
+def test_windows_that_mean_nothing(window_s: float, tick_ms: float | None, sentence: str):
     with pytest.raises(UserError) as error:
         check_window(window_s, tick_ms)
-    assert said in str(error.value)
+    assert sentence in str(error.value)
 
 
 def test_row_fields():

@@ -427,8 +427,8 @@ def test_occupancy_and_counters_only_when_asked(gpu, monkeypatch):
 
 
 def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
-    def record_timeline(*asked: Any) -> Any:
-        problem, kernel, config, buffers, _, latency_us = asked
+    def record_timeline(*arguments: Any) -> Any:
+        problem, kernel, config, buffers, _, latency_us = arguments
         return (
             None
             if kernel.name == "untraced"
@@ -455,32 +455,32 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
 
     def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
         assert (problem, spec) == (PROBLEM, open_instruments(0).spec)
-        asked.append(request)
+        requests.append(request)
         given = isinstance(request, TileConfig)
         return (
             Choice(request, "given", "given") if given else Choice(FASTER, "tuned", "from a file")
         )
 
-    asked: list[object] = []
+    requests: list[object] = []
     monkeypatch.setattr(prepare.lookup, "resolve", choose)
-    tuned, other = Right("tuned"), Right("other")
+    tuned, second = Right("tuned"), Right("other")
     tuned.tuned_as = "tuned"
     rows = measure_problem(
-        open_instruments(0), PROBLEM, [tuned, other], "heuristic", {"other": CONFIG}
+        open_instruments(0), PROBLEM, [tuned, second], "heuristic", {"other": CONFIG}
     )
-    assert asked == ["heuristic", CONFIG]
+    assert requests == ["heuristic", CONFIG]
     chosen = [
         [rows[name][field] for field in ("config", "config_choice", "config_reason")]
         for name in rows
     ]
     assert chosen == [[FASTER.to_dict(), "tuned", "from a file"], [CONFIG.to_dict(), "given", None]]
-    assert (tuned.prepared, other.prepared) == ([FASTER] * 3, [CONFIG] * 3)
+    assert (tuned.prepared, second.prepared) == ([FASTER] * 3, [CONFIG] * 3)
 
 
 def test_best_tries_what_is_kept_too(gpu, monkeypatch):
     kept = TileConfig(256, 4, 2)
     monkeypatch.setattr(
-        prepare.lookup, "resolve", lambda *asked: Choice(kept, "tuned", "from a file")
+        prepare.lookup, "resolve", lambda *arguments: Choice(kept, "tuned", "from a file")
     )
     tried: list[object] = []
     monkeypatch.setattr(

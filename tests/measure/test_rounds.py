@@ -219,7 +219,7 @@ def test_a_gpu_that_says_nothing_of_throttling_is_believed(reading):
 )
 def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, repeats):
     effort = Effort(0.02, fewest, most, max_seconds=100.0, max_repeats=repeats)
-    samplers = {number: Scripted(*each) for number, each in enumerate(samples)}
+    samplers = {number: Scripted(*sample) for number, sample in enumerate(samples)}
     readings = states(*[state("sw_power_cap") if low else state() for low in throttled])
     timings = run_rounds(samplers, effort, readings, sleep=lambda seconds: None)
     assert list(timings) == list(samplers)
@@ -227,7 +227,7 @@ def test_rounds_end_and_their_lists_line_up(samples, throttled, fewest, most, re
     for timing in timings.values():
         assert fewest <= len(timing.samples_us) <= most
         assert len(timing.samples_us) == most or all(
-            each.meets(effort) or each.is_spent(effort) for each in everyone
+            candidate.meets(effort) or candidate.is_spent(effort) for candidate in everyone
         )
         assert len(timing.rounds) == len(timing.states) == len(timing.samples_us)
         assert timing.rounds == sorted(set(timing.rounds))

@@ -93,8 +93,8 @@ def test_contains_the_median(samples, confidence):
 
 
 @given(SAMPLES, CONFIDENCES, CONFIDENCES)
-def test_more_confidence_is_never_narrower(samples, one, other):
-    less, more = sorted((one, other))
+def test_more_confidence_is_never_narrower(samples, first, second):
+    less, more = sorted((first, second))
     low, high = median_interval(samples, less)
     wider_low, wider_high = median_interval(samples, more)
     assert wider_low <= low <= high <= wider_high
@@ -140,7 +140,7 @@ def exact_rank_sum_coverage(base: int, new: int, outside: int) -> float:
         for behind in range(base + 1):
             before = ways[behind - 1] if behind else [0] * (base * new + 1)
             shifted = [0] * behind + ways[behind][: len(before) - behind]
-            ways[behind] = [one + other for one, other in zip(before, shifted, strict=True)]
+            ways[behind] = [straight + over for straight, over in zip(before, shifted, strict=True)]
     total = math.comb(base + new, new)
     counts = ways[base]
     return sum(counts[outside : base * new - outside + 1]) / total

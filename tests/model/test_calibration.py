@@ -91,7 +91,7 @@ def broken(change: dict[str, object], drop: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "fault"),
     [
         ("{", "is no calibration (Expecting property name"),
         ("[]", "is no calibration ('list' object has no attribute 'get')"),
@@ -111,7 +111,7 @@ def broken(change: dict[str, object], drop: str = "") -> str:
         (broken({"gpu": "h300"}), "there is no GPU 'h300'"),
     ],
 )
-def test_a_damaged_file_is_named_passed_over_and_kept(own: Path, text: str, said: str) -> None:
+def test_a_damaged_file_is_named_passed_over_and_kept(own: Path, text: str, fault: str) -> None:
     path = user_file("h200")
     path.parent.mkdir()
     path.write_text(text)
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_named_passed_over_and_kept(own: Path, text: str, said
     assert in_use.path == SHIPPED / "h200.json"
     [note] = in_use.notes
     assert str(path) in note
-    assert said in note
+    assert fault in note
     assert note in known_error("h200")
     assert calibration_for(A100).notes == ()
     with pytest.raises(UserError, match="is no calibration"):

@@ -53,23 +53,23 @@ def test_ragged_batches_get_more_uneven() -> None:
 
 @pytest.mark.usefixtures("few")
 def test_outcomes_are_ratios_of_predictions() -> None:
-    outcomes = {(one.claim.figure, one.claim.words): one for one in evaluate(A100)}
-    one = outcomes["7a", "LA over FA2 at 512k"]
-    [problem] = one.claim.problems
+    outcomes = {(outcome.claim.figure, outcome.claim.words): outcome for outcome in evaluate(A100)}
+    outcome = outcomes["7a", "LA over FA2 at 512k"]
+    [problem] = outcome.claim.problems
     lean, fa2 = kernel("lean"), kernel("fa2")
     lean_config = lean.default_config(problem, A100)
     fa2_config = fa2.default_config(problem, A100)
     assert lean_config is not None
     assert fa2_config is not None
     lean_us = predict_latency_us(problem, lean, lean_config, A100)
-    assert one.predicted == pytest.approx(
+    assert outcome.predicted == pytest.approx(
         predict_latency_us(problem, fa2, fa2_config, A100) / lean_us
     )
-    assert one.single_stage == pytest.approx(
+    assert outcome.single_stage == pytest.approx(
         predict_latency_us(problem, fa2, SINGLE_STAGE, A100) / lean_us
     )
-    assert one.holds == (abs(one.predicted / 2.46 - 1) <= TOLERANCE)
-    assert one.claim.paper_words == "2.46x"
+    assert outcome.holds == (abs(outcome.predicted / 2.46 - 1) <= TOLERANCE)
+    assert outcome.claim.paper_words == "2.46x"
     assert (
         outcomes["7a", "LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"].claim.paper_words
         == "≥ 2.00x"
@@ -83,7 +83,9 @@ def test_outcomes_are_ratios_of_predictions() -> None:
 def test_another_gpu_another_figure() -> None:
     def at_512k(spec: GpuSpec) -> float:
         return next(
-            one.predicted for one in evaluate(spec) if one.claim.words == "LA over FA2 at 512k"
+            outcome.predicted
+            for outcome in evaluate(spec)
+            if outcome.claim.words == "LA over FA2 at 512k"
         )
 
     # With the H200's bandwidth 56 SMs are further from enough.

@@ -35,11 +35,11 @@ def test_fit_finds_what_made_the_rows() -> None:
             (1000.0, 4_500_000_000, 132, 693.0),
         ]
     ]
-    found = fit_energy(rows, H200, Constants())
-    assert found.idle_power_w == 120
-    assert found.power_cap_share == pytest.approx(0.99)
-    assert (found.sm_power_w, found.byte_pj) == pytest.approx((2, 100), rel=0.01)
-    assert found.tile_us == Constants().tile_us
+    fitted = fit_energy(rows, H200, Constants())
+    assert fitted.idle_power_w == 120
+    assert fitted.power_cap_share == pytest.approx(0.99)
+    assert (fitted.sm_power_w, fitted.byte_pj) == pytest.approx((2, 100), rel=0.01)
+    assert fitted.tile_us == Constants().tile_us
 
 
 def test_without_rows_nothing_moves() -> None:

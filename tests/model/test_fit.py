@@ -56,7 +56,9 @@ def lean_cuda_cell(problem: AttentionProblem, constants: Constants) -> MeasuredC
 
 def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made") -> MeasuredRun:
     cells = [
-        cell(one, problem) for problem in problems for one in ("lean_triton", "fa2", "fixed_split")
+        cell(name, problem)
+        for problem in problems
+        for name in ("lean_triton", "fa2", "fixed_split")
     ]
     return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
 
@@ -64,16 +66,16 @@ def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made"
 def test_a_fit_finds_what_made_the_rows() -> None:
     run = measured()
     before = check(run, run.cells, Constants(), "checked", workers=1)[0][0].all
-    found = fit(run.cells, H200, Constants(), workers=1)
-    after = check(run, run.cells, found, "checked", workers=1)[0][0].all
+    fitted = fit(run.cells, H200, Constants(), workers=1)
+    after = check(run, run.cells, fitted, "checked", workers=1)[0][0].all
     assert before.median > 0.05
     assert after.median < 0.01
     assert after.worst < 0.04
-    assert found.bandwidth_share == pytest.approx(0.9, rel=0.01)
-    assert found.tile_us == pytest.approx(0.8, rel=0.1)
+    assert fitted.bandwidth_share == pytest.approx(0.9, rel=0.01)
+    assert fitted.tile_us == pytest.approx(0.8, rel=0.1)
     # What no run tells apart stays.
     for name in names(Constants, "held"):
-        assert getattr(found, name) == getattr(TRUE, name)
+        assert getattr(fitted, name) == getattr(TRUE, name)
 
 
 def test_lean_cuda_has_constants_of_its_own() -> None:
@@ -81,14 +83,14 @@ def test_lean_cuda_has_constants_of_its_own() -> None:
     start = replace(TRUE, lean_cuda=LeanCudaConstants())
     cells = [lean_cuda_cell(problem, true) for problem in PROBLEMS]
     run = MeasuredRun("made", H200, tuple(cells), {})
-    found = fit_lean_cuda(run.cells, H200, start, workers=1)
-    assert found.lean_cuda is not None
-    assert replace(found, lean_cuda=None) == TRUE
+    fitted = fit_lean_cuda(run.cells, H200, start, workers=1)
+    assert fitted.lean_cuda is not None
+    assert replace(fitted, lean_cuda=None) == TRUE
     before = check(run, run.cells, start, "checked", workers=1)[0][0].all
-    after = check(run, run.cells, found, "checked", workers=1)[0][0].all
+    after = check(run, run.cells, fitted, "checked", workers=1)[0][0].all
     assert before.worst > 0.05
     assert after.worst < 0.03
-    assert found.lean_cuda.merge_level_us > 1.2
+    assert fitted.lean_cuda.merge_level_us > 1.2
     with pytest.raises(UserError, match="0 rows are too few to fit the model to"):
         fit_lean_cuda(measured().cells, H200, start)
 
@@ -103,7 +105,7 @@ def test_halves_share_no_shape() -> None:
     same = [AttentionProblem(batch, 64 // batch, 64 // batch, 2048, 64) for batch in (1, 2, 4)]
     others = [AttentionProblem(1, 8, 8, 256 * context, 64) for context in range(1, 25)]
     fitted, checked = split(measured([*same, *others]))
-    shapes = {one.shape for one in fitted}, {one.shape for one in checked}
+    shapes = {cell.shape for cell in fitted}, {cell.shape for cell in checked}
     assert not shapes[0] & shapes[1]
     assert len(shapes[0] | shapes[1]) == 25
     assert min(len(shape) for shape in shapes) > 5
@@ -125,10 +127,10 @@ def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
     ]
     lean = kernel("lean_triton").default_config(PROBLEMS[0], H200)
     assert lean is not None
-    cells = [replace(one, config=lean) if one.kernel == "lean_triton" else one for one in cells]
+    cells = [replace(cell, config=lean) if cell.kernel == "lean_triton" else cell for cell in cells]
     chosen = sample(cells, H200, most=20)
-    assert [one.kernel for one in chosen].count("lean_triton") == 10
-    contexts = [one.problem.max_context for one in chosen if one.kernel == "fa2"]
+    assert [cell.kernel for cell in chosen].count("lean_triton") == 10
+    contexts = [cell.problem.max_context for cell in chosen if cell.kernel == "fa2"]
     assert contexts[0] < 64 * 30
     assert contexts[-1] > 64 * 260
     assert len(cells) < 2 * MOST_ROWS
@@ -137,14 +139,14 @@ def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
 def test_several_processes_predict_the_same() -> None:
     cells = measured([AttentionProblem(1, 8, 8, 128 * tiles, 64) for tiles in range(1, 16)]).cells
     assert len(cells) >= 40
-    with predictor(cells, H200, workers=2) as several, predictor(cells, H200, workers=1) as one:
-        assert several(TRUE) == one(TRUE) == [cell.latency_us for cell in cells]
+    with predictor(cells, H200, workers=2) as several, predictor(cells, H200, workers=1) as alone:
+        assert several(TRUE) == alone(TRUE) == [cell.latency_us for cell in cells]
 
 
 def test_errors_by_hand() -> None:
-    found = errors_of([-0.1, 0.02, 0.03, -0.04, 0.05])
-    assert (found.rows, found.median, found.worst) == (5, 0.04, 0.1)
-    assert found.p90 == pytest.approx(0.08)
+    errors = errors_of([-0.1, 0.02, 0.03, -0.04, 0.05])
+    assert (errors.rows, errors.median, errors.worst) == (5, 0.04, 0.1)
+    assert errors.p90 == pytest.approx(0.08)
     assert errors_of([-0.5]) == Errors(1, 0.5, 0.5, 0.5)
 
 
@@ -176,17 +178,17 @@ def written(
     }
     (folder / "manifest.json").write_text(json.dumps({**content, **manifest}))
     lines = []
-    for index, one in enumerate(measured(PROBLEMS[:2]).cells):
+    for index, cell in enumerate(measured(PROBLEMS[:2]).cells):
         row = {
             "cell": str(index),
-            "problem": one.problem.to_dict(),
-            "kernel": one.kernel,
-            "decomposition": kernel(one.kernel).decomposition,
-            "config": one.config.to_dict(),
+            "problem": cell.problem.to_dict(),
+            "kernel": cell.kernel,
+            "decomposition": kernel(cell.kernel).decomposition,
+            "config": cell.config.to_dict(),
             "source": "measured",
             "status": "ok",
-            "latency_us": one.latency_us,
-            "kv_bytes": one.problem.kv_bytes,
+            "latency_us": cell.latency_us,
+            "kv_bytes": cell.problem.kv_bytes,
             "wall_s": 1,
             "time": "t",
             "environment": "e",
@@ -203,14 +205,14 @@ def test_only_usable_rows_are_read(tmp_path: Path) -> None:
         row.update(changes.get(row["cell"], {}))
 
     run = read_measured(written(tmp_path, change))
-    assert [(one.kernel, one.problem) for one in run.cells] == [
+    assert [(cell.kernel, cell.problem) for cell in run.cells] == [
         (name, PROBLEMS[1]) for name in ("lean_triton", "fa2", "fixed_split")
     ]
     assert run.cells[0].latency_us == cell("lean_triton", PROBLEMS[1]).latency_us
 
 
 @pytest.mark.parametrize(
-    ("change", "manifest", "said"),
+    ("change", "manifest", "sentence"),
     [
         (
             {},
@@ -224,17 +226,17 @@ def test_only_usable_rows_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_runs_are_refused(
-    tmp_path: Path, change: dict[str, Any], manifest: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], manifest: dict[str, Any], sentence: str
 ) -> None:
     run = written(tmp_path, lambda row: row.update(change), **manifest)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=sentence):
         read_runs([run], "h200")
 
 
 def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None:
     contexts = [AttentionProblem(1, 8, 8, 512 * tiles, 64) for tiles in range(1, 16)]
-    run, other = measured(contexts), measured(PROBLEMS[:2], "other")
-    fitted = calibrate([run], [other], workers=1)
+    run, second = measured(contexts), measured(PROBLEMS[:2], "other")
+    fitted = calibrate([run], [second], workers=1)
     assert fitted.calibration.gpu == "h200"
     rows = {(figures.run, figures.role): figures.all.rows for figures in fitted.calibration.runs}
     assert rows["made", "fitted"] + rows["made", "checked"] == 45

@@ -34,18 +34,18 @@ def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> 
     stated = [figures for figures in shipped.runs if figures.run == run]
     # A run that measured lean_cuda was compared with its predictions alone.
     cells = [cell for cell in measured.cells if cell.kernel in stated[0].by_kernel]
-    found = [
+    computed = [
         figures for figures, _ in check(measured, cells, shipped.constants, "checked", workers=1)
     ]
-    assert [figures.quantity for figures in stated] == [figures.quantity for figures in found]
-    for one, other in zip(stated, found, strict=True):
-        assert (one.all.rows, one.pairs, one.pairs_right) == (
-            other.all.rows,
-            other.pairs,
-            other.pairs_right,
+    assert [figures.quantity for figures in stated] == [figures.quantity for figures in computed]
+    for before, now in zip(stated, computed, strict=True):
+        assert (before.all.rows, before.pairs, before.pairs_right) == (
+            now.all.rows,
+            now.pairs,
+            now.pairs_right,
         )
         for name in ("median", "p90", "worst"):
-            assert getattr(one.all, name) == pytest.approx(getattr(other.all, name), abs=1e-6)
+            assert getattr(before.all, name) == pytest.approx(getattr(now.all, name), abs=1e-6)
 
 
 def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
@@ -60,9 +60,9 @@ def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
     assert stated.all.rows == len(held_out) > 500
     some = held_out[::12]
     assert {cell.kernel for cell in some} == {"lean_triton", "fa2", "fixed_split"}
-    [(found, _)] = check(run, some, shipped.constants, "checked", workers=1)
-    assert found.all.median < 1.5 * stated.all.median
-    assert found.all.worst <= stated.all.worst + 1e-6
+    [(errors, _)] = check(run, some, shipped.constants, "checked", workers=1)
+    assert errors.all.median < 1.5 * stated.all.median
+    assert errors.all.worst <= stated.all.worst + 1e-6
 
 
 def test_errors_are_within_what_was_asked(shipped: Calibration) -> None:

@@ -46,8 +46,8 @@ loads = st.lists(
 def test_no_byte_is_lost_or_made(loads: list[Load], available: float) -> None:
     share(loads, available, sm_limit=64)
     given = sum(load.rate * load.ctas * load.sms for load in loads)
-    asked = sum(load.demand * load.sms for load in loads)
-    assert given == pytest.approx(min(available, asked))
+    demand = sum(load.demand * load.sms for load in loads)
+    assert given == pytest.approx(min(available, demand))
     for load in loads:
         assert 0 < load.rate * load.ctas <= load.demand * (1 + 1e-9)
         assert load.reach >= load.rate * (1 - 1e-9)

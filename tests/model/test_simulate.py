@@ -202,11 +202,11 @@ def test_a_host_block_keeps_its_slot_while_it_waits() -> None:
     result = simulate(
         schedule, problem, CONFIG, replace(H200, sms=2), spans, resident=1, constants=EVEN
     )
-    other, host, third = result.ctas
+    first, host, third = result.ctas
     assert [span.kind for cta, span in spans if cta == 1] == ["tiles", "wait", "reduction"]
-    assert host.end_us > other.end_us
+    assert host.end_us > first.end_us
     # The other part's slot is free first.
-    assert (third.sm, third.start_us) == (other.sm, pytest.approx(other.end_us))
+    assert (third.sm, third.start_us) == (first.sm, pytest.approx(first.end_us))
 
 
 def test_ragged_batch_is_balanced_by_stream_k_only() -> None:
@@ -228,20 +228,20 @@ def test_a_merge_costs_by_the_numbers_that_one_cta_merges() -> None:
     """One CTA merges all four rows of a stream-K output tile; fixed_split's second launch has a CTA
     for each.
     """
-    one, four = AttentionProblem(1, 1, 1, 2560, 128), AttentionProblem(1, 4, 1, 2560, 128)
-    difference = play("stream_k", four).latency_us - play("stream_k", one).latency_us
+    single, four = AttentionProblem(1, 1, 1, 2560, 128), AttentionProblem(1, 4, 1, 2560, 128)
+    difference = play("stream_k", four).latency_us - play("stream_k", single).latency_us
     # 20 partials of 3 rows more, each number read and emptied by 4 warps.
     assert difference == pytest.approx(20 * 3 * 128 * 2 * EVEN.merge_number_warp_us / 4)
     assert play("fixed_split", four).latency_us == pytest.approx(
-        play("fixed_split", one).latency_us, rel=0.01
+        play("fixed_split", single).latency_us, rel=0.01
     )
 
 
 def test_second_launch_costs_and_is_not_there_for_one_split() -> None:
     problem = heads(4096)
     tiles = TileGrid.of(problem, 128)
-    one = simulate(fixed_split(tiles, 1), problem, CONFIG, H200, constants=EVEN)
-    assert one.latency_us == play("one_cta_per_tile", problem).latency_us
+    single = simulate(fixed_split(tiles, 1), problem, CONFIG, H200, constants=EVEN)
+    assert single.latency_us == play("one_cta_per_tile", problem).latency_us
     two = simulate(fixed_split(tiles, 2), problem, CONFIG, H200, constants=EVEN)
     assert two.latency_us > max(span.end_us for span in two.ctas) + EVEN.merge_launch_us
 

@@ -150,9 +150,9 @@ class HostFirst(Kernel):
 def test_a_host_block_lives_until_it_has_merged() -> None:
     timeline = predict_timeline(AttentionProblem(1, 1, 1, 1280, 64), HostFirst(), "default", H200)
     assert isinstance(timeline, Timeline)
-    other, host = timeline.ctas
+    first, host = timeline.ctas
     assert [span.kind for span in host.spans] == ["tiles", "wait", "reduction"]
-    assert host.end_us == host.spans[-1].end_us == timeline.duration_us > other.end_us
+    assert host.end_us == host.spans[-1].end_us == timeline.duration_us > first.end_us
     # It fills its SM for all its life and works for all but the wait.
     wait = host.spans[1]
     assert timeline.busy_us[host.sm] == pytest.approx(host.end_us - (wait.end_us - wait.start_us))
@@ -209,9 +209,9 @@ def test_the_best_candidate_is_the_one_of_the_row() -> None:
     ],
 )
 def test_why_there_is_none(problem: AttentionProblem, name: str, sentence: str) -> None:
-    said = predict_timeline(problem, kernel(name), "default", H200)
-    assert isinstance(said, str)
-    assert sentence in said
+    predicted = predict_timeline(problem, kernel(name), "default", H200)
+    assert isinstance(predicted, str)
+    assert sentence in predicted
 
 
 problems = st.builds(

@@ -205,19 +205,19 @@ def test_a_second_sweep_is_refused_while_one_writes(tmp_path):
         f" RunDirectory\nwith RunDirectory.create(Path({str(path)!r}), {ASKED!r}):\n   "
         " print('open', flush=True); sys.stdin.read()\n"
     )
-    other = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert other.stdout is not None
-    assert other.stdout.readline() == "open\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
     with (
         pytest.raises(UserError, match="another sweep is writing"),
         RunDirectory.resume(path, ASKED),
     ):
         pass
     # A killed sweep leaves no lock behind.
-    other.kill()
-    other.communicate()
+    process.kill()
+    process.communicate()
     with RunDirectory.resume(path, ASKED) as directory:
         assert directory.finished == set()
 

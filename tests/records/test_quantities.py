@@ -36,12 +36,12 @@ def test_a_declaration_says_all_that_a_table_shows():
 
 
 def test_every_field_of_a_row_but_the_problem_is_a_quantity():
-    assert {each.name for each in QUANTITIES} == {*Row.model_fields} - {"problem"}
-    groups = [GROUPS.index(each.group) for each in QUANTITIES]
+    assert {quantity.name for quantity in QUANTITIES} == {*Row.model_fields} - {"problem"}
+    groups = [GROUPS.index(quantity.group) for quantity in QUANTITIES]
     assert groups == sorted(groups)
 
 
-@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda each: each.name)
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
 def test_a_name_ends_with_its_unit(quantity):
     endings = [unit for unit in UNITS if quantity.name.endswith(f"_{unit}")]
     assert max(endings, key=len, default="") == quantity.unit or quantity.unit in (

@@ -115,14 +115,14 @@ MANY = st.lists(
 
 @given(many=MANY, cut=st.integers(0, 2000))
 def test_any_cut_keeps_the_members_before_it(many, cut):
-    members = [pack(each) for each in many]
+    members = [pack(member) for member in many]
     content = b"".join(members)[:cut]
     ends = [sum(map(len, members[:count])) for count in range(len(members) + 1)]
     kept = max(count for count, end in enumerate(ends) if end <= len(content))
     assert whole_length(content) == ends[kept]
     with tempfile.TemporaryDirectory() as folder:
         assert read_samples(write(Path(folder), content)) == {
-            each.cell: each for each in many[:kept]
+            member.cell: member for member in many[:kept]
         }
 
 
@@ -134,7 +134,7 @@ def test_members_larger_and_smaller_than_what_is_read_at_once(tmp_path):
         for count in (100, 4_000, 40_000, 4_001)
     ]
     small = [samples(f"small{number}", float(number)) for number in range(200)]
-    expected = {each.cell: each for each in [*large, *small]}
+    expected = {member.cell: member for member in [*large, *small]}
     content = b"".join(map(pack, expected.values()))
     assert read_samples(write(tmp_path, content)) == expected
     assert whole_length(content) == len(content)

@@ -196,7 +196,7 @@ def two_runs(write_run: WriteRun) -> tuple[Path, Path]:
         row(long, "fa2", 60.0),
     ]
     times = [(short, "lean", 5.0), (long, "lean", 10.0), (short, "fa2", 8.0), (long, "fa2", 30.0)]
-    there = [row(*each, source="predicted", environment="env1", energy_mj=1.0) for each in times]
+    there = [row(*time, source="predicted", environment="env1", energy_mj=1.0) for time in times]
     gpu = {"name": "b200", "product": "NVIDIA B200"}
     return (
         write_run(here, folder="here", name="here"),

@@ -321,8 +321,8 @@ def test_warm_and_cold_never_pair_and_never_share_a_statistic(tmp_path):
         "b1 h8 n1024 d64 fp16 HND": pytest.approx(2.0),
         "b1 h8 n1024 d64 fp16 HND warm": pytest.approx(1.0),
     }
-    found = summarise(comparison.pairs)
-    assert [(each.cache, each.pairs, each.geomean) for each in found] == [
+    summaries = summarise(comparison.pairs)
+    assert [(summary.cache, summary.pairs, summary.geomean) for summary in summaries] == [
         ("cold", 1, pytest.approx(2.0)),
         ("warm", 1, pytest.approx(1.0)),
     ]
@@ -391,11 +391,11 @@ def test_statistics_by_hand(tmp_path):
     rows = [row(problem(n), "lean", spread(10.0 * ratio)) for n, ratio in ratios.items()]
     rows.append(row(problem(5), "lean", spread(80.0), status="noisy", reason="wide"))
     comparison = compare(str(base), str(write_run(tmp_path / "new", rows)), margin=MARGIN)
-    (found,) = summarise(comparison.pairs)
-    assert (found.pairs, found.changed) == (4, 3)
-    assert found.geomean == pytest.approx(2 ** (1 / 4))
-    assert found.changed_geomean == pytest.approx(2 ** (1 / 3))
-    assert found.median_difference == pytest.approx(0.75)
+    (summary,) = summarise(comparison.pairs)
+    assert (summary.pairs, summary.changed) == (4, 3)
+    assert summary.geomean == pytest.approx(2 ** (1 / 4))
+    assert summary.changed_geomean == pytest.approx(2 ** (1 / 3))
+    assert summary.median_difference == pytest.approx(0.75)
     assert sentences(comparison)[:2] == [
         (
             "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median"
@@ -431,12 +431,12 @@ def test_two_kernels_are_slower_and_faster_not_worse_and_better(tmp_path):
         (LONG, "fa2"): 5.0,
     }
     run = run_of(tmp_path / "run", {key: spread(us) for key, us in latencies.items()})
-    said = sentences(compare(f"{run}:lean", f"{run}:fa2", margin=MARGIN))
-    assert [line.split(",")[0] for line in said if "against base" in line] == [
+    words = sentences(compare(f"{run}:lean", f"{run}:fa2", margin=MARGIN))
+    assert [line.split(",")[0] for line in words if "against base" in line] == [
         "Slowest against base: lean → fa2 · b1 h8 n1024 d64 fp16 HND",
         "Fastest against base: lean → fa2 · b1 h8 n4096 d64 fp16 HND",
     ]
-    assert not any("Worst" in line or "Best" in line for line in said)
+    assert not any("Worst" in line or "Best" in line for line in words)
     # One kernel before and after has regressed.
     later = run_of(tmp_path / "later", {(SHORT, "lean"): spread(20.0)})
     assert any(
@@ -456,24 +456,24 @@ def test_nothing_changed_has_no_worst_cell(tmp_path):
 def test_environment_differences_name_the_fields(tmp_path):
     cells = {(SHORT, "lean"): spread(10.0)}
     base = run_of(tmp_path / "base", cells)
-    other = {
+    changed = {
         **ENVIRONMENT,
         "triton": "3.7.0",
         "gpu_product": "NVIDIA A100",
         "commit": None,
         "cuda": "13.0",
     }
-    new = run_of(tmp_path / "new", cells, environment=other)
-    found = compare(str(base), str(new), margin=MARGIN).differences
-    assert [(each.field, each.base, each.new) for each in found] == [
+    new = run_of(tmp_path / "new", cells, environment=changed)
+    differences = compare(str(base), str(new), margin=MARGIN).differences
+    assert [(difference.field, difference.base, difference.new) for difference in differences] == [
         ("triton", ("3.6.0",), ("3.7.0",)),
         ("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",)),
         ("commit", ("abc",), ("none",)),
     ]
     # What only one of them recorded is no difference, whichever it is.
-    assert [each.field for each in compare(str(new), str(base), margin=MARGIN).differences] == [
-        *("triton", "gpu_product", "commit")
-    ]
+    assert [
+        difference.field for difference in compare(str(new), str(base), margin=MARGIN).differences
+    ] == [*("triton", "gpu_product", "commit")]
     assert (
         compare(str(base), str(run_of(tmp_path / "alike", cells)), margin=MARGIN).differences == ()
     )
@@ -489,8 +489,8 @@ def test_other_ways_of_measuring_are_differences(tmp_path):
             "energy": samples > 10,
         }
         runs.append(str(run_of(tmp_path / name, cells, measure=measure)))
-    found = compare(*runs, margin=MARGIN).differences
-    assert [(each.field, each.base, each.new) for each in found] == [
+    differences = compare(*runs, margin=MARGIN).differences
+    assert [(difference.field, difference.base, difference.new) for difference in differences] == [
         ("min_samples", ("10",), ("20",)),
         ("energy", ("no",), ("yes",)),
     ]
@@ -523,9 +523,9 @@ def test_predictions_for_two_gpus_say_so(tmp_path):
     ]
     comparison = compare(str(runs[0]), str(runs[1]), margin=MARGIN)
     assert comparison.source == "predicted"
-    assert [(each.field, each.base, each.new) for each in comparison.differences] == [
-        ("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",))
-    ]
+    assert [
+        (difference.field, difference.base, difference.new) for difference in comparison.differences
+    ] == [("gpu_product", ("NVIDIA H200",), ("NVIDIA A100",))]
     assert sentences(comparison)[-1].startswith(
         "Predicted: medians alone are compared, within the model's error of 3.1% is the same"
     )

@@ -18,8 +18,8 @@ OVER_FA2 = "7a: LA over FA2 at 512k"
 OVER_FD = "abstract: LA over FD at 256k, 56 heads"
 
 
-def named(found: list[Measured]) -> dict[str, Measured]:
-    return {f"{each.claim.figure}: {each.claim.words}": each for each in found}
+def named(outcomes: list[Measured]) -> dict[str, Measured]:
+    return {f"{outcome.claim.figure}: {outcome.claim.words}": outcome for outcome in outcomes}
 
 
 def claims_of(*directories: Path) -> dict[str, Measured]:
@@ -55,25 +55,25 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
         row_with_all_fields(at_512k(), "fa2", 246.0, energy_mj=9.0),
         row_with_all_fields(at_512k(), "fixed_split", 101.0, energy_mj=11.0),
     ]
-    found = claims_of(write_run(rows))
-    assert len(found) == len(claims())
-    over_fa2 = found[OVER_FA2]
+    outcomes = claims_of(write_run(rows))
+    assert len(outcomes) == len(claims())
+    over_fa2 = outcomes[OVER_FA2]
     assert (over_fa2.words, over_fa2.verdict, over_fa2.cell) == (
         "2.46x",
         "holds",
         "b1 h56 n524288 d64 fp16 HND",
     )
     assert over_fa2.run == "example"
-    fd = found["7a: FD over FA2 at 512k"]
+    fd = outcomes["7a: FD over FA2 at 512k"]
     assert (fd.value, fd.verdict) == (pytest.approx(2.46 / 1.01), "more than the paper")
-    energy = found["13: energy of LA over FA2 at 512k"]
+    energy = outcomes["13: energy of LA over FA2 at 512k"]
     assert (energy.words, energy.verdict) == ("1.11x", "more than the paper")
-    assert found["13: energy of LA over FD at 512k, 56 heads"].verdict == "holds"
+    assert outcomes["13: energy of LA over FD at 512k, 56 heads"].verdict == "holds"
     # Rounded to two digits it would seem to be on the right side.
     gap = [*claims_of(write_run(gap_rows(), folder="gap")).values()][-1]
     assert gap.claim.words.startswith("the gap to FD grows past 128k")
     assert (gap.words, gap.verdict) == ("1.001x", "more than the paper")
-    lacking = found["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
+    lacking = outcomes["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
     assert (lacking.value, lacking.verdict, lacking.words, lacking.run) == (None, "", "", "")
     assert lacking.cell.startswith("has 1 of 6 problems, b1 h56 n16384")
 
@@ -91,61 +91,62 @@ def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_predi
     write_run: WriteRun,
 ) -> None:
     name = "4: occupancy of FA2 is low"
-    asked = next(claim for claim in claims() if claim.words == "occupancy of FA2 is low").problems
+    needed = next(claim for claim in claims() if claim.words == "occupancy of FA2 is low").problems
     rows = [
-        row(each, "fa2", 10.0, sm_busy_share=0.4, quantisation_efficiency=0.9) for each in asked
+        row(needed_problem, "fa2", 10.0, sm_busy_share=0.4, quantisation_efficiency=0.9)
+        for needed_problem in needed
     ]
     measured = claims_of(write_run(rows))[name]
     assert (measured.words, measured.verdict) == ("40%", "holds")
-    told = claims_of(
-        write_run([{**each, "source": "predicted"} for each in rows], folder="predicted")
+    predicted = claims_of(
+        write_run([{**row, "source": "predicted"} for row in rows], folder="predicted")
     )[name]
-    assert (told.words, told.verdict) == ("90%", "more than the paper")
+    assert (predicted.words, predicted.verdict) == ("90%", "more than the paper")
     # A run without --occupancy says nothing of the SMs.
     without = claims_of(
-        write_run([{**each, "sm_busy_share": None} for each in rows], folder="without")
+        write_run([{**row, "sm_busy_share": None} for row in rows], folder="without")
     )[name]
     assert without.value is None
 
 
 def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) -> None:
-    [claim] = [each for each in claims() if each.figure == "11"]
+    [claim] = [claim for claim in claims() if claim.figure == "11"]
     uniform = problem(65536, 32, batch=8)
     assert {*claim.problems[0].contexts} == {65536}
     problems = [uniform, *claim.problems[1:]]
-    rows = [row(each, "lean", 10.0) for each in problems]
-    rows += [row(each, "fixed_split", 10.0 + 2 * i) for i, each in enumerate(problems)]
-    found = claims_of(write_run(rows))[f"11: {claim.words}"]
-    assert (found.value, found.verdict) == (1.8, "holds")
+    rows = [row(shape, "lean", 10.0) for shape in problems]
+    rows += [row(shape, "fixed_split", 10.0 + 2 * i) for i, shape in enumerate(problems)]
+    outcome = claims_of(write_run(rows))[f"11: {claim.words}"]
+    assert (outcome.value, outcome.verdict) == (1.8, "holds")
 
 
 @pytest.mark.parametrize("count", [SAMPLES - 1, SAMPLES])
 def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int) -> None:
     problems = [problem(1024 * (1 + i), 8 + i % 2) for i in range(count)]
     rows = [
-        row(each, name, us) for each in problems for name, us in (("lean", 10.0), ("fa2", 25.0))
+        row(shape, name, us) for shape in problems for name, us in (("lean", 10.0), ("fa2", 25.0))
     ]
     # Grouped-query problems are none of the paper's.
     rows += [row(problem(1024, 56, kv_heads=8), name, 1.0) for name in ("lean", "fa2")]
-    found = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
+    outcome = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
     if count < SAMPLES:
-        assert (found.value, found.cell) == (None, "needs 500 multi-head problems, has 499")
+        assert (outcome.value, outcome.cell) == (None, "needs 500 multi-head problems, has 499")
     else:
-        assert (found.value, found.verdict) == (pytest.approx(2.5), "holds")
+        assert (outcome.value, outcome.verdict) == (pytest.approx(2.5), "holds")
         words = (
             "500 multi-head problems: batch 1, heads 8 to 9, context 1k to 500k, head_dim 64, fp16"
         )
-        assert found.cell == words
+        assert outcome.cell == words
 
 
 def at(second: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**each, "time": f"2026-01-02T03:04:{second:02}+00:00"} for each in rows]
+    return [{**row, "time": f"2026-01-02T03:04:{second:02}+00:00"} for row in rows]
 
 
-def pair(context_k: int, lean_us: float, other: str, other_us: float) -> list[dict[str, Any]]:
+def pair(context_k: int, lean_us: float, kernel: str, other_us: float) -> list[dict[str, Any]]:
     return [
         row(problem(context_k * 1024), "lean", lean_us),
-        row(problem(context_k * 1024), other, other_us),
+        row(problem(context_k * 1024), kernel, other_us),
     ]
 
 
@@ -157,10 +158,10 @@ def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> 
     )
     new = write_run(at(9, pair(512, 100, "fa2", 200)), folder="new", name="new")
     for order in ((old, new), (new, old)):
-        found = claims_of(*order)
-        assert (found[OVER_FA2].value, found[OVER_FA2].run) == (2.0, "new")
+        outcomes = claims_of(*order)
+        assert (outcomes[OVER_FA2].value, outcomes[OVER_FA2].run) == (2.0, "new")
         # The older run alone has these cells.
-        assert (found[OVER_FD].value, found[OVER_FD].run) == (pytest.approx(1.1), "old")
+        assert (outcomes[OVER_FD].value, outcomes[OVER_FD].run) == (pytest.approx(1.1), "old")
 
 
 def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run: WriteRun) -> None:
@@ -176,8 +177,8 @@ def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run:
     again = run(2, 280, "mine", "paper-fig7a")
     later = run(9, 200, "paper-fig7a", "another")
     # Of two runs of one sweep, which are named by their paths, the later one.
-    found = claims_of(own, again, later)[OVER_FA2]
-    assert (found.value, found.run) == (2.8, str(again))
+    outcome = claims_of(own, again, later)[OVER_FA2]
+    assert (outcome.value, outcome.run) == (2.8, str(again))
     assert claims_of(own, later)[OVER_FA2].value == 3.0
 
 
@@ -191,10 +192,10 @@ def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
     # be 6x.
     old = write_run(at(1, [*pair(512, 100, "fa2", 300), *energies[:4]]), folder="old", name="old")
     new = write_run(at(9, [row(at_512k(), "lean", 50.0), *energies[4:]]), folder="new", name="new")
-    found = claims_of(old, new)
-    assert (found[OVER_FA2].value, found[OVER_FA2].run) == (3.0, "old")
+    outcomes = claims_of(old, new)
+    assert (outcomes[OVER_FA2].value, outcomes[OVER_FA2].run) == (3.0, "old")
     # Two of three problems in one run, the third in the other.
-    gap = [*found.values()][-1]
+    gap = [*outcomes.values()][-1]
     assert (gap.value, gap.run) == (None, "")
     assert gap.cell.startswith("has 2 of 3 problems, b1 h56 n131072")
 
@@ -204,9 +205,9 @@ def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run
     runs = [
         write_run(rows, folder="here", name="here"),
         write_run(at(9, pair(512, 100, "fa2", 400)), folder="again", name="again"),
-        write_run([{**each, "cache": "warm"} for each in rows], folder="warm", name="warm"),
+        write_run([{**row, "cache": "warm"} for row in rows], folder="warm", name="warm"),
         write_run(
-            [{**each, "source": "predicted"} for each in rows],
+            [{**row, "source": "predicted"} for row in rows],
             folder="model",
             name="model",
             source="predicted",
@@ -219,7 +220,9 @@ def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run
         ),
     ]
     tables = claims_of_runs(read_runs(runs))
-    seen = [(name, is_predicted, named(found)[OVER_FA2]) for name, is_predicted, found in tables]
+    seen = [
+        (name, is_predicted, named(outcomes)[OVER_FA2]) for name, is_predicted, outcomes in tables
+    ]
     assert [(name, is_predicted, claim.value, claim.run) for name, is_predicted, claim in seen] == [
         ("NVIDIA H200, cold L2", False, 4.0, "again"),
         ("NVIDIA H200, warm L2", False, 2.0, "warm"),

@@ -139,7 +139,7 @@ def test_a_difference_within_1_percent_is_none(write_run: WriteRun) -> None:
 def test_the_best_bandwidth_is_one_without_a_warning(
     write_run: WriteRun, cells: Any, best: tuple[str, bool]
 ) -> None:
-    rows = [row(problem(), f"at {us}", us, warnings=said) for us, said in cells]
+    rows = [row(problem(), f"at {us}", us, warnings=sentence) for us, sentence in cells]
     [summary] = summaries(frame_of(write_run(rows)))
     assert summary.best is not None
     assert (summary.best.kernel, summary.best.warned) == best
@@ -189,11 +189,11 @@ def test_cold_and_warm_are_never_mixed(write_run: WriteRun) -> None:
         row_with_all_fields(problem(4096), "fa2", 30.0),
     ]
     frame = frame_of(write_run(rows))
-    found = [
+    figures = [
         (s.cache, [(r.geomean, r.problems) for r in s.speedups.values()], s.energies["fa2"].geomean)
         for s in summaries(frame)
     ]
-    assert found == [
+    assert figures == [
         ("cold", [(pytest.approx(2.0), 1)], pytest.approx(2.0)),
         ("warm", [(pytest.approx(5.0), 1)], pytest.approx(5.0)),
     ]
@@ -236,13 +236,13 @@ def test_a_parts_heads_are_told_with_their_kv_heads() -> None:
 def test_page_sizes_are_told_apart(write_run: WriteRun) -> None:
     problems = [problem(), problem(page_size=16), problem(page_size=16, q_len=4)]
     rows = [
-        row(one, kernel, us)
-        for one, us in zip(problems, (1, 2, 4), strict=True)
+        row(shape, kernel, us)
+        for shape, us in zip(problems, (1, 2, 4), strict=True)
         for kernel in ("lean", "fa2")
     ]
     rows = [
-        {**one, "latency_us": 3 * one["latency_us"]} if one["kernel"] == "fa2" else one
-        for one in rows
+        {**row, "latency_us": 3 * row["latency_us"]} if row["kernel"] == "fa2" else row
+        for row in rows
     ]
     frame = add_series_columns(frame_of(write_run(rows)))
     assert frame["page_size"].tolist() == ["none", "none", "16", "16", "16", "16"]
@@ -314,9 +314,9 @@ def test_two_gpus_are_never_mixed(write_run: WriteRun) -> None:
 
 
 def test_ragged_batches_of_equal_sums_are_different_problems(write_run: WriteRun) -> None:
-    one, other = problem((10, 20, 60, 1)), problem((15, 14, 60, 2))
-    assert one.label == other.label
-    frame = frame_of(write_run([row(one, "lean", 10.0), row(other, "fa2", 20.0)]))
+    first, second = problem((10, 20, 60, 1)), problem((15, 14, 60, 2))
+    assert first.label == second.label
+    frame = frame_of(write_run([row(first, "lean", 10.0), row(second, "fa2", 20.0)]))
     assert not has_values(frame, "speedup")
 
 

@@ -24,7 +24,7 @@ from leanbench.report.frame import results_frame
 
 def sentences_of(directory: Path) -> list[dict[str, str]]:
     parts = Results([read_run(directory)]).parts
-    return [{each.name: str(each.words) for each in headline(part)} for part in parts]
+    return [{sentence.name: str(sentence.words) for sentence in headline(part)} for part in parts]
 
 
 def parts_of(directories: list[Path]) -> list[Part]:
@@ -147,14 +147,14 @@ def test_another_baseline_is_compared_with_all_others(write_run: WriteRun) -> No
         write_report(directory, directory, ["csv"], baseline="fa3")
 
 
-def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> list[Path]:
+def runs_of(write_run: WriteRun, seconds: list[float], kernel: str = "fa2") -> list[Path]:
     """A run for each of these times of `other`, of 10 us of lean on two problems."""
     return [
         write_run(
             [
                 row(problem(1024, h), name, us)
                 for h in (8, 16)
-                for name, us in (("lean", 10.0), (other, us_other))
+                for name, us in (("lean", 10.0), (kernel, us_other))
             ],
             folder=f"run{number}",
         )
@@ -165,23 +165,23 @@ def runs_of(write_run: WriteRun, seconds: list[float], other: str = "fa2") -> li
 def test_many_runs_have_an_overview(write_run: WriteRun) -> None:
     runs = runs_of(write_run, [20.0, 15.0, 9.0, 10.05])
     parts = parts_of(runs)
-    found = overview_of(parts)
-    assert found is not None
-    [sentence] = found.sentences
+    overview = overview_of(parts)
+    assert overview is not None
+    [sentence] = overview.sentences
     assert sentence.name == parts[0].summary.gpu
     assert (
         sentence.words
         == "lean is the fastest, or within 1% of it, on 6 of 8 problems (one of several runs counts"
         " in each); at worst 0.90× as fast as the fastest other kernel, at best 2.00×."
     )
-    assert [near(part) for _, part in found.parts] == [2, 2, 0, 2]
+    assert [near(part) for _, part in overview.parts] == [2, 2, 0, 2]
     assert overview_of(parts[:FEW_RUNS]) is None
 
 
 def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
     runs = runs_of(write_run, [20.0, 15.0, 9.0])
     rows = [row(problem(1024), "lean", 10.0), row(problem(1024), "fa2", 30.0)]
-    runs.append(write_run([{**each, "source": "predicted"} for each in rows], folder="told"))
+    runs.append(write_run([{**row, "source": "predicted"} for row in rows], folder="told"))
     runs.append(write_run([row(problem(1024), "fa2", 30.0, cache="warm")], folder="warm"))
     # Lean met no other kernel here: nothing to count.
     runs.append(
@@ -189,21 +189,21 @@ def test_runs_that_differ_are_not_counted_together(write_run: WriteRun) -> None:
             [row(problem(1024), name, 30.0) for name in ("fa2", "fixed_split")], folder="without"
         )
     )
-    found = overview_of(parts_of(runs))
-    assert found is not None
-    about = [sentence.name for sentence in found.sentences]
-    said = [str(sentence.words) for sentence in found.sentences]
+    overview = overview_of(parts_of(runs))
+    assert overview is not None
+    about = [sentence.name for sentence in overview.sentences]
+    sentences = [str(sentence.words) for sentence in overview.sentences]
     assert [words.split(", ", 1)[1] for words in about] == ["cold L2", "predicted, cold L2"]
-    assert "on 4 of 6 problems" in said[0]
-    assert "on 1 of 1 problem (" in said[1]
-    names = [name.rpartition("/")[2] for name, _ in found.parts]
+    assert "on 4 of 6 problems" in sentences[0]
+    assert "on 1 of 1 problem (" in sentences[1]
+    names = [name.rpartition("/")[2] for name, _ in overview.parts]
     assert names == [
         *(f"run{i}, cold L2" for i in range(3)),
         "told, predicted, cold L2",
         "warm, warm L2",
         "without, cold L2",
     ]
-    assert "nothing was measured" in " ".join(caveats(found.parts[3][1]))
+    assert "nothing was measured" in " ".join(caveats(overview.parts[3][1]))
 
 
 def test_the_title_of_many_runs_is_short(write_run: WriteRun) -> None:

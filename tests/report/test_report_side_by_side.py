@@ -55,7 +55,7 @@ def test_no_statistic_spans_two_runs(write_run: WriteRun) -> None:
         }.items()
     ]
     frame = results_frame(*read_runs(directories))
-    assert [(each.run, each.speedups["fa2"].geomean) for each in summaries(frame)] == [
+    assert [(summary.run, summary.speedups["fa2"].geomean) for summary in summaries(frame)] == [
         ("a", 2.0),
         ("b", 4.0),
     ]

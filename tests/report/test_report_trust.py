@@ -40,9 +40,9 @@ def test_every_fact_of_a_run_with_all_fields() -> None:
 
 
 def test_a_run_of_before_has_the_stopping_rule_alone() -> None:
-    found = texts(measured_rows())
-    assert list(found) == ["stopping rule"]
-    assert found["stopping rule"].startswith("6 of 7 timed rows met the stopping rule")
+    sentences = texts(measured_rows())
+    assert list(sentences) == ["stopping rule"]
+    assert sentences["stopping rule"].startswith("6 of 7 timed rows met the stopping rule")
 
 
 def test_the_interval_that_reaches_farther_counts() -> None:
@@ -51,7 +51,7 @@ def test_the_interval_that_reaches_farther_counts() -> None:
 
 
 def test_nothing_is_known_of_predictions_and_failures() -> None:
-    predicted = [dict(each, source="predicted") for each in rows_with_all_fields()]
+    predicted = [dict(row, source="predicted") for row in rows_with_all_fields()]
     assert facts([*predicted, row(problem(), "lean", status="crashed", reason="lost")]) == []
 
 
@@ -67,11 +67,11 @@ def test_noisy_and_suspect_rows_enter_no_agreement() -> None:
         row_with_all_fields(problem(), "fa2", 100.0, status=s, reason="r", **wrong)
         for s in ("noisy", "suspect")
     ]
-    found = texts(rows)
-    assert "by 1.00% in the worst" in found["cross-check"]
-    assert "by 2.00% in the worst" in found["energy"]
-    assert "1.020x in the worst" in found["instrumentation"]
-    assert "lowered clocks" not in found
+    sentences = texts(rows)
+    assert "by 1.00% in the worst" in sentences["cross-check"]
+    assert "by 2.00% in the worst" in sentences["energy"]
+    assert "1.020x in the worst" in sentences["instrumentation"]
+    assert "lowered clocks" not in sentences
 
 
 def test_sustained_below_the_burst_is_told() -> None:
@@ -96,11 +96,11 @@ def test_no_throttling_is_a_fact_and_unknown_throttling_is_none() -> None:
 
 
 def test_a_cross_check_below_20_us_is_told_in_microseconds_alone() -> None:
-    found = texts([row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)])[
+    sentence = texts([row_with_all_fields(problem(), "lean", 20.0, crosscheck_us=19.25)])[
         "cross-check"
     ]
     assert (
-        found
+        sentence
         == "The cross-check differs from the latency by 0.75 µs in the worst of 1 row below 20 µs"
         f" (lean · {SHORT})."
     )

@@ -24,29 +24,29 @@ def test_sentences_that_differ_in_numbers_are_one_with_its_worst() -> None:
         warning(2048, "off by 11.0% after 10 samples"),
         warning(4096, "off by 9.1% after 1,000 samples"),
     ]
-    [notice] = warned(rows)
+    [entry] = warned(rows)
     # The percentage counts, not the larger number, and not the order of the letters.
-    assert notice.sentence == "off by 11.0% after 10 samples"
-    assert (notice.kernel, notice.kind, notice.count, notice.varies) == ("lean", "warning", 3, True)
-    assert notice.problems == labels(2048, 1024, 4096)
+    assert entry.sentence == "off by 11.0% after 10 samples"
+    assert (entry.kernel, entry.kind, entry.count, entry.varies) == ("lean", "warning", 3, True)
+    assert entry.problems == labels(2048, 1024, 4096)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "worst"),
+    ("first", "second", "worst"),
     [
         ("took 900 µs", "took 1,200 µs", "took 1,200 µs"),
         ("off by 9.5e-03", "off by 1.2e-02", "off by 1.2e-02"),
         ("written by 2.11.0", "written by 2.9.1", "written by 2.11.0"),
     ],
 )
-def test_worst_without_percentages(one: str, other: str, worst: str) -> None:
-    [notice] = warned([warning(1024, one), warning(2048, other)])
-    assert notice.sentence == worst
+def test_worst_without_percentages(first: str, second: str, worst: str) -> None:
+    [entry] = warned([warning(1024, first), warning(2048, second)])
+    assert entry.sentence == worst
 
 
 def test_the_same_sentence_of_many_rows_does_not_vary() -> None:
-    [notice] = warned([warning(1024, "spills 4 registers"), warning(2048, "spills 4 registers")])
-    assert (notice.count, notice.varies) == (2, False)
+    [entry] = warned([warning(1024, "spills 4 registers"), warning(2048, "spills 4 registers")])
+    assert (entry.count, entry.varies) == (2, False)
 
 
 def test_kernels_and_sentences_are_kept_apart() -> None:
@@ -56,18 +56,18 @@ def test_kernels_and_sentences_are_kept_apart() -> None:
         warning(2048),
         row(problem(), "lean", 1.0),
     ]
-    found = [(notice.kernel, notice.sentence, notice.count) for notice in warned(rows)]
-    assert found == [("lean", "a is 1", 1), ("lean", "b is 2", 1), ("fa2", "a is 3", 1)]
+    listed = [(entry.kernel, entry.sentence, entry.count) for entry in warned(rows)]
+    assert listed == [("lean", "a is 1", 1), ("lean", "b is 2", 1), ("fa2", "a is 3", 1)]
 
 
 def test_a_row_counts_once_with_its_worst() -> None:
-    [notice] = warned(
+    [entry] = warned(
         [
             warning(1024, "launch 1 spills 4%", "launch 2 spills 9%"),
             warning(2048, "launch 1 spills 5%"),
         ]
     )
-    assert (notice.count, notice.sentence) == (2, "launch 2 spills 9%")
+    assert (entry.count, entry.sentence) == (2, "launch 2 spills 9%")
 
 
 def test_flagged_rows_by_status_whatever_they_warn_of() -> None:
@@ -77,23 +77,23 @@ def test_flagged_rows_by_status_whatever_they_warn_of() -> None:
         row(problem(2048), "fa2", status="crashed"),
         row(problem(), "fa2", 1.0, warnings=["fine otherwise"]),
     ]
-    found = [(notice.kind, notice.sentence, notice.count) for notice in flagged(rows)]
-    assert found == [("timeout", "no result within 120 s", 2), ("crashed", "no reason given", 1)]
+    listed = [(entry.kind, entry.sentence, entry.count) for entry in flagged(rows)]
+    assert listed == [("timeout", "no result within 120 s", 2), ("crashed", "no reason given", 1)]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["lean", "fa2"]), st.floats(0, 1e6)), max_size=60))
-def test_every_row_is_in_one_notice(said: list[tuple[str, float]]) -> None:
+def test_every_row_is_in_one_entry(drawn: list[tuple[str, float]]) -> None:
     rows = [
         warning(1 + i, f"off by {value:.2f}%", kernel=kernel)
-        for i, (kernel, value) in enumerate(said)
+        for i, (kernel, value) in enumerate(drawn)
     ]
-    notices = warned(rows)
-    counts = {notice.kernel: notice.count for notice in notices}
-    assert len(counts) == len(notices)
+    entries = warned(rows)
+    counts = {entry.kernel: entry.count for entry in entries}
+    assert len(counts) == len(entries)
     for kernel in counts:
-        values = [value for name, value in said if name == kernel]
-        [notice] = [notice for notice in notices if notice.kernel == kernel]
+        values = [value for name, value in drawn if name == kernel]
+        [entry] = [entry for entry in entries if entry.kernel == kernel]
         assert counts[kernel] == len(values)
-        assert len(notice.problems) == min(NAMED, len(values))
-        assert notice.sentence == f"off by {max(values):.2f}%"
-    assert sum(counts.values()) == len(said)
+        assert len(entry.problems) == min(NAMED, len(values))
+        assert entry.sentence == f"off by {max(values):.2f}%"
+    assert sum(counts.values()) == len(drawn)

@@ -67,7 +67,7 @@ def look(directory: Path, timelines: list[Timeline], probe: str) -> Any:
     """Open the page in headless Chromium, run `probe` in it and return its answer; any failure in
     the page fails.
     """
-    page = html_text([Panel(each) for each in timelines]).replace(
+    page = html_text([Panel(timeline) for timeline in timelines]).replace(
         "<head>", f"<head>{WATCH}{AT_ONCE}", 1
     )
     head, body_end, tail = page.rpartition("</body>")

@@ -18,7 +18,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def test_the_table_has_every_figure() -> None:
-    [row, other] = page_context([Panel(lean(), 0.75), Panel(fixed_split())])["rows"]
+    [row, second] = page_context([Panel(lean(), 0.75), Panel(fixed_split())])["rows"]
     assert row == {
         "kernel": "lean",
         "latency (µs)": "41.0",
@@ -36,14 +36,14 @@ def test_the_table_has_every_figure() -> None:
         "latency with events": "1.025x",
         "launch settings": "tile_tokens 128, num_warps 4",
     }
-    assert (other["quantisation efficiency"], other["latency with events"]) == ("", "")
+    assert (second["quantisation efficiency"], second["latency with events"]) == ("", "")
 
 
 def test_the_page_has_every_mark() -> None:
     text = html_text([Panel(lean())])
-    found = re.search(r'<script type="application/json" id="data">(.+?)</script>', text, re.DOTALL)
-    assert found
-    [panel] = json.loads(found[1])["panels"]
+    data = re.search(r'<script type="application/json" id="data">(.+?)</script>', text, re.DOTALL)
+    assert data
+    [panel] = json.loads(data[1])["panels"]
     assert panel["sms"] == [2, 0, 3, 1]
     marks = [panel["marks"][at : at + 10] for at in range(0, len(panel["marks"]), 10)]
     assert marks[0] == [0, 0, 0, 1, 0, 20, 0, 0, -1, 1]

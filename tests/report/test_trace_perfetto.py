@@ -18,7 +18,7 @@ from leanbench.report.trace.picture import Panel
 
 
 def read(*timelines: Timeline) -> dict[str, Any]:
-    return json.loads(perfetto_text([Panel(each) for each in timelines]))
+    return json.loads(perfetto_text([Panel(timeline) for timeline in timelines]))
 
 
 def events(*timelines: Timeline) -> list[dict[str, Any]]:
@@ -26,8 +26,10 @@ def events(*timelines: Timeline) -> list[dict[str, Any]]:
 
 
 def test_an_event_says_who_when_and_what() -> None:
-    found = {(event["args"]["cta"], event["cat"], event["ts"]): event for event in events(lean())}
-    assert found[1, "reduction", 30.0] == {
+    recorded = {
+        (event["args"]["cta"], event["cat"], event["ts"]): event for event in events(lean())
+    }
+    assert recorded[1, "reduction", 30.0] == {
         "ph": "X",
         "pid": 1,
         "tid": 1,
@@ -38,10 +40,10 @@ def test_an_event_says_who_when_and_what() -> None:
         "args": {"launch": "lean_kernel", "cta": 1, "sm": 0, "output_tile": 1},
         "cname": "black",
     }
-    assert found[1, "wait", 20.0]["name"] == "wait, output tile 1"
-    assert found[2, "tiles", 0.0]["name"] == "output tile 0"
-    assert found[2, "cta", 0.0]["name"] == "CTA 2"
-    assert len(found) == 3 + 6
+    assert recorded[1, "wait", 20.0]["name"] == "wait, output tile 1"
+    assert recorded[2, "tiles", 0.0]["name"] == "output tile 0"
+    assert recorded[2, "cta", 0.0]["name"] == "CTA 2"
+    assert len(recorded) == 3 + 6
 
 
 def test_kernels_are_processes_and_lanes_of_sms_are_threads() -> None:
@@ -70,7 +72,7 @@ def test_the_file_says_what_it_shows() -> None:
 
 @st.composite
 def any_ctas(draw: st.DrawFn) -> list[CtaTimeline]:
-    found = []
+    ctas = []
     for number in range(draw(st.integers(1, 25))):
         times = sorted(draw(st.lists(st.floats(0, 50), min_size=2, max_size=6)))
         spans = [
@@ -78,8 +80,8 @@ def any_ctas(draw: st.DrawFn) -> list[CtaTimeline]:
             for n, (a, b) in enumerate(pairwise(times))
             if draw(st.booleans()) or n == 0
         ]
-        found.append(cta(number, draw(st.integers(0, 3)), *spans, end_us=times[-1] + 0.001))
-    return found
+        ctas.append(cta(number, draw(st.integers(0, 3)), *spans, end_us=times[-1] + 0.001))
+    return ctas
 
 
 @given(any_ctas())
@@ -99,4 +101,4 @@ def test_events_of_a_thread_nest(ctas: list[CtaTimeline]) -> None:
                     one_start <= other_start and one_end >= other_end
                 )
                 assert apart or within
-    assert sum(map(len, by_thread.values())) == sum(1 + len(each.spans) for each in ctas)
+    assert sum(map(len, by_thread.values())) == sum(1 + len(cta.spans) for cta in ctas)

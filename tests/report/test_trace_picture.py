@@ -211,8 +211,8 @@ def test_neighbouring_colours_differ_by_lightness() -> None:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    def contrast(one: float, other: float) -> float:
-        return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+    def contrast(first: float, second: float) -> float:
+        return (max(first, second) + 0.05) / (min(first, second) + 0.05)
 
     values = [luminance(color) for color in TILE_COLORS]
     assert len(values) % 2 == 0

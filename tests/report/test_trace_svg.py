@@ -19,16 +19,16 @@ BOX = re.compile(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-([\d.]+)z")
 
 
 def read(*timelines: Timeline) -> ElementTree.Element:
-    return ElementTree.fromstring(svg_text([Panel(each) for each in timelines]))
+    return ElementTree.fromstring(svg_text([Panel(timeline) for timeline in timelines]))
 
 
 def boxes(root: ElementTree.Element, kernel: str, color: str) -> list[tuple[float, ...]]:
     """(x, y, width, height) of all rectangles of a colour, y from the panel's first row."""
-    group = next(each for each in root.iter(f"{SVG}g") if each.get("id") == kernel)
-    frame = next(each for each in group.iter(f"{SVG}path") if each.get("fill") == "none")
+    group = next(element for element in root.iter(f"{SVG}g") if element.get("id") == kernel)
+    frame = next(path for path in group.iter(f"{SVG}path") if path.get("fill") == "none")
     top = float((frame.get("d") or "").split()[1].split("v")[0])
-    found = [each for each in group.iter(f"{SVG}path") if each.get("fill") == color]
-    shapes = [BOX.findall(each.get("d") or "") for each in found]
+    paths = [path for path in group.iter(f"{SVG}path") if path.get("fill") == color]
+    shapes = [BOX.findall(path.get("d") or "") for path in paths]
     return [
         (float(x), float(y) - top, float(w), float(h))
         for shape in shapes
@@ -46,7 +46,7 @@ def test_spans_lie_where_their_times_and_sms_say() -> None:
     assert boxes(root, "lean", KIND_COLORS["reduction"]) == [(LEFT + 795, row, 265, row)]
     assert len(boxes(root, "lean", KIND_COLORS["cta"])) == 3
     # What comes later lies on top.
-    assert next(each.get("class") for each in root.iter(f"{SVG}path") if each.get("class")) == "cta"
+    assert next(path.get("class") for path in root.iter(f"{SVG}path") if path.get("class")) == "cta"
 
 
 def test_ctas_of_an_sm_are_in_bands_and_a_later_launch_has_all_rows() -> None:
@@ -67,14 +67,14 @@ def test_ctas_of_an_sm_are_in_bands_and_a_later_launch_has_all_rows() -> None:
 def test_panels_share_the_time_scale() -> None:
     root = read(lean(), fixed_split())
     assert {width for _, _, width, _ in boxes(root, "fixed_split", TILE_COLORS[0])} == {PLOT / 4}
-    text = " ".join(each.text or "" for each in root.iter(f"{SVG}text"))
+    text = " ".join(label.text or "" for label in root.iter(f"{SVG}text"))
     assert "SMs busy 50.0%, waiting 6.2%, merging 6.2%, SMs end at 20.0 to 40.0 µs" in text
     assert "4 SMs × 2 CTAs" in text
     assert "Measured on NVIDIA H200" in text
 
 
 def test_a_prediction_says_so() -> None:
-    text = " ".join(each.text or "" for each in read(lean(source="predicted")).iter(f"{SVG}text"))
+    text = " ".join(label.text or "" for label in read(lean(source="predicted")).iter(f"{SVG}text"))
     assert "Predicted for NVIDIA H200, nothing was measured" in text
     assert "Measured" not in text
 
@@ -82,7 +82,7 @@ def test_a_prediction_says_so() -> None:
 def test_many_figures_take_two_lines() -> None:
     short, long = Panel(lean()), Panel(lean(latency_us=12345.0, traced_latency_us=23456.0), 0.75)
     lines = [
-        [each.text or "" for each in ElementTree.fromstring(svg_text([panel])).iter(f"{SVG}text")]
+        [label.text or "" for label in ElementTree.fromstring(svg_text([panel])).iter(f"{SVG}text")]
         for panel in (short, long)
     ]
     assert any(
@@ -107,7 +107,7 @@ def test_names_are_only_text() -> None:
     hostile = '"><script>alert(1)</script>&'
     root = read(lean(kernel=hostile, gpu=hostile))
     assert not list(root.iter(f"{SVG}script"))
-    assert hostile in [each.text for each in root.iter(f"{SVG}text")]
+    assert hostile in [label.text for label in root.iter(f"{SVG}text")]
 
 
 @pytest.mark.parametrize("sms", [1, 20, 132, 188])

@@ -17,7 +17,9 @@ WIDTH = 49
 
 
 def lines(*timelines: Timeline, width: int = WIDTH, ascii_only: bool = False) -> list[str]:
-    return terminal_text([Panel(each) for each in timelines], width, ascii_only).plain.splitlines()
+    return terminal_text(
+        [Panel(timeline) for timeline in timelines], width, ascii_only
+    ).plain.splitlines()
 
 
 def picture(*timelines: Timeline, **options: bool) -> list[str]:

@@ -64,10 +64,10 @@ def test_a_warm_cache_makes_other_cells_and_a_cold_one_is_not_said():
 
 
 def test_keys_tell_ragged_batches_of_equal_sum_apart():
-    one = Cell(AttentionProblem(4, 8, 8, (100, 30, 20, 10), 64), "lean")
-    other = Cell(AttentionProblem(4, 8, 8, (100, 20, 30, 10), 64), "lean")
-    assert one.problem.label == other.problem.label
-    assert one.key != other.key
+    first = Cell(AttentionProblem(4, 8, 8, (100, 30, 20, 10), 64), "lean")
+    second = Cell(AttentionProblem(4, 8, 8, (100, 20, 30, 10), 64), "lean")
+    assert first.problem.label == second.problem.label
+    assert first.key != second.key
 
 
 def test_a_single_sequence_has_the_context_whatever_the_mean():

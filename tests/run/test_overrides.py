@@ -153,10 +153,13 @@ def test_a_kernel_is_given_settings_once_and_must_run():
 def test_every_kernels_own_settings_are_read_again(gpu):
     """Also those that no sweep gives: the report's commands pin whatever a row was taken with."""
     problem = AttentionProblem(4, 32, 8, 8192, 128)
-    for each in kernels().values():
-        config = each.default_config(problem, find(gpu))
+    for registered in kernels().values():
+        config = registered.default_config(problem, find(gpu))
         if config is not None:
-            assert parse_override(override_text(each.name, config)) == (each.name, config)
+            assert parse_override(override_text(registered.name, config)) == (
+                registered.name,
+                config,
+            )
 
 
 def test_optional_settings_may_be_left_out():

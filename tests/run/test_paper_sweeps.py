@@ -19,13 +19,13 @@ def test_a_figures_sweep_holds_the_problems_of_its_claims(figure):
     claimed = [claim for claim in claims() if claim.figure == figure]
     sweep = load_sweep(f"paper-fig{figure}")
     # A ragged batch of equal lengths is a uniform one.
-    asked = {replace(problem, context=problem.contexts) for problem in problems(sweep.name)}
+    swept = {replace(problem, context=problem.contexts) for problem in problems(sweep.name)}
     assert claimed
     assert {
         replace(problem, context=problem.contexts)
         for claim in claimed
         for problem in claim.problems
-    } <= asked
+    } <= swept
     assert {name for claim in claimed for name in (claim.of, claim.over) if name} <= set(
         sweep.kernels
     )
@@ -52,14 +52,15 @@ def test_what_each_figure_varies():
     ]
     ragged = problems("paper-fig11")
     assert {
-        (one.batch, one.q_heads, one.kv_heads, one.head_dim, one.max_context) for one in ragged
+        (problem.batch, problem.q_heads, problem.kv_heads, problem.head_dim, problem.max_context)
+        for problem in ragged
     } == {(8, 32, 32, 64, 65536)}
-    shares = [one.total_context / (one.batch * one.max_context) for one in ragged]
+    shares = [problem.total_context / (problem.batch * problem.max_context) for problem in ragged]
     assert shares == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2], abs=1e-4)
 
 
 def test_the_500_samples():
-    sweep, asked = load_sweep("paper-500"), problems("paper-500")
+    sweep, swept = load_sweep("paper-500"), problems("paper-500")
     assert sweep.kernels == (
         "lean",
         "fa2",
@@ -68,13 +69,15 @@ def test_the_500_samples():
         "cudnn",
         "torch_flash",
     )
-    assert len(asked) == 550
+    assert len(swept) == 550
     assert "550" in sweep.description
-    assert {(one.head_dim, one.group_size, one.is_ragged) for one in asked} == {(64, 1, False)}
+    assert {(problem.head_dim, problem.group_size, problem.is_ragged) for problem in swept} == {
+        (64, 1, False)
+    }
     # 64 heads over 2 x 512k tokens.
-    assert max(one.kv_bytes for one in asked) == 2 * 2 * 64 * 2 * 512 * 1024 * 64
+    assert max(problem.kv_bytes for problem in swept) == 2 * 2 * 64 * 2 * 512 * 1024 * 64
     # The problems that the text names.
     assert {
         AttentionProblem(1, heads, heads, context, 64)
         for heads, context in ((16, 2**19), (24, 1024), (24, 2**19))
-    } <= {*asked}
+    } <= {*swept}

@@ -213,7 +213,7 @@ def test_who_fails_in_the_middle_gets_one_row_and_the_others_are_asked_again(
     assert workers.started == started
     assert [kernels for kernels, _ in workers.asked] == [KERNELS, ("fa2", "fixed_split"), KERNELS]
     others = [well(cell) for cell in CELLS[:6] if cell != CELLS[1]]
-    assert [each for each in found(tmp_path / "r") if each[2] == "ok"] == others
+    assert [row for row in found(tmp_path / "r") if row[2] == "ok"] == others
     bad = [row for row in read_rows(tmp_path / "r") if row["status"] != "ok"]
     assert [(row["cell"], row["status"], row["reason"], row["latency_us"]) for row in bad] == [
         (CELLS[1].key, status, reason, None)
@@ -282,8 +282,8 @@ def test_whatever_happens_every_cell_has_one_row(data):
                 )
             fate = fates[cell.key]
             if fate == "everybody":
-                for each in cells:
-                    fates[each.key] = "lost"
+                for case in cells:
+                    fates[case.key] = "lost"
                 raise WorkerLost("the worker ended with exit code 1", None)
             if fate == "lost":
                 raise WorkerLost("the worker ended with exit code 1", cell.kernel)

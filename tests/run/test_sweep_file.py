@@ -206,8 +206,8 @@ def test_pages_and_query_tokens_of_a_file(tmp_path):
     ]
     sweep = requested_sweep(file, {"page_size": "none", "q_len": "2"}, None, None)
     assert {(cell.problem.page_size, cell.problem.q_len) for cell in expand(sweep)} == {(None, 2)}
-    said = refusal(tmp_path, 'name = "a"\npage_size = [16, 48]\n')
-    assert said.startswith(
+    sentence = refusal(tmp_path, 'name = "a"\npage_size = [16, 48]\n')
+    assert sentence.startswith(
         ", line 2, key 'page_size': page_size 48 is not supported, choose from 16, 32,"
     )
 
@@ -249,10 +249,10 @@ def test_a_file_may_give_settings(tmp_path):
     file = write(tmp_path, f'name = "a"\nconfigs = "heuristic"\nconfig = "{LEAN}"\n')
     assert (load_sweep(file).configs, load_sweep(file).overrides) == ("heuristic", {"lean": lean})
     # A flag's settings win over the file's of the same kernel, and leave the others.
-    other = LeanTritonConfig(128, 4, 3, 1, 1, False)
+    different = LeanTritonConfig(128, 4, 3, 1, 1, False)
     flags = [LEAN.replace("ctas_per_sm=2", "ctas_per_sm=1"), FA2]
     assert requested_sweep(file, {}, None, None, overrides=flags).overrides == {
-        "lean": other,
+        "lean": different,
         "fa2": fa2,
     }
     assert requested_sweep(file, {}, None, None).overrides == {"lean": lean}

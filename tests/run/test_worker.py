@@ -160,7 +160,7 @@ def test_an_alarm_is_a_suspect_row_and_no_traceback(capsys):
 
 def test_a_request_reaches_its_kernels_unchanged():
     def run_problem(problem, kernels, configs, overrides):
-        return {each.name: {"seen": (problem, configs, overrides)} for each in kernels}
+        return {name.name: {"seen": (problem, configs, overrides)} for name in kernels}
 
     rows, can_go_on = _attempt(run_problem, request("fa2", "lean", configs="best"), announced(None))
     assert rows == {"fa2": {"seen": (PROBLEM, "best", {})}, "lean": {"seen": (PROBLEM, "best", {})}}
@@ -170,10 +170,10 @@ def test_a_request_reaches_its_kernels_unchanged():
 
 def test_given_settings_reach_the_worker():
     def run_problem(problem, kernels, configs, overrides):
-        return {each.name: {"seen": overrides.get(each.name, configs)} for each in kernels}
+        return {name.name: {"seen": overrides.get(name.name, configs)} for name in kernels}
 
-    asked = {**request("fa2", "lean", configs="heuristic"), "overrides": {"lean": PIN.to_dict()}}
-    rows, _ = _attempt(run_problem, json.loads(json.dumps(asked)), announced(None))
+    message = {**request("fa2", "lean", configs="heuristic"), "overrides": {"lean": PIN.to_dict()}}
+    rows, _ = _attempt(run_problem, json.loads(json.dumps(message)), announced(None))
     assert rows == {"fa2": {"seen": "heuristic"}, "lean": {"seen": PIN}}
 
 

@@ -58,9 +58,9 @@ def unseen() -> list[AttentionProblem]:
         problem.batch * problem.kv_heads for problem in islice(problems(FAMILY, H200), 24)
     )
     return [
-        each
-        for each in islice(problems(FAMILY, H200), 60, 90)
-        if each.batch * each.kv_heads <= most_kv_heads
+        problem
+        for problem in islice(problems(FAMILY, H200), 60, 90)
+        if problem.batch * problem.kv_heads <= most_kv_heads
     ]
 
 
@@ -102,14 +102,14 @@ def test_the_two_sides_of_that_world_differ():
             assert ratio > 1.02
 
 
-@pytest.mark.parametrize("asked", TAKES, ids=lambda asked: asked.name)
-def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, asked):
+@pytest.mark.parametrize("lean", TAKES, ids=lambda kernel: kernel.name)
+def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, lean):
     saved = save_families(H200, [both])
     assert read(saved.path).families == [both]
     for problem, times in outcome.progress.times.items():
-        choice = choose(asked, problem, H200)
+        choice = choose(lean, problem, H200)
         assert choice.config is not None
-        own = {config: times[config] for config in times if config.implementation in TAKES[asked]}
+        own = {config: times[config] for config in times if config.implementation in TAKES[lean]}
         fastest = min(own, key=lambda config: own[config].latency_us)
         latency_us = cuda_where_small_us(problem, choice.config)
         assert latency_us == pytest.approx(own[fastest].latency_us, rel=1e-9), choice
@@ -118,29 +118,29 @@ def test_each_kernel_gets_the_best_of_what_it_takes(home, outcome, both, asked):
             in choice.why
         )
     for problem in unseen():
-        choice = choose(asked, problem, H200)
+        choice = choose(lean, problem, H200)
         assert choice.config is not None
-        assert choice.config.implementation in TAKES[asked]
-        if asked is TRITON:
+        assert choice.config.implementation in TAKES[lean]
+        if lean is TRITON:
             best_us = fastest_us(problem, "triton")
             assert cuda_where_small_us(problem, choice.config) <= 1.03 * best_us
         else:
             # The heuristic of CUDA C++ is held to be better than the formula.
-            assert choice.config == asked.default_config(problem, H200)
+            assert choice.config == lean.default_config(problem, H200)
             assert choice.why.endswith(": this size was not timed")
 
 
 def test_gains_are_counted_against_the_kernels_own_heuristic(home, outcome, both):
     save_families(H200, [both])
-    said = dict.fromkeys(TAKES, 0)
+    gains = dict.fromkeys(TAKES, 0)
     for problem, times in outcome.progress.times.items():
         heuristic = outcome.progress.heuristic[problem]
         assert heuristic.implementation == "cuda"
-        for asked in TAKES:
-            choice = choose(asked, problem, H200)
+        for lean in TAKES:
+            choice = choose(lean, problem, H200)
             if "faster than the heuristic" not in choice.why:
                 continue
-            said[asked] += 1
+            gains[lean] += 1
             assert choice.config is not None
             # As they are kept.
             chosen_us = round(times[choice.config].latency_us, 3)
@@ -148,8 +148,8 @@ def test_gains_are_counted_against_the_kernels_own_heuristic(home, outcome, both
             gain = 1 - chosen_us / heuristic_us
             assert f", {gain:.1%} faster than the heuristic" in choice.why
     # The heuristic of the problem was CUDA C++'s: of Triton's gain nothing is known.
-    assert said[TRITON] == 0
-    assert min(said[LEAN], said[CUDA]) > 5
+    assert gains[TRITON] == 0
+    assert min(gains[LEAN], gains[CUDA]) > 5
 
 
 def test_without_what_launches_cuda_triton_is_looked_up(home, both, monkeypatch):

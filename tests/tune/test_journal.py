@@ -29,8 +29,8 @@ def test_what_was_noted_is_read_back(path):
     journal = Journal(path, ABOUT)
     assert journal.read([FAMILY]) == []
     noted = [(FAMILY, FAMILY.problem(tiles, 1000), TIMES) for tiles in (8, 20)]
-    for one in noted:
-        journal.add(*one)
+    for note in noted:
+        journal.add(*note)
     assert Journal(path, ABOUT).read([FAMILY]) == noted
     assert Journal(path, ABOUT).read([OTHER]) == []
     assert Journal(path, {**ABOUT, "triton": "3.7.0"}).read([FAMILY]) == []

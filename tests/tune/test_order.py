@@ -37,14 +37,14 @@ def test_what_the_model_knows_takes_turns_with_one_of_each_other_build():
     # last of its build.
     others = [cuda(1, 64), cuda(1), cuda(2)]
     launches = [*others, *TRITON]
-    asked: list[LeanConfig] = []
+    ranked: list[LeanConfig] = []
 
     def rank(configs):
-        asked.extend(configs)
+        ranked.extend(configs)
         return [3.0, 1.0, 2.0]
 
     assert first(PROBLEM, launches, rank, TARGET, begin=0) == [4, 1, 5, 2, 3, 0]
-    assert asked == TRITON
+    assert ranked == TRITON
     # The next problem begins with the next build, and so round and round.
     assert first(PROBLEM, launches, rank, TARGET, begin=1) == [4, 2, 5, 1, 3, 0]
     assert first(PROBLEM, launches, rank, TARGET, begin=2) == [4, 1, 5, 2, 3, 0]

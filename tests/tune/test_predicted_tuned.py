@@ -25,11 +25,11 @@ def test_what_is_written_of_a_prediction():
         LEAN, H200, Plan(1e9, problems=6, every_candidate=True), Silent(), time.monotonic()
     )
     stopped = search.run([pair], World(), no_ranking, 1e12)
-    found = search.finish([pair], stopped, Here())[0]
-    whole = to_family(found, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {})
-    few = to_family(found, LEAN, H200, "predicted", "latency", "2026-01-01T00:00:00+00:00", {})
+    outcome = search.finish([pair], stopped, Here())[0]
+    whole = to_family(outcome, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {})
+    few = to_family(outcome, LEAN, H200, "predicted", "latency", "2026-01-01T00:00:00+00:00", {})
     assert (whole.source, few.source) == ("measured", "predicted")
     assert whole.problems == few.problems
     for tuned in few.problems:
         assert tuned.heuristic in [timed.candidate for timed in tuned.timed]
-    assert [few.candidates[index].config for index in few.shortlist] == found.shortlist
+    assert [few.candidates[index].config for index in few.shortlist] == outcome.shortlist

@@ -34,14 +34,16 @@ def worlds(tmp_path, monkeypatch):
             made.append(self)
 
     def compile(self, families, pool):
-        found = []
+        compiled = []
         for family in families:
             # Every sixth build: it is not about what is found.
             space = LEAN.tuning_space(family.problem(8, 4096), H200)
             few = list(dict.fromkeys(config.build_key for config in space))[::6]
-            able = [Candidate(each, each.build_key) for each in space if each.build_key in few]
-            found.append((Progress(family, able, {}), builds_of(family)))
-        return found
+            able = [
+                Candidate(config, config.build_key) for config in space if config.build_key in few
+            ]
+            compiled.append((Progress(family, able, {}), builds_of(family)))
+        return compiled
 
     described = {
         "leanbench": "1",
@@ -71,13 +73,13 @@ def request(families=(FAMILY,), objective: Any = "latency", **plan):
 
 
 def test_what_was_timed_is_measured_and_forgotten_once_it_is_kept(worlds, tmp_path):
-    asked = request()
-    ((summary, family),) = tune(asked, Silent(), time.monotonic())
+    wanted = request()
+    ((summary, family),) = tune(wanted, Silent(), time.monotonic())
     assert family.source == "measured"
     assert family.versions == {"leanbench": "1", "torch": "2", "triton": "3", "driver": "4"}
     assert summary.problems == len(family.problems) == 8
     assert list(tmp_path.glob("tuning/*.jsonl"))
-    forget(asked)
+    forget(wanted)
     assert not list(tmp_path.glob("tuning/*.jsonl"))
 
 
@@ -103,10 +105,10 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
 
 
 def test_energy_goes_by_power(worlds, monkeypatch):
-    asked = []
+    work_seen = []
 
-    def measure(kernel, index, watch, work, told):
-        asked.extend(work)
+    def measure(kernel, index, watch, work, announce):
+        work_seen.extend(work)
         return [
             {config.build_key: 0.5 if config.tile_tokens == 64 else 5.0 for config in configs}
             for _, configs in work
@@ -117,7 +119,7 @@ def test_energy_goes_by_power(worlds, monkeypatch):
     assert family.objective == "energy"
     assert summary.tile_tokens == {64: 8}
     assert summary.gain >= 1
-    ((problem, configs),) = asked
+    ((problem, configs),) = work_seen
     largest = max(family.problems, key=lambda tuned: tuned.batch * tuned.kv_heads * tuned.context)
     assert (problem.batch, problem.kv_heads, problem.max_context) == (
         largest.batch,

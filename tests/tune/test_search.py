@@ -41,31 +41,31 @@ def run(world, plan=None, family=FAMILY, tuned=LEAN):
 
 @pytest.fixture(scope="module")
 def world():
-    """What was timed for `found`."""
+    """What was timed for `outcome`."""
     return World()
 
 
 @pytest.fixture(scope="module")
-def found(world):
+def outcome(world):
     return run(world)
 
 
 @pytest.fixture(scope="module")
-def found_in_triton():
+def triton_outcome():
     """A search of the implementation that the formula answers for."""
     return run(World(), tuned=TRITON)
 
 
-def test_the_choice_is_near_the_best_where_nothing_was_timed(found_in_triton):
-    found = found_in_triton
+def test_the_choice_is_near_the_best_where_nothing_was_timed(triton_outcome):
+    outcome = triton_outcome
     fitter = Fitter(TRITON, H200)
     shares, heuristic = [], []
     for problem in islice(problems(FAMILY, H200), 60, 100):
-        assert problem not in found.progress.times
-        launches = distinct(found.progress.able, problem, TRITON, H200)
+        assert problem not in outcome.progress.times
+        launches = distinct(outcome.progress.able, problem, TRITON, H200)
         best_us = min(true_us(problem, launch.config) for launch in launches)
         chosen = min(
-            found.shortlist, key=lambda config: fitter.predict_us(found.fits, problem, config)
+            outcome.shortlist, key=lambda config: fitter.predict_us(outcome.fits, problem, config)
         )
         shares.append(best_us / true_us(problem, chosen))
         heuristic.append(best_us / true_us(problem, TRITON.default_config(problem, H200)))
@@ -75,9 +75,9 @@ def test_the_choice_is_near_the_best_where_nothing_was_timed(found_in_triton):
     assert geometric_mean(heuristic) < 0.97
 
 
-def test_it_says_how_good_the_choice_is(found, found_in_triton):
-    assert geometric_mean([trial.formula for trial in found_in_triton.trials]) > 0.97
-    summary = summarise(found, LEAN, H200, cost_of("latency"))
+def test_it_says_how_good_the_choice_is(outcome, triton_outcome):
+    assert geometric_mean([trial.formula for trial in triton_outcome.trials]) > 0.97
+    summary = summarise(outcome, LEAN, H200, cost_of("latency"))
     assert summary.problems == PROBLEMS
     assert summary.gain > 1.03
     assert summary.most_gain >= summary.gain
@@ -85,7 +85,7 @@ def test_it_says_how_good_the_choice_is(found, found_in_triton):
     assert 0.95 < summary.untried <= 1
     fastest = [
         min(times, key=lambda config: times[config].latency_us)
-        for times in found.progress.times.values()
+        for times in outcome.progress.times.values()
     ]
     assert summary.cuda == sum(config.implementation == "cuda" for config in fastest) > 0
     assert (
@@ -93,10 +93,10 @@ def test_it_says_how_good_the_choice_is(found, found_in_triton):
         == sum(config.implementation == "triton" for config in fastest)
         > 0
     )
-    assert found.stopped == "all 24 problems were timed"
+    assert outcome.stopped == "all 24 problems were timed"
 
 
-@pytest.mark.usefixtures("found")
+@pytest.mark.usefixtures("outcome")
 def test_fewer_candidates_are_timed_once_the_formula_knows(world):
     counts = [len(configs) for _, configs in world.calls]
     # The heuristic's choice and Triton's may be among them.
@@ -105,7 +105,7 @@ def test_fewer_candidates_are_timed_once_the_formula_knows(world):
     assert max(counts[5:]) > 26
 
 
-@pytest.mark.usefixtures("found")
+@pytest.mark.usefixtures("outcome")
 def test_each_implementation_has_its_share_and_its_heuristic(world):
     for number, (problem, configs) in enumerate(world.calls):
         heuristics = [
@@ -113,7 +113,7 @@ def test_each_implementation_has_its_share_and_its_heuristic(world):
         ]
         for config, heuristic in zip(configs, heuristics, strict=False):
             assert heuristic is not None
-            same = [Candidate(each, each.build_key) for each in (config, heuristic)]
+            same = [Candidate(launched, launched.build_key) for launched in (config, heuristic)]
             assert len(distinct(same, problem, LEAN, H200)) == 1
         for implementation in ("cuda", "triton"):
             share = sum(config.implementation == implementation for config in configs)
@@ -154,7 +154,7 @@ def test_what_fails_later_is_not_chosen_earlier():
     timed = world.time
     world.time = lambda problem, configs: failing.append(problem) or timed(problem, configs)
     result = run(world)
-    times = [config for found in result.progress.times.values() for config in found]
+    times = [config for launches in result.progress.times.values() for config in launches]
     assert {config.tile_tokens for config in times if config.implementation == "triton"} == {
         64,
         256,
@@ -230,9 +230,9 @@ def test_what_was_timed_before_is_not_timed_again():
     assert len(progress.heuristic) == 12
 
 
-def test_the_heuristic_is_always_timed(found):
-    for problem, times in found.progress.times.items():
-        heuristic = found.progress.heuristic[problem]
+def test_the_heuristic_is_always_timed(outcome):
+    for problem, times in outcome.progress.times.items():
+        heuristic = outcome.progress.heuristic[problem]
         assert heuristic in times
         same = Candidate(heuristic, heuristic.build_key)
         default = LEAN.default_config(problem, H200)
@@ -274,36 +274,36 @@ def test_ties_are_intervals_that_overlap():
     assert ties(times) == configs[:2]
 
 
-def test_what_is_kept(found):
+def test_what_is_kept(outcome):
     family = to_family(
-        found, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
+        outcome, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
     )
     assert (family.head_dim, family.group_size, family.source) == (128, 4, "measured")
     assert len(family.problems) == 24
-    for kept, (problem, times) in zip(family.problems, found.progress.times.items(), strict=True):
+    for kept, (problem, times) in zip(family.problems, outcome.progress.times.items(), strict=True):
         assert kept.batch * kept.kv_heads == problem.batch * problem.kv_heads
         written = {family.candidates[timed.candidate].config for timed in kept.timed}
-        assert {found.progress.heuristic[problem], *ties(times)} <= written
+        assert {outcome.progress.heuristic[problem], *ties(times)} <= written
         assert {config.implementation for config in written} == {"triton", "cuda"}
         assert kept.timed[0].candidate == kept.chosen
         assert kept.chosen in kept.ties
         fastest = min(times.values(), key=lambda time: time.latency_us)
         assert kept.timed[0].latency_us == pytest.approx(fastest.latency_us, abs=5e-4)
-    assert [family.candidates[index].config for index in family.shortlist] == found.shortlist
+    assert [family.candidates[index].config for index in family.shortlist] == outcome.shortlist
     for index in family.shortlist:
         build = family.candidates[index].build
         assert build is not None
         config = family.candidates[index].config
         # Files hold six digits.
         assert asdict(family.builds[build].coefficients) == pytest.approx(
-            asdict(found.fits[config.build_key].coefficients), rel=1e-5
+            asdict(outcome.fits[config.build_key].coefficients), rel=1e-5
         )
 
 
-def test_energy_chooses_by_power_times_latency(found):
-    power = {key: 0.5 if 64 in key.settings else 5.0 for key in found.builds}
+def test_energy_chooses_by_power_times_latency(outcome):
+    power = {key: 0.5 if 64 in key.settings else 5.0 for key in outcome.builds}
     energy = to_family(
-        found, LEAN, H200, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power
+        outcome, LEAN, H200, "measured", "energy", "2026-01-01T00:00:00+00:00", {}, power
     )
     assert {
         energy.candidates[problem.chosen].config.tile_tokens for problem in energy.problems

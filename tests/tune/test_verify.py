@@ -138,8 +138,8 @@ def test_the_timer_takes_turns_on_rotating_buffers(monkeypatch):
     timer = GpuTimer(Kernel(), 0, H200)  # pyright: ignore[reportArgumentType]
     # K and V are 102,400 bytes: three copies leave the pretended L2.
     problem = AttentionProblem(2, 4, 2, 100, 64)
-    found = timer(problem, [HEURISTIC, WIDE, LARGE])
-    assert found == {HEURISTIC: pytest.approx(4.001), LARGE: pytest.approx(3.001)}
+    times = timer(problem, [HEURISTIC, WIDE, LARGE])
+    assert times == {HEURISTIC: pytest.approx(4.001), LARGE: pytest.approx(3.001)}
     assert made == [problem] * 3
     assert prepared == [HEURISTIC] * 3 + [LARGE] * 3
     free[0] = 1e6
