@@ -22,7 +22,7 @@ from leanbench.core.paths import user_folder
 from leanbench.gpu.catalogue import find
 from leanbench.model.constants import Calibrated, Constants, LeanCudaConstants, declared
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SHIPPED = Path(__file__).resolve().parent / "calibrations"
 
 
@@ -53,6 +53,8 @@ class RunErrors:
     pairs_right: int
     #: GPU, torch, Triton and driver that the run was measured with.
     environment: dict[str, str]
+    #: leanbench.model.features of its problems.
+    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)

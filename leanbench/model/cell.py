@@ -17,7 +17,7 @@ from leanbench.gpu.catalogue import find
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
-from leanbench.model.error import model_error
+from leanbench.model.error import model_error, uncompared
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
 from leanbench.records.outcome import Outcome
@@ -117,7 +117,9 @@ def _predicted(
             why += f", {own} unless another is ahead by more than the model's error"
         choice = lookup.Choice(config, f"best of {len(fitting)}", why)
     figures = _figures(config, schedule, predicted_us, problem, spec)
-    return figures | Outcome(**lookup.row_fields(kernel, choice))
+    warning = uncompared(kernel.implementation_of(config).name, problem, spec)
+    noted = Outcome(warnings=[warning]) if warning else Outcome()
+    return figures | noted | Outcome(**lookup.row_fields(kernel, choice))
 
 
 def _unsupported(reason: str | None) -> Outcome:

@@ -13,6 +13,7 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.model.calibration import Errors, RunErrors
 from leanbench.model.constants import Constants
 from leanbench.model.energy import energy_mj
+from leanbench.model.features import features
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders
 from leanbench.model.simulate import latency_us
 
@@ -68,8 +69,16 @@ def _run_errors(
     figures: dict[str, Errors] = {
         kernel: errors_of(own) for kernel, own in sorted(by_kernel.items())
     }
+    seen = {feature for cell in cells for feature in features(cell.problem)}
     return RunErrors(
-        run.name, role, quantity, errors_of(errors), figures, order[0], order[1], run.environment
+        run.name,
+        role,
+        quantity,
+        errors_of(errors),
+        figures,
+        *order,
+        run.environment,
+        tuple(sorted(seen)),
     )
 
 

@@ -8,9 +8,11 @@ from typing import Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import Calibration, Errors, calibration_for
+from leanbench.model.features import features
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,21 @@ def error_of(calibration: Calibration, kernel: str) -> KernelError | None:
     largest = max(runs, key=lambda run: run.by_kernel[kernel].rows)
     worst = max(run.by_kernel[kernel].worst for run in runs)
     return KernelError(largest.run, largest.role, largest.by_kernel[kernel], worst)
+
+
+def uncompared(kernel: str, problem: AttentionProblem, spec: GpuSpec) -> str | None:
+    """One sentence where the problem has a feature that none of the kernel's rows had which the
+    calibration in use was compared with; None where it has none, or no row was ever compared.
+    """
+    runs = [run for run in calibration_for(spec).calibration.runs if kernel in run.by_kernel]
+    seen = {feature for run in runs for feature in run.features}
+    new = [feature for feature in features(problem) if feature not in seen]
+    if not runs or not new:
+        return None
+    return (
+        f"the model was compared with no row of {kernel} with {' or '.join(new)}: how wrong it is"
+        " there is not known"
+    )
 
 
 def model_error(gpu: str, names: Iterable[str]) -> float:

@@ -29,8 +29,9 @@ H200, A100 = find("h200"), find("a100")
 
 def made(gpu: str, **constants: Any) -> Calibration:
     errors = Errors(10, 0.02, 0.05, 0.1)
+    seen = ("head_dim 64", "kv_layout HND")
     run = RunErrors(
-        "grid", "checked", "latency", errors, {"lean_cuda": errors}, 5, 4, {"gpu": "GPU-1"}
+        "grid", "checked", "latency", errors, {"lean_cuda": errors}, 5, 4, {"gpu": "GPU-1"}, seen
     )
     return Calibration(gpu, Constants(**constants), (run,), "0.1.0", "2026-11-21T00:00:00+00:00")
 
@@ -95,7 +96,7 @@ def broken(change: dict[str, object], drop: str = "") -> str:
     [
         ("{", "is no calibration (Expecting property name"),
         ("[]", "is no calibration ('list' object has no attribute 'get')"),
-        (broken({"schema_version": 1}), "schema version 1, this leanbench reads 2"),
+        (broken({"schema_version": 1}), "schema version 1, this leanbench reads 3"),
         (broken({}, drop="tile_us"), "constants without a value: tile_us"),
         (
             broken(

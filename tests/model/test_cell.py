@@ -287,6 +287,32 @@ def test_energy_is_capped_by_the_power_limit() -> None:
     assert 450 < power_w["fa2"] < 560
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "features"),
+    [
+        ("lean", {}, None),
+        ("lean", {"page_size": 64}, None),
+        ("lean", {"lengths_on": "device", "capacity": 65_536}, None),
+        (
+            "lean",
+            {"head_dim": 96, "kv_layout": "NHD"},
+            "lean_cuda with head_dim 96 or kv_layout NHD",
+        ),
+        ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
+        ("fa2", {"q_len": 4}, "fa2 with q_len 4"),
+        # Nothing is known of its error anywhere, and the run says so.
+        ("fixed_split_oracle", {"q_len": 4}, None),
+    ],
+)
+def test_a_row_says_where_the_model_s_error_is_not_known(
+    name: str, fields: dict[str, Any], features: str | None
+) -> None:
+    problem = replace(AttentionProblem(1, 32, 8, 4096, 128), **fields)
+    warnings = predict_cell(problem, kernels()[name], "default", H200).get("warnings")
+    sentence = "the model was compared with no row of {}: how wrong it is there is not known"
+    assert warnings == (features and [sentence.format(features)])
+
+
 def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
     problem = AttentionProblem(1, 32, 8, 4096, 128, page_size=64)
     assert predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))["status"] == "ok"
