@@ -420,7 +420,7 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(looked_up, device, layo
     assert len(looked_up) == 3
 
 
-def test_kept_settings_are_launched(looked_up, device, monkeypatch):
+def test_tuned_settings_are_launched(looked_up, device, monkeypatch):
     launched: list[TileConfig] = []
     lean = attention_op.kernel("lean")
     prepare = lean.prepare
@@ -432,7 +432,7 @@ def test_kept_settings_are_launched(looked_up, device, monkeypatch):
     assert launched == [replace(CONFIG, num_stages=1)]
 
 
-def test_what_was_kept_since_the_last_call_is_looked_up(looked_up, device, monkeypatch):
+def test_what_was_tuned_since_the_last_call_is_looked_up(looked_up, device, monkeypatch):
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     attend(inputs)
     monkeypatch.setenv("LEANBENCH_HOME", "elsewhere")
@@ -443,7 +443,7 @@ def test_what_was_kept_since_the_last_call_is_looked_up(looked_up, device, monke
     assert len(looked_up) == 3
 
 
-def test_kept_settings_that_do_not_fit_any_more_give_way(looked_up, device, monkeypatch):
+def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, monkeypatch):
     class OutOfResources(Exception):
         """Called like Triton's."""
 

@@ -61,7 +61,7 @@ def lines(result: Result) -> list[str]:
     return [re.sub(r"\s+", " ", line).strip() for line in result.stdout.splitlines()]
 
 
-def test_a_machine_where_nothing_is_kept(tmp_path):
+def test_a_machine_where_nothing_is_tuned(tmp_path):
     folder = tmp_path / "home" / "configs"
     assert lines(invoke("list")) == [
         f"Nothing is tuned: run `leanbench tune`, it writes to {folder}."

@@ -18,7 +18,7 @@ from leanbench.configs.store import save_families
 from leanbench.records.directory import read_rows
 from leanbench.records.manifest import read_manifest
 
-PIN = (
+OVERRIDE = (
     "lean:implementation=triton,tile_tokens=64,num_warps=4,num_stages=2,"
     "ctas_per_sm=1,min_tiles_per_cta=1,align_grid=false"
 )
@@ -61,8 +61,11 @@ def by_cell(tmp_path: Path, name: str) -> dict[tuple[str, int], dict[str, Any]]:
             "num_warps, num_stages, ctas_per_sm, min_tiles_per_cta, align_grid must be given",
         ),
         (["--config", "laen:tile_tokens=64"], "there is no kernel 'laen', did you mean 'lean'?"),
-        (["--config", PIN, "--config", PIN], "lean has settings already"),
-        (["--config", PIN, "--kernels", "fa2"], "add lean to --kernels or leave its config out"),
+        (["--config", OVERRIDE, "--config", OVERRIDE], "lean has settings already"),
+        (
+            ["--config", OVERRIDE, "--kernels", "fa2"],
+            "add lean to --kernels or leave its config out",
+        ),
         (
             ["--configs", "tuned"],
             "configs 'tuned' is not supported, choose from default, heuristic, best",
@@ -78,7 +81,7 @@ def test_bad_input_is_one_sentence(tmp_path, words, sentence):
 
 
 def test_a_dry_run_says_how_settings_are_chosen(tmp_path):
-    result = sweep(tmp_path, "--dry-run", "--configs", "heuristic", "--config", PIN)
+    result = sweep(tmp_path, "--dry-run", "--configs", "heuristic", "--config", OVERRIDE)
     cells = [
         line.split() for line in result.stdout.splitlines() if line.startswith(("lean", "fa2"))
     ]
@@ -128,7 +131,7 @@ def test_tuned_configs_reach_the_rows_and_the_summary(tmp_path):
 
 def test_given_settings_are_run_and_resumed(tmp_path):
     fa2 = "fa2:tile_tokens=64,num_warps=4,num_stages=2"
-    assert sweep(tmp_path, "--config", PIN, "--config", fa2, "--name", "given").exit_code == 0
+    assert sweep(tmp_path, "--config", OVERRIDE, "--config", fa2, "--name", "given").exit_code == 0
     cells = by_cell(tmp_path, "given")
     assert {row["config_choice"] for row in cells.values()} == {"given"}
     assert cells["lean", 4096]["config"] == {

@@ -134,7 +134,7 @@ def test_the_table_fits_100_columns(capsys, monkeypatch):
     assert lines[at + 1].split() == ["256", "(6),", "CUDA", "(16)"]
 
 
-def test_nothing_is_kept_where_that_is_asked(home, monkeypatch):
+def test_nothing_is_saved_where_that_is_asked(home, monkeypatch):
     monkeypatch.setattr(run_module, "tune", lambda request, observer, began_s: [])
     monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
     assert tune("--gpu", "a100", "--no-keep").exit_code == 0

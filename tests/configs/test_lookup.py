@@ -65,7 +65,7 @@ def test_given_settings_win():
     assert choose(LEAN, PROBLEM, H200, WIDE) == Choice(WIDE, "given", "the settings were given")
 
 
-def test_nothing_kept_means_the_heuristic():
+def test_nothing_tuned_means_the_heuristic():
     why = "nothing is tuned that fits head_dim 128, group size 4, latency on NVIDIA H200"
     assert choose(LEAN, PROBLEM, H200) == heuristic_because(why)
 

@@ -250,7 +250,7 @@ def test_no_entry_is_lost_between_two_tunings_of_which_one_is_killed(tmp_path):
     assert read(path).families[0].candidates == family().candidates
 
 
-def test_a_full_disk_leaves_the_kept_configs_as_they_were(tmp_path):
+def test_a_full_disk_leaves_the_tuned_configs_as_they_were(tmp_path):
     env = environment(LEANBENCH_HOME=str(tmp_path))
     tests = str(Path(__file__).parents[1])
     script = SAVER.replace("40", "1")

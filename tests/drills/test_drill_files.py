@@ -286,7 +286,7 @@ KEPT = json.loads(
 
 @share(0.12)
 @given(damaged_json(KEPT))
-def test_any_file_of_kept_configs_is_read_or_a_sentence(folder, content):
+def test_any_file_of_tuned_configs_is_read_or_a_sentence(folder, content):
     path = folder.parent / "h200.json"
     path.write_bytes(content)
     with within_limits():
@@ -295,7 +295,7 @@ def test_any_file_of_kept_configs_is_read_or_a_sentence(folder, content):
 
 @share(0.01)
 @given(damaged_json(KEPT))
-def test_kept_configs_that_can_be_read_can_be_looked_up(folder, content):
+def test_tuned_configs_that_can_be_read_can_be_looked_up(folder, content):
     from leanbench.configs import lookup
 
     home = folder.parent / "home"

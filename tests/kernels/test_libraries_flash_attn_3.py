@@ -181,12 +181,12 @@ def test_planning_again_is_the_call_that_the_launch_made_once(shared_object):
 
 def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict[str, Any]]:
     """A stand-in of `flash_attn_interface`; the options of its calls."""
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def flash_attn_with_kvcache(
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, ...]:
-        asked.append(options)
+        calls.append(options)
         results = attended(
             q,
             k_cache,
@@ -204,7 +204,7 @@ def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict
         flash_attn_with_kvcache=flash_attn_with_kvcache,
         **members,
     )
-    return asked
+    return calls
 
 
 @pytest.mark.parametrize("problem", EVERY, ids=label)
@@ -215,7 +215,7 @@ def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monk
         plans.append((shape, options))
         return "metadata"
 
-    asked = source_package(monkeypatch, get_scheduler_metadata=get_scheduler_metadata)
+    calls = source_package(monkeypatch, get_scheduler_metadata=get_scheduler_metadata)
     inputs, _ = checked("flash_attn_3", problem, heuristic(problem))
     shape, plan = plans[0]
     assert shape == (
@@ -233,7 +233,7 @@ def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monk
     }
     assert plan.pop("cache_seqlens").tolist() == list(problem.contexts)
     assert plan == {"qkv_dtype": inputs.q.dtype, "page_size": problem.page_size, **shared}
-    call = asked[-1]
+    call = calls[-1]
     assert call.pop("cache_seqlens").tolist() == list(problem.contexts)
     assert call == {
         **shared,
@@ -245,9 +245,9 @@ def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monk
 
 
 def test_a_source_package_without_a_scheduler_function(monkeypatch):
-    asked = source_package(monkeypatch)
+    calls = source_package(monkeypatch)
     inputs, _ = checked("flash_attn_3", UNIFORM[1], heuristic(UNIFORM[1]))
-    assert asked[-1]["scheduler_metadata"] is None
+    assert calls[-1]["scheduler_metadata"] is None
     assert kernel("flash_attn_3").planner(inputs, heuristic(UNIFORM[1])) is None
 
 

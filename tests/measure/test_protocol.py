@@ -450,7 +450,7 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
     )
 
 
-def test_settings_that_are_kept_or_given(gpu, monkeypatch):
+def test_settings_that_are_tuned_or_given(gpu, monkeypatch):
     """Where the settings come from, leanbench.configs.lookup says."""
 
     def choose(kernel: Right, problem: AttentionProblem, spec: GpuSpec, request: object) -> Choice:
@@ -477,14 +477,14 @@ def test_settings_that_are_kept_or_given(gpu, monkeypatch):
     assert (tuned.prepared, second.prepared) == ([FASTER] * 3, [CONFIG] * 3)
 
 
-def test_best_tries_what_is_kept_too(gpu, monkeypatch):
-    kept = TileConfig(256, 4, 2)
+def test_best_tries_what_is_tuned_too(gpu, monkeypatch):
+    tuned = TileConfig(256, 4, 2)
     monkeypatch.setattr(
-        prepare.lookup, "resolve", lambda *arguments: Choice(kept, "tuned", "from a file")
+        prepare.lookup, "resolve", lambda *arguments: Choice(tuned, "tuned", "from a file")
     )
     tried: list[object] = []
     monkeypatch.setattr(
-        prepare, "fastest", lambda candidates: (tried.extend(candidates), (kept, 3))[1]
+        prepare, "fastest", lambda candidates: (tried.extend(candidates), (tuned, 3))[1]
     )
-    assert measure(gpu, Right(), configs="best")["right"]["config"] == kept.to_dict()
-    assert tried == [kept, CONFIG, FASTER]
+    assert measure(gpu, Right(), configs="best")["right"]["config"] == tuned.to_dict()
+    assert tried == [tuned, CONFIG, FASTER]

@@ -672,7 +672,7 @@ def test_microseconds(value, expected):
     assert microseconds(value) == expected
 
 
-def test_kept_heuristic_and_given_settings_pair(tmp_path):
+def test_tuned_heuristic_and_given_settings_pair(tmp_path):
     """Whether one is faster than the other is what the comparison is for; all settings were known
     before.
     """

@@ -19,7 +19,7 @@ KEPT = f"{FILE}: predicted 3.1% faster than the heuristic here"
 NO_GAIN = f"{FILE}: no tuned config is predicted at least 0.5% faster than the heuristic here"
 
 
-def test_kept_and_heuristic():
+def test_tuned_and_heuristic():
     of_lean = [*rows("lean", "tuned", KEPT, 9), *rows("lean", "heuristic", NO_GAIN, 3)]
     assert config_lines(of_lean) == [
         f"lean: 9 of 12 cells with tuned configs ({FILE}), 3 by the heuristic."

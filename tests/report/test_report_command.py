@@ -58,8 +58,10 @@ def test_every_reference_row_can_be_repeated(directory: Path) -> None:
         assert (cell.problem, cell.kernel) == (shape, taken.kernel)
         assert (config is None) == (taken.config is None)
         if config:
-            [pin] = requested_sweep(None, flags, names, None, None, [config]).overrides.values()
-            assert pin.to_dict() == taken.config
+            [override] = requested_sweep(
+                None, flags, names, None, None, [config]
+            ).overrides.values()
+            assert override.to_dict() == taken.config
 
 
 def test_a_row_in_full() -> None:

@@ -116,18 +116,27 @@ def test_a_sweep_is_plain_json():
     assert sweep.to_dict()["grids"][0]["heads"] == [[32, 8]]
 
 
-PIN = LeanTritonConfig(128, 4, 3, 2, 1, False)
+OVERRIDE = LeanTritonConfig(128, 4, 3, 2, 1, False)
 
 
 def test_given_settings_make_other_cells_whatever_the_others_are_asked():
     problem = AttentionProblem(1, 32, 8, 4096, 128)
-    pinned = Cell(problem, "lean", "best", override=PIN)
-    assert pinned.key == "lean-b1-h32-8-n4096-d128-fp16-HND-given-880627af"
-    assert pinned.key == Cell(problem, "lean", override=PIN).key
-    others = [PIN, LeanTritonConfig(128, 4, 3, 2, 1, True), LeanTritonConfig(64, 4, 3, 2, 1, False)]
-    assert len({Cell(problem, "lean", override=pin).key for pin in others}) == 3
-    assert (pinned.request, Cell(problem, "lean", "heuristic").request) == ("given", "heuristic")
-    sweep = Sweep("s", (Grid(context=(4096,)),), ("lean", "fa2"), "best", overrides={"lean": PIN})
-    assert expand(sweep) == [pinned, Cell(problem, "fa2", "best")]
-    assert sweep.to_dict()["config"] == {"lean": PIN.to_dict()}
+    overridden = Cell(problem, "lean", "best", override=OVERRIDE)
+    assert overridden.key == "lean-b1-h32-8-n4096-d128-fp16-HND-given-880627af"
+    assert overridden.key == Cell(problem, "lean", override=OVERRIDE).key
+    others = [
+        OVERRIDE,
+        LeanTritonConfig(128, 4, 3, 2, 1, True),
+        LeanTritonConfig(64, 4, 3, 2, 1, False),
+    ]
+    assert len({Cell(problem, "lean", override=override).key for override in others}) == 3
+    assert (overridden.request, Cell(problem, "lean", "heuristic").request) == (
+        "given",
+        "heuristic",
+    )
+    sweep = Sweep(
+        "s", (Grid(context=(4096,)),), ("lean", "fa2"), "best", overrides={"lean": OVERRIDE}
+    )
+    assert expand(sweep) == [overridden, Cell(problem, "fa2", "best")]
+    assert sweep.to_dict()["config"] == {"lean": OVERRIDE.to_dict()}
     assert "config" not in Sweep("s").to_dict()

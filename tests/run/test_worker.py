@@ -31,7 +31,7 @@ from leanbench.run.worker import Announcer, _attempt
 from leanbench.run.worker_process import WorkerLost, WorkerProcess, WorkerTarget, WorkerTimeout
 
 PROBLEM = AttentionProblem(2, 8, 8, (1024, 300), 64)
-PIN = LeanTritonConfig(64, 4, 2, 1, 1, False)
+OVERRIDE = LeanTritonConfig(64, 4, 2, 1, 1, False)
 
 
 @pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
@@ -172,9 +172,12 @@ def test_given_settings_reach_the_worker():
     def run_problem(problem, kernels, configs, overrides):
         return {name.name: {"seen": overrides.get(name.name, configs)} for name in kernels}
 
-    message = {**request("fa2", "lean", configs="heuristic"), "overrides": {"lean": PIN.to_dict()}}
+    message = {
+        **request("fa2", "lean", configs="heuristic"),
+        "overrides": {"lean": OVERRIDE.to_dict()},
+    }
     rows, _ = _attempt(run_problem, json.loads(json.dumps(message)), announced(None))
-    assert rows == {"fa2": {"seen": "heuristic"}, "lean": {"seen": PIN}}
+    assert rows == {"fa2": {"seen": "heuristic"}, "lean": {"seen": OVERRIDE}}
 
 
 @contextmanager
@@ -209,11 +212,11 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
 def test_a_worker_predicts_given_settings_beside_the_heuristic(tmp_path):
     with started(tmp_path / "log") as worker:
         rows, _ = worker.run(
-            [Cell(PROBLEM, "lean", override=PIN), Cell(PROBLEM, "fa2")], timeout_s=60
+            [Cell(PROBLEM, "lean", override=OVERRIDE), Cell(PROBLEM, "fa2")], timeout_s=60
         )
     heuristic = kernel("fa2").default_config(PROBLEM, find("h200"))
     assert heuristic is not None
-    assert (rows["lean"]["config"], rows["lean"]["config_choice"]) == (PIN.to_dict(), "given")
+    assert (rows["lean"]["config"], rows["lean"]["config_choice"]) == (OVERRIDE.to_dict(), "given")
     assert (rows["fa2"]["config"], rows["fa2"]["config_choice"]) == (
         heuristic.to_dict(),
         "heuristic",

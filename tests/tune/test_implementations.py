@@ -142,7 +142,7 @@ def test_gains_are_counted_against_the_kernels_own_heuristic(home, outcome, both
                 continue
             gains[lean] += 1
             assert choice.config is not None
-            # As they are kept.
+            # As they are saved.
             chosen_us = round(times[choice.config].latency_us, 3)
             heuristic_us = round(times[heuristic].latency_us, 3)
             gain = 1 - chosen_us / heuristic_us

@@ -36,7 +36,7 @@ def test_what_was_noted_is_read_back(path):
     assert Journal(path, {**ABOUT, "triton": "3.7.0"}).read([FAMILY]) == []
 
 
-def test_what_is_kept_is_forgotten_and_nothing_else(path):
+def test_what_is_saved_is_forgotten_and_nothing_else(path):
     mine, others = Journal(path, ABOUT), Journal(path, {**ABOUT, "gpu_uuid": "GPU-2"})
     mine.add(FAMILY, FAMILY.problem(8, 1000), TIMES)
     mine.add(OTHER, OTHER.problem(8, 1000), TIMES)

@@ -1,4 +1,4 @@
-"""What is kept of predicted times."""
+"""What is saved of predicted times."""
 
 from __future__ import annotations
 

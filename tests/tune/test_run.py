@@ -72,7 +72,7 @@ def request(families=(FAMILY,), objective: Any = "latency", **plan):
     )
 
 
-def test_what_was_timed_is_measured_and_forgotten_once_it_is_kept(worlds, tmp_path):
+def test_what_was_timed_is_measured_and_forgotten_once_it_is_saved(worlds, tmp_path):
     wanted = request()
     ((summary, family),) = tune(wanted, Silent(), time.monotonic())
     assert family.source == "measured"

@@ -274,21 +274,23 @@ def test_ties_are_intervals_that_overlap():
     assert ties(times) == configs[:2]
 
 
-def test_what_is_kept(outcome):
+def test_what_is_saved(outcome):
     family = to_family(
         outcome, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {"triton": "3.6.0"}
     )
     assert (family.head_dim, family.group_size, family.source) == (128, 4, "measured")
     assert len(family.problems) == 24
-    for kept, (problem, times) in zip(family.problems, outcome.progress.times.items(), strict=True):
-        assert kept.batch * kept.kv_heads == problem.batch * problem.kv_heads
-        written = {family.candidates[timed.candidate].config for timed in kept.timed}
+    for saved, (problem, times) in zip(
+        family.problems, outcome.progress.times.items(), strict=True
+    ):
+        assert saved.batch * saved.kv_heads == problem.batch * problem.kv_heads
+        written = {family.candidates[timed.candidate].config for timed in saved.timed}
         assert {outcome.progress.heuristic[problem], *ties(times)} <= written
         assert {config.implementation for config in written} == {"triton", "cuda"}
-        assert kept.timed[0].candidate == kept.chosen
-        assert kept.chosen in kept.ties
+        assert saved.timed[0].candidate == saved.chosen
+        assert saved.chosen in saved.ties
         fastest = min(times.values(), key=lambda time: time.latency_us)
-        assert kept.timed[0].latency_us == pytest.approx(fastest.latency_us, abs=5e-4)
+        assert saved.timed[0].latency_us == pytest.approx(fastest.latency_us, abs=5e-4)
     assert [family.candidates[index].config for index in family.shortlist] == outcome.shortlist
     for index in family.shortlist:
         build = family.candidates[index].build

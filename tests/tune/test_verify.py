@@ -1,4 +1,4 @@
-"""Whether a kept choice still holds: what is timed again, and what is made of the times."""
+"""Whether a tuned choice still holds: what is timed again, and what is made of the times."""
 
 from __future__ import annotations
 
