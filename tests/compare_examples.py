@@ -39,10 +39,7 @@ def spread(middle_us: float, count: int = 11, step: float = 0.001) -> list[float
 
 
 def row(
-    problem: AttentionProblem,
-    kernel: str = "lean",
-    samples_us: Sequence[float] = (),
-    **fields: Any,
+    problem: AttentionProblem, kernel: str = "lean", samples_us: Sequence[float] = (), **fields: Any
 ) -> dict[str, Any]:
     """One row, with the median and the interval of `samples_us`; a row without samples needs a
     `status`.

@@ -209,10 +209,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "q without a token dimension": (
         {"q": half(2, 8, 64)},
         ValueError,
-        (
-            r"q is \(2, 8, 64\), .*expected \(batch, q_len, q_heads, head_dim\) and twice \(batch,"
-            r" tokens, "
-        ),
+        r"q is \(2, 8, 64\), .*expected \(batch, q_len, q_heads, head_dim\) and twice \(batch,"
+        r" tokens, ",
     ),
     "k_cache without heads": ({"k_cache": half(2, 30, 256)}, ValueError, r"k_cache \(2, 30, 256\)"),
     "unlike caches": ({"v_cache": half(2, 29, 4, 64)}, ValueError, r"v_cache \(2, 29, 4, 64\)"),
@@ -230,10 +228,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "query tokens without a mask": (
         {"q": half(2, 3, 8, 64)},
         NotImplementedError,
-        (
-            "q has 3 tokens per sequence and causal is False, only a causal mask is supported: pass"
-            " causal=True"
-        ),
+        "q has 3 tokens per sequence and causal is False, only a causal mask is supported: pass"
+        " causal=True",
     ),
     "seventeen query tokens": (
         {"q": half(2, 17, 8, 64), "causal": True},
@@ -243,10 +239,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "pages of 30": (
         {"block_table": table(2, 1)},
         ValueError,
-        (
-            "the caches have pages of 30 tokens: choose one of 16, 32, 64, 128, 256, or leave"
-            " block_table out"
-        ),
+        "the caches have pages of 30 tokens: choose one of 16, 32, 64, 128, 256, or leave"
+        " block_table out",
     ),
     "caches that are no pages": (
         {"k_cache": half(2, 30, 256), "block_table": table(2, 1)},
@@ -256,10 +250,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a flat block table": (
         {**PAGES, "block_table": table(2)},
         ValueError,
-        (
-            r"block_table is \(2,\) torch.int32: expected \(2, pages of a sequence\) contiguous"
-            r" torch.int32"
-        ),
+        r"block_table is \(2,\) torch.int32: expected \(2, pages of a sequence\) contiguous"
+        r" torch.int32",
     ),
     "a block table of three": (
         {**PAGES, "block_table": table(3, 4)},

@@ -14,12 +14,7 @@ from depth import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanbench.check.reference import (
-    LSE_ERROR_LIMIT,
-    RELATIVE_ERROR_LIMIT,
-    CheckResult,
-    Reference,
-)
+from leanbench.check.reference import LSE_ERROR_LIMIT, RELATIVE_ERROR_LIMIT, CheckResult, Reference
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel

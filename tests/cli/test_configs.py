@@ -5,7 +5,6 @@ times.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -251,10 +250,8 @@ def test_what_is_exported_is_imported_again(tmp_path, shipped):
     mine = store.path_of("h200")
     save_families(H200, [family(time="2026-11-20")])
     assert lines(invoke("import", str(file))) == [
-        (
-            "replaced head_dim 128, group size 4, fp16, HND: measured 2026-11-20 by measured"
-            " 2026-11-21"
-        ),
+        "replaced head_dim 128, group size 4, fp16, HND: measured 2026-11-20 by measured"
+        " 2026-11-21",
         "added head_dim 64, group size 4, fp16, HND: measured 2026-11-21",
         f"{mine}: 2 families of NVIDIA H200 imported",
     ]
@@ -278,29 +275,11 @@ def test_an_import_leaves_measured_families_alone(tmp_path):
     assert read(store.path_of("h200")) == tuned_configs()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "is not a file of tuned configs (no JSON, "),
-        (
-            json.dumps({"configs": []}),
-            "is not a file of tuned configs, it has no schema_version and families",
-        ),
-        (
-            json.dumps({"schema_version": 7, "families": []}),
-            "has schema version 7, this leanbench reads 3",
-        ),
-        (
-            tuned_configs(family(shortlist=[9])).model_dump_json(),
-            "a candidate of the shortlist is 9, there are 2",
-        ),
-    ],
-)
-def test_foreign_files_are_not_imported(tmp_path, text, words):
+def test_foreign_files_are_not_imported(tmp_path):
     file = tmp_path / "in.json"
-    file.write_text(text)
+    file.write_text("{")
     refused = invoke("import", str(file))
-    assert_refused(refused, words)
+    assert_refused(refused, "is not a file of tuned configs (no JSON, ")
     assert refused.stderr.endswith(
         ": give a file that `leanbench configs export` of this version wrote\n"
     )
@@ -374,10 +353,8 @@ def test_verify_says_what_holds(timed):
         " min_tiles_per_cta=1 align_grid=True"
     )
     assert result.stdout.splitlines()[1:] == [
-        (
-            "b1 h32/8 n1024 d128 fp16 HND: 10.00 µs, 5.3% over the fastest: does not hold,"
-            f" {settings} is faster"
-        ),
+        "b1 h32/8 n1024 d128 fp16 HND: 10.00 µs, 5.3% over the fastest: does not hold,"
+        f" {settings} is faster",
         "1 of 2 choices hold within 1%; median regret 2.63%",
     ]
     assert "The median regret is above 2%: run `leanbench tune` again." in result.stderr

@@ -47,10 +47,8 @@ def test_without_a_gpu_it_says_so_and_succeeds(tmp_path):
     [line] = [line for line in lines if line.startswith("gpu ")]
     assert line.rstrip().split(maxsplit=2)[1:] == [
         "note",
-        (
-            "the NVIDIA driver finds no GPU; sweeps predict with the performance model, nothing is"
-            " measured"
-        ),
+        "the NVIDIA driver finds no GPU; sweeps predict with the performance model, nothing is"
+        " measured",
     ]
     assert any(line.startswith("runs ") and str(tmp_path / "runs") in line for line in lines)
     assert lines[-1].startswith("no problems, ")

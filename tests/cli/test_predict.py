@@ -90,7 +90,6 @@ def test_fit_writes_what_is_used_from_then_on(own: Path, monkeypatch: pytest.Mon
             "paper-fig7a is among the runs to fit to and to check with",
         ),
         (["fit", str(RUNS / "ragged")], "8 rows are too few to fit the model to"),
-        (["check", str(RUNS / "warm")], "has no row to compare with"),
         (["check", str(RUNS / "nothing")], "there is no folder"),
         (["check", FIG_7A, "--gpu", "h300"], "there is no GPU 'h300' in the catalogue"),
     ],
@@ -101,31 +100,6 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert sentence in err
     assert err.count("Error:") == 1
     assert "Traceback" not in err
-
-
-def test_a_predicted_run_is_refused(tmp_path: Path) -> None:
-    swept = CliRunner().invoke(
-        app,
-        [
-            "sweep",
-            "--gpu",
-            "a100",
-            "--context",
-            "1k",
-            "--heads",
-            "8",
-            "--out",
-            str(tmp_path),
-            "--name",
-            "p",
-            "-q",
-            "--no-report",
-        ],
-    )
-    assert swept.exit_code == 0, swept.stderr
-    code, _, err = run("fit", str(tmp_path / "p"))
-    assert code == 2
-    assert "was predicted by the model itself" in err
 
 
 def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,46 +49,11 @@ def assert_refused(result: Result, words: str) -> None:
     ("words", "sentence"),
     [
         (["--heads", "32/5"], "32 query heads are not a multiple of 5 KV heads"),
-        (["--head-dim", "100"], "head_dim 100 is not supported, choose from 64, 80, 96, 128, 256"),
-        (["--dtype", "fp32"], "dtype 'fp32' is not supported, choose from fp16, bf16"),
-        (["--kv-layout", "DHN"], "kv_layout 'DHN' is not supported"),
-        (["--q-len", "17"], "q_len 17 is above the limit of 16"),
-        (
-            ["--page-size", "48"],
-            "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none",
-        ),
-        (["--context", "0"], "context 0 is below 1"),
-        (["--context", "-5"], "context -5 is negative"),
-        (["--context", "1k:4k"], "context '1k:4k' is not a range, write numbers such as 1k,4k,16k"),
-        (["--batch", "two"], "batch 'two' is not understood, write a whole number"),
-        (["--lengths", "mean-2"], "lengths 'mean-2' is not a mean over the longest length"),
-        (["--lengths", "zip"], "lengths 'zip' is no distribution, no file and no lengths such"),
         (["--lengths", "mean-0.1", "--batch", "8"], "lengths mean-0.1 with batch 8 cannot be"),
         (["--lengths", "64k+16x3", "--batch", "8"], "65536+16x3 say batch and context themselves"),
         (["--capacity", "2k"], "capacity 2048 is below the longest sequence, 4096 tokens: write a"),
-        (["--capacity", "0.5x"], "capacity '0.5x' is not understood, write exact, a multiple of"),
-        (["--lengths-on", "gpu"], "lengths_on 'gpu' is not supported, choose from host, device"),
         (["--model", "lama-3-8b"], "there is no model 'lama-3-8b', did you mean 'llama-3-8b'?"),
-        (
-            ["--model", "falcon-7b", "--tp", "2"],
-            "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly",
-        ),
-        (["--model", "phi-4", "--tp", "two"], "tp 'two' is not understood, write a whole number"),
-        (
-            ["--tp", "8"],
-            (
-                "tp shares out the heads of models and none is given: name one of `leanbench list"
-                " models`"
-            ),
-        ),
-        (
-            ["--model", "phi-4", "--heads", "8"],
-            "a model says heads itself: leave heads out, or the model",
-        ),
-        (
-            ["models", "--head-dim", "64"],
-            "a model says head_dim itself: leave head_dim out, or the model",
-        ),
+        (["models", "--head-dim", "64"], "a model says head_dim itself: leave head_dim out, or"),
         (["--kernels", "laen"], "there is no kernel 'laen', did you mean 'lean'?"),
         (["--configs", "worst"], "configs 'worst' is not supported"),
         (["smokee"], "there is no sweep 'smokee', did you mean 'smoke'?"),
@@ -104,10 +69,8 @@ def assert_refused(result: Result, words: str) -> None:
         (["--cache", "hot"], "cache 'hot' is not supported, choose from cold, warm"),
         (
             ["--ci", "0.5"],
-            (
-                "--ci '0.5' is not a percentage, write a number above 0% and up to 50% with its"
-                " sign, as in 5%"
-            ),
+            "--ci '0.5' is not a percentage, write a number above 0% and up to 50% with its"
+            " sign, as in 5%",
         ),
         (["--ci", "60%"], "--ci '60%' is not a percentage, write a number above 0% and up to 50%"),
         (
@@ -247,23 +210,6 @@ def test_a_toml_error_names_file_line_and_key(tmp_path):
     assert_refused(invoke("sweep", str(file)), f"{file} is not TOML: ")
 
 
-def test_an_output_folder_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
-    (tmp_path / "file").write_text("")
-    result = invoke("sweep", "--out", str(tmp_path / "file"), "--name", "r")
-    assert_refused(
-        result,
-        f"cannot write {tmp_path / 'file' / 'r'} (Not a directory): choose another folder with"
-        " --out",
-    )
-
-
-def test_a_run_of_another_version_is_refused(tmp_path):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "manifest.json").write_text(json.dumps({"schema_version": 99}))
-    result = invoke("sweep", "--out", str(tmp_path), "--name", "r", "--resume")
-    assert_refused(result, "was written with schema version 99, this leanbench reads 2")
-
-
 @pytest.mark.parametrize(
     ("words", "say"),
     [
@@ -319,16 +265,7 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
 
 
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
-    words = [
-        "--model",
-        "Llama-3.3-70B,qwen2.5-72b",
-        "--tp",
-        "1,8",
-        "--context",
-        "4k",
-        "--batch",
-        "1",
-    ]
+    words = "--model Llama-3.3-70B,qwen2.5-72b --tp 1,8 --context 4k --batch 1".split()
     result = invoke("sweep", *words, "--kernels", "lean", "--dry-run")
     assert result.exit_code == 0
     assert result.stderr.splitlines()[:2] == [

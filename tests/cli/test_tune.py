@@ -93,10 +93,8 @@ def test_what_was_chosen_says_which_implementation(capsys):
     _show_lean_tiles([summary({}, 24)])
     paper = "(the LeanAttention paper names 128 for an A100)."
     assert capsys.readouterr().out.splitlines() == [
-        (
-            "LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen"
-            f" {paper}"
-        ),
+        "LeanTile for head_dim 128: 128 tokens on 75% of the problems where Triton is chosen"
+        f" {paper}",
         f"LeanTile for head_dim 128: 64 tokens on 75% of the problems {paper}",
     ]
 

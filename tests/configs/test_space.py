@@ -65,16 +65,7 @@ def test_grids_share_a_build_and_registers_part_them():
 
 def test_what_a_cuda_build_is_parted_by():
     cuda_config = LeanCudaConfig(
-        128,
-        4,
-        3,
-        1,
-        1,
-        True,
-        chunk_tokens=32,
-        tile_rows=8,
-        cluster_size=2,
-        copy="bulk",
+        128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=2, copy="bulk"
     )
     # LeanTile and grid are numbers of the launch.
     other_grid = replace(cuda_config, tile_tokens=256, min_tiles_per_cta=4, align_grid=False)
@@ -96,16 +87,7 @@ def test_what_a_cuda_build_is_parted_by():
 
 def test_launches_of_other_lean_tiles_are_others():
     cuda_config = LeanCudaConfig(
-        128,
-        4,
-        3,
-        1,
-        1,
-        True,
-        chunk_tokens=32,
-        tile_rows=8,
-        cluster_size=1,
-        copy="bulk",
+        128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=1, copy="bulk"
     )
     # 8 output tiles, 16 CTAs each at most: both grids are 128.
     pairs = [

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuned_examples import (
-    H200,
-    family,
-    gpu,
-    tuned,
-    tuned_configs,
-)
+from tuned_examples import H200, family, gpu, tuned, tuned_configs
 
 from leanbench.configs.store import merge, path_of, save_families, saves, tuned_for
 from leanbench.configs.tuned import TunedConfigs

@@ -103,10 +103,8 @@ def test_heads(text, pairs):
         ("32:8", "or query heads/KV heads such as 32/8"),
         (
             "many",
-            (
-                "heads 'many' is not understood, write query heads, or query/KV heads, such as 56"
-                " or 32/8$"
-            ),
+            "heads 'many' is not understood, write query heads, or query/KV heads, such as 56"
+            " or 32/8$",
         ),
         ("8/32", "8 query heads are not a multiple of 32 KV heads"),
     ],
@@ -155,25 +153,19 @@ def test_page_sizes():
     [
         (
             "48",
-            (
-                "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
-                " contiguous cache"
-            ),
+            "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
+            " contiguous cache",
         ),
         ("16:64:+16", "page_size 48 is not supported"),
         (
             "0",
-            (
-                "page_size 0 is below 1, the least there is: write a number of tokens such as 64,"
-                " or none for a"
-            ),
+            "page_size 0 is below 1, the least there is: write a number of tokens such as 64,"
+            " or none for a",
         ),
         (
             "nothing",
-            (
-                "page_size 'nothing' is not understood, write a number of tokens such as 64, or"
-                " none for a"
-            ),
+            "page_size 'nothing' is not understood, write a number of tokens such as 64, or"
+            " none for a",
         ),
         ("none,,16", "page_size 'none,,16' has an empty entry"),
     ],

@@ -69,12 +69,9 @@ def test_what_is_written_is_read_again(config, values):
 def test_optional_settings_are_written_where_they_are_used():
     assert replace(TRITON, fixed_run_tiles=8).to_dict()["fixed_run_tiles"] == 8
     assert "fixed_run_tiles" not in required(LeanTritonConfig)
-    assert list(limits(LeanTritonConfig))[:4] == [
-        "tile_tokens",
-        "num_warps",
-        "num_stages",
-        "ctas_per_sm",
-    ]
+    assert (
+        list(limits(LeanTritonConfig))[:4] == "tile_tokens num_warps num_stages ctas_per_sm".split()
+    )
     assert (Fa2Config(64, 4, 3).ctas_per_sm, TRITON.ctas_per_sm) == (1, 2)
 
 
@@ -142,17 +139,10 @@ def test_what_is_no_config_is_one_sentence(values, sentence):
 def test_every_kernel_with_settings_says_of_which_class():
     with_settings = {name for name, registered in kernels().items() if registered.config_types}
     assert with_settings == {
-        "fa2",
-        "fixed_split",
-        "fixed_split_oracle",
-        "flash_attn_3",
-        "flash_attn_3_best",
-        "flash_decoding",
-        "flashinfer_best",
-        "lean",
-        "lean_batch_invariant",
-        "lean_cuda",
-        "lean_triton",
+        *(
+            "fa2 fixed_split fixed_split_oracle flash_attn_3 flash_attn_3_best flash_decoding"
+            " flashinfer_best lean lean_batch_invariant lean_cuda lean_triton"
+        ).split()
     }
     for name in with_settings:
         assert all(

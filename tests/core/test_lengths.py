@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
-from leanbench.core.lengths import (
-    MAX_SEQUENCES,
-    draw_context,
-    read_lengths,
-    traces,
-    write_lengths,
-)
+from leanbench.core.lengths import MAX_SEQUENCES, draw_context, read_lengths, traces, write_lengths
 
 LENGTHS = AXES["lengths"]
 

@@ -149,10 +149,8 @@ def test_bytes_are_bounded(problem: AttentionProblem):
         ({"q_len": 17}, "q_len 17 is above the limit of 16: choose from 1 to 16"),
         (
             {"page_size": 48},
-            (
-                "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
-                " contiguous"
-            ),
+            "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
+            " contiguous",
         ),
         ({"page_size": 0}, "page_size 0 is not supported"),
         (

@@ -41,10 +41,8 @@ def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None
     [
         (
             "",
-            (
-                "the problem has no h (heads) and no n (context) and no d (head_dim): write for"
-                " example h32/8 n4096 d128"
-            ),
+            "the problem has no h (heads) and no n (context) and no d (head_dim): write for"
+            " example h32/8 n4096 d128",
         ),
         ("h8 d64", "the problem has no n (context): write for example"),
         ("h8 n4k d64 d128", "head_dim is given twice, as '64' and '128': leave one of them out"),
@@ -70,10 +68,8 @@ def test_words_in_any_order(words: list[str], problem: AttentionProblem) -> None
         ("h8 n4k d64 q17", "q_len 17 is above the limit of 16: choose from 1 to 16"),
         (
             "h8 n4k d64 p8",
-            (
-                "page_size 8 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
-                " contiguous"
-            ),
+            "page_size 8 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
+            " contiguous",
         ),
         ("h8 n4k d64 p16,32", "page_size has 2 values, a problem has one"),
         ("h8 n4k d64 p", "problem word 'p' is not understood"),

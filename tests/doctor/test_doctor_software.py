@@ -46,10 +46,8 @@ def test_the_version_is_the_packages(machine):
         (None, None, "ok", f"torch {torch.__version__}, built without CUDA", None),
         (
             None,
-            (
-                "there is an NVIDIA H200 here, but torch 2.11 is built without CUDA: install a CUDA"
-                " build"
-            ),
+            "there is an NVIDIA H200 here, but torch 2.11 is built without CUDA: install a CUDA"
+            " build",
             "problem",
             "there is an NVIDIA H200 here, but torch 2.11 is built without CUDA",
             "install a CUDA build",

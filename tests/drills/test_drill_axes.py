@@ -26,17 +26,7 @@ from leanbench.run.sweep_file import parse_kernels, requested_sweep
 
 PARSERS = {"kernels": parse_kernels, **{name: axis.parse for name, axis in AXES.items()}}
 FLAGS = [axis.flag for axis in AXES.values()]
-OTHERS = [
-    "--kernels",
-    "--configs",
-    "--config",
-    "--cache",
-    "--window",
-    "--ci",
-    "--gpu",
-    "--timeout",
-    "--budget",
-]
+OTHERS = "--kernels --configs --config --cache --window --ci --gpu --timeout --budget".split()
 SHIPPED = [path.read_bytes() for path in sorted(SWEEPS.glob("*.toml"))]
 
 

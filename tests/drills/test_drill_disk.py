@@ -43,11 +43,7 @@ def small_files(most_bytes: int):
 
 @pytest.mark.parametrize(
     ("most_bytes", "where", "least_rows"),
-    [
-        (100, "manifest.json", 0),
-        (15_000, "results.jsonl", 10),
-        (60_000, "report.html", 50),
-    ],
+    [(100, "manifest.json", 0), (15_000, "results.jsonl", 10), (60_000, "report.html", 50)],
 )
 def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     tmp_path, most_bytes, where, least_rows

@@ -76,12 +76,10 @@ def test_killed_at_random_moments_and_resumed_every_cell_once(tmp_path):
     assert finished.returncode == 0, finished.stderr
     assert Counter(row["problem"]["context"] for row in rows(path)) == dict.fromkeys(CONTEXTS, 1)
     assert all(row["latency_us"] == stand_in_us(row["problem"]["context"]) for row in rows(path))
-    assert sorted(file.name for file in path.iterdir()) == [
-        "lock",
-        "manifest.json",
-        "results.jsonl",
-        "worker.log",
-    ]
+    assert (
+        sorted(file.name for file in path.iterdir())
+        == "lock manifest.json results.jsonl worker.log".split()
+    )
     assert report_rows(path) == 50
 
 

@@ -131,10 +131,8 @@ def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, num
         ),
         (
             "other_stream",
-            (
-                "outputs were not written when the CUDA graph was replayed: part of the work ran on"
-                " another"
-            ),
+            "outputs were not written when the CUDA graph was replayed: part of the work ran on"
+            " another",
         ),
     ],
 )

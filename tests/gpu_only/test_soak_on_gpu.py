@@ -65,13 +65,7 @@ def reading(pid: int, rows: int, seconds: float) -> Reading:
     ]
     files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
     return Reading(
-        rows,
-        round(seconds, 1),
-        resident[0],
-        sum(resident[1:]),
-        gpu_bytes(),
-        files,
-        len(pids),
+        rows, round(seconds, 1), resident[0], sum(resident[1:]), gpu_bytes(), files, len(pids)
     )
 
 

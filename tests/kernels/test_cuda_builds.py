@@ -251,16 +251,7 @@ def test_all_tuned_settings_fit_their_gpu():
 def test_shared_memory_is_what_the_kernel_lays_out():
     """By hand, from the constants of build.cuh."""
     config = LeanCudaConfig(
-        128,
-        4,
-        3,
-        1,
-        1,
-        True,
-        chunk_tokens=32,
-        tile_rows=32,
-        cluster_size=8,
-        copy="bulk",
+        128, 4, 3, 1, 1, True, chunk_tokens=32, tile_rows=32, cluster_size=8, copy="bulk"
     )
     ring = 4 * 3 * 2 * 2 * 32 * 128
     states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8

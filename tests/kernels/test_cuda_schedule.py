@@ -86,10 +86,7 @@ def walked(
     slots = cluster_slots(H200.sms, build.ctas_per_sm, build.cluster)
     aligned = config.align_grid and not build.ragged
     ranges = stream_k_grid(
-        output_tiles * most_tiles,
-        slots,
-        config.min_tiles_per_cta,
-        output_tiles if aligned else 1,
+        output_tiles * most_tiles, slots, config.min_tiles_per_cta, output_tiles if aligned else 1
     )
     lengths = (ctypes.c_int * problem.batch)(*problem.contexts)
     padded = PaddedParams()

@@ -47,11 +47,7 @@ def most_events(family: str, inputs: AttentionInputs, config: TileConfig, launch
 
 
 def traced_call(
-    family: str,
-    inputs: AttentionInputs,
-    config: TileConfig,
-    max_events: int | None = None,
-    **grid,
+    family: str, inputs: AttentionInputs, config: TileConfig, max_events: int | None = None, **grid
 ) -> TracedCall:
     """A traced call; `max_events` are as many as the kernel says by default."""
     launches = importlib.import_module(f"leanbench.kernels.{family}.triton").launches(

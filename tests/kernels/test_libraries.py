@@ -59,17 +59,13 @@ def all_installed(monkeypatch):
         (IN_TORCH, None),
         (
             FLASHINFER,
-            (
-                "{} is not installed here (no module flashinfer, tvm_ffi): pip install"
-                " flashinfer-python apache-tvm-ffi"
-            ),
+            "{} is not installed here (no module flashinfer, tvm_ffi): pip install"
+            " flashinfer-python apache-tvm-ffi",
         ),
         (
             FLASH_ATTN_2,
-            (
-                "{} is not installed here (no module flash_attn): pip install flash-attn"
-                " --no-build-isolation"
-            ),
+            "{} is not installed here (no module flash_attn): pip install flash-attn"
+            " --no-build-isolation",
         ),
         (
             FLASH_ATTN_3,
@@ -119,10 +115,7 @@ def test_what_is_installed_is_available():
 @pytest.mark.parametrize(
     ("problem", "refused"),
     [
-        (
-            AttentionProblem(2, 4, 4, (50, 20), 64),
-            dict.fromkeys((*PLAIN, *SINGLE), "ragged"),
-        ),
+        (AttentionProblem(2, 4, 4, (50, 20), 64), dict.fromkeys((*PLAIN, *SINGLE), "ragged")),
         (
             AttentionProblem(1, 4, 4, 50, 64, page_size=16),
             dict.fromkeys((*PLAIN, *SINGLE, *FLASH_ATTN_2), "page_size 16"),

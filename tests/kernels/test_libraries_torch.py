@@ -209,10 +209,8 @@ def test_xformers_is_handed_groups_and_expanded_views(problem, monkeypatch):
     ("message", "raised", "expected"),
     [
         (
-            (
-                "Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built"
-                " without CUDA\n"
-            ),
+            "Operator `x` does not support inputs:\n  query: shape=(1, 4)\n  it was built"
+            " without CUDA\n",
             UserError,
             r"refused by xFormers \(it was built without CUDA\)",
         ),

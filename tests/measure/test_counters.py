@@ -147,10 +147,10 @@ def test_what_ncu_is_asked(printing, tmp_path):
     assert options["--profile-from-start"] == "off"
     assert options["--print-units"] == "base"
     assert set(options["--metrics"].split(",")) == {
-        "sm__warps_active.avg.pct_of_peak_sustained_active",
-        "dram__bytes_read.sum",
-        "dram__bytes_write.sum",
-        "gpu__time_duration.sum",
+        *(
+            "sm__warps_active.avg.pct_of_peak_sustained_active dram__bytes_read.sum"
+            " dram__bytes_write.sum gpu__time_duration.sum"
+        ).split()
     }
     assert arguments[-5:-1] == [sys.executable, "-P", "-m", "leanbench.measure.counters_target"]
     request = json.loads(arguments[-1])
@@ -196,11 +196,9 @@ def test_older_versions_write_the_unit_in_full(printing):
             "Nsight Compute failed: Failed to access the following 1 metrics: dram__bytes_read.sum",
         ),
         (
-            (
-                f"{counters.TARGET_FAILED}K and V take 30.1 GB and the GPU has 2.0 GB"
-                " free\n==ERROR== The application returned an error code (1).\n==WARNING== No"
-                " kernels were profiled.\n"
-            ),
+            f"{counters.TARGET_FAILED}K and V take 30.1 GB and the GPU has 2.0 GB"
+            " free\n==ERROR== The application returned an error code (1).\n==WARNING== No"
+            " kernels were profiled.\n",
             1,
             "the counted process failed: K and V take 30.1 GB and the GPU has 2.0 GB free",
         ),
@@ -223,10 +221,8 @@ def test_older_versions_write_the_unit_in_full(printing):
         (
             TWO_KERNELS.replace("- 1 pass", "- 3 passes", 1),
             0,
-            (
-                "Nsight Compute needs 3 passes for these counters on this GPU, and the L2 is cold"
-                " in the first only"
-            ),
+            "Nsight Compute needs 3 passes for these counters on this GPU, and the L2 is cold"
+            " in the first only",
         ),
     ],
     ids=[

@@ -71,10 +71,8 @@ def test_uneven_gaps_are_averaged():
                 *replay(3, ("split", 0.0, 5.0), ("merge", 5.0, 1.0), every_us=8.0),
                 KernelStart("Memset", 30.0),
             ],
-            (
-                "the profiler saw 7 kernels in 3 launches (3 x split, 3 x merge, 1 x Memset), no"
-                " whole number each"
-            ),
+            "the profiler saw 7 kernels in 3 launches (3 x split, 3 x merge, 1 x Memset), no"
+            " whole number each",
         ),
         (
             replay(2, ("attend", 0.0, 5.0), every_us=8.0),

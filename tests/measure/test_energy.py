@@ -190,7 +190,7 @@ def test_no_counter_leaves_the_power():
     assert reading.energy_above_idle_mj == pytest.approx(52, rel=0.01)
     assert reading.energy_by_power_mj is None  # it is no second reading
     assert reading.warnings == [
-        "the GPU has no energy counter: energy comes from the instantaneous power alone",
+        "the GPU has no energy counter: energy comes from the instantaneous power alone"
     ]
 
 
@@ -228,10 +228,8 @@ def test_calibration_notices_a_counter_that_hardly_moves(tick_s: float, moved: i
     calibration = calibrated(gpu)
     assert (calibration.tick_ms, calibration.idle_power_w) == (None, pytest.approx(80))
     assert calibration.warnings == (
-        (
-            f"NVML's energy counter moved {moved} times in 1.8 s: energy comes from the"
-            " instantaneous power alone"
-        ),
+        f"NVML's energy counter moved {moved} times in 1.8 s: energy comes from the"
+        " instantaneous power alone",
     )
 
 
@@ -340,26 +338,20 @@ def test_windows_that_will_do(window_s: float, tick_ms: float | None):
         (
             1.0,
             None,
-            (
-                "a window of 1 s measures no energy, the energy counter moves in steps: give it 2"
-                " to 3600 s"
-            ),
+            "a window of 1 s measures no energy, the energy counter moves in steps: give it 2"
+            " to 3600 s",
         ),
         (
             1.9,
             20.0,
-            (
-                "a window of 1.9 s measures no energy, the energy counter moves every 20 ms: give"
-                " it 2 to 3600 s"
-            ),
+            "a window of 1.9 s measures no energy, the energy counter moves every 20 ms: give"
+            " it 2 to 3600 s",
         ),
         (
             3.8,
             200.0,
-            (
-                "a window of 3.8 s measures no energy, the energy counter moves every 200 ms: give"
-                " it 4 to 3600 s"
-            ),
+            "a window of 3.8 s measures no energy, the energy counter moves every 200 ms: give"
+            " it 4 to 3600 s",
         ),
         (0.0, 100.0, "give it 2 to "),
         (-5.0, 100.0, "give it 2 to "),

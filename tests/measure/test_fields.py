@@ -146,10 +146,8 @@ def test_the_power_limit_is_no_trouble(reasons):
         ),
         (
             [GpuProcess(pid, None if pid == 2 else f"p{pid}", 50) for pid in (1, 2, 3, 4)],
-            (
-                "other programs used the GPU meanwhile: p1 (pid 1), a program (pid 2), p3 (pid 3);"
-                " stop them and measure again"
-            ),
+            "other programs used the GPU meanwhile: p1 (pid 1), a program (pid 2), p3 (pid 3);"
+            " stop them and measure again",
         ),
     ],
 )

@@ -340,10 +340,7 @@ def test_energy_of_each_kernel_and_of_the_floor_once(gpu, sustained):
     assert sustained == [(64, gpu.nvml, 5.0)] * 3
     assert {
         name: (fields["energy_mj"], fields["energy_floor_mj"]) for name, fields in rows.items()
-    } == {
-        "a": (1.0, 2.0),
-        "b": (3.0, 2.0),
-    }
+    } == {"a": (1.0, 2.0), "b": (3.0, 2.0)}
     assert [fields["warnings"] for fields in rows.values()] == [
         ["reading 1", "read floor: reading 2"],
         ["reading 3", "read floor: reading 2"],

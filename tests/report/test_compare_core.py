@@ -397,10 +397,8 @@ def test_statistics_by_hand(tmp_path):
     assert summary.changed_geomean == pytest.approx(2 ** (1 / 3))
     assert summary.median_difference == pytest.approx(0.75)
     assert sentences(comparison)[:2] == [
-        (
-            "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median"
-            " |difference| 75.00%."
-        ),
+        "New over base: geometric mean 1.1892x over 4 cells ok on both sides; median"
+        " |difference| 75.00%.",
         "Not the same: 3 cells, geometric mean 1.2599x.",
     ]
 
@@ -628,10 +626,8 @@ def test_a_run_under_runs_and_a_colon_in_a_name(tmp_path, monkeypatch):
             "a",
             "far",
             [],
-            (
-                r"nothing to pair, for example a ran lean · b1 h8 n1024 d64 fp16 HND and far ran"
-                r" lean · b1 h8 n4"
-            ),
+            r"nothing to pair, for example a ran lean · b1 h8 n1024 d64 fp16 HND and far ran"
+            r" lean · b1 h8 n4",
         ),
     ],
 )

@@ -4,15 +4,12 @@ nothing is loaded.
 
 from __future__ import annotations
 
-import html
 import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import MARKS, answer_of
 from depth import deep
 from example_runs import (
     HOSTILE,
@@ -27,27 +24,10 @@ from example_runs import (
 
 from leanbench.report import write_report
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"
-    ),
-]
+pytestmark = MARKS
 
 TIED = {"lean": 10.0, "fa2": 9.9, "fixed_split": 10.1}
 
-#: Runs before anything else in the page, and keeps every failure.
-WATCH = """<script>
-window.failures = [];
-addEventListener("error", (event) => failures.push(event.message));
-addEventListener("unhandledrejection", (event) => failures.push(String(event.reason)));
-addEventListener("securitypolicyviolation", (event) => failures.push(`blocked ${event.blockedURI}`));
-window.alert = (text) => failures.push(`alert ${text}`);
-console.error = (...text) => failures.push(text.join(" "));
-</script>"""
 #: Runs after everything else: the test's own lines stand in place of PROBE.
 PROBE = Path(__file__).with_name("browser_probe.js").read_text(encoding="utf-8")
 
@@ -57,26 +37,7 @@ def look(directory: Path, probe: str = "return null;", *more_runs: Path) -> Any:
     the page fails.
     """
     [report] = write_report(directory, directory, ["html"], more_runs)
-    page = report.read_text(encoding="utf-8").replace("<head>", f"<head>{WATCH}", 1)
-    head, body_end, tail = page.rpartition("</body>")
-    watched = directory / "watched.html"
-    script = PROBE.replace("{ PROBE }", f"{{ {probe} }}")
-    watched.write_text(f"{head}<script>{script}</script>{body_end}{tail}", encoding="utf-8")
-    flags = (
-        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
-        " --disable-component-update --disable-sync --window-size=1400,1000"
-        " --virtual-time-budget=5000"
-    )
-    command = [
-        *(str(CHROMIUM), *flags.split(), "--host-resolver-rules=MAP * ~NOTFOUND"),
-        *(f"--user-data-dir={directory / 'profile'}", "--dump-dom", watched.as_uri()),
-    ]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    answer = re.search(r'<pre id="probe">(.+?)</pre>', dom, re.DOTALL)
-    assert answer, "the page did not reach its load event"
-    result = json.loads(html.unescape(answer[1]))
-    assert result["failures"] == []
-    assert result["loaded"] == []
+    result = answer_of(directory, report.read_text(encoding="utf-8"), "", PROBE, probe)
     assert all(drawn for _, drawn in result["charts"]), result["charts"]
     return result["seen"], [key for key, _ in result["charts"]]
 
@@ -394,16 +355,7 @@ def test_energy_sustained_and_occupancy_are_drawn(write_run: WriteRun) -> None:
       ticks: [...chart("sustained").querySelectorAll(".ytick")].map((each) => each.textContent),
     };"""
     seen, charts = look(write_run(rows_with_all_fields()), probe)
-    assert charts == [
-        "latency",
-        "bandwidth",
-        "speedup",
-        "share",
-        "energy",
-        "power",
-        "sustained",
-        "sm_busy",
-    ]
+    assert charts == "latency bandwidth speedup share energy power sustained sm_busy".split()
     assert seen["energy"] == [[1024, 12.5], [65536, 1000.0]]
     assert seen["floor"] == [[n, seven_digits(problem(n).kv_bytes * 1e-7)] for n in (1024, 65536)]
     assert (seen["power"], seen["idle"]) == (

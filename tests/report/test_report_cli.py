@@ -29,10 +29,7 @@ def test_prints_the_paths_and_nothing_else(write_run: WriteRun) -> None:
     )
     assert (directory / "report.html").read_text().startswith("<!doctype html>")
     assert {path.name for path in directory.iterdir()} == {
-        "manifest.json",
-        "results.jsonl",
-        "report.html",
-        "report.csv",
+        *"manifest.json results.jsonl report.html report.csv".split()
     }
 
 

@@ -9,14 +9,7 @@ from leanbench.core.errors import UserError
 from leanbench.model import known_error
 from leanbench.records.reading import read_run, read_runs
 from leanbench.report import write_report
-from leanbench.report.facts.headline import (
-    FEW_RUNS,
-    caveats,
-    headline,
-    near,
-    overview_of,
-    title,
-)
+from leanbench.report.facts.headline import FEW_RUNS, caveats, headline, near, overview_of, title
 from leanbench.report.facts.results import Part, Results
 from leanbench.report.facts.winners import Winner, Winners, winners
 from leanbench.report.frame import results_frame

@@ -138,24 +138,18 @@ def test_the_three_nearest_runs_are_named(tmp_path: Path, monkeypatch: pytest.Mo
         ),
         (
             "reports/h200/smoke/results.jsonl",
-            (
-                "reports/h200/smoke/results.jsonl is a file: name the folder it is in,"
-                " reports/h200/smoke"
-            ),
+            "reports/h200/smoke/results.jsonl is a file: name the folder it is in,"
+            " reports/h200/smoke",
         ),
         (
             "reports/trace",
-            (
-                "there is no folder 'reports/trace', reports/ holds no run: name a run directory,"
-                " or a run under runs/"
-            ),
+            "there is no folder 'reports/trace', reports/ holds no run: name a run directory,"
+            " or a run under runs/",
         ),
         (
             "report/h200/smoke",
-            (
-                "there is no folder 'report/h200/smoke', nor a folder 'report/h200': name a run"
-                " directory, or a run under runs/"
-            ),
+            "there is no folder 'report/h200/smoke', nor a folder 'report/h200': name a run"
+            " directory, or a run under runs/",
         ),
     ],
 )

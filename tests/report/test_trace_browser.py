@@ -4,27 +4,18 @@ loaded.
 
 from __future__ import annotations
 
-import html
-import json
-import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report_browser import CHROMIUM, WATCH
+from browser import MARKS, answer_of
 from trace_examples import fixed_split, lean
 
 from leanbench.core.timeline import Timeline
 from leanbench.report.trace.html import html_text
 from leanbench.report.trace.picture import TILE_COLORS, Panel
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"
-    ),
-]
+pytestmark = MARKS
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 REDUCTION, WAIT, PLOT = "#16181c", "#b4bcc7", "#ffffff"
@@ -33,7 +24,7 @@ REDUCTION, WAIT, PLOT = "#16181c", "#b4bcc7", "#ffffff"
 AT_ONCE = "<script>window.requestAnimationFrame = (callback) => callback();</script>"
 #: Helpers, then the test's own lines in place of PROBE. Times are in microseconds, between the grid
 #: lines; rows count from the top.
-PROBE = """<script>
+PROBE = """
 const hex = (data) => "#" + [...data].slice(0, 3).map((value) => value.toString(16).padStart(2, "0")).join("");
 const place = (panel, row, rows, time) => ({
   offsetX: LEFT + (time - view.from) * panel.scale, offsetY: (row + 0.5) * plotHeight(panel) / rows,
@@ -59,44 +50,15 @@ addEventListener("load", async () => {
   answer.id = "probe";
   answer.textContent = JSON.stringify({ seen, loaded, failures });
   document.body.append(answer);
-});
-</script>"""
+});"""
 
 
 def look(directory: Path, timelines: list[Timeline], probe: str) -> Any:
     """Open the page in headless Chromium, run `probe` in it and return its answer; any failure in
     the page fails.
     """
-    page = html_text([Panel(timeline) for timeline in timelines]).replace(
-        "<head>", f"<head>{WATCH}{AT_ONCE}", 1
-    )
-    head, body_end, tail = page.rpartition("</body>")
-    watched = directory / "watched.html"
-    script = PROBE.replace("{ PROBE }", f"{{ {probe} }}")
-    watched.write_text(f"{head}{script}{body_end}{tail}", encoding="utf-8")
-    flags = [
-        *(
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-background-networking",
-        ),
-        *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-        *(
-            f"--user-data-dir={directory / 'profile'}",
-            "--window-size=1400,1000",
-            "--virtual-time-budget=5000",
-        ),
-    ]
-    command = [str(CHROMIUM), *flags, "--dump-dom", watched.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    answer = re.search(r'<pre id="probe">(.+?)</pre>', dom, re.DOTALL)
-    assert answer, "the page did not reach its load event"
-    result = json.loads(html.unescape(answer[1]))
-    assert result["failures"] == []
-    assert result["loaded"] == []
-    return result["seen"]
+    page = html_text([Panel(timeline) for timeline in timelines])
+    return answer_of(directory, page, AT_ONCE, PROBE, probe)["seen"]
 
 
 def test_spans_are_drawn_where_they_are(tmp_path: Path) -> None:

@@ -158,10 +158,7 @@ def test_short_neighbours_become_one() -> None:
     merged = [mark for mark in merge_short(panel.marks, 5) if mark.kind != "cta"]
     assert [
         (mark.kind, mark.output_tile, mark.start_us, mark.end_us, mark.merged) for mark in merged
-    ] == [
-        ("tiles", 1, 0, 4, 3),
-        ("tiles", 2, 4, 30, 1),
-    ]
+    ] == [("tiles", 1, 0, 4, 3), ("tiles", 2, 4, 30, 1)]
 
 
 @given(spans, st.floats(0.001, 50), st.integers(5, 40))

@@ -83,27 +83,21 @@ def test_names_in_any_case_and_other_names_of_a_model():
         (
             "falcon-7b",
             2,
-            (
-                "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly: choose tp"
-                " from 1, 71"
-            ),
+            "tp 2 does not share out the heads of falcon-7b, 71/1 (query/KV), evenly: choose tp"
+            " from 1, 71",
         ),
         # 40 query heads go by 4, but 10 KV heads do not.
         (
             "phi-4",
             4,
-            (
-                "tp 4 does not share out the heads of phi-4, 40/10 (query/KV), evenly: choose tp"
-                " from 1, 2, 5, 10, 20, 40"
-            ),
+            "tp 4 does not share out the heads of phi-4, 40/10 (query/KV), evenly: choose tp"
+            " from 1, 2, 5, 10, 20, 40",
         ),
         (
             "gemma-3-1b",
             8,
-            (
-                "tp 8 does not share out the heads of gemma-3-1b, 4/1 (query/KV), evenly: choose tp"
-                " from 1, 2, 4"
-            ),
+            "tp 8 does not share out the heads of gemma-3-1b, 4/1 (query/KV), evenly: choose tp"
+            " from 1, 2, 4",
         ),
     ],
 )
@@ -206,10 +200,8 @@ def test_a_file_names_models_at_the_top_or_in_a_grid(tmp_path):
         ),
         (
             "tp = 2",
-            (
-                ": tp shares out the heads of models and none is given: name one of `leanbench list"
-                " models`"
-            ),
+            ": tp shares out the heads of models and none is given: name one of `leanbench list"
+            " models`",
         ),
     ],
 )

@@ -67,10 +67,8 @@ def test_what_is_written_is_read_again(config):
     [
         (
             "lean",
-            (
-                "config 'lean' is not understood, write KERNEL:FIELD=VALUE,... such as"
-                " lean:implementation="
-            ),
+            "config 'lean' is not understood, write KERNEL:FIELD=VALUE,... such as"
+            " lean:implementation=",
         ),
         (":tile_tokens=64", "is not understood, write KERNEL"),
         ("laen:tile_tokens=64", "there is no kernel 'laen', did you mean 'lean'?"),

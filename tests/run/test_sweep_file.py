@@ -272,10 +272,8 @@ def test_a_file_may_give_settings(tmp_path):
         ),
         (
             "config = 3",
-            (
-                ", line 2, key 'config': 3 is not understood, write a string such as"
-                " lean:tile_tokens=128,..."
-            ),
+            ", line 2, key 'config': 3 is not understood, write a string such as"
+            " lean:tile_tokens=128,...",
         ),
         ("config = []", ", line 2, key 'config': [] is not understood"),
         (

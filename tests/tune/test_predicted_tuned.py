@@ -17,10 +17,7 @@ def test_what_is_written_of_a_prediction():
     family = FamilyKey(128, 8)
     builds = builds_of(family)
     space = LEAN.tuning_space(family.problem(8, 4096), H200)[::3]
-    pair = (
-        Progress(family, [Candidate(config, config.build_key) for config in space], {}),
-        builds,
-    )
+    pair = (Progress(family, [Candidate(config, config.build_key) for config in space], {}), builds)
     search = Search(
         LEAN, H200, Plan(1e9, problems=6, every_candidate=True), Silent(), time.monotonic()
     )
