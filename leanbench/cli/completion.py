@@ -38,6 +38,15 @@ def model_names(incomplete: str) -> list[str]:
     return _in_list(incomplete, names)
 
 
+def length_names(incomplete: str) -> list[str]:
+    """Of a list of distributions of lengths, the last; where none begins so, the shell completes
+    files.
+    """
+    from leanbench.core.lengths import DISTRIBUTIONS, traces
+
+    return _in_list(incomplete, (*DISTRIBUTIONS, *traces()))
+
+
 def sweep_names(incomplete: str) -> list[str]:
     """Sweeps that come with leanbench; where none begins so, the shell completes files."""
     from leanbench.core.paths import SWEEPS
@@ -52,7 +61,7 @@ def run_names(incomplete: str) -> list[str]:
 
 
 #: By the axis' name.
-OF_AXES = {"model": model_names}
+OF_AXES = {"model": model_names, "lengths": length_names}
 
 
 def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -59,6 +59,22 @@ def _axes() -> None:
     output.show_table(table)
 
 
+def _lengths() -> None:
+    from leanbench.core.lengths import DISTRIBUTIONS, traces
+
+    table = output.table("Lengths of a batch's sequences, for --lengths")
+    table.add_column("name", no_wrap=True)
+    for column in ("mean", "longest"):
+        table.add_column(column, justify="right")
+    table.add_column("what they are", overflow="fold")
+    for name, meaning in DISTRIBUTIONS.items():
+        table.add_row(name, "", "", meaning)
+    for name, trace in traces().items():
+        about = f"{trace.source}; {trace.licence}; {trace.requests} requests"
+        table.add_row(name, f"{trace.mean_tokens:.0f}", str(trace.quantiles[-1]), about)
+    output.show_table(table)
+
+
 def _models() -> None:
     from leanbench.core.language_models import models
 
@@ -116,6 +132,7 @@ _LISTS = {
     "sweeps": _sweeps,
     "axes": _axes,
     "quantities": _quantities,
+    "lengths": _lengths,
     "models": _models,
     "gpus": _gpus,
 }
@@ -135,8 +152,8 @@ def list_(
     ] = "table",
 ) -> None:
     """List the kernels, the sweeps that come with leanbench, the axes of sweeps, the quantities of
-    rows (also as docs/quantities.md or as a JSON schema), or the models (for --model) and GPUs that
-    it knows.
+    rows (also as docs/quantities.md or as a JSON schema), or the distributions of lengths (for
+    --lengths), models (for --model) and GPUs that it knows.
     """
     from leanbench.core.errors import UserError
     from leanbench.core.syntax import choose

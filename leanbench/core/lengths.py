@@ -28,6 +28,13 @@ ZIPF = "zipf"
 _MEAN = "mean-"
 #: With `_MEAN`, lengths are spread log-uniformly over this factor before they are scaled.
 _SPREAD = 64
+#: What can be named besides traces.
+DISTRIBUTIONS = {
+    UNIFORM: "all have the context",
+    ONE_LONG: f"one has the context, the others {_SHORT_TOKENS} tokens",
+    ZIPF: "the r-th longest has the context over r",
+    f"{_MEAN}0.25": "one has the context, the mean is that share of it, the others log-uniform",
+}
 #: Sequences of a batch whose lengths differ.
 MAX_SEQUENCES = 4096
 #: Of a file with lengths.
@@ -78,11 +85,11 @@ class Lengths(Values):
 
     def _value(self, name: str, item: str) -> str:
         word = item.lower()
-        if word in (UNIFORM, ONE_LONG, ZIPF, *traces()):
-            return word
         if word.startswith(_MEAN):
             mean = _mean(name, word)
             return UNIFORM if mean == 1 else f"{_MEAN}{mean:g}"
+        if word in (*DISTRIBUTIONS, *traces()):
+            return word
         if is_explicit(word):
             return write_lengths(read_lengths(name, word))
         _file_quantiles(name, item)
@@ -227,7 +234,7 @@ def _file_quantiles(name: str, path: str) -> tuple[int, ...]:
     Raises:
         UserError: there is no such file, it is too large, or a line is no length.
     """
-    known = (UNIFORM, ONE_LONG, ZIPF, *traces())
+    known = (*DISTRIBUTIONS, *traces())
     try:
         if not Path(path).is_file():
             raise UserError(

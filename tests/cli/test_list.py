@@ -9,6 +9,7 @@ import leanbench
 from leanbench.cli.main import app
 from leanbench.core.axes import AXES
 from leanbench.core.language_models import models
+from leanbench.core.lengths import DISTRIBUTIONS, traces
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import CATALOGUE
 from leanbench.records.row import Row
@@ -45,6 +46,7 @@ def first_words_of_rows(what: str) -> set[str]:
         ("sweeps", shipped_sweeps),
         ("axes", lambda: [axis.flag for axis in AXES.values()]),
         ("quantities", lambda: [column.name for column in ROW_COLUMNS]),
+        ("lengths", lambda: [*DISTRIBUTIONS, *traces()]),
         ("models", models),
         ("gpus", lambda: [gpu.name for gpu in CATALOGUE]),
     ],
@@ -118,7 +120,7 @@ def test_anything_else_is_one_sentence():
     assert result.exit_code == 2
     assert (
         result.stderr == "Error: list 'kernel' is not supported, choose from kernels, sweeps, axes,"
-        " quantities, models, gpus\n"
+        " quantities, lengths, models, gpus\n"
     )
 
 
