@@ -48,7 +48,7 @@ class FlashAttn(LibraryKernel):
             )
         if min(problem.contexts) < problem.q_len:
             return (
-                f"{self.name} tells an LSE of +inf for a query token that sees nothing, not -inf:"
+                f"{self.name} gives an LSE of +inf for a query token that sees nothing, not -inf:"
                 f" with q_len {problem.q_len} choose contexts of at least {problem.q_len} tokens"
             )
         return super().refusal(problem)

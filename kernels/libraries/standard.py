@@ -28,7 +28,7 @@ class Standard(LibraryKernel):
     name = "standard"
     title = "standard attention: two matrix products and a softmax in torch, the scores in memory"
     source = "Vaswani et al. 2017, arXiv 1706.03762; operators of torch"
-    #: The softmax tells none.
+    #: The softmax writes none.
     lse_base = None
     head_dims = (64, 80, 96, 128, 256)
 

@@ -67,7 +67,7 @@ class CaseResult:
     kernel: str
     case: CheckCase
     relative_error: float
-    #: NaN: the kernel tells no LSE.
+    #: NaN: the kernel writes no LSE.
     lse_error: float
     #: A second run gave the same bits.
     repeats: bool

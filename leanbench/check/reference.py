@@ -32,7 +32,7 @@ class CheckResult:
     """
 
     relative_error: float
-    #: None: the kernel tells no LSE.
+    #: None: the kernel writes no LSE.
     lse_error: float | None
     checked_heads: int
     total_heads: int

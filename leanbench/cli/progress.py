@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SweepProgress:
-    """A context manager that run_cells tells about each cell."""
+    """The observer of run_cells that shows a progress bar, as a context manager."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
         from rich.progress import (

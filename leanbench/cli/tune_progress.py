@@ -16,7 +16,7 @@ _LINE_EVERY_S = 5.0
 
 
 class TuneProgress:
-    """A context manager that leanbench.tune.search tells about each step.
+    """The observer of a tuning that shows progress bars, as a context manager.
 
     Args:
         predicted: problems are not timed, the performance model predicts them.

@@ -110,7 +110,7 @@ class Kernel(ABC, Generic[ConfigT]):
     #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
     #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
     config_choice: str | None = None
-    #: Base of the logarithm in the LSE that it writes; None: it tells no LSE.
+    #: Base of the logarithm in the LSE that it writes; None: it writes no LSE.
     lse_base: float | None = math.e
     #: Whether lengths on the device that are no lengths of the cache count as the nearest ones, and
     #: nothing past a sequence's end, NaN too, reaches its outputs. `leanbench check` tries it.

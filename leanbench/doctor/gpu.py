@@ -1,4 +1,4 @@
-"""The GPU and its state, as the driver tells it."""
+"""The GPU and its state, as the driver reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML opened and asked: its errors turned into few exceptions, and into None where it has no
+"""NVML opened and read: its errors turned into few exceptions, and into None where it has no
 answer.
 """
 
@@ -32,7 +32,7 @@ def open_nvml() -> Iterator[Any]:
     """NVML, initialised; it counts its users, so nesting is fine.
 
     Raises:
-        NvmlError: it cannot be used, or something that was asked in it failed.
+        NvmlError: it cannot be used, or something that was read in it failed.
     """
     try:
         import pynvml

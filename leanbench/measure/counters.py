@@ -190,7 +190,7 @@ def _command(ncu: str, request: dict[str, Any]) -> list[str]:
 
 
 def _run(command: list[str], timeout_s: float) -> str:
-    """Everything that ncu and the counted process said."""
+    """Output of ncu and of the counted process."""
     try:
         process = subprocess.Popen(
             command,

@@ -85,7 +85,7 @@ def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
 
 
 def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
-    """For each label of the column `problem`, only what tells it from the others: ``context 64k,
+    """For each label of the column `problem`, only what distinguishes it: ``context 64k,
     heads 32/8``.
     """
     varying = {axis.name for axis in axes}

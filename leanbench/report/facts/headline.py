@@ -37,7 +37,7 @@ class Overview:
     #: What they come to, each under what it is about: the GPU, whether it is predicted, and the L2
     #: where that differs.
     sentences: tuple[Sentence, ...]
-    #: Every part, by the run's name and whatever else tells it from the others.
+    #: Every part, by the run's name and whatever else distinguishes it.
     parts: tuple[tuple[str, Part], ...]
 
 

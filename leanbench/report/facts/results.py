@@ -25,7 +25,7 @@ class Part:
 
     summary: Summary
     rows: DataFrame
-    #: Of their problems, by label: only what tells it from the others.
+    #: Of their problems, by label: only what distinguishes it.
     short: Mapping[str, str]
 
 
@@ -60,7 +60,7 @@ class Results:
 
     @cached_property
     def short(self) -> Mapping[str, str]:
-        """Of all problems, by label: only what tells it from the others."""
+        """Of all problems, by label: only what distinguishes it."""
         return short_labels(self.frame, self.axes)
 
     @cached_property

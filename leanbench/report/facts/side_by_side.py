@@ -43,7 +43,7 @@ class Side:
     source: str
     gpu: str
     cache: str
-    #: Run and GPU, and what else tells it from the others.
+    #: Run and GPU, and what else distinguishes it.
     name: str
 
 
