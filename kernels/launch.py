@@ -1,20 +1,18 @@
-"""The launches of this room's Triton kernels, and what they pass, taken from the call's tensors."""
+"""Launches of this room's kernels, and what they pass, taken from the call's tensors."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from leanbench.compile.cubin import cubin_resources
-from leanbench.compile.triton_target import triton_target
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
-from leanbench.core.kernel import Kernel, LaunchResources
+from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.core.inputs import AttentionInputs
-    from leanbench.core.kernel import TracedCall
 
 #: SMs that stand in for a GPU's in Triton's interpreter: odd, so that shares come out uneven.
 INTERPRETER_SMS = 5
@@ -174,6 +171,35 @@ class Launch(Protocol):
         ...
 
 
+class Relaunch(Protocol):
+    """A launch over any tensors of the shapes, strides, dtypes and alignments (to 16 bytes) that it
+    was prepared for, on the stream that it was prepared on; it keeps none of them alive. For one
+    thread at a time.
+    """
+
+    #: Tokens of its LeanTiles.
+    @property
+    def tile_tokens(self) -> int: ...
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor | None,
+        context: int,
+        block_table: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Launches; arguments as the fields of AttentionInputs.
+
+        Args:
+            context: makes as many LeanTiles as that of the tensors it was prepared for.
+        """
+        ...
+
+
 def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
     """A function that makes these launches in order, with as little work on the host as calls
     written out.
@@ -187,49 +213,6 @@ def run_all(launches: Sequence[Launch]) -> Callable[[], None]:
             launch()
 
     return run
-
-
-ConfigT = TypeVar("ConfigT", bound=TileConfig)
-
-
-class TritonKernel(Kernel[ConfigT]):
-    """A Triton kernel, given by its launches."""
-
-    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
-    guards_lengths = True
-
-    @abstractmethod
-    def launches(self, inputs: AttentionInputs, config: ConfigT) -> tuple[TritonLaunch, ...]:
-        """The launches of one call, in order."""
-
-    def compile(
-        self, problem: AttentionProblem, config: ConfigT, capability: tuple[int, int]
-    ) -> tuple[LaunchResources, ...]:
-        from leanbench.core.inputs import shape_only
-
-        with triton_target(capability):
-            launches = self.launches(shape_only(problem), config)
-            return tuple(launch.compile() for launch in launches)
-
-    def most_events(
-        self, inputs: AttentionInputs, config: ConfigT, launches: Sequence[TritonLaunch]
-    ) -> int:
-        """Events that a CTA of the traced launches has at most, see leanbench.kernels.events."""
-        return 2
-
-    def prepare(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], None]:
-        return run_all(self.launches(inputs, config))
-
-    def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
-        taken = [launch.resources() for launch in self.launches(inputs, config)]
-        return tuple(resources for resources in taken if resources is not None)
-
-    def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall:
-        from leanbench.kernels.traced import TracedLaunches
-
-        launches = self.launches(inputs, config)
-        max_events = self.most_events(inputs, config, launches)
-        return TracedLaunches(launches, max_events, inputs.q.device)
 
 
 def events_per_row(events: int) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import operator
+import operator as operators
 from typing import Any
 
 import torch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.autograd import forward_ad
 
-from leanbench.attention_op import attend, taken_apart
+from leanbench.calls.call import Call, check_out
+from leanbench.calls.operator import operator, taken_apart
+from leanbench.calls.prepared import attend
 from leanbench.kernels.lean.configs import LeanConfig
 
 #: Arguments of flash_attn_with_kvcache that this version does not have, and the values that ask for
@@ -37,6 +41,7 @@ def lean_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     block_table: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     batch_invariant: bool = False,
     config: LeanConfig | None = None,
     **flash_attn_arguments: Any,
@@ -76,6 +81,8 @@ def lean_attn_with_kvcache(
             q_len), fp32.
         block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
             page of a sequence is in the caches. Entries past a sequence's end are not followed.
+        out: where the output is written, shaped as `q`, head_dim contiguous; not a part of the
+            inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
             length alone, not on the other sequences, how many there are, or the GPU's SMs. The
             workspace then grows, by a partial for every 1024 tokens of each KV head of the
@@ -93,7 +100,7 @@ def lean_attn_with_kvcache(
 
     Raises:
         NotImplementedError: an argument asks for what this version does not have, or a tensor for a
-            gradient.
+            gradient or a tangent.
         TypeError: `flash_attn_with_kvcache` has no such argument either.
         ValueError: shapes, dtypes or devices do not fit together, or a `config` without
             `fixed_run_tiles` and `batch_invariant` do not.
@@ -101,7 +108,64 @@ def lean_attn_with_kvcache(
             workspace of `batch_invariant` would be too large.
         RuntimeError: a CUDA graph is captured, and no call before it needed a workspace as large.
     """
-    _refuse_unsupported(flash_attn_arguments)
+    if flash_attn_arguments:
+        _refuse_unsupported(flash_attn_arguments)
+    _refuse_derivatives(q, k_cache, v_cache)
+    if batch_invariant and config is not None and not config.fixed_run_tiles:
+        raise ValueError(
+            "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
+        )
+    in_tensor = isinstance(cache_seqlens, torch.Tensor)
+    lengths = cache_seqlens if in_tensor else None
+    length = None if in_tensor else _whole_number(cache_seqlens)
+    if _is_traced(q, k_cache, v_cache):
+        result, lse = operator(
+            q,
+            k_cache,
+            v_cache,
+            lengths,
+            length,
+            block_table,
+            softmax_scale,
+            causal,
+            batch_invariant,
+            *taken_apart(config),
+        )
+        if out is not None:
+            check_out(out, q)
+            result = out.copy_(result)
+        return (result, lse) if return_softmax_lse else result
+    scale = None if softmax_scale is None else float(softmax_scale)
+    call = Call(
+        q,
+        k_cache,
+        v_cache,
+        lengths,
+        length,
+        block_table,
+        out,
+        scale,
+        causal,
+        batch_invariant,
+        config,
+    )
+    result, lse = attend(call, return_softmax_lse)
+    return result if lse is None else (result, lse)
+
+
+def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether a compiler, a transform, a mode or a subclass of tensors is to see an operator."""
+    return (
+        torch.compiler.is_compiling()
+        or _functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or not (type(q) is type(k_cache) is type(v_cache) is torch.Tensor)
+    )
+
+
+def _refuse_derivatives(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Raises NotImplementedError where one would be asked of the call."""
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
     ):
@@ -109,24 +173,13 @@ def lean_attn_with_kvcache(
             "lean_attn_with_kvcache is for inference and has no gradient, but q, k_cache or v_cache"
             " requires one: call it under torch.no_grad()"
         )
-    if batch_invariant and config is not None and not config.fixed_run_tiles:
-        raise ValueError(
-            "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in (q, k_cache, v_cache)
+    ):
+        raise NotImplementedError(
+            "lean_attn_with_kvcache is for inference and has no derivative, but q, k_cache or"
+            " v_cache carries a tangent: call it outside torch.func.jvp and forward_ad.dual_level"
         )
-    in_tensor = isinstance(cache_seqlens, torch.Tensor)
-    out, lse = attend(
-        q,
-        k_cache,
-        v_cache,
-        cache_seqlens if in_tensor else None,
-        None if in_tensor else _whole_number(cache_seqlens),
-        block_table,
-        softmax_scale,
-        causal,
-        batch_invariant,
-        *taken_apart(config),
-    )
-    return (out, lse) if return_softmax_lse else out
 
 
 def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
@@ -153,4 +206,4 @@ def _whole_number(cache_seqlens: Any) -> int | None:
         raise ValueError(
             f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
         )
-    return operator.index(cache_seqlens)
+    return operators.index(cache_seqlens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from attention_calls import assert_right, attend
+from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
-from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import prepared, settings
+from leanbench.calls.prepared import PreparedLaunches
 from leanbench.configs.lookup import Choice
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
@@ -380,7 +381,7 @@ def test_cpu_tensors_need_the_interpreter(config, monkeypatch):
 
 
 @pytest.fixture
-def looked_up(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
+def looked_up(monkeypatch) -> list[tuple[AttentionProblem, bool]]:
     """What `choose` was asked for: the problem, and whether all lengths are known to be alike."""
     lookups: list[tuple[AttentionProblem, bool]] = []
 
@@ -389,10 +390,9 @@ def looked_up(monkeypatch) -> Iterator[list[tuple[AttentionProblem, bool]]]:
         lookups.append((problem, uniform))
         return Choice(replace(CONFIG, num_stages=1), "tuned", "in this test")
 
-    monkeypatch.setattr(attention_op, "choose", choose)
-    attention_op._default_config.cache_clear()
-    yield lookups
-    attention_op._default_config.cache_clear()
+    monkeypatch.setattr(settings, "choose", choose)
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    return lookups
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
@@ -402,10 +402,12 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(looked_up, device, layo
     assert_right(inputs, *attend(inputs))
     attend(inputs, cache_seqlens=70)
     attend(inputs, cache_seqlens=torch.tensor([90, 7], dtype=torch.int32, device=device))
-    assert looked_up == [(problem, True), (replace(problem, context=70), True), (problem, False)]
-    several = make_inputs(replace(problem, context=96, q_len=2, page_size=16), device)
+    # Lengths between two multiples of 64 share theirs.
+    longest = replace(problem, context=127)
+    assert looked_up == [(longest, True), (longest, True), (problem, False)]
+    several = make_inputs(replace(problem, context=128, q_len=2, page_size=16), device)
     attend(several)
-    assert looked_up.pop() == (replace(problem, context=96, q_len=2, page_size=16), True)
+    assert looked_up.pop() == (replace(problem, context=128, q_len=2, page_size=16), True)
     # Once a shape; and not where they are given.
     attend(inputs)
     attend(inputs, cache_seqlens=33, config=CONFIG)
@@ -414,10 +416,9 @@ def test_settings_are_looked_up_for_the_problem_as_it_is(looked_up, device, layo
 
 def test_tuned_settings_are_launched(looked_up, device, monkeypatch):
     launched: list[TileConfig] = []
-    lean = attention_op.kernel("lean")
-    prepare = lean.prepare
+    relaunch = LEAN.relaunch
     monkeypatch.setattr(
-        lean, "prepare", lambda inputs, config: launched.append(config) or prepare(inputs, config)
+        LEAN, "relaunch", lambda inputs, config: launched.append(config) or relaunch(inputs, config)
     )
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     assert_right(inputs, *attend(inputs))
@@ -439,19 +440,18 @@ def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, mon
     class OutOfResources(Exception):
         """Called like Triton's."""
 
-    lean = attention_op.kernel("lean")
-    prepare = lean.prepare
+    relaunch = LEAN.relaunch
     tried: list[int] = []
 
-    def prepare_or_not(inputs: Any, config: TileConfig) -> Any:
+    def relaunch_or_not(inputs: Any, config: TileConfig) -> Any:
         tried.append(config.num_stages)
         if config.num_stages == 1:
             raise OutOfResources("shared memory, 300000 of 232448 bytes\nmore")
-        return prepare(inputs, config)
+        return relaunch(inputs, config)
 
-    monkeypatch.setattr(lean, "prepare", prepare_or_not)
-    monkeypatch.setattr(lean, "default_config", lambda problem, spec: CONFIG)
-    monkeypatch.setattr(attention_op, "_refused", set())
+    monkeypatch.setattr(LEAN, "relaunch", relaunch_or_not)
+    monkeypatch.setattr(LEAN, "default_config", lambda problem, spec: CONFIG)
+    monkeypatch.setattr(prepared, "_refused", set())
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     words = (
         r"tuned settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the"
@@ -459,8 +459,10 @@ def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, mon
     )
     with pytest.warns(UserWarning, match=words):
         assert_right(inputs, *attend(inputs))
-    # Said and tried once.
+    # Said and tried once, also where another shape asks for them.
     assert_right(inputs, *attend(inputs))
+    larger = make_inputs(AttentionProblem(2, 4, 2, 100, 64), device)
+    assert_right(larger, *attend(larger))
     assert tried == [1, 2, 2]
     # Settings that were given are given.
     with pytest.raises(OutOfResources):

@@ -14,10 +14,15 @@ from depth import diagonal
 from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig, LeanTritonConfig
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from leanbench import attention_op
+from leanbench import attention
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import prepared
+from leanbench.calls.operator import _put_together, operator, taken_apart
+from leanbench.calls.prepared import PreparedLaunches
 from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -49,21 +54,21 @@ def operands(
         None,
         True,
         batch_invariant,
-        *attention_op.taken_apart(config),
+        *taken_apart(config),
     )
 
 
 @pytest.mark.parametrize(("problem", "options"), diagonal(list(PROBLEMS), list(OPTIONS), keep=3))
 def test_opcheck(problem, options, device):
     inputs = make_inputs(PROBLEMS[problem], device)
-    torch.library.opcheck(attention_op.attend, operands(inputs, **OPTIONS[options]))
+    torch.library.opcheck(operator, operands(inputs, **OPTIONS[options]))
 
 
 def test_it_is_an_operator_of_torch(device):
     inputs = make_inputs(PROBLEMS["ragged"], device)
     out, lse = torch.ops.leanbench.lean_attn_with_kvcache(*operands(inputs))
     assert_right(inputs, out, lse)
-    assert not attention_op.attend._opoverload._schema.is_mutable
+    assert not operator._schema.is_mutable
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_other_sizes_and_lengths_need_no_compilation(device):
 
 
 def test_fake_tensors_give_shapes_without_a_launch(monkeypatch):
-    monkeypatch.setattr(attention_op, "_launch", None)
+    monkeypatch.setattr(prepared, "_launch", None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with FakeTensorMode():
         q = torch.empty(3, 5, 8, 96, dtype=torch.bfloat16, device="cuda")
@@ -173,32 +178,117 @@ def test_settings_pass_through():
         128, 4, 2, 1, 8, True, chunk_tokens=32, tile_rows=16, cluster_size=8, copy="async"
     )
     for config in (CONFIG, LeanTritonConfig(64, 4, 3, 1, 2, True, 5), cuda):
-        numbers, implementation = attention_op.taken_apart(config)
+        numbers, implementation = taken_apart(config)
         assert numbers is not None
         assert implementation is not None
         assert all(type(number) is int for number in numbers)
-        rebuilt = attention_op._put_together(tuple(numbers), implementation)
+        rebuilt = _put_together(tuple(numbers), implementation)
         assert rebuilt == config
         assert [type(value) for value in vars(rebuilt).values()] == [
             type(value) for value in vars(config).values()
         ]
-    assert attention_op.taken_apart(None) == (None, None)
+    assert taken_apart(None) == (None, None)
 
 
 def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch, device):
     """Also where another call's were compiled before."""
     torch._dynamo.reset()
     launched: list[LeanConfig] = []
-    launch = attention_op._launch
+    launch = prepared._launch
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     monkeypatch.setattr(
-        attention_op,
+        prepared,
         "_launch",
         lambda inputs, config: launched.append(config) or launch(inputs, config),
     )
     inputs = make_inputs(PROBLEMS["uniform"], device)
     configs = [CONFIG, replace(CONFIG, tile_tokens=64), replace(CONFIG, fixed_run_tiles=3)]
     for dynamic in (False, True):
+        prepared._LAUNCHES.clear()
         compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
         for config in configs:
             assert_right(inputs, *compiled(inputs, config=config))
     assert launched == configs * 2
+
+
+DERIVATIVE = (
+    r"^lean_attn_with_kvcache is for inference and has no derivative, .* call it outside"
+    r" torch.func.jvp and forward_ad.dual_level$"
+)
+
+
+@pytest.mark.parametrize("which", ["q", "k_cache", "v_cache"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_derivatives_are_refused(which, grad, device):
+    """They would be 0 otherwise, without a word."""
+    inputs = make_inputs(PROBLEMS["uniform"], device)
+    primal = getattr(inputs, which)
+
+    def call(tensor: torch.Tensor) -> torch.Tensor:
+        return attend(replace(inputs, **{which: tensor}))[0]
+
+    with torch.set_grad_enabled(grad):
+        with pytest.raises(NotImplementedError, match=DERIVATIVE):
+            torch.func.jvp(call, (primal,), (torch.ones_like(primal),))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(primal, torch.ones_like(primal))
+            with pytest.raises(NotImplementedError, match=DERIVATIVE):
+                call(dual)
+            # A call beside the derivative is none of it.
+            assert_right(inputs, *attend(inputs))
+        with pytest.raises(NotImplementedError, match="has no gradient"):
+            torch.func.grad(lambda tensor: call(tensor).float().sum())(primal)
+
+
+@pytest.mark.parametrize("which", ["q", "k_cache", "cache_seqlens"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_is_a_call_for_each(which, device):
+    inputs = make_inputs(PROBLEMS["ragged"], device)
+    several = torch.stack([getattr(inputs, which).roll(turn, 0) for turn in range(2)])
+
+    def call(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(replace(inputs, **{which: tensor}))
+
+    outs, lses = torch.func.vmap(call)(several)
+    for tensor, out, lse in zip(several, outs, lses, strict=True):
+        assert_right(replace(inputs, **{which: tensor}), out, lse)
+    assert not torch.equal(outs[0], outs[1])
+
+
+def test_a_compiled_call_writes_to_out(device):
+    torch._dynamo.reset()
+    inputs = make_inputs(PROBLEMS["uniform"], device)
+    out = torch.full_like(inputs.q, float("nan"))
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    _, lse = compiled(inputs, out=out)
+    assert_right(inputs, out, lse)
+
+
+def test_plain_calls_pass_the_operator_by(device, monkeypatch):
+    """It is for what traces a call: modes, transforms and subclasses see it."""
+    inputs = make_inputs(PROBLEMS["uniform"], device)
+    attended: list[str] = []
+    monkeypatch.setattr(
+        attention, "operator", lambda *operands: attended.append("operator") or operator(*operands)
+    )
+
+    class Subclass(torch.Tensor):
+        pass
+
+    attend(inputs)
+    assert attended == []
+    attend(replace(inputs, q=inputs.q.as_subclass(Subclass)))
+    assert attended == ["operator"]
+    seen: list[Any] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        with pytest.raises(ValueError, match=r"^out is \(1, 1, 4, 64\)"):
+            attend(inputs, out=inputs.out[:1])
+        out, lse = attend(inputs)
+    assert_right(inputs, out, lse)
+    assert operator in seen

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.fa2.configs import Fa2Config, candidates, heuristic
-from leanbench.kernels.launch import TritonKernel, TritonLaunch
+from leanbench.kernels.launch import TritonLaunch
+from leanbench.kernels.triton_kernel import TritonKernel
 
 from leanbench.core.decomposition import Schedule, TileGrid, one_cta_per_tile
 from leanbench.core.gpu_spec import GpuSpec

@@ -13,7 +13,8 @@ from leanbench.kernels.fixed_split.configs import (
     heuristic,
     split_counts,
 )
-from leanbench.kernels.launch import TritonKernel, TritonLaunch
+from leanbench.kernels.launch import TritonLaunch
+from leanbench.kernels.triton_kernel import TritonKernel
 
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_split
 from leanbench.core.gpu_spec import GpuSpec

@@ -21,6 +21,8 @@ from leanbench.core.kernel import BATCH_INVARIANT, Kernel, LaunchResources, Trac
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    from leanbench.kernels.launch import Relaunch
+
     from leanbench.core.inputs import AttentionInputs
 
 _TRITON, _CUDA = LeanTriton(), LeanCuda()
@@ -37,6 +39,7 @@ class Lean(Kernel[LeanConfig]):
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ and Triton kernels"
     tuned_as = "lean"
+    is_api = True
     config_types = LEAN_CONFIGS
     axes = LeanTriton.axes
     guards_lengths = True
@@ -86,6 +89,11 @@ class Lean(Kernel[LeanConfig]):
         kernel, config = self._launched(inputs, config)
         return kernel.prepare(inputs, config)
 
+    def relaunch(self, inputs: AttentionInputs, config: LeanConfig) -> Relaunch:
+        """The launch over other tensors; see leanbench.kernels.launch.Relaunch."""
+        kernel, config = self._launched(inputs, config)
+        return kernel.relaunch(inputs, config)
+
     def resources(self, inputs: AttentionInputs, config: LeanConfig) -> tuple[LaunchResources, ...]:
         kernel, config = self._launched(inputs, config)
         return kernel.resources(inputs, config)
@@ -96,7 +104,7 @@ class Lean(Kernel[LeanConfig]):
 
     def _launched(
         self, inputs: AttentionInputs, config: LeanConfig
-    ) -> tuple[Kernel[Any], LeanConfig]:
+    ) -> tuple[LeanTriton | LeanCuda, Any]:
         """Which implementation runs, and how: tensors that the CUDA C++ one cannot take go to
         Triton's, with its heuristic.
         """
@@ -137,4 +145,5 @@ class LeanBatchInvariant(Lean):
         return [kernel.batch_invariant_config(problem, gpu) for kernel in able]
 
 
-KERNELS = (Lean(), _TRITON, _CUDA, LeanBatchInvariant())
+LEAN = Lean()
+KERNELS = (LEAN, _TRITON, _CUDA, LeanBatchInvariant())

@@ -29,6 +29,8 @@ from leanbench.core.kernel import Kernel, LaunchResources, TracedCall
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    from leanbench.kernels.launch import Relaunch
+
     from leanbench.core.inputs import AttentionInputs
 
 #: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
@@ -59,6 +61,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
     tuned_as = "lean"
+    is_api = True
     axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
     guards_lengths = True
     config_types = (LeanCudaConfig,)
@@ -130,6 +133,11 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         from leanbench.kernels.lean.cuda import launch_of
 
         return launch_of(inputs, config).run()
+
+    def relaunch(self, inputs: AttentionInputs, config: LeanCudaConfig) -> Relaunch:
+        from leanbench.kernels.lean.cuda import launch_of
+
+        return launch_of(inputs, config).relaunch()
 
     def resources(
         self, inputs: AttentionInputs, config: LeanCudaConfig

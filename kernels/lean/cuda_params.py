@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a
 #: multiple.
-_ALIGNMENT_BYTES = 64
+PARAMS_ALIGNMENT = 64
 #: Of the 32-bit numbers: ctypes drops the bits above it silently.
 _INT32_MAX = 2**31 - 1
 
@@ -72,17 +72,14 @@ class Params(ctypes.Structure):
     ]
 
 
-class PaddedParams(ctypes.Structure):
-    """Params as long as the driver reads it."""
-
-    _fields_ = [
-        ("params", Params),
-        ("padding", ctypes.c_uint8 * (-ctypes.sizeof(Params) % _ALIGNMENT_BYTES)),
-    ]
-
-
 #: sizeof(Params) in params.cuh, which refuses to compile with another.
-PARAMS_BYTES = ctypes.sizeof(PaddedParams)
+PARAMS_BYTES = -(-ctypes.sizeof(Params) // PARAMS_ALIGNMENT) * PARAMS_ALIGNMENT
+
+
+def aligned_params() -> Params:
+    """Params in memory as long, and aligned, as the driver and the kernel read it."""
+    memory = (ctypes.c_uint8 * (PARAMS_BYTES + PARAMS_ALIGNMENT))()
+    return Params.from_buffer(memory, -ctypes.addressof(memory) % PARAMS_ALIGNMENT)
 
 
 def too_far_apart(inputs: AttentionInputs) -> str | None:

@@ -68,6 +68,7 @@ from leanbench.kernels.tile import (
 from leanbench.core.decomposition import stream_k_grid
 
 if TYPE_CHECKING:
+    import torch
     from leanbench.kernels.lean.configs import LeanTritonConfig
 
     from leanbench.core.inputs import AttentionInputs
@@ -369,3 +370,29 @@ def prepare(
 ) -> Callable[[], None]:
     """A function that makes the launch; arguments as in `launches`."""
     return run_all(launches(inputs, config, workspace, sms))
+
+
+class TritonRelaunch:
+    """See leanbench.kernels.launch.Relaunch."""
+
+    def __init__(self, inputs: AttentionInputs, config: LeanTritonConfig) -> None:
+        (launch,) = launches(inputs, config)
+        _, _, _, _, _, *slots, _, _, table_stride, _ = launch.arguments[:11]
+        self._slots, self._table_stride = slots, table_stride
+        self._sizes, self._options = launch.arguments[11:], launch.options
+        self._run = launch.function[(launch.grid,)]
+        self.tile_tokens = config.tile_tokens
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor | None,
+        context: int,
+        block_table: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        tensors = (q, k_cache, v_cache, out, lse, *self._slots, cache_seqlens, block_table)
+        self._run(*tensors, self._table_stride, context, *self._sizes, **self._options)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import (
     LaunchShape,
-    TritonKernel,
     TritonLaunch,
     events_per_row,
     merge_rows_at_once,
@@ -16,12 +15,15 @@ from leanbench.kernels.launch import (
 from leanbench.kernels.lean import triton_configs
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.workspace import PARTIALS_AT_ONCE, lean_grid_limit, one_number_each
+from leanbench.kernels.triton_kernel import TritonKernel
 
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_runs, stream_k, tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    from leanbench.kernels.launch import Relaunch
+
     from leanbench.core.inputs import AttentionInputs
 
 
@@ -31,6 +33,7 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
     decomposition = "stream_k"
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's Triton kernel"
     tuned_as = "lean"
+    is_api = True
     config_types = (LeanTritonConfig,)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
@@ -74,6 +77,11 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
         from leanbench.kernels.lean.triton import launches
 
         return launches(inputs, config)
+
+    def relaunch(self, inputs: AttentionInputs, config: LeanTritonConfig) -> Relaunch:
+        from leanbench.kernels.lean.triton import TritonRelaunch
+
+        return TritonRelaunch(inputs, config)
 
     def most_events(
         self, inputs: AttentionInputs, config: LeanTritonConfig, launches: Sequence[TritonLaunch]

@@ -105,6 +105,9 @@ class Workspaces:
     spares: dict[torch.device, Workspace] = field(default_factory=dict)
     #: Those that a graph was captured with, which may be replayed when the stream has a larger one.
     captured: set[Workspace] = field(default_factory=set)
+    #: How often a stream's workspace was replaced or a spare taken: launches prepared before go
+    #: through `of` again.
+    changes: int = 0
 
     def of(self, device: torch.device, partials_bytes: int = SLOTS_BYTES) -> Workspace:
         """The workspace of the device's current stream, made on first use and again where a call
@@ -134,9 +137,11 @@ class Workspaces:
                 )
             if not own_holds:
                 self.of_streams[stream] = self.spares.pop(device)
+                self.changes += 1
             self.captured.add(self.of_streams[stream])
             return self.of_streams[stream]
         if not own_holds:
+            self.changes += stream in self.of_streams
             self.of_streams[stream] = _new_workspace(device, partials_bytes)
         if not spare_holds:
             self.spares[device] = _new_workspace(device, partials_bytes)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from leanbench.check.launches import launch_of
 from leanbench.configs.lookup import resolve
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -214,7 +215,8 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
         inputs.cache_seqlens.copy_(torch.tensor(case.lengths))
     if kernel(name).guards_lengths:
         inputs = poison_unused(inputs)
-    launch = kernel(name).prepare(inputs, case_config(name, case, gpu, interpreted=device == "cpu"))
+    config = case_config(name, case, gpu, interpreted=device == "cpu")
+    launch = launch_of(kernel(name), inputs, config)
     launch()
     written = written_by(launch, inputs)
     check = Reference(inputs).check(written, lse_base)

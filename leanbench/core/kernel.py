@@ -83,6 +83,11 @@ def written_by(launch: Callable[[], Any], inputs: AttentionInputs) -> AttentionI
     return launch.results if isinstance(launch, OwnOutputs) else inputs
 
 
+def caller(launch: Callable[[], Any]) -> Callable[[], Any]:
+    """The call behind a launch, without what is kept for a check of its outputs."""
+    return launch.compute if isinstance(launch, OwnOutputs) else launch
+
+
 #: The launch settings of a kernel; None where it has none.
 ConfigT = TypeVar("ConfigT", bound="KernelConfig | None")
 
@@ -110,6 +115,8 @@ class Kernel(ABC, Generic[ConfigT]):
     #: In place of `--configs`: `best` where the kernel always runs with the fastest of its
     #: candidates, `BATCH_INVARIANT` where with its `batch_invariant_config`; None: nothing.
     config_choice: str | None = None
+    #: Whether it is measured through `leanbench.lean_attn_with_kvcache`, as its users call it.
+    is_api: bool = False
     #: Base of the logarithm in the LSE that it writes; None: it writes no LSE.
     lse_base: float | None = math.e
     #: Whether lengths on the device that are no lengths of the cache count as the nearest ones, and

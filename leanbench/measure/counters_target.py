@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from leanbench.check.launches import launch_of
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.measure.counters import TARGET_FAILED
@@ -47,7 +48,7 @@ def _run(request: dict[str, Any]) -> None:
     config = None if request["config"] is None else chosen.read_config(request["config"])
     refuse_shortage(problem, device)
     buffers = rotating_inputs(problem, device, spec_of_device(index), request["cache"])
-    launches = [chosen.prepare(inputs, config) for inputs in buffers]
+    launches = [launch_of(chosen, inputs, config) for inputs in buffers]
     for launch in launches:
         launch()
     torch.cuda.synchronize()

@@ -1,5 +1,6 @@
-"""Measurements of a cell besides latency and energy: planning where there is some; when the options
-ask for them, occupancy, SM busy share and hardware counters. Steps of leanbench.measure.protocol.
+"""Measurements of a cell besides latency and energy: planning where there is some, host time; when
+the options ask for them, occupancy, SM busy share and hardware counters. Steps of
+leanbench.measure.protocol.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 
+from leanbench.core.kernel import caller
 from leanbench.gpu.occupancy import theoretical_occupancy
 from leanbench.measure.candidate import TimedCandidate
 from leanbench.measure.counters import count
@@ -16,6 +18,10 @@ from leanbench.records.outcome import Outcome
 
 #: Repeats of a plan: those that count, and those before.
 _PLANS, _FIRST_PLANS = 20, 3
+#: Calls whose host time counts: as many as the GPU does in so many microseconds, within limits, in
+#: chunks that leave room in the launch queue. And those before.
+_HOST_DEVICE_US, _LEAST_CALLS, _MOST_CALLS = 15_000.0, 9, 200
+_CHUNK, _FIRST_CALLS = 20, 3
 
 
 def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
@@ -35,6 +41,27 @@ def plan_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return Outcome(plan_us=1e6 * statistics.median(seconds[_FIRST_PLANS:]))
+
+
+def host_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
+    """Host time of an eager call on the buffers in turn: until it returns, not until the GPU has
+    done its part.
+    """
+    import torch
+
+    calls = [caller(launch) for launch in candidate.launches]
+    wanted = int(_HOST_DEVICE_US / candidate.timing.median_us)
+    count = min(_MOST_CALLS, max(_LEAST_CALLS, wanted))
+    seconds: list[float] = []
+    for number in range(_FIRST_CALLS + count):
+        call = calls[number % len(calls)]
+        if number % _CHUNK == _FIRST_CALLS:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    torch.cuda.synchronize()
+    return Outcome(host_us=1e6 * statistics.median(seconds[_FIRST_CALLS:]))
 
 
 def resource_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leanbench.check.launches import finds_settings, launch_of
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import quantisation_efficiency
@@ -23,7 +24,7 @@ def prepare(loaded: LoadedProblem, kernel: Kernel, request: str | KernelConfig) 
         SuspectResult: the kernel changed its inputs.
     """
     choice = choose_config(loaded, kernel, request)
-    launches = [kernel.prepare(inputs, choice.config) for inputs in loaded.buffers]
+    launches = [launch_of(kernel, inputs, choice.config, request) for inputs in loaded.buffers]
     outcome = Outcome(**lookup.row_fields(kernel, choice))
     candidate = Candidate(kernel=kernel, config=choice.config, launches=launches, outcome=outcome)
     candidate.outcome |= _first_check(loaded, candidate)
@@ -42,12 +43,16 @@ def choose_config(
             here and takes the fastest.
     """
     problem, spec = loaded.problem, loaded.instruments.spec
+    if finds_settings(kernel, request):
+        from leanbench.calls.settings import settings_of
+
+        return settings_of(loaded.buffers[0], batch_invariant=False)
     choice = lookup.resolve(kernel, problem, spec, request)
     if request != "best" or choice.config is None:
         return choice
 
     def launches(config: KernelConfig) -> Launches:
-        return [kernel.prepare(inputs, config) for inputs in loaded.buffers]
+        return [launch_of(kernel, inputs, config) for inputs in loaded.buffers]
 
     configs = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, spec)])
     best, timed = fastest({config: lambda config=config: launches(config) for config in configs})

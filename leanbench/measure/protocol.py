@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from leanbench.check.launches import launch_of
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.kernel import Kernel
@@ -37,6 +38,7 @@ STEPS: tuple[Step, ...] = (check_replay, latency_fields, judge)
 #: it is not wanted; one that fails costs a warning.
 EXTRAS: tuple[Step, ...] = (
     extras.plan_fields,
+    extras.host_fields,
     sustained_fields,
     extras.resource_fields,
     extras.busy_fields,
@@ -98,7 +100,7 @@ def measure_timeline(
     try:
         with LoadedProblem(problem, instruments) as loaded:
             config = choose_config(loaded, kernel, configs).config
-            launches = [kernel.prepare(inputs, config) for inputs in loaded.buffers]
+            launches = [launch_of(kernel, inputs, config, configs) for inputs in loaded.buffers]
             replays = {kernel.name: Replay(launches, effort.sample_ms)}
             timing = run_rounds(replays, effort, instruments.gpu_state)[kernel.name]
             timeline = record_timeline(

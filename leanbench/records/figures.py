@@ -178,6 +178,16 @@ class Figures(BaseModel):
         meaning="what must run once for a step's lengths before its launches, wall time waited"
         " for; not part of the latency",
     )
+    host_us: float | None = quantity(
+        "host",
+        "us",
+        group="samples",
+        kind="figure",
+        shown="markdown",
+        compared=True,
+        meaning="host time of an eager call, without waiting for the GPU, median; not part of the"
+        " latency, which a CUDA graph frees of it",
+    )
 
     quantisation_efficiency: float | None = quantity(
         "schedule efficiency",

@@ -17,8 +17,9 @@ from attention_calls import assert_right, attend, differing
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from tuned_examples import candidate, family, tuned
 
-from leanbench import attention_op
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import prepared
+from leanbench.calls.prepared import PreparedLaunches
 from leanbench.configs import lookup, store
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -251,6 +252,7 @@ def test_a_graph_outlives_a_larger_workspace_of_its_stream(monkeypatch):
     """
     for name in ("of_streams", "spares"):
         monkeypatch.setattr(workspaces(), name, {})
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     stream, call = torch.cuda.Stream(), caller(None, batch_invariant=True)
     small = make_inputs(PROBLEMS["ragged"], "cuda")
     graph, out, lse = captured(small, call, stream)
@@ -341,9 +343,10 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     store.save_families(spec(), [family(candidates=candidates, problems=[timed])])
 
     launched: list[KernelConfig] = []
-    launch = attention_op._launch
+    launch = prepared._launch
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     monkeypatch.setattr(
-        attention_op,
+        prepared,
         "_launch",
         lambda inputs, config: launched.append(config) or launch(inputs, config),
     )

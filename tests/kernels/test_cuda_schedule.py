@@ -18,7 +18,7 @@ from depth import examples
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
-from leanbench.kernels.lean.cuda_params import Divisor, PaddedParams, Params
+from leanbench.kernels.lean.cuda_params import Divisor, aligned_params
 from leanbench.kernels.lean.cuda_schedule import END_TILES, cuda_schedule, dealt_tiles
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
@@ -89,8 +89,7 @@ def walked(
         output_tiles * most_tiles, slots, config.min_tiles_per_cta, output_tiles if aligned else 1
     )
     lengths = (ctypes.c_int * problem.batch)(*problem.contexts)
-    padded = PaddedParams()
-    params: Params = padded.params
+    params = aligned_params()
     params.cache_seqlens = ctypes.addressof(lengths)
     params.context, params.batch = host_tokens, problem.batch
     params.kv_heads = problem.kv_heads
@@ -103,7 +102,7 @@ def walked(
     params.by_share = Divisor.of(params.share)
     params.by_share_plus_1 = Divisor.of(params.share + 1)
     room = (CPart * (2 * output_tiles + 2 * ranges))()
-    count = library.deal(ctypes.byref(padded), ranges, room, len(room))
+    count = library.deal(ctypes.byref(params), ranges, room, len(room))
     return [
         (
             part.cta,

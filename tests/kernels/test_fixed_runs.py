@@ -21,7 +21,8 @@ from test_events import assert_covers, recorded, traced_call
 from test_events import expected as expected_spans
 from test_schedules import PROBLEMS, TILE_TOKENS, expected, walks
 
-from leanbench import attention_op
+from leanbench.calls import prepared, settings
+from leanbench.calls.prepared import PreparedLaunches
 from leanbench.core.config import KernelConfig
 from leanbench.core.decomposition import TileGrid, fixed_runs, stream_k
 from leanbench.core.errors import UserError
@@ -197,10 +198,9 @@ def test_bits_of_a_batch_invariant_call_do_not_depend_on_the_surroundings(
     whole, equal_shares = call(inputs, batch_invariant=True), call(inputs, config=EQUAL_SHARES)
     # The H100 PCIe has 18 SMs fewer than the H200 that the interpreter plays.
     monkeypatch.setattr("leanbench.kernels.launch.INTERPRETER_SMS", 17)
-    monkeypatch.setattr(attention_op, "spec_of", lambda device: find("h100-pcie"))
-    attention_op._default_config.cache_clear()
+    monkeypatch.setattr(settings, "spec_of", lambda device: find("h100-pcie"))
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     assert is_same(call(inputs, batch_invariant=True), whole)
-    attention_op._default_config.cache_clear()
     # Or what is asserted above could not fail.
     if device == "cpu":
         assert not is_same(call(inputs, config=EQUAL_SHARES), equal_shares)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from leanbench.kernels.lean.configs import LeanTritonConfig
-from pretended_gpu import CONFIG, FASTER, PROBLEM, PretendedGpu, Right, measure, pretend
+from pretended_gpu import CONFIG, FASTER, PROBLEM, Launch, PretendedGpu, Right, measure, pretend
 
 from leanbench.configs.lookup import Choice
 from leanbench.core.config import TileConfig
@@ -28,6 +28,7 @@ from leanbench.gpu.processes import GpuProcess
 from leanbench.measure import extras, prepare, protocol
 from leanbench.measure import instruments as instruments_module
 from leanbench.measure import sustained as sustained_module
+from leanbench.measure.candidate import TimedCandidate
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.fields import timing_outcome
 from leanbench.measure.instruments import open_instruments
@@ -62,6 +63,7 @@ def test_a_cell(gpu):
     assert gpu.made == [PROBLEM] * 3
     assert 0 < fields.pop("relative_error") < 1e-3
     assert fields.pop("lse_error") < 1e-6
+    assert fields.pop("host_us") > 0
     raw = fields.pop("raw_samples")
     steady = Timing(64, [10.0] * 10, list(range(10)), [None] * 10)
     assert fields == {
@@ -370,6 +372,46 @@ def test_sustained_alone_asks_nvml_for_nothing(gpu, sustained):
     gpu.nvml = PretendedNvml([])
     assert measure(gpu, Right(), sustained=True)["right"]["energy_floor_mj"] is None
     assert sustained == [(64, None, 3.0)]
+
+
+@pytest.mark.parametrize(("latency_us", "calls"), [(10.0, 200), (500.0, 30), (9000.0, 9)])
+def test_host_time_is_the_median_of_calls(gpu, monkeypatch, latency_us, calls):
+    """As many as the GPU does in 15 ms, within limits, after three that do not count."""
+    now_s, waits = 0.0, []
+    monkeypatch.setattr(extras, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    kernel = Right(samples_us=[latency_us])
+    launch_of = kernel.prepare
+    called: list[AttentionInputs] = []
+
+    def prepare_timed(inputs: AttentionInputs, config: Any) -> Callable[[], object]:
+        launch = launch_of(inputs, config)
+
+        def call() -> None:
+            nonlocal now_s
+            launch()
+            called.append(inputs)
+            # The first ones compile; every fifth meets a busy host.
+            now_s += 0.5 if len(called) <= 3 or len(called) % 5 == 0 else 20e-6
+
+        return Launch(kernel, call)
+
+    monkeypatch.setattr(kernel, "prepare", prepare_timed)
+    monkeypatch.setattr(protocol, "STEPS", ())
+    extra = extras.host_fields
+
+    def host_fields(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
+        called.clear()
+        monkeypatch.setattr("torch.cuda.synchronize", lambda: waits.append(len(called)))
+        outcome = extra(loaded, candidate)
+        monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+        assert len(called) == 3 + calls
+        # The buffers in turn.
+        assert called[:4] == [*loaded.buffers, loaded.buffers[0]]
+        return outcome
+
+    monkeypatch.setattr(protocol, "EXTRAS", (host_fields,))
+    assert measure(gpu, kernel)["right"]["host_us"] == pytest.approx(20.0)
+    assert waits == [*range(3, 3 + calls, 20), 3 + calls]
 
 
 def test_a_plan_is_timed_apart(gpu, monkeypatch):

@@ -1,0 +1,1 @@
+"""A call of `lean_attn_with_kvcache`: checks, settings, launch, and torch's operator."""

@@ -1,0 +1,248 @@
+"""Launches prepared once for all calls of a signature: what decides a launch, and nothing else.
+
+A call with a signature seen before writes its pointers and its length into the launch that was
+prepared then, and launches: what the checks and the settings depend on is part of the signature.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+from leanbench.calls.call import Call
+from leanbench.calls.settings import heuristic_of, lengths_with, settings_of
+from leanbench.configs.lookup import state
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import AttentionInputs
+from leanbench.kernels.launch import Relaunch
+from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.lean.workspace import WORKSPACES
+
+#: Bytes to which the alignment of a pointer can matter.
+_ALIGNMENT = 16
+#: Signatures that a thread keeps at least; it forgets those that were not used for as many others.
+_KEPT = 512
+
+
+class Prepared(NamedTuple):
+    """The launch of a signature. It keeps no tensor of a call alive."""
+
+    relaunch: Relaunch
+    #: Lengths that it is for; of a call without a number, its capacity alone.
+    lengths: range
+    lse_shape: torch.Size
+    #: Where LSEs go that nobody asked for; None: each call has its own.
+    unasked_lse: torch.Tensor | None
+
+
+class PreparedLaunches(threading.local):
+    """The prepared launches of a thread, by signature."""
+
+    def __init__(self) -> None:
+        self._recent: dict[Hashable, Prepared] = {}
+        self._before: dict[Hashable, Prepared] = {}
+        self._lses: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self._changes = WORKSPACES.changes
+
+    def get(self, signature: Hashable) -> Prepared | None:
+        if self._changes != WORKSPACES.changes:
+            self.clear()
+        prepared = self._recent.get(signature)
+        if prepared is None and (prepared := self._before.get(signature)) is not None:
+            self.put(signature, prepared)
+        return prepared
+
+    def put(self, signature: Hashable, prepared: Prepared) -> None:
+        if len(self._recent) >= _KEPT:
+            self._before, self._recent = self._recent, {}
+        self._recent[signature] = prepared
+
+    def clear(self) -> None:
+        self._recent, self._before, self._lses = {}, {}, {}
+        self._changes = WORKSPACES.changes
+
+    def unasked_lse(self, q: torch.Tensor, stream: int) -> torch.Tensor:
+        """Room for the LSE of `q`, which all calls of a stream share: nobody reads it."""
+        rows = q.numel() // q.shape[3]
+        room = self._lses.get((q.device, stream))
+        if room is None or room.numel() < rows:
+            size = 1 << (rows - 1).bit_length()
+            room = torch.empty(size, dtype=torch.float32, device=q.device)
+            self._lses[q.device, stream] = room
+        return room
+
+
+_LAUNCHES = PreparedLaunches()
+#: Tuned settings that did not fit this GPU.
+_refused: set[LeanConfig] = set()
+
+
+def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output, and the LSE if asked for; errors as in leanbench.attention."""
+    index = call.q.get_device()
+    if index < 0:
+        return _attend(call, with_lse, 0, False)
+    if index != torch._C._cuda_getDevice():
+        # Kernels are launched on the current device.
+        with torch.cuda.device(index):
+            return attend(call, with_lse)
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    return _attend(call, with_lse, stream, torch._C._cuda_isCurrentStreamCapturing())
+
+
+def _attend(
+    call: Call, with_lse: bool, stream: int, capturing: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    signature = _signature(call, with_lse, stream, capturing)
+    prepared, length = _LAUNCHES.get(signature), call.length
+    if prepared is None or (length is not None and length not in prepared.lengths):
+        return _attend_first(call, with_lse, stream, capturing, signature)
+    out, lse = call.out, prepared.unasked_lse
+    if out is None:
+        out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+    if lse is None:
+        lse = torch.empty(prepared.lse_shape, dtype=torch.float32, device=call.q.device)
+    prepared.relaunch(
+        call.q,
+        call.k_cache,
+        call.v_cache,
+        call.cache_seqlens,
+        prepared.lengths.start if length is None else length,
+        call.block_table,
+        out,
+        lse,
+    )
+    return out, lse if with_lse else None
+
+
+def _attend_first(
+    call: Call, with_lse: bool, stream: int, capturing: bool, signature: Hashable
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    inputs, relaunch = _launch_first(call)
+    lengths = range(call.capacity, call.capacity + 1)
+    if call.length is not None:
+        lengths = _lengths(call.length, call.capacity, relaunch.tile_tokens)
+    # A graph keeps its pointers: it writes to memory of its own.
+    shared = not (with_lse or capturing)
+    unasked_lse = _LAUNCHES.unasked_lse(call.q, stream) if shared else None
+    _LAUNCHES.put(signature, Prepared(relaunch, lengths, inputs.lse.shape, unasked_lse))
+    return inputs.out, inputs.lse if with_lse else None
+
+
+def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hashable:
+    """All that decides what is launched, besides pointers and the length."""
+    q, k, v, lengths, length, table, out, scale, causal, batch_invariant, config = call
+    return (
+        stream,
+        capturing,
+        q.shape,
+        q.stride(),
+        q.dtype,
+        q.device,
+        q.data_ptr() % _ALIGNMENT,
+        k.shape,
+        k.stride(),
+        k.dtype,
+        k.device,
+        v.shape,
+        v.stride(),
+        v.dtype,
+        v.device,
+        (k.data_ptr() | v.data_ptr()) % _ALIGNMENT,
+        None if lengths is None else _form(lengths),
+        None if length is None else lengths_with(length).start,
+        None if table is None else _form(table),
+        None if out is None else (_form(out), out.data_ptr() % _ALIGNMENT),
+        scale,
+        causal,
+        batch_invariant,
+        with_lse,
+        state() if config is None else config,
+    )
+
+
+def _form(tensor: torch.Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _lengths(length: int, capacity: int, tile_tokens: int) -> range:
+    """The lengths that share their settings with `length` and have as many LeanTiles."""
+    shared = lengths_with(length)
+    most = -(-length // tile_tokens) * tile_tokens
+    first, last = max(shared[0], most - tile_tokens + 1), min(shared[-1], most, capacity)
+    return range(first, last + 1)
+
+
+def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
+    """Checks a call and launches it; its tensors, the outputs among them."""
+    call.check()
+    call.check_length()
+    device = call.q.device
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
+            " triton is imported to try it there"
+        )
+    shape = batch, q_len, q_heads, _ = call.q.shape
+    inputs = AttentionInputs(
+        q=call.q,
+        k_cache=call.k_cache,
+        v_cache=call.v_cache,
+        cache_seqlens=call.cache_seqlens,
+        context=call.capacity if call.length is None else call.length,
+        softmax_scale=call.q.shape[3] ** -0.5 if call.softmax_scale is None else call.softmax_scale,
+        out=torch.empty(shape, dtype=call.q.dtype, device=device) if call.out is None else call.out,
+        lse=torch.empty((batch, q_heads, q_len), dtype=torch.float32, device=device),
+        block_table=call.block_table,
+    )
+    return inputs, _launched(inputs, call.config, call.batch_invariant)
+
+
+def _launched(
+    inputs: AttentionInputs, config: LeanConfig | None, batch_invariant: bool
+) -> Relaunch:
+    """The launch with these settings, or the default ones, made once.
+
+    Tuned settings were timed with the compiler and on the GPU of their day: where they do not fit
+    any more, the heuristic's run.
+    """
+    if config is not None:
+        return _launch(inputs, config)
+    choice = settings_of(inputs, batch_invariant)
+    if choice.how != "tuned":
+        return _launch(inputs, choice.config)
+    if choice.config not in _refused:
+        try:
+            return _launch(inputs, choice.config)
+        except Exception as error:
+            if type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
+                raise
+            _refused.add(choice.config)
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"tuned settings do not fit any more ({reason}), the heuristic's are used: tune"
+                " again",
+                stacklevel=2,
+            )
+    return _launch(inputs, heuristic_of(inputs))
+
+
+def _launch(inputs: AttentionInputs, config: Any) -> Relaunch:
+    relaunch = LEAN.relaunch(inputs, config)
+    relaunch(
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.cache_seqlens,
+        inputs.context,
+        inputs.block_table,
+        inputs.out,
+        inputs.lse,
+    )
+    return relaunch

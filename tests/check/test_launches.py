@@ -1,0 +1,74 @@
+"""A launch of this project's kernel is a call of the API, told no more than a caller tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attention_calls import assert_right
+from leanbench.kernels.lean.configs import LeanTritonConfig
+
+from leanbench import attention
+from leanbench.check.launches import ApiCall, launch_of
+from leanbench.core.inputs import make_inputs
+from leanbench.core.kernel import BATCH_INVARIANT, caller, written_by
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+
+CONFIG = LeanTritonConfig(32, 4, 1, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+UNIFORM = AttentionProblem(2, 4, 2, 40, 64, capacity=70)
+RAGGED = AttentionProblem(2, 4, 2, (40, 33), 64, q_len=2, page_size=16)
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[dict[str, Any]]:
+    """What each call of the API was given besides its tensors."""
+    calls: list[dict[str, Any]] = []
+    attend = attention.lean_attn_with_kvcache
+
+    def note(q: Any, k: Any, v: Any, lengths: Any, scale: float, **options: Any) -> Any:
+        calls.append({"lengths": lengths, **options})
+        return attend(q, k, v, lengths, scale, **options)
+
+    monkeypatch.setattr(attention, "lean_attn_with_kvcache", note)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "config", "settings"),
+    [
+        ("lean", "default", CONFIG, {}),
+        ("lean", "heuristic", CONFIG, {"config": CONFIG}),
+        ("lean", CONFIG, CONFIG, {"config": CONFIG}),
+        ("lean", None, CONFIG, {"config": CONFIG}),
+        ("lean_triton", "default", CONFIG, {"config": CONFIG}),
+        ("lean_batch_invariant", BATCH_INVARIANT, CONFIG, {"batch_invariant": True}),
+    ],
+)
+@pytest.mark.parametrize("problem", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
+def test_lean_is_called_as_users_call_it(name, request_, config, settings, problem, device, told):
+    inputs = make_inputs(problem, device)
+    launch = launch_of(kernel(name), inputs, config, request_)
+    launch()
+    written = written_by(launch, inputs)
+    assert_right(inputs, written.out, written.lse)
+    assert written.out is inputs.out
+    out, lse = caller(launch)()
+    assert out is not inputs.out
+    assert torch.equal(out, written.out)
+    assert torch.equal(lse, written.lse)
+    lengths = 40 if problem is UNIFORM else inputs.cache_seqlens
+    always = {"lengths": lengths, "causal": True, "return_softmax_lse": True}
+    always["block_table"] = inputs.block_table
+    assert told == [{**always, **settings, "out": inputs.out}, {**always, **settings}]
+
+
+def test_other_kernels_prepare_their_own(device, told):
+    inputs = make_inputs(UNIFORM, device)
+    launch = launch_of(kernel("reference"), inputs, None)
+    assert not isinstance(launch, ApiCall)
+    launch()
+    assert_right(inputs, inputs.out, inputs.lse)
+    assert told == []
+    assert caller(launch) is launch

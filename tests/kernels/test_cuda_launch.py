@@ -1,0 +1,160 @@
+"""What a launch of lean.cu hands to the driver, by a driver that notes it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from leanbench.kernels.lean import cuda, cuda_driver
+from leanbench.kernels.lean.cuda import CudaLaunch, misalignment
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_heuristic import any_length_heuristic
+from leanbench.kernels.lean.cuda_params import PARAMS_ALIGNMENT, Params
+from leanbench.kernels.lean.workspace import Workspace
+
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+
+H200 = find("h200")
+FUNCTION = 0x1234
+#: One cluster of 8 for the output tile.
+PROBLEM = AttentionProblem(1, 4, 1, (90,), 64, page_size=16)
+
+
+class Driver:
+    """Notes launches, and does to tensor maps what the real one does."""
+
+    def __init__(self) -> None:
+        #: Parameters, stream, (grid, block, shared bytes), cluster of each.
+        self.launches: list[tuple[Params, int, tuple[int, ...], int]] = []
+        self.moved: list[int] = []
+        self.status = 0
+
+    def entry_point(self, name: str, arguments: int) -> Callable[..., int]:
+        known = {"cuLaunchKernelEx": self.launch, "cuTensorMapReplaceAddress": self.move}
+        return known[name]
+
+    def launch(self, config: int, function: int, pointers: int, extra: None) -> int:
+        assert function == FUNCTION
+        address = ctypes.c_uint64.from_address(pointers).value
+        assert address % PARAMS_ALIGNMENT == 0
+        words = (ctypes.c_uint32 * 7).from_address(config)
+        stream, attributes, count = (ctypes.c_uint64 * 3).from_address(config + 32)
+        cluster = (ctypes.c_uint32 * 3).from_address(attributes)[2] if count & 0xFFFFFFFF else 1
+        params = Params.from_buffer_copy(
+            (ctypes.c_uint8 * ctypes.sizeof(Params)).from_address(address)
+        )
+        self.launches.append((params, stream, (words[0], words[3], words[6]), cluster))
+        return self.status
+
+    def move(self, place: int, address: int) -> int:
+        assert place % PARAMS_ALIGNMENT == 0
+        ctypes.c_uint64.from_address(place).value = address
+        self.moved.append(address)
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch) -> Driver:
+    driver = Driver()
+    monkeypatch.setattr(cuda_driver, "_entry_point", driver.entry_point)
+    monkeypatch.setattr(cuda_driver, "_function", lambda build, device: FUNCTION)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    return driver
+
+
+def launch_over(inputs: AttentionInputs) -> CudaLaunch:
+    config = any_length_heuristic(PROBLEM, H200)
+    params = Params()
+    params.k, params.v = inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
+    params.k_map.words[0], params.v_map.words[0] = params.k, params.v
+    params.partials, params.kv_heads, params.tile_shift = 99, 1, 7
+    workspace = Workspace.on(torch.device("cpu"))
+    return CudaLaunch(
+        CudaBuild.of(PROBLEM, config), torch.device("cuda", 0), 64, params, workspace, ()
+    )
+
+
+def call(relaunch: cuda.CudaRelaunch, inputs: AttentionInputs, context: int) -> None:
+    relaunch(
+        inputs.q,
+        inputs.k_cache,
+        inputs.v_cache,
+        inputs.cache_seqlens,
+        context,
+        inputs.block_table,
+        inputs.out,
+        inputs.lse,
+    )
+
+
+def test_a_relaunch_writes_pointers_and_the_length(driver):
+    first, second = make_inputs(PROBLEM, "cpu"), make_inputs(PROBLEM, "cpu")
+    launch = launch_over(first)
+    relaunch = cuda.CudaRelaunch(launch)
+    assert relaunch.tile_tokens == 128
+    call(relaunch, first, 90)
+    assert driver.moved == []
+    call(relaunch, second, 65)
+    call(relaunch, replace(second, v_cache=first.v_cache), 66)
+    assert driver.moved == [
+        second.k_cache.data_ptr(),
+        second.v_cache.data_ptr(),
+        second.k_cache.data_ptr(),
+        first.v_cache.data_ptr(),
+    ]
+    for (params, stream, sizes, cluster), inputs, v_cache, context in zip(
+        driver.launches,
+        (first, second, second),
+        (first.v_cache, second.v_cache, first.v_cache),
+        (90, 65, 66),
+        strict=True,
+    ):
+        assert (stream, cluster) == (77, 8)
+        assert sizes == (64, 32 * launch.build.warps, launch.build.shared_bytes)
+        assert params.q == inputs.q.data_ptr()
+        assert params.k == params.k_map.words[0] == inputs.k_cache.data_ptr()
+        assert params.v == params.v_map.words[0] == v_cache.data_ptr()
+        assert (params.out, params.lse) == (inputs.out.data_ptr(), inputs.lse.data_ptr())
+        assert inputs.cache_seqlens is not None
+        assert inputs.block_table is not None
+        assert params.cache_seqlens == inputs.cache_seqlens.data_ptr()
+        assert params.block_table == inputs.block_table.data_ptr()
+        assert params.context == context
+        # What it was prepared with.
+        assert (params.partials, params.kv_heads, params.tile_shift) == (99, 1, 7)
+    # The launch itself is as it was.
+    assert launch.params.context == 0
+
+
+def test_a_launch_that_the_driver_refuses_is_an_error(driver, monkeypatch):
+    driver.status = 1
+    monkeypatch.setattr(
+        cuda_driver._driver(), "cuGetErrorString", lambda status: (0, b"invalid argument")
+    )
+    with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
+        launch_over(make_inputs(PROBLEM, "cpu")).run()()
+
+
+@pytest.mark.parametrize(
+    ("field", "bytes_past", "words"),
+    [
+        ("k_cache", 8, "k_cache starts at or steps by no multiple of 16 bytes"),
+        ("v_cache", 2, "v_cache starts at or steps by no multiple of 16 bytes"),
+        ("q", 2, "q starts at or steps by no multiple of 4 bytes"),
+        ("out", 4, "out starts at or steps by no multiple of 8 bytes"),
+        ("q", 4, None),
+        ("out", 8, None),
+    ],
+)
+def test_what_is_not_aligned_is_refused(field, bytes_past, words):
+    inputs = make_inputs(replace(PROBLEM, page_size=None), "cpu")
+    tensor = getattr(inputs, field)
+    memory = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
+    shifted = memory[bytes_past // 2 :][: tensor.numel()].view(tensor.shape)
+    reason = misalignment(replace(inputs, **{field: shifted}))
+    assert reason is None if words is None else str(reason).startswith(words)
