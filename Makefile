@@ -13,7 +13,7 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/lint-imports
+	$(BIN)/python .ci/imports.py
 	$(BIN)/pytest -n auto
 
 test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build and every drill; half an hour

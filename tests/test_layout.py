@@ -4,9 +4,13 @@ once.
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("kernels", "sweeps", "reports")
@@ -54,3 +58,36 @@ def test_help_imports_little_and_nothing_heavy():
     assert "typer" in packages
     assert not packages & HEAVY
     assert len(modules) <= HELP_MODULES
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        (
+            "leanbench/core/files.py",
+            "from leanbench.kernels.lean.configs import X",
+            "Imports go down",
+        ),
+        ("kernels/lean/configs.py", "from leanbench.measure.protocol import X", "Imports go down"),
+        ("leanbench/configs/store.py", "from leanbench.records.row import X", "Imports go down"),
+        ("kernels/lean/configs.py", "from leanbench.kernels.lean.cuda import X", "No circles"),
+    ],
+)
+def test_an_import_that_goes_up_or_round_is_refused(tmp_path, module, line, broken):
+    """Inside a function, too: there it stands where a circle would fail at once."""
+    pytest.importorskip("importlinter")
+    for folder in ("leanbench", "kernels"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=only_python)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / module).open("a") as file:
+        file.write(f"\n\ndef late():\n    {line}\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "imports.py", tmp_path], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert re.search(rf"{broken}.* BROKEN", done.stdout)
+
+
+def only_python(folder: str, names: list[str]) -> list[str]:
+    paths = [Path(folder, name) for name in names]
+    return [path.name for path in paths if path.is_file() and path.suffix != ".py"]
