@@ -121,7 +121,7 @@ def test_a_row_from_before_there_were_pages_is_read():
         ({"q_len": True}, "q_len is no whole number"),
         ({"context": [1, 2.5, 3]}, "context is no whole number"),
         ({"dtype": 16}, "dtype is no text"),
-        ({"softcap": 30.0, "window": 7}, "no axis is called softcap, window"),
+        ({"colour": 30.0, "taste": 7}, "no axis is called colour, taste"),
     ],
 )
 def test_fields_of_another_kind_are_no_problem(fields, words):
