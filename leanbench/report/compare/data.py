@@ -16,8 +16,9 @@ from leanbench.report.compare.sentences import METHOD, best_gain, summarise, wor
 from leanbench.report.frame import problem_values
 
 if TYPE_CHECKING:
-    from leanbench.report.compare.core import Comparison, Selection
+    from leanbench.report.compare.core import Comparison
     from leanbench.report.compare.pair import Pair
+    from leanbench.report.compare.selection import Selection
 
 #: Fields of the rows that both formats show for each side.
 _OF_ROWS = ("kernel", "status", "samples", *(quantity.name for quantity in COMPARED), "config")

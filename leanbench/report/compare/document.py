@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leanbench.report.compare.core import Comparison, Selection, group
+from leanbench.report.compare.core import Comparison, group
 from leanbench.report.compare.pair import COMPARED
+from leanbench.report.compare.selection import Selection
 from leanbench.report.compare.sentences import (
     counted,
     difference,
