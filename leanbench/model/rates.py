@@ -153,10 +153,6 @@ def rates_for(
             memory; left out, they are estimated.
     """
     compute_us = tile_compute_us(problem, config, spec, constants)
-    rows = min(
-        problem.group_size * problem.q_len,
-        tile_rows(problem.group_size, problem.head_dim, problem.q_len),
-    )
     sm_rate = sm_bytes_per_us(spec, constants)
     return Rates(
         constants=constants,
@@ -173,7 +169,9 @@ def rates_for(
         # One CTA reads each number of a partial, and empties its slot for the next launch.
         merge=Merge(
             constants.merge_us,
-            merge_partial_us(constants, 2 * rows * problem.head_dim, config.num_warps),
+            merge_partial_us(
+                constants, 2 * partial_rows(problem) * problem.head_dim, config.num_warps
+            ),
         ),
     )
 
@@ -237,6 +235,17 @@ def cta_bytes_per_us(
     else:
         period_us = max(compute_us, constants.dram_latency_us / (config.num_stages - 1))
     return tile_bytes(problem, config) / period_us
+
+
+def partial_rows(problem: AttentionProblem) -> int:
+    """Rows of a partial that hold anything, in Triton."""
+    rows = tile_rows(problem.group_size, problem.head_dim, problem.q_len)
+    return min(problem.group_size * problem.q_len, rows)
+
+
+def merge_waves(output_tiles: int, sms: int) -> int:
+    """Waves of the CTAs of fixed_split's second kernel."""
+    return -(-output_tiles // (sms * MAX_CTAS_PER_SM))
 
 
 def merge_partial_us(constants: Constants, numbers: int, warps: int) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from leanbench.core.config import TileConfig
-from leanbench.core.decomposition import Schedule, tile_rows
+from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -20,9 +20,10 @@ from leanbench.model.constants import Constants
 from leanbench.model.engine import CtaWork, Played, Player, work_of
 from leanbench.model.lean_cuda import lean_cuda_rates, step_tokens
 from leanbench.model.rates import (
-    MAX_CTAS_PER_SM,
     Rates,
     merge_partial_us,
+    merge_waves,
+    partial_rows,
     rates_for,
     resident_ctas,
 )
@@ -120,26 +121,17 @@ def merge_launch_us(schedule: Schedule, problem: AttentionProblem, rates: Rates)
         return 0.0
     parts = Counter(segment.output_tile for segment in schedule.segments)
     costs = rates.constants
-    rows = min(
-        problem.group_size * problem.q_len,
-        tile_rows(problem.group_size, problem.head_dim, problem.q_len),
-    )
     # fp32, with the two softmax statistics of each row; they come from the L2 mostly, DRAM's rate
     # is a lower bound.
-    partial_bytes = 4 * rows * (problem.head_dim + 2)
+    partial_bytes = 4 * partial_rows(problem) * (problem.head_dim + 2)
     traffic_us = sum(parts.values()) * partial_bytes / rates.gpu_bytes_per_us
     longest_us = merge_partial_us(costs, problem.head_dim, MERGE_LAUNCH_WARPS) * max(parts.values())
     return (
         costs.merge_launch_us
-        + merge_waves(len(parts), rates) * costs.merge_us
+        + merge_waves(len(parts), rates.sms) * costs.merge_us
         + longest_us
         + traffic_us
     )
-
-
-def merge_waves(output_tiles: int, rates: Rates) -> int:
-    """Waves of the second kernel's CTAs."""
-    return -(-output_tiles // (rates.sms * MAX_CTAS_PER_SM))
 
 
 def _launch(

@@ -122,9 +122,9 @@ def _merge_ctas(
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     at_once = spec.sms * rates.MAX_CTAS_PER_SM
     begin_us = max(cta.end_us for cta in simulation.ctas) + costs.merge_launch_us
-    waves = -(-len(parts) // at_once)
     # What follows the waves: the most partials that one CTA reads, and their traffic.
-    reading_us = simulation.latency_us - begin_us - waves * costs.merge_us
+    waves_us = rates.merge_waves(len(parts), spec.sms) * costs.merge_us
+    reading_us = simulation.latency_us - begin_us - waves_us
     most = max(parts.values())
     ctas = []
     for cta in range(problem.batch * problem.q_heads * problem.q_len):
