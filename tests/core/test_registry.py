@@ -117,8 +117,8 @@ def test_a_folder_without_a_kernel_is_named(rooms, tmp_path, files, why):
     assert kernel_warnings() == [warning]
     assert "steady" in kernels()
     with pytest.raises(UserError) as refused:
-        kernel("plain")
-    assert str(refused.value).startswith(f"{warning}; there is no kernel 'plain', ")
+        kernel("nobodys")
+    assert str(refused.value).startswith(f"{warning}; there is no kernel 'nobodys', ")
 
 
 @pytest.mark.parametrize(
