@@ -26,9 +26,6 @@ INTERPRETER_SMS = 5
 #: Numbers of a partial's row after its D columns: a logarithm, and three that keep the next slot's
 #: rows on 16-byte boundaries.
 PARTIAL_ROW_EXTRA = 4
-#: What a slot of the partials workspace holds until a number arrives: the bits of a NaN that no
-#: arithmetic produces.
-EMPTY_BITS = -1
 #: Events that a CTA's row holds; the most is 16 KB, and more would need some 400k output tiles.
 _LEAST_EVENTS, _MOST_EVENTS = 8, 1024
 
@@ -82,6 +79,8 @@ class TritonLaunch:
     arguments: tuple[Any, ...]
     #: Compile-time parameters of the kernel and of Triton, by name.
     options: dict[str, Any]
+    #: Makes the arguments that come before the others and that every launch has anew.
+    lent: Callable[[], tuple[Any, ...]] = tuple
 
     @property
     def name(self) -> str:
@@ -89,15 +88,16 @@ class TritonLaunch:
 
     def run(self) -> Callable[[], None]:
         """A function that makes the launch."""
-        function, grid, arguments, options = (
+        function, grid, arguments, options, lent = (
             self.function,
             (self.grid,),
             self.arguments,
             self.options,
+            self.lent,
         )
 
         def launch() -> None:
-            function[grid](*arguments, **options)
+            function[grid](*lent(), *arguments, **options)
 
         return launch
 
@@ -107,13 +107,18 @@ class TritonLaunch:
         """
         return replace(self, options={**self.options, "events": events, "MAX_EVENTS": max_events})
 
+    def _compiled(self) -> Any:
+        return self.function.warmup(
+            *self.lent(), *self.arguments, grid=(self.grid,), **self.options
+        )
+
     def compile(self) -> LaunchResources:
         """What a CTA takes, compiled for the active target.
 
         Raises:
             RuntimeError: Triton's interpreter is on.
         """
-        compiled = self.function.warmup(*self.arguments, grid=(self.grid,), **self.options)
+        compiled = self._compiled()
         if compiled is None:
             raise RuntimeError("TRITON_INTERPRET=1 is set, so nothing is compiled: unset it")
         binary = cubin_resources(compiled.asm["cubin"], compiled.metadata.name)
@@ -132,7 +137,7 @@ class TritonLaunch:
         Raises:
             triton.runtime.errors.OutOfResources: a CTA takes more than the GPU has.
         """
-        compiled = self.function.warmup(*self.arguments, grid=(self.grid,), **self.options)
+        compiled = self._compiled()
         if compiled is None:
             return None
         # Registers are known once the kernel is on the GPU, which otherwise the first launch does.

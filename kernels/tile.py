@@ -14,7 +14,7 @@ import os
 
 import triton
 import triton.language as tl
-from leanbench.kernels.launch import EMPTY_BITS, PARTIAL_ROW_EXTRA
+from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
 
 #: Triton's interpreter multiplies the bit patterns of bf16 operands; there the operands are widened
 #: first.
@@ -22,9 +22,6 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 #: `PARTIAL_ROW_EXTRA`, for use inside kernels.
 SLOT_PADDING = tl.constexpr(PARTIAL_ROW_EXTRA)
-
-#: `EMPTY_BITS`, for use inside kernels.
-EMPTY = tl.constexpr(EMPTY_BITS)
 
 
 @triton.jit
@@ -180,36 +177,26 @@ def write_output(acc, m, l, out, lse, out_offsets, lse_offsets, valid_rows, HEAD
 @triton.jit
 def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
     """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D,
-    then the logarithms.
-
-    As bit patterns, none of which is `EMPTY`: whoever finds a slot without `EMPTY` knows that it
-    has arrived whole.
+    then the logarithms; for a later launch.
     """
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
     # l is 0 only where a row sees nothing of this part. A NaN stays one.
     divisor = tl.where(l == 0.0, 1.0, l)
-    # .cg: to the L2, where the CTA that merges reads it.
-    rows_bits = _bits(acc / divisor[:, None])
+    # .cg: to the L2, where the merge reads it.
     tl.store(
         base + rows[:, None] * HEAD_DIM + columns[None, :],
-        rows_bits,
+        acc / divisor[:, None],
         mask=mask,
         cache_modifier=".cg",
     )
     tl.store(
         base + row_count * HEAD_DIM + rows,
-        _bits(m + tl.log2(divisor)),
+        m + tl.log2(divisor),
         mask=valid_rows,
         cache_modifier=".cg",
     )
-
-
-@triton.jit
-def _bits(x):
-    """The bit pattern of fp32 numbers; every NaN becomes one that is not `EMPTY`."""
-    return tl.where(x != x, 0x7FC00000, x.to(tl.int32, bitcast=True))
 
 
 @triton.jit
@@ -239,22 +226,19 @@ def merge_partials(
         logs = tl.load(
             partials + (offsets[:, None] + (row_count * HEAD_DIM + rows)[None, :]),
             mask=mask,
-            other=0,
+            other=float("-inf"),
         )
-        logs = tl.where(mask, logs.to(tl.float32, bitcast=True), float("-inf"))
         parts = tl.load(
             partials + (offsets[:, None, None] + acc_offsets[None, :, :]),
             mask=mask[:, :, None] & (columns[None, None, :] < HEAD_DIM),
-            other=0,
+            other=0.0,
         )
         m_new = tl.maximum(m, tl.max(logs, 0))
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
         rescale = tl.exp2(m - m_finite)
         weight = tl.exp2(logs - m_finite[None, :])
         l = l * rescale + tl.sum(weight, 0)  # noqa: E741
-        acc = acc * rescale[:, None] + tl.sum(
-            parts.to(tl.float32, bitcast=True) * weight[:, :, None], 0
-        )
+        acc = acc * rescale[:, None] + tl.sum(parts * weight[:, :, None], 0)
         m = m_new
     return acc, m, l
 

@@ -54,13 +54,12 @@ def lean_attn_with_kvcache(
     `torch.ops.leanbench.lean_attn_with_kvcache`.
 
     Nothing is copied to or read from the host, so calls can be captured in a CUDA graph. One graph
-    serves a whole generation: make the call once before the capture, which compiles and makes the
-    workspace, capture it with `cache_seqlens` and `block_table` as tensors, and between replays
-    write new lengths and pages into those two with `copy_`. The caches as captured bound the
-    lengths.
+    serves a whole generation: make the call once before the capture, which compiles, capture it
+    with `cache_seqlens` and `block_table` as tensors, and between replays write new lengths and
+    pages into those two with `copy_`. The caches as captured bound the lengths.
 
-    Partials travel through a workspace that belongs to the stream: calls that run at the same time
-    must be on different streams, and graphs that do must have been captured on different ones.
+    Partials travel through a workspace that belongs to the stream, or to the graph that captures
+    the call: streams, and graphs with memory pools of their own, may run at the same time.
 
     Args:
         q: (batch, q_len, q_heads, head_dim), fp16 or bf16, q_len 1 to 16. The query tokens are the
@@ -85,7 +84,7 @@ def lean_attn_with_kvcache(
             inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
             length alone, not on the other sequences, how many there are, or the GPU's SMs. The
-            workspace then grows, by a partial for every 1024 tokens of each KV head of the
+            workspace then grows, by a partial for every 128 to 1024 tokens of each KV head of the
             caches' capacity.
         config: launch settings, see leanbench.kernels.lean.configs. By default those that were
             tuned for this GPU (`leanbench tune`), where there are better ones than the kernel's
@@ -106,7 +105,7 @@ def lean_attn_with_kvcache(
             `fixed_run_tiles` and `batch_invariant` do not.
         UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for; or the
             workspace of `batch_invariant` would be too large.
-        RuntimeError: a CUDA graph is captured, and no call before it needed a workspace as large.
+        RuntimeError: a CUDA graph is captured, and no call was made on this GPU before.
     """
     if flash_attn_arguments:
         _refuse_unsupported(flash_attn_arguments)

@@ -200,11 +200,11 @@ def _partials(device: torch.device, count: int) -> torch.Tensor:
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # The graph owns what is allocated now.
-        return torch.empty(count, dtype=torch.int32, device=device)
+        return torch.empty(count, dtype=torch.float32, device=device)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     workspace = _workspaces.get((device, stream))
     if workspace is None or workspace.numel() < count:
-        workspace = torch.empty(count, dtype=torch.int32, device=device)
+        workspace = torch.empty(count, dtype=torch.float32, device=device)
         _workspaces[device, stream] = workspace
     return workspace
 

@@ -14,6 +14,7 @@
 //   BULK           1: bulk tensor copies on mbarriers (compute capability 9.0), 0: 16-byte cp.async
 //                  (8.0)
 //   RAGGED         1: lengths are read from cache_seqlens
+//   FIXED_RUNS     1: splits follow from a sequence's own length
 //   PAGE           tokens of a page, 0: the cache is contiguous
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
@@ -48,7 +49,7 @@ constexpr int SCRATCH_WARP = ROW_COUNT * SCRATCH_ROW;
 constexpr int QUADS = ROW_COUNT * HEAD_DIM / 4;  // 16-byte pieces of a partial
 constexpr int ROW_QUADS = HEAD_DIM / 4;
 constexpr int SLICE = (QUADS + CLUSTER - 1) / CLUSTER;  // of a partial, for one CTA of a cluster
-constexpr int SLOT = 5 * QUADS;  // numbers of a slot: the pieces, then a logarithm for each
+constexpr int SLOT = 8 * QUADS;  // numbers of a slot: two units of 4 for each piece
 constexpr int MERGE_BITS = 4;
 // Partials that a CTA merges at once, its own among them; more go through a tree.
 constexpr int MERGE = 1 << MERGE_BITS;
@@ -73,10 +74,9 @@ constexpr int LOGS_AT =
     SCRATCH_OVER_RING && RING_BYTES > SCRATCH_BYTES ? RING_BYTES : SCRATCH_AT + SCRATCH_BYTES;
 // CLUSTER > 1: the CTA's partial, for its peers.
 constexpr int OWN_AT = LOGS_AT + 8 * WARPS * ROWS;
-constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 3) / 4) : 0);
+constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
 constexpr int BARRIERS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
 
-constexpr u32 EMPTY = 0xffffffffu;  // what a slot holds until a number arrives
 #define INFINITE __int_as_float(0x7f800000)
 // Below every finite score, and finite: LOWEST - LOWEST is 0.
 constexpr float LOWEST = -3.402823466e38f;

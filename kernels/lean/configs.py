@@ -32,10 +32,10 @@ class LeanConfig(TileConfig):
     #: The grid is rounded down to a multiple of the output tiles, so that no CTA crosses from one
     #: to the next.
     align_grid: bool = switch()
-    #: Every CTA takes this many LeanTiles of one output tile, the last one of it what is left,
-    #: whatever the GPU holds at once: the parts of a sequence, and so the bits of its output,
-    #: depend on its own length alone. The grid has a CTA for each part, `min_tiles_per_cta` and
-    #: `align_grid` say nothing. 0: the LeanTiles are dealt to the grid.
+    #: Output tiles are split into fixed runs of this many LeanTiles at most, whatever the GPU holds
+    #: at once: the parts of a sequence, and so the bits of its output, depend on its own length
+    #: alone. `min_tiles_per_cta` and `align_grid` say nothing. 0: the LeanTiles are dealt to the
+    #: grid.
     fixed_run_tiles: int = optional_number(1, 2**16, unused=0)
 
     @property

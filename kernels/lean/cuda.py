@@ -18,8 +18,13 @@ from leanbench.kernels.lean.cuda_driver import (
     tensor_map,
 )
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts, too_far_apart
-from leanbench.kernels.lean.cuda_schedule import END_TILES, dealt_tiles
-from leanbench.kernels.lean.workspace import SLOTS_BYTES, WORKSPACES, Workspace, fixed_run_bytes
+from leanbench.kernels.lean.cuda_schedule import (
+    END_TILES,
+    dealt_tiles,
+    fixed_run_tokens,
+    most_fixed_runs,
+)
+from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, fixed_run_bytes
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
@@ -43,7 +48,8 @@ class CudaLaunch:
     #: CTAs.
     grid: int
     params: Params
-    workspace: Workspace
+    #: What its partials take.
+    slots_bytes: int
     #: What the parameters point to: it lives as long as the launch.
     tensors: tuple[torch.Tensor | None, ...]
 
@@ -51,7 +57,7 @@ class CudaLaunch:
 
     def run(self) -> Callable[[], None]:
         """A function that launches on the current stream, and keeps the tensors alive."""
-        launch = DriverLaunch(self.build, self.device, self.grid, self.params)
+        launch = DriverLaunch(self.build, self.device, self.grid, self.params, self.slots_bytes)
 
         def run(keep: CudaLaunch = self) -> None:
             launch.run()
@@ -78,8 +84,10 @@ class CudaLaunch:
         )
 
     def most_parts(self, inputs: AttentionInputs) -> int:
-        """See leanbench.kernels.launch.most_parts."""
+        """See leanbench.kernels.launch.most_parts; of fixed runs, as if the caches were full."""
         params = self.params
+        if self.build.fixed_runs:
+            return -(-self.slots_bytes // (self.build.partial_bytes * self.grid))
         per_sequence, work_ranges = (
             inputs.kv_heads * self.build.row_tiles,
             self.grid // self.build.cluster,
@@ -99,9 +107,10 @@ class CudaRelaunch:
     """A launch of lean.cu whose pointers and length are written anew in every call."""
 
     def __init__(self, launch: CudaLaunch) -> None:
-        self._launch = DriverLaunch(launch.build, launch.device, launch.grid, launch.params)
+        self._launch = DriverLaunch(
+            launch.build, launch.device, launch.grid, launch.params, launch.slots_bytes
+        )
         self._bulk = launch.build.bulk
-        self._partials = launch.workspace.partials
         self.tile_tokens = 1 << launch.params.tile_shift
 
     def __call__(
@@ -175,7 +184,6 @@ def launch_of(
     Raises:
         UserError: these tensors, or this config on this GPU, are not for this implementation, or
             the partials of fixed runs are too many.
-        RuntimeError: see Workspaces.of.
     """
     reason = refusal(inputs)
     if reason is not None:
@@ -184,42 +192,47 @@ def launch_of(
     build = build_of(inputs, config)
     batch = inputs.q.shape[0]
     output_tiles = batch * inputs.kv_heads * build.row_tiles
-    tile_tokens = config.tile_tokens * (config.fixed_run_tiles or 1)
-    # Fixed runs are whole LeanTiles: an empty one would be a fixed run of its own.
-    end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
-    real_tiles = max(1, -(-inputs.context // tile_tokens))
-    tiles = real_tiles + end_tiles
-    total = output_tiles * tiles
-    check_counts(total, tiles * tile_tokens)
+    per_sequence = inputs.kv_heads * build.row_tiles
+    slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
+    slots = min(slots, clusters_at_once(build, device))
+    params = _params(inputs, build)
+    params.tile_shift = config.tile_tokens.bit_length() - 1
+    params.by_heads = Divisor.of(per_sequence)
     if config.fixed_run_tiles:
-        work_ranges, min_tiles_per_range = total, 1
-        workspace = WORKSPACES.of(device, fixed_run_bytes(work_ranges, build.partial_bytes))
+        runs = most_fixed_runs(inputs.context, per_sequence, config)
+        total = output_tiles * runs
+        check_counts(total, inputs.context)
+        work_ranges = min(total, slots)
+        slots_bytes = fixed_run_bytes(total, build.partial_bytes)
+        params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
+        run_tokens = fixed_run_tokens(inputs.context, per_sequence, config)
+        params.by_tiles = Divisor.of(max(1, -(-inputs.context // run_tokens)))
     else:
-        min_tiles_per_range = config.min_tiles_per_cta
-        slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
-        slots = min(slots, clusters_at_once(build, device))
+        end_tiles = END_TILES if build.ragged else 0
+        real_tiles = max(1, -(-inputs.context // config.tile_tokens))
+        tiles = real_tiles + end_tiles
+        total = output_tiles * tiles
+        check_counts(total, tiles * config.tile_tokens)
         aligned = config.align_grid and inputs.cache_seqlens is None
         work_ranges = stream_k_grid(
-            output_tiles * real_tiles, slots, min_tiles_per_range, output_tiles if aligned else 1
+            output_tiles * real_tiles,
+            slots,
+            config.min_tiles_per_cta,
+            output_tiles if aligned else 1,
         )
         # The workspace holds a partial for each work range.
-        work_ranges = min(work_ranges, SLOTS_BYTES // build.partial_bytes)
-        workspace = WORKSPACES.of(device)
-    share, longer = divmod(total, work_ranges)
-    params = _params(inputs, build)
-    params.partials = workspace.partials.data_ptr()
-    params.tile_shift = tile_tokens.bit_length() - 1
-    if not config.fixed_run_tiles:
-        params.align_tiles, params.merge_tiles = dealt_tiles(build, tile_tokens)
-    params.end_tiles = end_tiles
-    params.min_tiles_per_range = min_tiles_per_range
-    params.share, params.longer = share, longer
-    params.by_tiles = Divisor.of(tiles)
-    params.by_heads = Divisor.of(inputs.kv_heads * build.row_tiles)
-    params.by_share, params.by_share_plus_1 = Divisor.of(share), Divisor.of(share + 1)
+        work_ranges = min(work_ranges, WORKSPACE_BYTES // build.partial_bytes)
+        slots_bytes = work_ranges * build.partial_bytes
+        params.share, params.longer = divmod(total, work_ranges)
+        params.align_tiles, params.merge_tiles = dealt_tiles(build, config.tile_tokens)
+        params.end_tiles = end_tiles
+        params.min_tiles_per_range = config.min_tiles_per_cta
+        params.by_tiles = Divisor.of(tiles)
+        params.by_share = Divisor.of(params.share)
+        params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table)
-    return CudaLaunch(build, device, work_ranges * build.cluster, params, workspace, held)
+    return CudaLaunch(build, device, work_ranges * build.cluster, params, slots_bytes, held)
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:

@@ -52,6 +52,7 @@ class CudaBuild:
     cluster: int
     bulk: int
     ragged: int
+    fixed_runs: int
     page: int
     max_events: int = 0
 
@@ -74,6 +75,7 @@ class CudaBuild:
             cluster=config.cluster_size,
             bulk=int(config.copy == "bulk"),
             ragged=int(problem.lengths_on == "device"),
+            fixed_runs=int(config.fixed_run_tiles > 0),
             page=problem.page_size or 0,
             max_events=max_events,
         )
@@ -91,7 +93,7 @@ class CudaBuild:
     @property
     def partial_bytes(self) -> int:
         """Of a work range's slot in the partials workspace: SLOT in build.cuh."""
-        return 5 * self.row_count * self.head_dim
+        return 8 * self.row_count * self.head_dim
 
     @property
     def shared_bytes(self) -> int:
@@ -103,7 +105,7 @@ class CudaBuild:
         total = max(ring, scratch) if shared_query else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
-            total += 4 * self.row_count * self.head_dim + 16 * -(-self.row_count // 4)
+            total += 4 * self.row_count * self.head_dim + 16 * -(-self.row_count // 2)
         if shared_query:
             total += 2 * self.rows * (self.head_dim + 8)
         return total + 8 * self.warps * self.stages

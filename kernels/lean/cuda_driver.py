@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
+from leanbench.kernels.lean.workspace import WORKSPACES
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit
@@ -20,13 +21,21 @@ class DriverLaunch:
 
     Args:
         params: copied; `self.params` may be written between launches, which copy it in their turn.
+        slots_bytes: what the slots of the partials take that each launch is lent.
 
     Raises:
         DoesNotFit: a CTA takes more than the GPU has.
     """
 
-    def __init__(self, build: CudaBuild, device: torch.device, grid: int, params: Params) -> None:
-        self._device_index, self._stream = device.index, 0
+    def __init__(
+        self,
+        build: CudaBuild,
+        device: torch.device,
+        grid: int,
+        params: Params,
+        slots_bytes: int,
+    ) -> None:
+        self._device, self._stream, self._slots_bytes = device, 0, slots_bytes
         self._config = _launch_config(build, grid)
         self.params = aligned_params()
         ctypes.pointer(self.params)[0] = params
@@ -44,9 +53,11 @@ class DriverLaunch:
         """Launches on the device's current stream.
 
         Raises:
-            RuntimeError: the driver refuses.
+            RuntimeError: the driver refuses; or see Workspaces.lend.
         """
-        stream = torch._C._cuda_getCurrentRawStream(self._device_index)
+        slots, self.params.epoch, replays = WORKSPACES.lend(self._device, self._slots_bytes)
+        self.params.partials, self.params.replays = slots.data_ptr(), replays.data_ptr()
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         if stream != self._stream:
             self._config.hStream, self._stream = _driver().CUstream(stream), stream
         if status := self._launch(*self._arguments):

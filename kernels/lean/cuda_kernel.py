@@ -51,8 +51,8 @@ _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 _TUNED_CLUSTERS = (1, 2, 4, 8)
 _TUNED_MIN_TILES = (1, 2, 4)
-#: Tokens of a CTA where a sequence's bits must not depend on the batch.
-_FIXED_RUN_TOKENS = 1024
+#: LeanTiles of a fixed run at most, where a sequence's bits must not depend on the batch.
+_FIXED_RUN_TILES = 8
 
 
 class LeanCuda(Kernel[LeanCudaConfig]):
@@ -85,8 +85,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
         config = replace(
             cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, False),
-            tile_tokens=_FIXED_RUN_TOKENS,
-            fixed_run_tiles=1,
+            fixed_run_tiles=_FIXED_RUN_TILES,
         )
         return fitted(config, problem, gpu)
 

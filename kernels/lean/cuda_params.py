@@ -53,7 +53,14 @@ class Params(ctypes.Structure):
         ),
         *(
             (name, ctypes.c_int32)
-            for name in ("context", "batch", "kv_heads", "pages_per_sequence", "tile_shift")
+            for name in (
+                "context",
+                "batch",
+                "kv_heads",
+                "pages_per_sequence",
+                "tile_shift",
+                "longest_shift",
+            )
         ),
         *(
             (name, ctypes.c_int32)
@@ -68,6 +75,8 @@ class Params(ctypes.Structure):
         ),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),
+        ("epoch", ctypes.c_int32),
+        ("replays", ctypes.c_uint64),
         ("events", ctypes.c_uint64),
     ]
 

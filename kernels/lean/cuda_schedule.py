@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.workspace import SLOTS_BYTES
+from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
 
 from leanbench.core.decomposition import (
     Schedule,
@@ -28,6 +29,9 @@ END_TILES = 1
 MAX_IDLE_BYTES = 42e6
 #: What a CTA reads while a merge through memory goes on, about a microsecond (H200).
 _MERGE_BYTES = 70e3
+#: Fixed runs of a lone sequence, for as many CTAs; and tokens past which they are no longer.
+_FIXED_RUNS = 128
+_MOST_RUN_TOKENS = 1 << 17
 #: Partials that a CTA merges at once, its own among them; more go through a tree. MERGE in the
 #: kernel's source.
 MERGE_AT_ONCE = 16
@@ -41,6 +45,26 @@ def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
     return int(MAX_IDLE_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
 
 
+def fixed_run_tokens(tokens: int, per_sequence: int, config: LeanCudaConfig) -> int:
+    """Tokens of a fixed run of a sequence with `per_sequence` output tiles: a power of two, so that
+    it has `_FIXED_RUNS` of them, from a LeanTile to `fixed_run_tiles` of them.
+    """
+    wanted = min(tokens, _MOST_RUN_TOKENS) * per_sequence // _FIXED_RUNS
+    most = config.tile_tokens * config.fixed_run_tiles
+    return min(max(padded(max(wanted, 1)), config.tile_tokens), most)
+
+
+def most_fixed_runs(capacity: int, per_sequence: int, config: LeanCudaConfig) -> int:
+    """Fixed runs of an output tile at most, whatever its tokens up to `capacity`."""
+    run_tokens, longest = config.tile_tokens, fixed_run_tokens(capacity, per_sequence, config)
+    most = max(1, -(-capacity // longest))
+    while run_tokens < longest:
+        # The most tokens with fixed runs of this length.
+        tokens = ((run_tokens + 1) * _FIXED_RUNS - 1) // per_sequence
+        most, run_tokens = max(most, -(-tokens // run_tokens)), 2 * run_tokens
+    return most
+
+
 def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) -> Schedule:
     """The launch's schedule, a segment's `cta` counting clusters.
 
@@ -49,11 +73,15 @@ def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpe
     """
     build = CudaBuild.of(problem, config)
     tiles = TileGrid.of(problem, config.tile_tokens, build.rows)
-    if config.fixed_run_tiles:
-        return replace(fixed_runs(tiles, config.fixed_run_tiles), cluster_size=build.cluster)
     slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)
+    if config.fixed_run_tiles:
+        runs = [
+            fixed_run_tokens(context, tiles.per_sequence, config) // config.tile_tokens
+            for context in problem.contexts
+        ]
+        return replace(fixed_runs(tiles, runs, slots), cluster_size=build.cluster)
     # The workspace holds a partial for each work range.
-    most = min(slots, SLOTS_BYTES // build.partial_bytes)
+    most = min(slots, WORKSPACE_BYTES // build.partial_bytes)
     min_tiles = config.min_tiles_per_cta
     if problem.lengths_on == "device":
         # The host knows the cache's capacity alone.

@@ -46,6 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     query.enter_part(p, part);
     Splits splits;
     splits.find(p, part, range);
+    // Needed once the part is done, by when it has arrived.
+    const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
     bool fresh = true;
     while (true) {
       ring.fill(p, warp, range.end);
@@ -76,11 +78,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     // What a reduction waits for comes in while it goes on, and counts as part of it.
     const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
     if (reduces) events.record(TILES, output_tile);
-    reduce_part(p, part, splits, range.index, rank, shared, first_part);
+    const int slot = FIXED_RUNS ? part.at : range.index;
+    reduce_part(p, part, splits, slot, rank, shared, first_part, p.epoch + replays);
     events.record(reduces ? REDUCTION : TILES, output_tile);
     first_part = false;
     part.leave_part(p);
-    if (part.at >= range.end) break;
+    if (part.ended(range.end)) break;
     part.enter_part(p, range.end, warp.range_warp);
     if (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read

@@ -153,28 +153,35 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
-__device__ __forceinline__ void st_relaxed_gpu(u32 *at, uint4 x) {
-  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x.x), "r"(x.y),
-               "r"(x.z), "r"(x.w)
-               : "memory");
+// 16 bytes that other threads see whole or not at all.
+__device__ __forceinline__ void st_relaxed_gpu_b128(u32 *at, uint4 x) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 low, high;\n"
+      ".reg .b128 whole;\n"
+      "mov.b64 low, {%1, %2};\n"
+      "mov.b64 high, {%3, %4};\n"
+      "mov.b128 whole, {low, high};\n"
+      "st.relaxed.gpu.global.b128 [%0], whole;\n"
+      "}" ::"l"(at),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
 }
 
-__device__ __forceinline__ void st_relaxed_gpu(u32 *at, u32 x) {
-  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
-}
-
-__device__ __forceinline__ uint4 ld_relaxed_gpu_v4(const u32 *at) {
+__device__ __forceinline__ uint4 ld_relaxed_gpu_b128(const u32 *at) {
   uint4 x;
-  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(at)
-               : "memory");
-  return x;
-}
-
-__device__ __forceinline__ u32 ld_relaxed_gpu(const u32 *at) {
-  u32 x;
-  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  asm volatile(
+      "{\n"
+      ".reg .b64 low, high;\n"
+      ".reg .b128 whole;\n"
+      "ld.relaxed.gpu.global.b128 whole, [%4];\n"
+      "mov.b128 {low, high}, whole;\n"
+      "mov.b64 {%0, %1}, low;\n"
+      "mov.b64 {%2, %3}, high;\n"
+      "}"
+      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+      : "l"(at)
+      : "memory");
   return x;
 }
 
@@ -211,9 +218,12 @@ __device__ __forceinline__ float4 ld_shared_cluster_v4(u32 address) {
   return x;
 }
 
-__device__ __forceinline__ float ld_shared_cluster(u32 address) {
-  float x;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+__device__ __forceinline__ float2 ld_shared_cluster_v2(u32 address) {
+  float2 x;
+  asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
+               : "=f"(x.x), "=f"(x.y)
+               : "r"(address)
+               : "memory");
   return x;
 }
 #endif

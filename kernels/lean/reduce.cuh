@@ -15,11 +15,11 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
   const int column = quad % ROW_QUADS * 4;
   unsigned short *at = p.out + part.sequence * p.stride_out_batch +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
-  *reinterpret_cast<uint2 *>(at) =
-      make_uint2(cvt_rn_x2(piece.o.x, piece.o.y), cvt_rn_x2(piece.o.z, piece.o.w));
+  const float4 o = piece.scaled();
+  *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2(o.x, o.y), cvt_rn_x2(o.z, o.w));
   if (column == 0)
     p.lse[((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * Q_LEN + query] =
-        piece.log * 0.6931471805599453f;
+        piece.lse();
 }
 
 // A piece of the CTA's partial: its warps'.
@@ -52,10 +52,10 @@ __device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
     const int rank = i * TEAM + threadIdx.x % TEAM;
     const int peer = min(rank, CLUSTER - 1);
     parts.o[i] = ld_shared_cluster_v4(mapa_shared_cluster(own + 16 * quad, peer));
-    parts.m[i] = rank < CLUSTER ? ld_shared_cluster(mapa_shared_cluster(
-                                      own + 16 * QUADS + 4 * (quad / ROW_QUADS), peer))
-                                : -INFINITE;
-    parts.l[i] = 1.0f;
+    const float2 weights = ld_shared_cluster_v2(
+        mapa_shared_cluster(own + 16 * QUADS + 8 * (quad / ROW_QUADS), peer));
+    parts.m[i] = rank < CLUSTER ? weights.x : -INFINITE;
+    parts.l[i] = weights.y;
   }
   return parts.template merged<TEAM>();
 }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
     if (quad < QUADS && threadIdx.x % TEAM == 0) {
       own[quad] = piece.o;
       if (quad % ROW_QUADS == 0)
-        reinterpret_cast<float *>(own + QUADS)[quad / ROW_QUADS] = piece.log;
+        reinterpret_cast<float2 *>(own + QUADS)[quad / ROW_QUADS] = make_float2(piece.m, piece.l);
     }
   }
 }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 template <int TEAM>
 __device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
                                                 const Splits &splits, int range, int quad,
-                                                bool valid, Piece piece) {
+                                                bool valid, Piece piece, u32 epoch) {
   u32 *slot = p.partials + (i64)range * SLOT;
   bool stored = false;
 #pragma unroll 1
@@ -92,21 +92,13 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
     if (stored) break;
     const i64 stride = (i64)SLOT << level;
     const int others = valid ? min(MERGE - 1, splits.count - 1 - splits.mine >> level) : 0;
-    piece = gather_partials<TEAM>(piece, slot + stride, stride, others, quad);
+    piece = gather_partials<TEAM>(piece, slot + stride, stride, others, quad, epoch);
   }
   if (valid && threadIdx.x % TEAM == 0) {
     if (stored)
-      store_partial(slot, quad, piece);
+      store_partial(slot, quad, piece, epoch);
     else
       write_output(p, part, quad, piece);
-  }
-#pragma unroll 1
-  for (int level = 0; splits.count - 1 >> level && (splits.mine >> level) % MERGE == 0;
-       level += MERGE_BITS) {
-    const i64 stride = (i64)SLOT << level;
-    if (valid)
-      clear_partials<TEAM>(slot + stride, stride,
-                           min(MERGE - 1, splits.count - 1 - splits.mine >> level), quad);
   }
 }
 
@@ -114,7 +106,7 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
 // the end: they shuffle.
 __device__ __forceinline__ void reduce_part(const Params &p, const Position &part,
                                             const Splits &splits, int range, int rank,
-                                            unsigned char *shared, bool first_part) {
+                                            unsigned char *shared, bool first_part, u32 epoch) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
 #if CLUSTER > 1
@@ -135,7 +127,7 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
 #else
     const Piece piece = merge_warps<TEAM>(scratch, logs, quad);
 #endif
-    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece);
+    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, epoch);
   }
 #if CLUSTER > 1
   barrier_cluster_arrive();

@@ -1,53 +1,60 @@
 """The reduction of an output tile's partials, which CTAs of the same launch store in the partials
 workspace while others wait for them.
 
-A partial's slot is full of `EMPTY` until its numbers arrive, each 4-byte number arrives whole, and
-no number has the bits of `EMPTY`: whoever reads anything else has the number. So no fence and no
-flag stand between the store and the read; a partial costs one trip to the L2 and back, where a
-fence, a flag and a read would cost three.
+A number of a partial is 8 bytes: the bits of an fp32 and the epoch of the launch, which no launch
+before had. They arrive together, so whoever reads the epoch has the number, and what a slot held
+before, whatever it was, is not taken for one. No fence and no flag stand between the store and the
+read; a partial costs one trip to the L2 and back, where a fence, a flag and a read would cost
+three.
 """
 
 import triton
 import triton.language as tl
-from leanbench.kernels.tile import EMPTY, INTERPRETED, SLOT_PADDING, row_offsets
+from leanbench.kernels.tile import INTERPRETED, SLOT_PADDING, row_offsets
 
 
 def _wait_ptx(pointers: int, count: int) -> str:
-    """PTX that reads, at each of `pointers`, up to `count` numbers a stride apart, until none of
-    them is EMPTY.
+    """PTX that reads, at each of `pointers`, up to `count` numbers a stride apart, until all of
+    them have the epoch.
 
-    Operands: `count` outputs for each pointer, the pointers, the stride in bytes, and how many of
-    the `count` there are. The loop is each thread's own: threads that hold the same element wait
-    for their own copies of it, which a reduction over the tensor would not see. All reads of a
-    round are in flight together.
+    Operands: `count` outputs for each pointer, the pointers, the stride in bytes, how many of the
+    `count` there are, and the epoch. The loop is each thread's own: threads that hold the same
+    element wait for their own copies of it, which a reduction over the tensor would not see. All
+    reads of a round are in flight together.
     """
     outputs = pointers * count
-    stride, present = f"${outputs + pointers}", f"${outputs + pointers + 1}"
+    stride, present, epoch = [f"${outputs + pointers + i}" for i in range(3)]
     lines = [
         "{",
         f".reg .pred has<{count}>;",
         f".reg .b64 step<{count}>;",
+        f".reg .b64 number<{outputs}>;",
         ".reg .b64 at;",
+        ".reg .b32 tag;",
         ".reg .pred again;",
     ]
     for i in range(count):
         lines += [f"setp.gt.s32 has{i}, {present}, {i};", f"mul.wide.s32 step{i}, {stride}, {i};"]
-    lines += [f"mov.b32 ${output}, 0;" for output in range(outputs)]
+    lines += [f"mov.b64 number{output}, {{0, {epoch}}};" for output in range(outputs)]
     lines.append("poll:")
     for output in range(outputs):
         pointer, i = divmod(output, count)
         lines += [
             f"add.s64 at, ${outputs + pointer}, step{i};",
-            f"@has{i} ld.relaxed.gpu.global.b32 ${output}, [at];",
+            f"@has{i} ld.relaxed.gpu.global.b64 number{output}, [at];",
         ]
-    lines.append("setp.eq.s32 again, $0, -1;")
-    lines += [f"setp.eq.or.s32 again, ${output}, -1, again;" for output in range(1, outputs)]
+    lines.append("setp.ne.s32 again, 0, 0;")
+    for output in range(outputs):
+        lines += [
+            f"mov.b64 {{${output}, tag}}, number{output};",
+            f"setp.ne.or.s32 again, tag, {epoch}, again;",
+        ]
     lines += ["@again bra poll;", "}"]
     return "\n".join(lines)
 
 
 def _constraints(pointers: int, count: int) -> str:
-    return ",".join(["=&r"] * pointers * count + ["l"] * pointers + ["r", "r"])
+    return ",".join(["=&r"] * pointers * count + ["l"] * pointers + ["r"] * 3)
 
 
 _WAIT_ROWS = tl.constexpr(_wait_ptx(2, 8))
@@ -58,13 +65,16 @@ _SIXTEEN = tl.constexpr((tl.int32,) * 16)
 #: Reads a number again that had not arrived yet.
 _SETTLE = tl.constexpr(
     """{
+    .reg .b64 number;
+    .reg .b32 tag;
     .reg .pred again;
-    mov.b32 $0, $2;
-    setp.eq.s32 again, $0, -1;
+    mov.b64 {$0, tag}, $2;
+    setp.ne.s32 again, tag, $3;
     @!again bra done;
     poll:
-    ld.relaxed.gpu.global.b32 $0, [$1];
-    setp.eq.s32 again, $0, -1;
+    ld.relaxed.gpu.global.b64 number, [$1];
+    mov.b64 {$0, tag}, number;
+    setp.ne.s32 again, tag, $3;
     @again bra poll;
     done:
     }"""
@@ -72,18 +82,69 @@ _SETTLE = tl.constexpr(
 
 
 @triton.jit
-def _wait_rows(acc_pointers, log_pointers, stride, present):
+def _value(number):
+    """The bits of the fp32 in a number of a slot."""
+    return number.to(tl.int32)
+
+
+@triton.jit
+def store_partial(
+    acc,  # (R, DP)
+    m,
+    l,  # noqa: E741
+    partials,
+    slot,
+    epoch,
+    row_count,
+    rows,
+    valid_rows,
+    HEAD_DIM: tl.constexpr,
+):
+    """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D,
+    then the logarithms.
+    """
+    columns = tl.arange(0, acc.shape[1])
+    base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
+    mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
+    # l is 0 only where a row sees nothing of this part. A NaN stays one.
+    divisor = tl.where(l == 0.0, 1.0, l)
+    # .cg: to the L2, where the CTA that merges reads it.
+    tl.store(
+        base + rows[:, None] * HEAD_DIM + columns[None, :],
+        _tagged(acc / divisor[:, None], epoch),
+        mask=mask,
+        cache_modifier=".cg",
+    )
+    tl.store(
+        base + row_count * HEAD_DIM + rows,
+        _tagged(m + tl.log2(divisor), epoch),
+        mask=valid_rows,
+        cache_modifier=".cg",
+    )
+
+
+@triton.jit
+def _tagged(x, epoch):
+    """Numbers of a slot: fp32 bits below, the epoch above."""
+    bits = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    return bits | (epoch.to(tl.int64) << 32)
+
+
+@triton.jit
+def _wait_rows(acc_pointers, log_pointers, stride, present, epoch):
     """16 tensors: the numbers of up to 8 partials, then their logarithms; 0 from partial `present`
     on.
     """
     if INTERPRETED:
         # Programs run one after the other there: what is waited for has been written.
-        numbers = _load_8(acc_pointers, stride, present) + _load_8(log_pointers, stride, present)
+        numbers = _values_8(acc_pointers, stride, present) + _values_8(
+            log_pointers, stride, present
+        )
     else:
         numbers = tl.inline_asm_elementwise(
             _WAIT_ROWS,
             _WAIT_ROWS_CONSTRAINTS,
-            [acc_pointers, log_pointers, stride * 4, present],
+            [acc_pointers, log_pointers, stride * 8, present, epoch],
             dtype=_SIXTEEN,
             is_pure=False,
             pack=1,
@@ -92,15 +153,17 @@ def _wait_rows(acc_pointers, log_pointers, stride, present):
 
 
 @triton.jit
-def _wait_logs(log_pointers, stride, present):
+def _wait_logs(log_pointers, stride, present, epoch):
     """16 tensors: the logarithms of up to 16 partials; 0 from partial `present` on."""
     if INTERPRETED:
-        logs = _load_16(log_pointers, stride, present)
+        logs = _values_8(log_pointers, stride, present) + _values_8(
+            log_pointers + stride * 8, stride, present - 8
+        )
     else:
         logs = tl.inline_asm_elementwise(
             _WAIT_LOGS,
             _WAIT_LOGS_CONSTRAINTS,
-            [log_pointers, stride * 4, present],
+            [log_pointers, stride * 8, present, epoch],
             dtype=_SIXTEEN,
             is_pure=False,
             pack=1,
@@ -109,13 +172,33 @@ def _wait_logs(log_pointers, stride, present):
 
 
 @triton.jit
-def _settle(numbers, pointers):
-    """`numbers`, those that were still EMPTY read again until they are there."""
-    if not INTERPRETED:
-        numbers = tl.inline_asm_elementwise(
-            _SETTLE, "=&r,l,r", [pointers, numbers], dtype=tl.int32, is_pure=False, pack=1
+def _settle(numbers, pointers, is_there, epoch):
+    """The values of `numbers`, those that had not arrived read again until they have; 0 where there
+    is none.
+    """
+    if INTERPRETED:
+        values = _value(numbers)
+    else:
+        numbers = tl.where(is_there, numbers, epoch.to(tl.int64) << 32)
+        values = tl.inline_asm_elementwise(
+            _SETTLE, "=&r,l,l,r", [pointers, numbers, epoch], dtype=tl.int32, is_pure=False, pack=1
         )
-    return numbers
+    return values
+
+
+@triton.jit
+def _values_8(pointers, stride, present):
+    loaded = _load_8(pointers, stride, present)
+    return (
+        _value(loaded[0]),
+        _value(loaded[1]),
+        _value(loaded[2]),
+        _value(loaded[3]),
+        _value(loaded[4]),
+        _value(loaded[5]),
+        _value(loaded[6]),
+        _value(loaded[7]),
+    )
 
 
 @triton.jit
@@ -137,11 +220,6 @@ def _load_8(pointers, stride, present):
 
 
 @triton.jit
-def _load_16(pointers, stride, present):
-    return _load_8(pointers, stride, present) + _load_8(pointers + stride * 8, stride, present - 8)
-
-
-@triton.jit
 def _log(bits, is_there):
     """A partial's logarithm, -inf where there is no partial."""
     return tl.where(is_there, bits.to(tl.float32, bitcast=True), float("-inf"))
@@ -153,6 +231,7 @@ def gather_partials(
     partials,
     first_slot,  # of the other parts, in consecutive slots
     count,
+    epoch,
     row_count,
     rows,
     valid_rows,
@@ -176,15 +255,15 @@ def gather_partials(
     if HEAD_DIM == HEAD_DIM_PADDED:
         acc_offsets = row[:, None] * HEAD_DIM + columns[None, :]
     row_logs = row_count * HEAD_DIM + row
-    acc = tl.load(own + acc_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    acc = _value(tl.load(own + acc_offsets, cache_modifier=".cg")).to(tl.float32, bitcast=True)
     if ONE_EACH:
         log_offsets = row_logs[:, None] + tl.zeros_like(columns)[None, :]
-        m = tl.load(own + log_offsets, cache_modifier=".cg").to(tl.float32, bitcast=True)
+        m = _value(tl.load(own + log_offsets, cache_modifier=".cg")).to(tl.float32, bitcast=True)
         l = tl.full((rows.shape[0], HEAD_DIM_PADDED), 1.0, tl.float32)  # noqa: E741
         for first in range(0, count, 8):
             present = count - first
             base = partials + (first_slot + first) * stride
-            numbers = _wait_rows(base + acc_offsets, base + log_offsets, stride, present)
+            numbers = _wait_rows(base + acc_offsets, base + log_offsets, stride, present, epoch)
             m_new = m
             for i in tl.static_range(8):
                 m_new = tl.maximum(m_new, _log(numbers[8 + i], i < present))
@@ -197,28 +276,30 @@ def gather_partials(
                 l += weight  # noqa: E741
             m = m_new
         return acc, m, l
-    m_row = tl.load(own + row_logs, cache_modifier=".cg").to(tl.float32, bitcast=True)
+    m_row = _value(tl.load(own + row_logs, cache_modifier=".cg")).to(tl.float32, bitcast=True)
     l_row = tl.full((rows.shape[0],), 1.0, tl.float32)
     for first in range(0, count, 16):
         present = count - first
         base = partials + (first_slot + first) * stride
         # A partial's logarithms are stored last: where they have arrived, the rest nearly always
         # has.
-        logs = _wait_logs(base + row_logs, stride, present)
-        parts = _load_16(base + acc_offsets, stride, present)
+        logs = _wait_logs(base + row_logs, stride, present, epoch)
         m_new = m_row
         for i in tl.static_range(16):
             m_new = tl.maximum(m_new, _log(logs[i], i < present))
         rescale = tl.exp2(m_row - m_new)
         acc = acc * rescale[:, None]
         l_row = l_row * rescale
-        for i in tl.static_range(16):
-            weight = tl.exp2(_log(logs[i], i < present) - m_new)
-            acc += (
-                _settle(parts[i], base + (acc_offsets + i * stride)).to(tl.float32, bitcast=True)
-                * weight[:, None]
-            )
-            l_row += weight
+        # 8 at a time: 16 numbers of 8 bytes for each element do not fit the registers.
+        for half in tl.static_range(2):
+            pointers = base + (acc_offsets + half * 8 * stride)
+            parts = _load_8(pointers, stride, present - half * 8)
+            for i in tl.static_range(8):
+                is_there = half * 8 + i < present
+                weight = tl.exp2(_log(logs[half * 8 + i], is_there) - m_new)
+                part = _settle(parts[i], pointers + i * stride, is_there, epoch)
+                acc += part.to(tl.float32, bitcast=True) * weight[:, None]
+                l_row += weight
         m_row = m_new
     return (
         acc,
@@ -228,7 +309,7 @@ def gather_partials(
 
 
 @triton.jit
-def wait_for_all(partials, first_slot, count, row_count, HEAD_DIM: tl.constexpr):
+def wait_for_all(partials, first_slot, count, epoch, row_count, HEAD_DIM: tl.constexpr):
     """Waits for `count` partials at once and merges none: what shows a traced build's wait apart
     from its merge.
     """
@@ -236,22 +317,13 @@ def wait_for_all(partials, first_slot, count, row_count, HEAD_DIM: tl.constexpr)
         stride = row_count * (HEAD_DIM + SLOT_PADDING)
         for first in range(0, count, 128):
             slots = first_slot + tl.minimum(first + tl.arange(0, 128), count - 1)
-            # A partial's logarithms are stored last.
+            # A partial's logarithms are stored last. No number has this one's epoch.
             _settle(
-                tl.full((128,), EMPTY, tl.int32), partials + (slots * stride + row_count * HEAD_DIM)
+                tl.full((128,), 0, tl.int64) + ((epoch.to(tl.int64) + 1) << 32),
+                partials + (slots * stride + row_count * HEAD_DIM),
+                slots >= first_slot,
+                epoch,
             )
-
-
-@triton.jit
-def clear_partials(
-    partials, first_slot, count, SLOT_SIZE: tl.constexpr, SLOT_SIZE_PADDED: tl.constexpr
-):
-    """Empties `count` slots for the next launch."""
-    # Threads that hold the same element may still be waiting for it.
-    tl.debug_barrier()
-    numbers = tl.arange(0, SLOT_SIZE_PADDED)
-    for slot in range(first_slot, first_slot + count):
-        tl.store(partials + slot * SLOT_SIZE + numbers, EMPTY, mask=numbers < SLOT_SIZE)
 
 
 @triton.jit
@@ -260,6 +332,7 @@ def reduce_partials(
     partials,
     work_range,
     others,  # parts of the output tile besides the host block's
+    epoch,
     out,
     lse,
     row_offset,
@@ -271,8 +344,6 @@ def reduce_partials(
     ONE_EACH: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
-    SLOT_SIZE_PADDED: tl.constexpr,
-    FIXED_RUN_TILES: tl.constexpr,
 ):
     """Merges an output tile's partials and writes its rows.
 
@@ -291,6 +362,7 @@ def reduce_partials(
             partials,
             work_range + 1,
             others,
+            epoch,
             ROW_COUNT,
             rows,
             valid_rows,
@@ -309,8 +381,3 @@ def reduce_partials(
             (m + tl.log2(l)) * 0.6931471805599453,
             mask=mask & (columns == 0),
         )
-    if FIXED_RUN_TILES > 0:
-        # The host block's own partial is in its work range's slot.
-        clear_partials(partials, work_range, others + 1, SLOT_SIZE, SLOT_SIZE_PADDED)
-    else:
-        clear_partials(partials, work_range + 1, others, SLOT_SIZE, SLOT_SIZE_PADDED)

@@ -27,6 +27,20 @@ __device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 
+// The log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run, whose length follows from
+// its sequence's own: runs for 128 CTAs where it is alone, no shorter than `tile_shift` and no longer
+// than `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
+__device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
+  if (!FIXED_RUNS) return p.tile_shift;
+  const int run = min(tokens, 1 << 17) * p.kv_heads * ROW_TILES >> 7;
+  return min(max(run > 1 ? 32 - __clz(run - 1) : 0, p.tile_shift), p.longest_shift);
+}
+
+// LeanTiles of an output tile.
+__device__ __forceinline__ int tiles_of(const Params &p, int tokens) {
+  return lean_tiles(tokens, tile_shift(p, tokens));
+}
+
 // First LeanTile of a work range.
 __device__ __forceinline__ int range_start(int range, int share, int longer) {
   return range * share + min(range, longer);
@@ -56,7 +70,7 @@ struct Position {
   __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
     if (RAGGED) {
       tokens = tokens_of(p, sequence);
-      tiles = lean_tiles(tokens, p.tile_shift) + end_tiles;
+      tiles = tiles_of(p, tokens) + end_tiles;
       int within = at - sequence_start;
       head = divide(within, tiles);
       first = within - head * tiles;
@@ -66,14 +80,25 @@ struct Position {
       sequence = divide(output_tile, p.by_heads);
       head = output_tile - sequence * p.kv_heads * ROW_TILES;
     }
-    last = min(tiles, first + end - at);
-    token = first << p.tile_shift;
-    int stop = min(last << p.tile_shift, tokens);
+    last = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
+    const int shift = tile_shift(p, tokens);
+    token = first << shift;
+    int stop = min(last << shift, tokens);
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
     chunk = range_warp;
   }
 
+  // To the LeanTile that the CTA walks next, if `ended` does not say that there is none. FIXED_RUNS:
+  // the one before, as a fixed run waits for those after it.
   __device__ __forceinline__ void leave_part(const Params &p) {
+    if (FIXED_RUNS) {
+      at -= 1;
+      if (RAGGED && at < sequence_start && at >= 0) {
+        sequence -= 1;
+        sequence_start -= tiles_of(p, tokens_of(p, sequence)) * p.kv_heads * ROW_TILES;
+      }
+      return;
+    }
     at += last - first;
     if (RAGGED) {
       int sequence_end = sequence_start + tiles * p.kv_heads * ROW_TILES;
@@ -84,11 +109,13 @@ struct Position {
     }
   }
 
+  __device__ __forceinline__ bool ended(int end) const { return FIXED_RUNS ? at < end : at >= end; }
+
   // To the next chunk that this warp takes, whichever part it is of; false at the range's end.
   __device__ __forceinline__ bool to_next_chunk(const Params &p, int end, int range_warp) {
     while (chunk >= chunks) {
       leave_part(p);
-      if (at >= end) return false;
+      if (ended(end)) return false;
       enter_part(p, end, range_warp);
     }
     return true;
@@ -103,7 +130,7 @@ struct Lengths {
   __device__ __forceinline__ void read(const Params &p, int lane) {
     sum = 0, least = 0x7fffffff, most = 0;
     for (int i = lane; i < p.batch; i += 32) {
-      const int tiles = lean_tiles(tokens_of(p, i), p.tile_shift);
+      const int tiles = tiles_of(p, tokens_of(p, i));
       sum += tiles, least = min(least, tiles), most = max(most, tiles);
     }
     sum = __reduce_add_sync(~0u, sum);
@@ -120,7 +147,7 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, Positio
     int i = base + lane;
     int tiles = 0;
     if (i < p.batch)
-      tiles = (lean_tiles(tokens_of(p, i), p.tile_shift) + p.end_tiles) * p.kv_heads * ROW_TILES;
+      tiles = (tiles_of(p, tokens_of(p, i)) + p.end_tiles) * p.kv_heads * ROW_TILES;
     int end = tiles;
     for (int step = 1; step < 32; step *= 2) {
       int before = __shfl_up_sync(~0u, end, step);
@@ -166,7 +193,7 @@ struct WorkRange {
     const int each = p.kv_heads * ROW_TILES;
     position.sequence = divide(output_tile, each);
     position.end_tiles = 0;
-    const int tiles = lean_tiles(tokens_of(p, position.sequence), p.tile_shift);
+    const int tiles = tiles_of(p, tokens_of(p, position.sequence));
     const int length = divide(tiles, splits), rest = tiles - length * splits;
     const int start = (output_tile - position.sequence * each) * tiles;
     position.at = start + range_start(split, length, rest);
@@ -182,6 +209,25 @@ struct WorkRange {
     share = p.share, longer = p.longer, splits = 0;
     position.sequence = position.sequence_start = 0;
     position.end_tiles = p.end_tiles;
+    if (FIXED_RUNS) {
+      // Dealt from the last to the first, within work ranges too.
+      int total = p.batch * p.kv_heads * ROW_TILES * tiles_of(p, p.context);
+      if (RAGGED) {
+        Lengths lengths;
+        lengths.read(p, lane);
+        total = lengths.sum * p.kv_heads * ROW_TILES;
+      }
+      position.tokens = p.context;
+      position.tiles = tiles_of(p, p.context);
+      const int used = min(ranges, total), cta = blockIdx.x / CLUSTER;
+      if (cta >= used) return false;
+      share = divide(total, used), longer = total - share * used;
+      position.at = total - 1 - range_start(cta, share, longer);
+      end = total - range_start(cta + 1, share, longer);
+      if (RAGGED) find_sequence(p, lane, position);
+      position.enter_part(p, end, range_warp);
+      return true;
+    }
     if (RAGGED) {
       Lengths lengths;
       lengths.read(p, lane);
@@ -198,7 +244,7 @@ struct WorkRange {
       if (index < 0) return false;
     } else {
       position.tokens = p.context;
-      position.tiles = lean_tiles(p.context, p.tile_shift);
+      position.tiles = tiles_of(p, p.context);
     }
     if (RAGGED && splits > 0) {
       enter_split(p, position);
@@ -219,6 +265,10 @@ struct Splits {
   __device__ __forceinline__ void find(const Params &p, const Position &part,
                                        const WorkRange &range) {
     count = 1, mine = 0;
+    if (FIXED_RUNS) {
+      count = part.tiles, mine = part.first;
+      return;
+    }
     if (part.last - part.first == part.tiles) return;
     if (RAGGED && range.splits > 0) {
       count = range.splits, mine = range.index % range.splits;

@@ -11,14 +11,13 @@ context, whoever came first, and writes the output. So repeats agree bit for bit
 No grid deadlocks, whether or not all CTAs fit the GPU at once: work ranges are dealt from the last
 to the first, a host block only waits for CTAs of lower index, the hardware starts CTAs in the order
 of their index (decoupled look-back scans rest on the same), and a CTA stores its first partial
-before it waits. The host block empties the slots it has read: a launch finds the workspace as the
-one before it did, and the host never clears it.
+before it waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
@@ -32,25 +31,22 @@ from leanbench.kernels.events import (
     start_events,
 )
 from leanbench.kernels.launch import (
-    PARTIAL_ROW_EXTRA,
     LaunchShape,
     TritonLaunch,
     block_table,
     cache_strides,
     constants,
     merge_rows_at_once,
-    padded,
     qk_scale,
     registers_per_thread,
     row_strides,
     run_all,
     sm_count,
 )
-from leanbench.kernels.lean.reduce import reduce_partials, wait_for_all
+from leanbench.kernels.lean.reduce import reduce_partials, store_partial, wait_for_all
 from leanbench.kernels.lean.schedule import find_sequence, range_of, range_start, total_tiles
 from leanbench.kernels.lean.workspace import (
     WORKSPACES,
-    Workspace,
     fixed_run_bytes,
     lean_grid_limit,
     one_number_each,
@@ -62,7 +58,6 @@ from leanbench.kernels.tile import (
     row_offsets,
     sequence_tiles,
     write_output,
-    write_partial,
 )
 
 from leanbench.core.decomposition import stream_k_grid
@@ -76,6 +71,7 @@ if TYPE_CHECKING:
 
 @triton.jit(
     do_not_specialize=[
+        "epoch",
         "stride_table",
         "batch",
         "kv_heads",
@@ -86,13 +82,15 @@ if TYPE_CHECKING:
     ]
 )
 def lean_kernel(
+    partials,  # int64, a slot per work range, see store_partial
+    host_partials,  # int64, a slot per work range; with fixed runs, `partials` again
+    epoch,  # of the launch; see kernels/lean/workspace.py
+    replays,  # (1,), int32: added to it
     q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
     v,
     out,  # (batch, Q_LEN, q_heads, D) through out_strides
     lse,  # (batch, q_heads, Q_LEN), fp32
-    partials,  # int32, a slot per work range, see write_partial; EMPTY between launches
-    host_partials,  # int32, a slot per work range; with fixed runs, `partials` again
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
     stride_table,
@@ -119,7 +117,6 @@ def lean_kernel(
     NUM_STAGES: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     ONE_EACH: tl.constexpr,
-    SLOT_SIZE_PADDED: tl.constexpr,
     SEQUENCES_AT_ONCE: tl.constexpr,
     RAGGED: tl.constexpr,
     FIXED_RUN_TILES: tl.constexpr,  # 0: work ranges are equal shares of all LeanTiles
@@ -127,6 +124,7 @@ def lean_kernel(
     events=None,  # see leanbench.kernels.events
 ):
     recorded = start_events(events, MAX_EVENTS)
+    epoch += tl.load(replays)
     per_sequence = kv_heads * ROW_TILES
     # Fixed runs are dealt as LeanTiles of their length would be, one to a CTA: but for the loop
     # over the LeanTiles themselves, what is counted below are then fixed runs.
@@ -235,26 +233,36 @@ def lean_kernel(
             recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
         elif first > 0:
             # A work range has one such part at most, where it starts: its number names the slot.
-            write_partial(
-                acc, m, l, partials, work_range, ROW_COUNT, local_rows, valid_rows, HEAD_DIM
+            store_partial(
+                acc, m, l, partials, work_range, epoch, ROW_COUNT, local_rows, valid_rows, HEAD_DIM
             )
             recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
         else:
             # The host block. The other parts belong to the work ranges after this one, up to the
             # output tile's last LeanTile.
-            write_partial(
-                acc, m, l, host_partials, work_range, ROW_COUNT, local_rows, valid_rows, HEAD_DIM
+            store_partial(
+                acc,
+                m,
+                l,
+                host_partials,
+                work_range,
+                epoch,
+                ROW_COUNT,
+                local_rows,
+                valid_rows,
+                HEAD_DIM,
             )
             if MAX_EVENTS > 0:
                 recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
                 others = range_of(tile_start + tiles - 1, share, longer) - work_range
-                wait_for_all(partials, work_range + 1, others, ROW_COUNT, HEAD_DIM)
+                wait_for_all(partials, work_range + 1, others, epoch, ROW_COUNT, HEAD_DIM)
                 recorded = record_event(events, recorded, WAIT, output_tile, MAX_EVENTS)
             reduce_partials(
                 host_partials,
                 partials,
                 work_range,
                 range_of(tile_start + tiles - 1, share, longer) - work_range,
+                epoch,
                 out_base,
                 lse_base,
                 row_offset,
@@ -266,8 +274,6 @@ def lean_kernel(
                 ONE_EACH,
                 HEAD_DIM,
                 HEAD_DIM_PADDED,
-                SLOT_SIZE_PADDED,
-                FIXED_RUN_TILES,
             )
             recorded = record_event(events, recorded, REDUCTION, output_tile, MAX_EVENTS)
         at = tile_start + last
@@ -284,27 +290,21 @@ _SEQUENCES_AT_ONCE = 128
 
 
 def launches(
-    inputs: AttentionInputs,
-    config: LeanTritonConfig,
-    workspace: Workspace | None = None,
-    sms: int | None = None,
+    inputs: AttentionInputs, config: LeanTritonConfig, sms: int | None = None
 ) -> tuple[TritonLaunch, ...]:
     """The launch of `lean_kernel` over these tensors.
 
     Args:
-        workspace: defaults to that of the current stream.
         sms: the grid is `config.ctas_per_sm` times this, but for fixed runs; defaults to the
             device's.
 
     Raises:
         UserError: the partials of fixed runs are too many.
-        RuntimeError: see Workspaces.of.
     """
     device, shape = inputs.q.device, LaunchShape.of(inputs)
     total = shape.lean_tiles(inputs.context, config.tile_tokens * (config.fixed_run_tiles or 1))
+    slot_bytes = partial_bytes(shape.row_count, shape.head_dim)
     if config.fixed_run_tiles == 0:
-        workspace = workspace or WORKSPACES.of(device)
-        host_partials = workspace.host_partials
         min_tiles_per_cta = config.min_tiles_per_cta
         max_grid = lean_grid_limit(
             shape.row_count, shape.head_dim, config.ctas_per_sm * (sms or sm_count(device))
@@ -313,12 +313,16 @@ def launches(
         grid = stream_k_grid(
             total, max_grid, min_tiles_per_cta, shape.output_tiles if aligned else 1
         )
+        slots_bytes = 2 * grid * slot_bytes
     else:
-        partials_bytes = fixed_run_bytes(total, partial_bytes(shape.row_count, shape.head_dim))
-        workspace = workspace or WORKSPACES.of(device, partials_bytes)
-        assert workspace.holds(partials_bytes)
-        host_partials = workspace.partials
+        slots_bytes = fixed_run_bytes(total, slot_bytes)
         min_tiles_per_cta, grid = 1, total
+
+    def lent() -> tuple[Any, ...]:
+        slots, epoch, replays = WORKSPACES.lend(device, slots_bytes)
+        host = slots if config.fixed_run_tiles else slots[grid * slot_bytes // 8 :]
+        return slots, host, epoch, replays
+
     # With lengths on the device `total` is an upper bound: the kernel leaves CTAs idle where the
     # real lengths need fewer.
     share, longer = divmod(total, grid)
@@ -328,8 +332,6 @@ def launches(
         inputs.v_cache,
         inputs.out,
         inputs.lse,
-        workspace.partials,
-        host_partials,
         inputs.cache_seqlens,
         *block_table(inputs),
         inputs.context,
@@ -353,23 +355,19 @@ def launches(
         "NUM_STAGES": config.num_stages,
         "MERGE_ROWS": merge_rows,
         "ONE_EACH": one_number_each(shape.row_count, shape.head_dim, config.num_warps),
-        "SLOT_SIZE_PADDED": padded(shape.row_count * (shape.head_dim + PARTIAL_ROW_EXTRA)),
         "FIXED_RUN_TILES": config.fixed_run_tiles,
         "SEQUENCES_AT_ONCE": _SEQUENCES_AT_ONCE,
         "num_warps": config.num_warps,
         "maxnreg": registers_per_thread(config.num_warps * config.ctas_per_sm),
     }
-    return (TritonLaunch(lean_kernel, grid, arguments, options),)
+    return (TritonLaunch(lean_kernel, grid, arguments, options, lent),)
 
 
 def prepare(
-    inputs: AttentionInputs,
-    config: LeanTritonConfig,
-    workspace: Workspace | None = None,
-    sms: int | None = None,
+    inputs: AttentionInputs, config: LeanTritonConfig, sms: int | None = None
 ) -> Callable[[], None]:
     """A function that makes the launch; arguments as in `launches`."""
-    return run_all(launches(inputs, config, workspace, sms))
+    return run_all(launches(inputs, config, sms))
 
 
 class TritonRelaunch:
@@ -377,9 +375,8 @@ class TritonRelaunch:
 
     def __init__(self, inputs: AttentionInputs, config: LeanTritonConfig) -> None:
         (launch,) = launches(inputs, config)
-        _, _, _, _, _, *slots, _, _, table_stride, _ = launch.arguments[:11]
-        self._slots, self._table_stride = slots, table_stride
-        self._sizes, self._options = launch.arguments[11:], launch.options
+        self._lent, self._table_stride = launch.lent, launch.arguments[7]
+        self._sizes, self._options = launch.arguments[9:], launch.options
         self._run = launch.function[(launch.grid,)]
         self.tile_tokens = config.tile_tokens
 
@@ -394,5 +391,7 @@ class TritonRelaunch:
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
-        tensors = (q, k_cache, v_cache, out, lse, *self._slots, cache_seqlens, block_table)
-        self._run(*tensors, self._table_stride, context, *self._sizes, **self._options)
+        tensors = (q, k_cache, v_cache, out, lse, cache_seqlens, block_table)
+        self._run(
+            *self._lent(), *tensors, self._table_stride, context, *self._sizes, **self._options
+        )

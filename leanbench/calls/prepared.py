@@ -22,7 +22,6 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.kernels.lean.workspace import WORKSPACES
 
 #: Bytes to which the alignment of a pointer can matter.
 _ALIGNMENT = 16
@@ -48,11 +47,8 @@ class PreparedLaunches(threading.local):
         self._recent: dict[Hashable, Prepared] = {}
         self._before: dict[Hashable, Prepared] = {}
         self._lses: dict[tuple[torch.device, int], torch.Tensor] = {}
-        self._changes = WORKSPACES.changes
 
     def get(self, signature: Hashable) -> Prepared | None:
-        if self._changes != WORKSPACES.changes:
-            self.clear()
         prepared = self._recent.get(signature)
         if prepared is None and (prepared := self._before.get(signature)) is not None:
             self.put(signature, prepared)
@@ -62,10 +58,6 @@ class PreparedLaunches(threading.local):
         if len(self._recent) >= _KEPT:
             self._before, self._recent = self._recent, {}
         self._recent[signature] = prepared
-
-    def clear(self) -> None:
-        self._recent, self._before, self._lses = {}, {}, {}
-        self._changes = WORKSPACES.changes
 
     def unasked_lse(self, q: torch.Tensor, stream: int) -> torch.Tensor:
         """Room for the LSE of `q`, which all calls of a stream share: nobody reads it."""

@@ -259,21 +259,30 @@ def stream_k_by_lengths(
     return Schedule("stream_k", grid, tuple(walk()))
 
 
-def fixed_runs(tiles: TileGrid, run_tiles: int) -> Schedule:
-    """Schedule of stream-K in fixed runs, work ranges that depend on a sequence's own length alone:
-    a CTA for every `run_tiles` LeanTiles of an output tile, and one for what is left of it.
+def fixed_runs(
+    tiles: TileGrid, run_tiles: int | Sequence[int], max_grid: int | None = None
+) -> Schedule:
+    """Schedule of stream-K in fixed runs, which depend on a sequence's own length alone: of
+    `run_tiles` LeanTiles, for all sequences or for each, and of what is left of an output tile.
 
-    Dealt from the last to the first, as in `stream_k`.
+    Dealt from the last to the first, as in `stream_k`, as many to each of `max_grid` CTAs. None: a
+    CTA for each.
     """
-    grid = sum(-(-count // run_tiles) for count in tiles.lean_tiles) * tiles.per_sequence
+    of_sequences = [run_tiles] * len(tiles.lean_tiles) if isinstance(run_tiles, int) else run_tiles
+    counts = [-(-count // run) for count, run in zip(tiles.lean_tiles, of_sequences, strict=True)]
+    total = sum(counts) * tiles.per_sequence
+    grid = min(total, max_grid or total)
+    starts = [stream_k_start(cta, total, grid) for cta in range(grid)]
 
     def walk() -> Iterator[Segment]:
-        cta = 0
+        dealt = 0
         for output_tile in reversed(range(tiles.output_tiles)):
             of = tiles.of_output_tile(output_tile)
-            for first in reversed(range(0, of, run_tiles)):
-                yield Segment(cta, output_tile, first, min(of, first + run_tiles), of)
-                cta += 1
+            run = of_sequences[output_tile // tiles.per_sequence]
+            for first in reversed(range(0, of, run)):
+                cta = bisect_right(starts, dealt) - 1
+                yield Segment(cta, output_tile, first, min(of, first + run), of)
+                dealt += 1
 
     return Schedule("stream_k", grid, tuple(walk()))
 

@@ -187,17 +187,6 @@ def test_threads_prepare_their_own(device, prepared_for):
     assert len(prepared_for) == 2
 
 
-def test_launches_are_prepared_anew_after_a_workspace_was_replaced(
-    device, prepared_for, monkeypatch
-):
-    inputs = make_inputs(PROBLEM, device)
-    attend(inputs, config=CONFIG)
-    monkeypatch.setattr(prepared.WORKSPACES, "changes", prepared.WORKSPACES.changes + 1)
-    assert_right(inputs, *attend(inputs, config=CONFIG))
-    assert_right(inputs, *attend(inputs, config=CONFIG))
-    assert len(prepared_for) == 2
-
-
 def test_out_takes_the_output(device):
     inputs = make_inputs(replace(PROBLEM, q_len=2), device)
     wide = torch.full((2, 2, 8, 64), float("nan"), dtype=torch.float16, device=device)

@@ -59,6 +59,7 @@ static inline unsigned __ballot_sync(unsigned, bool vote) {
   return reduce(vote ? 1 << this_lane : 0, [](int a, int b) { return a | b; });
 }
 
+static inline int __clz(unsigned bits) { return bits ? __builtin_clz(bits) : 32; }
 static inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 static inline int __ldg(const int *address) { return *address; }
 // Exact below 2^24.
@@ -90,7 +91,7 @@ static void walk() {
         parts[count++] = {cta,       part.sequence, part.head,    part.first,
                           part.last, part.tiles,    splits.count, splits.mine};
       part.leave_part(*params);
-      if (part.at >= range.end) break;
+      if (part.ended(range.end)) break;
       part.enter_part(*params, range.end, 0);
     }
   }

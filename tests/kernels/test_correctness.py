@@ -218,15 +218,12 @@ def test_any_split_count(splits, device):
 def test_any_grid(sms, align_grid, device):
     """From one CTA to one LeanTile each, through merges of more partials than one wait collects."""
     from leanbench.kernels.lean.triton import prepare
-    from leanbench.kernels.lean.workspace import Workspace
 
     problem = AttentionProblem(1, 2, 2, 390, 64)
-    workspace = Workspace.on(torch.device(device))
     inputs = make_inputs(problem, device)
     config = LeanTritonConfig(16, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=align_grid)
-    prepare(inputs, config, workspace, sms)()
+    prepare(inputs, config, sms)()
     passes(inputs, "fp16")
-    assert (workspace.partials == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -251,11 +248,9 @@ def test_merges_of_many_rows_and_partials(problem, device):
 
 
 def test_one_workspace_serves_different_problems(device):
-    """A launch leaves the workspace as it found it, whatever the next one is."""
+    """Whatever launch was before."""
     from leanbench.kernels.lean.triton import prepare
-    from leanbench.kernels.lean.workspace import Workspace
 
-    workspace = Workspace.on(torch.device(device))
     for problem, sms in [
         (AttentionProblem(1, 5, 1, 300, 80), 9),
         (AttentionProblem(2, 4, 4, 100, 64, "bf16"), 14),
@@ -263,19 +258,18 @@ def test_one_workspace_serves_different_problems(device):
         (AttentionProblem(1, 5, 1, 300, 80), 9),
     ]:
         inputs = make_inputs(problem, device)
-        prepare(inputs, CONFIGS["lean"], workspace, sms)()
+        prepare(inputs, CONFIGS["lean"], sms)()
         passes(inputs, problem.dtype)
-        assert (workspace.partials == -1).all()
 
 
 def test_workspace_is_bounded():
     from leanbench.kernels.launch import PARTIAL_ROW_EXTRA
     from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, lean_grid_limit
 
-    assert WORKSPACE_BYTES <= 16e6
+    assert WORKSPACE_BYTES <= 32e6
     for row_count, head_dim in [(1, 64), (16, 128), (64, 128), (32, 256)]:
         grid = lean_grid_limit(row_count, head_dim, 10_000)
-        assert 2 * grid * row_count * (head_dim + PARTIAL_ROW_EXTRA) * 4 <= WORKSPACE_BYTES
+        assert 2 * grid * row_count * (head_dim + PARTIAL_ROW_EXTRA) * 8 <= WORKSPACE_BYTES
         assert grid >= 200
 
 

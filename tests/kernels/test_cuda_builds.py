@@ -147,7 +147,7 @@ def test_params_stand_where_the_kernel_reads_them():
     assert Params.stride_q_batch.offset == 256 + 8 * 8
     assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 6 * 8
     assert Params.context.offset == Params.stride_q_token.offset + 6 * 4
-    assert Params.by_tiles.offset == Params.context.offset + 11 * 4
+    assert Params.by_tiles.offset == Params.context.offset + 12 * 4
     assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
     assert Params.events.offset % 8 == 0
 
@@ -195,8 +195,15 @@ def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
     """One long sequence and seven short ones, most of which one of five runs has."""
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
     params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
-    launch = SimpleNamespace(params=params, grid=20, build=SimpleNamespace(cluster=4, row_tiles=1))
+    build = SimpleNamespace(cluster=4, row_tiles=1, fixed_runs=0)
+    launch = SimpleNamespace(params=params, grid=20, build=build)
     assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts
+
+
+def test_a_trace_has_room_for_all_fixed_runs_of_a_cta():
+    build = SimpleNamespace(fixed_runs=1, partial_bytes=1000)
+    launch = SimpleNamespace(params=Params(), grid=132, slots_bytes=133 * 1000, build=build)
+    assert CudaLaunch.most_parts(cast("Any", launch), cast("Any", None)) == 2
 
 
 def test_counts_that_a_launch_would_cut_off_are_refused():
@@ -255,12 +262,12 @@ def test_shared_memory_is_what_the_kernel_lays_out():
     )
     ring = 4 * 3 * 2 * 2 * 32 * 128
     states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8
-    own = 16 * 128 + 16
+    own = 16 * 128 + 16 * 2
     assert CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + own + 8 * 4 * 3
     # 32 rows: states lie over the ring, and the query rows come beside.
     assert (
         CudaBuild.of(PROBLEMS[3], config).shared_bytes
-        == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 8 + 2 * 32 * 136 + 96
+        == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 16 + 2 * 32 * 136 + 96
     )
 
 

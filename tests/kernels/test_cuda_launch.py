@@ -13,7 +13,7 @@ from leanbench.kernels.lean.cuda import CudaLaunch, misalignment
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import any_length_heuristic
 from leanbench.kernels.lean.cuda_params import PARAMS_ALIGNMENT, Params
-from leanbench.kernels.lean.workspace import Workspace
+from leanbench.kernels.lean.workspace import Lent
 
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
@@ -33,6 +33,14 @@ class Driver:
         self.launches: list[tuple[Params, int, tuple[int, ...], int]] = []
         self.moved: list[int] = []
         self.status = 0
+        #: What each launch was lent.
+        self.lent: list[Lent] = []
+
+    def lend(self, device: torch.device, slots_bytes: int) -> Lent:
+        assert (device, slots_bytes) == (torch.device("cuda", 0), 4096)
+        slots = torch.empty(slots_bytes // 8, dtype=torch.int64)
+        self.lent.append(Lent(slots, -len(self.lent) - 1, torch.zeros(1, dtype=torch.int32)))
+        return self.lent[-1]
 
     def entry_point(self, name: str, arguments: int) -> Callable[..., int]:
         known = {"cuLaunchKernelEx": self.launch, "cuTensorMapReplaceAddress": self.move}
@@ -64,6 +72,7 @@ def driver(monkeypatch) -> Driver:
     monkeypatch.setattr(cuda_driver, "_entry_point", driver.entry_point)
     monkeypatch.setattr(cuda_driver, "_function", lambda build, device: FUNCTION)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
+    monkeypatch.setattr(cuda_driver.WORKSPACES, "lend", driver.lend)
     return driver
 
 
@@ -72,11 +81,8 @@ def launch_over(inputs: AttentionInputs) -> CudaLaunch:
     params = Params()
     params.k, params.v = inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
     params.k_map.words[0], params.v_map.words[0] = params.k, params.v
-    params.partials, params.kv_heads, params.tile_shift = 99, 1, 7
-    workspace = Workspace.on(torch.device("cpu"))
-    return CudaLaunch(
-        CudaBuild.of(PROBLEM, config), torch.device("cuda", 0), 64, params, workspace, ()
-    )
+    params.kv_heads, params.tile_shift = 1, 7
+    return CudaLaunch(CudaBuild.of(PROBLEM, config), torch.device("cuda", 0), 64, params, 4096, ())
 
 
 def call(relaunch: cuda.CudaRelaunch, inputs: AttentionInputs, context: int) -> None:
@@ -107,8 +113,9 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
         second.k_cache.data_ptr(),
         first.v_cache.data_ptr(),
     ]
-    for (params, stream, sizes, cluster), inputs, v_cache, context in zip(
+    for (params, stream, sizes, cluster), lent, inputs, v_cache, context in zip(
         driver.launches,
+        driver.lent,
         (first, second, second),
         (first.v_cache, second.v_cache, first.v_cache),
         (90, 65, 66),
@@ -125,8 +132,10 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
         assert params.cache_seqlens == inputs.cache_seqlens.data_ptr()
         assert params.block_table == inputs.block_table.data_ptr()
         assert params.context == context
-        # What it was prepared with.
-        assert (params.partials, params.kv_heads, params.tile_shift) == (99, 1, 7)
+        # What it was lent, and what it was prepared with.
+        assert (params.partials, params.epoch) == (lent.slots.data_ptr(), lent.epoch)
+        assert params.replays == lent.replays.data_ptr()
+        assert (params.kv_heads, params.tile_shift) == (1, 7)
     # The launch itself is as it was.
     assert launch.params.context == 0
 

@@ -19,7 +19,13 @@ from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.lean.cuda_params import Divisor, aligned_params
-from leanbench.kernels.lean.cuda_schedule import END_TILES, cuda_schedule, dealt_tiles
+from leanbench.kernels.lean.cuda_schedule import (
+    END_TILES,
+    cuda_schedule,
+    dealt_tiles,
+    fixed_run_tokens,
+    most_fixed_runs,
+)
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.paths import KERNELS
@@ -85,23 +91,35 @@ def walked(
     most_tiles = -(-host_tokens // config.tile_tokens)
     slots = cluster_slots(H200.sms, build.ctas_per_sm, build.cluster)
     aligned = config.align_grid and not build.ragged
-    ranges = stream_k_grid(
-        output_tiles * most_tiles, slots, config.min_tiles_per_cta, output_tiles if aligned else 1
-    )
+    if config.fixed_run_tiles:
+        most_tiles = most_fixed_runs(host_tokens, per_sequence, config)
+        ranges = min(output_tiles * most_tiles, slots)
+    else:
+        ranges = stream_k_grid(
+            output_tiles * most_tiles,
+            slots,
+            config.min_tiles_per_cta,
+            output_tiles if aligned else 1,
+        )
     lengths = (ctypes.c_int * problem.batch)(*problem.contexts)
     params = aligned_params()
     params.cache_seqlens = ctypes.addressof(lengths)
     params.context, params.batch = host_tokens, problem.batch
     params.kv_heads = problem.kv_heads
     params.tile_shift = config.tile_tokens.bit_length() - 1
+    params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
     params.min_tiles_per_range = config.min_tiles_per_cta
     params.align_tiles, params.merge_tiles = dealt_tiles(build, config.tile_tokens)
-    params.end_tiles = END_TILES if build.ragged else 0
+    params.end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
     params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
-    params.by_tiles, params.by_heads = Divisor.of(most_tiles), Divisor.of(per_sequence)
+    params.by_heads = Divisor.of(per_sequence)
+    of_all = most_tiles
+    if config.fixed_run_tiles:
+        of_all = -(-host_tokens // fixed_run_tokens(host_tokens, per_sequence, config))
+    params.by_tiles = Divisor.of(of_all)
     params.by_share = Divisor.of(params.share)
     params.by_share_plus_1 = Divisor.of(params.share + 1)
-    room = (CPart * (2 * output_tiles + 2 * ranges))()
+    room = (CPart * (output_tiles * (2 + config.fixed_run_tiles * most_tiles) + 2 * ranges))()
     count = library.deal(ctypes.byref(params), ranges, room, len(room))
     return [
         (
@@ -201,3 +219,60 @@ def test_lengths_that_the_host_knows(
         replace(ONE_ROW, align_grid=align_grid),
     )
     assert deal(problem, config) == played(problem, config)
+
+
+#: Fixed runs of 128 to 1024 tokens.
+FIXED = replace(ONE_ROW, fixed_run_tiles=8)
+
+
+def of_runs(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
+    """What is played, with fixed runs counted instead of LeanTiles."""
+    parts = []
+    for cta, output_tile, first, _, of, splits, split in played(problem, config):
+        context = problem.contexts[output_tile // problem.kv_heads]
+        run = fixed_run_tokens(context, problem.kv_heads, config) // config.tile_tokens
+        parts.append(
+            (cta, output_tile, first // run, first // run + 1, -(-of // run), splits, split)
+        )
+    return parts
+
+
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        (1024,),
+        (1, 300, 4000, 20_000),
+        (1024,) * 40,
+        (65_536, 16, 2048, 2049),
+        (128,) * 70,
+        (3000,) * 5,
+    ],
+    ids=lambda contexts: f"{len(contexts)}x{max(contexts)}",
+)
+@pytest.mark.parametrize("kv_heads", [1, 8, 56])
+def test_fixed_runs(deal: Deal, contexts: tuple[int, ...], kv_heads: int) -> None:
+    context = contexts[0] if len(set(contexts)) == 1 else contexts
+    problem = AttentionProblem(len(contexts), kv_heads, kv_heads, context, 64)
+    assert deal(problem, FIXED) == of_runs(problem, FIXED)
+    roomy = AttentionProblem(
+        len(contexts), kv_heads, kv_heads, context, 64, capacity=131_072, lengths_on="device"
+    )
+    assert deal(roomy, FIXED) == of_runs(roomy, FIXED)
+
+
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (8, 4), (56, 1), (2, 32)])
+def test_fixed_runs_fit_the_slots_that_the_capacity_asks_for(kv_heads: int, group: int) -> None:
+    per_sequence = kv_heads * -(-group // FIXED.tile_rows)
+    for capacity in (1, 100, 128, 129, 1000, 2048, 5000, 16_385, 70_000):
+        most = max(
+            -(-tokens // fixed_run_tokens(tokens, per_sequence, FIXED))
+            for tokens in range(1, capacity + 1)
+        )
+        assert most == most_fixed_runs(capacity, per_sequence, FIXED)
+
+
+def test_a_lone_sequence_has_fixed_runs_for_most_ctas() -> None:
+    runs = [8 * -(-tokens // fixed_run_tokens(tokens, 8, FIXED)) for tokens in (2048, 4096, 16_384)]
+    assert runs == [128, 128, 128]
+    assert fixed_run_tokens(1, 8, FIXED) == fixed_run_tokens(1024, 8, FIXED) == 128
+    assert fixed_run_tokens(1 << 20, 8, FIXED) == 1024
