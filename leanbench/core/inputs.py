@@ -224,10 +224,13 @@ def make_windows(
     token_heads = problem.kv_heads if problem.kv_layout == "NHD" else 1
     step = _window_tokens(problem) * token_heads * problem.head_dim
     # The last window's last row ends behind a cache.
-    pools = [normal(math.prod(shape) + (count - 1) * step) for _ in ("k", "v")]
+    numbers = math.prod(shape)
+    k_pool = normal(numbers + (count - 1) * step)
+    v_pool = normal(numbers + (count - 1) * step)
     windows = []
     for place in range(0, count * step, step):
-        k_cache, v_cache = [pool[place : place + math.prod(shape)].view(shape) for pool in pools]
+        k_cache = k_pool[place : place + numbers].view(shape)
+        v_cache = v_pool[place : place + numbers].view(shape)
         q = normal(*query_shape(problem)).mul_(score_scale)
         table = deal_pages(problem, device, generator)
         windows.append(inputs_over(problem, q, k_cache, v_cache, table))

@@ -161,12 +161,13 @@ def _fastest(
         for config, schedule in candidates
     ]
     fastest = min(played, key=itemgetter(2))
-    preferred, other = kernel.implementation_on(spec), kernel.implementation_of(fastest[0])
+    preferred = kernel.implementation_on(spec)
+    rival = kernel.implementation_of(fastest[0])
     own = [cell for cell in played if kernel.implementation_of(cell[0]) is preferred]
-    if other is preferred or not own:
+    if rival is preferred or not own:
         return fastest
     own_fastest = min(own, key=itemgetter(2))
-    margin = model_error(spec.name, [preferred.name, other.name])
+    margin = model_error(spec.name, [preferred.name, rival.name])
     return own_fastest if own_fastest[2] <= fastest[2] * (1 + margin) else fastest
 
 

@@ -88,10 +88,10 @@ def _deal(
     more than others.
     """
     sms = [len(range(speed_class, rates.sms, SM_CLASSES)) for speed_class in classes]
-    each, more = divmod(min(waiting, sum(sms) * rates.resident), sum(sms))
+    fewest, more = divmod(min(waiting, sum(sms) * rates.resident), sum(sms))
     for place, (speed_class, size) in enumerate(zip(classes, sms, strict=True)):
         with_more = len(range(place, more, len(classes)))
-        for count, some in ((each + 1, with_more), (each, size - with_more)):
+        for count, some in ((fewest + 1, with_more), (fewest, size - with_more)):
             if count and some:
                 load = Load(rates.weight(speed_class), count, rates.demand(count), some)
                 yield _Squad(load, speed_class, read_bytes)

@@ -89,8 +89,8 @@ class Grid:
             yield batch, draw_context(lengths, batch, longest)
         for lengths in self["lengths"]:
             if is_explicit(lengths):
-                each = read_lengths("lengths", lengths)
-                yield len(each), as_context(each)
+                given = read_lengths("lengths", lengths)
+                yield len(given), as_context(given)
 
     def to_dict(self) -> dict[str, Any]:
         """The axes that hold, in plain JSON types."""

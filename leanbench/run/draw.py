@@ -84,20 +84,20 @@ class Draw:
         Raises:
             UserError: it is no problem.
         """
-        one = {name: draw.choice(values) for name, values in self.values.items() if values}
-        (q_heads, kv_heads), head_dim = one["heads"], one["head_dim"]
-        if "model" in one:
-            q_heads, kv_heads, head_dim = models()[one["model"]].shape(one["tp"])
-        batch, longest, lengths = one["batch"], one["context"], one["lengths"]
+        drawn = {name: draw.choice(values) for name, values in self.values.items() if values}
+        (q_heads, kv_heads), head_dim = drawn["heads"], drawn["head_dim"]
+        if "model" in drawn:
+            q_heads, kv_heads, head_dim = models()[drawn["model"]].shape(drawn["tp"])
+        batch, longest, lengths = drawn["batch"], drawn["context"], drawn["lengths"]
         if self.fill is not None:
             low, high = self.fill
-            longest = max(1, round(one["capacity"] * low * (high / low) ** draw.random()))
+            longest = max(1, round(drawn["capacity"] * low * (high / low) ** draw.random()))
         if is_explicit(lengths):
-            each = read_lengths("lengths", lengths)
-            batch, context = len(each), as_context(each)
+            given = read_lengths("lengths", lengths)
+            batch, context = len(given), as_context(given)
         else:
             context = draw_context(lengths, batch, longest, draw)
-        plain = {axis.name: one[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"}
+        plain = {axis.name: drawn[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"}
         return AttentionProblem(batch, q_heads, kv_heads, context, head_dim, **plain)
 
     def to_dict(self) -> dict[str, Any]:

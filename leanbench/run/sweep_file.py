@@ -96,7 +96,8 @@ def _read_fill(value: Any) -> tuple[float, float]:
     if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, str) for v in value):
         raise ValueError(f'{value!r} is not understood, write two percentages: ["1%", "100%"]')
     try:
-        low, high = [parse_percent("fill", text, most=100, above_zero=True) for text in value]
+        low = parse_percent("fill", value[0], most=100, above_zero=True)
+        high = parse_percent("fill", value[1], most=100, above_zero=True)
     except UserError as error:
         raise ValueError(str(error)) from None
     if low > high:
@@ -188,11 +189,11 @@ def _check_together(given: Collection[str], lengths: Sequence[str]) -> None:
             "tp shares out the heads of models and none is given: name one of `leanbench list"
             " models`"
         )
-    said = [axis for axis in ("batch", "context") if axis in given]
-    if said and lengths and all(map(is_explicit, lengths)):
+    doubled = [axis for axis in ("batch", "context") if axis in given]
+    if doubled and lengths and all(map(is_explicit, lengths)):
         raise UserError(
-            f"lengths {lengths[0]} say batch and context themselves: leave {said[0]} out, or name a"
-            " distribution such as zipf"
+            f"lengths {lengths[0]} say batch and context themselves: leave {doubled[0]} out, or"
+            " name a distribution such as zipf"
         )
 
 

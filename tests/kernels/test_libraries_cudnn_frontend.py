@@ -97,18 +97,17 @@ class Graph:
     def execute(self, pointers: dict[int, int], workspace: torch.Tensor, handle: str) -> None:
         assert (handle, workspace.numel()) == ("handle", 16)
         options = self.options
-        k, v = (
-            options[name].at(pointers[options[name].uid]).transpose(1, 2) for name in ("k", "v")
-        )
-        q = self.q.at(pointers[self.q.uid]).transpose(1, 2)
+
+        def written(tensor: Any) -> torch.Tensor:
+            return tensor.at(pointers[tensor.uid])
+
+        q = written(self.q).transpose(1, 2)
+        k, v = written(options["k"]).transpose(1, 2), written(options["v"]).transpose(1, 2)
         lengths = torch.full((q.shape[0],), k.shape[1])
         table = None
         assert options["use_padding_mask"] == (options["seq_len_kv"] is not None)
         if options["use_padding_mask"]:
-            of_q, of_kv = (
-                options[name].at(pointers[options[name].uid])
-                for name in ("seq_len_q", "seq_len_kv")
-            )
+            of_q, of_kv = written(options["seq_len_q"]), written(options["seq_len_kv"])
             assert of_q.shape == of_kv.shape == (q.shape[0], 1, 1, 1)
             assert of_q.unique().tolist() == [1]
             lengths = of_kv.flatten()

@@ -205,9 +205,8 @@ def test_capacity_takes_memory_and_no_time(name: str) -> None:
     """4k tokens in a cache of 4k, and of 128k: the same bytes, and so the same latency."""
     exact = AttentionProblem(8, 32, 8, 4096, 128, lengths_on="device")
     roomy = replace(exact, capacity=131_072)
-    first, second = (
-        predict_cell(problem, kernels()[name], "default", H200) for problem in (exact, roomy)
-    )
+    first = predict_cell(exact, kernels()[name], "default", H200)
+    second = predict_cell(roomy, kernels()[name], "default", H200)
     assert second["kv_bytes"] == first["kv_bytes"] == 2 * 8 * 4096 * 8 * 128 * 2
     assert second["latency_us"] == first["latency_us"]
     full = predict_cell(replace(exact, context=131_072), kernels()[name], "default", H200)
