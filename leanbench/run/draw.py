@@ -16,6 +16,8 @@ from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 
 #: A drawn problem that needs more is drawn again: caches, queries, outputs and the check.
 MOST_BYTES = 120e9
+#: Problems of a draw; each may have thousands of lengths.
+MOST_PROBLEMS = 10_000
 #: Draws of a problem at most until one can be and fits.
 _ATTEMPTS = 1000
 

@@ -27,8 +27,8 @@ from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel
 from leanbench.core.syntax import choose, parse_names, parse_percent
 from leanbench.measure.options import MeasureOptions
-from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, MAX_CELLS, Grid, Sweep
-from leanbench.run.draw import Draw
+from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
+from leanbench.run.draw import MOST_PROBLEMS, Draw
 from leanbench.run.overrides import check_overrides, parse_overrides
 from leanbench.run.sweep_errors import sentence
 
@@ -108,7 +108,7 @@ def _read_fill(value: Any) -> tuple[float, float]:
 class DrawTable(_Axes):
     """The `[draw]` of a sweep file: problems drawn from the values of its axes."""
 
-    count: int = Field(gt=0, le=MAX_CELLS)
+    count: int = Field(gt=0, le=MOST_PROBLEMS)
     seed: int = Field(0, ge=0)
     fill: Annotated[tuple[float, float] | None, BeforeValidator(_read_fill)] = None
 
@@ -302,8 +302,10 @@ def _redrawn(
                 " or name a sweep with a [draw] table, such as serving"
             )
         return None
-    if count is not None and not 1 <= count <= MAX_CELLS:
-        raise UserError(f"--draw {count} is not a number of problems: choose from 1 to {MAX_CELLS}")
+    if count is not None and not 1 <= count <= MOST_PROBLEMS:
+        raise UserError(
+            f"--draw {count} is not a number of problems: choose from 1 to {MOST_PROBLEMS}"
+        )
     if seed is not None and seed < 0:
         raise UserError(f"--seed {seed} is negative: give 0 or a number above")
     old = sweep.draw

@@ -126,7 +126,7 @@ def test_flags_change_the_draw():
     [
         ("smoke", 5, None, "sweep 'smoke' draws no problems, so --draw says nothing: leave it"),
         ("smoke", None, 5, "sweep 'smoke' draws no problems, so --seed says nothing: leave it"),
-        ("serving", 0, None, "--draw 0 is not a number of problems: choose from 1 to 100000"),
+        ("serving", 0, None, "--draw 0 is not a number of problems: choose from 1 to 10000"),
         ("serving", None, -1, "--seed -1 is negative: give 0 or a number above"),
     ],
 )
