@@ -91,3 +91,26 @@ def test_an_import_that_goes_up_or_round_is_refused(tmp_path, module, line, brok
 def only_python(folder: str, names: list[str]) -> list[str]:
     paths = [Path(folder, name) for name in names]
     return [path.name for path in paths if path.is_file() and path.suffix != ".py"]
+
+
+COMPLETE = (
+    "from leanbench.cli import completion; [getattr(completion, f'{name}_names')('') for name in"
+    " ('kernel', 'gpu', 'model', 'sweep', 'run')]"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import leanbench.cli.compare", HEAVY | {"rich.table"}),
+        ("import leanbench.cli.report, leanbench.report", HEAVY),
+        (f"import leanbench.cli.main; {COMPLETE}", HEAVY),
+        ("import leanbench.gpu.nvml, leanbench.gpu.catalogue", {"torch", "pynvml"}),
+        ("import leanbench.measure.energy", {"torch", "pynvml", "numpy"}),
+        ("import leanbench.compile.nvrtc", {"cuda", "torch", "triton", "numpy"}),
+    ],
+)
+def test_what_loads_slowly_is_imported_where_it_is_used(code, heavy):
+    code = f"{code}; import sys; print(*sorted({heavy!r} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -381,14 +380,3 @@ def test_reference_runs_compare(pytestconfig):
     assert content["best_gain"]["ratio"] == pytest.approx(8.8 / 9.6, rel=0.01)
     content = json.loads(run(str(run_dir), f"{run_dir}-again", "--format", "json").stdout)
     assert content["counts"] == {"same": 30}
-
-
-def test_importing_the_command_is_light():
-    heavy = {"pandas", "jinja2", "torch", "numpy", "pydantic", "rich.table"}
-    code = f"import leanbench.cli.compare, sys; print(sorted({heavy!r} & set(sys.modules)))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )

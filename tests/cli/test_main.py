@@ -82,17 +82,6 @@ def test_completion_can_be_installed():
     assert "--install-completion" in result.stdout
 
 
-def test_completion_imports_nothing_heavy():
-    code = (
-        "import sys\nfrom leanbench.cli import completion, main\n"
-        "for name in ('kernel', 'gpu', 'model', 'sweep', 'run'):"
-        " getattr(completion, f'{name}_names')('')\n"
-        "print(*sorted({'torch', 'triton', 'numpy', 'pandas', 'pydantic'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
 @pytest.mark.parametrize(
     ("text", "ascii_text"),
     [

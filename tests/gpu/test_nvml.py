@@ -308,18 +308,3 @@ def test_unknown_device(fake_nvml: Install, device: int | str, message: str) -> 
     with pytest.raises(GpuNotFoundError, match=message), Nvml(device):
         pass
     assert fake.open == 0
-
-
-def test_importing_the_adapter_does_not_load_torch_or_nvml() -> None:
-    import subprocess
-
-    code = (
-        "import sys, leanbench.gpu.nvml, leanbench.gpu.catalogue; print(*{'torch', 'pynvml'} &"
-        " {*sys.modules})"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "\n"
-    )

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -146,17 +144,3 @@ def test_second_report_replaces_the_first(write_run: WriteRun) -> None:
     (directory / "report.csv").write_text("old")
     write_report(directory, directory, ["csv"])
     assert len((directory / "report.csv").read_text().splitlines()) == 10
-
-
-def test_command_imports_no_heavy_module() -> None:
-    heavy = {"pandas", "jinja2", "torch", "numpy", "pydantic"}
-    code = (
-        f"import leanbench.cli.report, leanbench.report, sys; print(sorted({heavy!r} &"
-        " set(sys.modules)))"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "[]\n"
-    )
