@@ -116,6 +116,42 @@ struct Ring {
   int next_stage, empty_stages, stage;
   u32 parity;
 
+  __device__ __forceinline__ void start() {
+    more = true;
+    next_stage = stage = 0;
+    empty_stages = STAGES;
+    parity = 0;
+  }
+
+  // Takes up a part of which `STAGES - empty_stages` chunks of this warp are on their way.
+  __device__ __forceinline__ void enter(const Position &part) {
+    next = part;
+    next.chunk += (STAGES - empty_stages) * RANGE_WARPS;
+  }
+
+  __device__ __forceinline__ void copy_next(const Params &p, Warp &warp) {
+    warp.copy_chunk(p, next, next_stage);
+    next.chunk += RANGE_WARPS;
+    next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+  }
+
+#if BULK && CLUSTER > 1
+  // Starts a copy that may turn out not to be wanted.
+  __device__ __forceinline__ void copy_guess(const Params &p, Warp &warp) {
+    copy_next(p, warp);
+    empty_stages--;
+  }
+
+  // Waits for that copy, and forgets it.
+  __device__ __forceinline__ void drop_guess(Warp &warp) {
+    mbarrier_try_wait_parity(warp.barriers, 0);
+    parity = 1;
+    next_stage = 0;
+    empty_stages = STAGES;
+    warp.known = 0;
+  }
+#endif
+
   // The one place where copies start: until the ring is full, then one chunk for each that was
   // attended to.
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
@@ -125,11 +161,7 @@ struct Ring {
         more = next.chunk < next.chunks;
       else
         more = more && next.to_next_chunk(p, end, warp.range_warp);
-      if (more) {
-        warp.copy_chunk(p, next, next_stage);
-        next.chunk += RANGE_WARPS;
-        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
-      }
+      if (more) copy_next(p, warp);
 #if !BULK
       cp_async_commit_group();
 #endif

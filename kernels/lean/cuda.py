@@ -20,9 +20,9 @@ from leanbench.kernels.lean.cuda_driver import (
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts, too_far_apart
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
-    dealt_tiles,
     fixed_run_tokens,
     most_fixed_runs,
+    split_limits,
 )
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, fixed_run_bytes
 
@@ -224,7 +224,7 @@ def launch_of(
         work_ranges = min(work_ranges, WORKSPACE_BYTES // build.partial_bytes)
         slots_bytes = work_ranges * build.partial_bytes
         params.share, params.longer = divmod(total, work_ranges)
-        params.align_tiles, params.merge_tiles = dealt_tiles(build, config.tile_tokens)
+        params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens)
         params.end_tiles = end_tiles
         params.min_tiles_per_range = config.min_tiles_per_cta
         params.by_tiles = Divisor.of(tiles)

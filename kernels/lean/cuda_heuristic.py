@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
-from leanbench.kernels.lean.cuda_schedule import MAX_IDLE_BYTES
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 
 # The thresholds of `heuristic`, for lengths that the host knows, say which quantity they limit and
 # which timings on an H200 gave them: [families] reports/h200/settings/families.json.gz (240
@@ -33,6 +32,9 @@ _MAX_BYTES_FOR_LARGE_CLUSTERS = 2e9
 #: limited. From the first run of paper-500, 12 heads x 16k to 512k (entry 29).
 _MAX_BYTES_FOR_UNEVEN_CLUSTERS = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
+#: Where all lengths are equal, work ranges stay within an output tile (of 8 rows) as long as that
+#: idles CTAs for less than it takes to read this: no tile boundary is crossed then (H200).
+_MAX_IDLE_BYTES = 42e6
 #: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
 #: few (entry 29: 8 heads on 64 SMs reach 97% of the floor). [trial]
 _FEW_TILES = 8
@@ -63,6 +65,12 @@ _FEW_IDLE_SHARE = 0.04
 #: tiles; work ranges of pairs may be this much longer than their mean. [trial]
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
+#: Lengths on the device: output tiles up to which each has a cluster of 8 CTAs, and of 4 where its
+#: partial has so many numbers (entry 36).
+_TILES_FOR_CLUSTERS_OF_8, _TILES_FOR_CLUSTERS_OF_4 = 8, 16
+_PARTIAL_FOR_CLUSTERS_OF_4 = 2048
+#: Of the L2.
+_LINE_BYTES = 128
 #: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
 #: (entry 32).
 _FEW_QUERIES = 4
@@ -99,8 +107,15 @@ def cuda_config(
     )
 
 
-def copy_of(gpu: GpuSpec) -> str:
-    return "bulk" if gpu.compute_capability >= HOPPER else "async"
+def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
+    """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
+    reads all of it for each.
+    """
+    row_bytes = ELEMENT_BYTES * problem.head_dim
+    shared_lines = (
+        problem.kv_layout == "NHD" and problem.kv_heads > 1 and row_bytes % _LINE_BYTES > 0
+    )
+    return "bulk" if gpu.compute_capability >= HOPPER and not shared_lines else "async"
 
 
 def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -234,10 +249,12 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if problem.head_dim <= 64 else 3
-        config = cuda_config(_small_chunk(problem), 4, stages, 2, 1, rows, copy_of(gpu), 1, True)
+        config = cuda_config(
+            _small_chunk(problem), 4, stages, 2, 1, rows, copy_of(problem, gpu), 1, True
+        )
     elif gpu.compute_capability < HOPPER:
         chunk = _LEAST_CHUNK if rows > 16 or problem.head_dim > 128 else 2 * _small_chunk(problem)
-        config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(gpu), 1, True)
+        config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(problem, gpu), 1, True)
     else:
         config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
     config = fitted(config, problem, gpu)
@@ -250,7 +267,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     )
     grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
-    return replace(config, align_grid=idle * problem.kv_bytes < MAX_IDLE_BYTES * rows / 8)
+    return replace(config, align_grid=idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)
 
 
 def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -258,7 +275,7 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     as the SMs hold, each with all rows that share its K and V.
     """
     rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    config = cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(gpu), 1, True)
+    config = cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
     return fitted(config, problem, gpu)
 
 
@@ -267,20 +284,24 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
 
     They follow from the model's shape and the batch alone, not from capacity or lengths; the kernel
     deals the work by the lengths (leanbench.core.decomposition.stream_k_by_lengths). Chosen by the
-    regret over 80 batches from traces and other distributions on an H200: docs/performance-log.md,
-    entry 34.
+    regret over batches from traces and other distributions on an H200: docs/performance-log.md,
+    entries 34 and 36.
     """
-    heads, queries = problem.batch * problem.kv_heads, problem.group_size * problem.q_len
+    queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
     # long.
     rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
-    output_tiles = heads * -(-queries // rows)
-    chunk, warps, stages, ctas_per_sm, cluster = 2 * _LEAST_CHUNK, 4, 2, 1, 1
-    few_tiles = 2 if rows == TILE_ROWS[0] else _FEW_TILES
-    if output_tiles <= few_tiles and gpu.compute_capability >= HOPPER:
-        # Many partials to an output tile, or large ones: a cluster merges its own before they go
-        # through memory.
-        stages, cluster = 3 if rows == TILE_ROWS[0] else 2, 8
+    output_tiles = problem.batch * problem.kv_heads * -(-queries // rows)
+    hopper = gpu.compute_capability >= HOPPER
+    cluster = (
+        _any_length_cluster(output_tiles, min(rows, queries) * problem.head_dim) if hopper else 1
+    )
+    chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
+    if problem.head_dim > 128:
+        chunk, stages = _LEAST_CHUNK, 3
+    elif cluster > 1:
+        chunk = 64 if problem.head_dim <= 64 and rows <= 16 else chunk
+        stages = 3 if rows == TILE_ROWS[0] or problem.head_dim <= 64 else 2
     elif problem.head_dim <= 64:
         ctas_per_sm = 2
     elif output_tiles >= _MANY_OUTPUT_TILES * gpu.sms:
@@ -288,25 +309,39 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         chunk, ctas_per_sm = _LEAST_CHUNK, 2
     elif problem.group_size > _FEW_QUERIES and queries <= rows:
         chunk, warps = _LEAST_CHUNK, 8
-    if problem.head_dim > 128:
-        chunk, warps, stages, ctas_per_sm = _LEAST_CHUNK, 4, 3, 1
+    copy = copy_of(problem, gpu)
     config = cuda_config(
-        chunk, warps, stages, ctas_per_sm, cluster, rows, copy_of(gpu), 1, align_grid=False
+        chunk, warps, stages, ctas_per_sm, cluster, rows, copy, 1, align_grid=False
     )
     return fitted(config, problem, gpu)
+
+
+def _any_length_cluster(output_tiles: int, partial: int) -> int:
+    """CTAs of a cluster, of which there is at least one for each output tile: partials meet without
+    a detour through memory.
+
+    Args:
+        partial: numbers of an output tile's partial. Only large ones are worth the SMs that
+            clusters of 4 leave idle.
+    """
+    if output_tiles <= _TILES_FOR_CLUSTERS_OF_8:
+        return 8
+    if output_tiles <= _TILES_FOR_CLUSTERS_OF_4 and partial >= _PARTIAL_FOR_CLUSTERS_OF_4:
+        return 4
+    return 1
 
 
 def _hopper_heuristic(
     problem: AttentionProblem, rows: int, output_tiles: int, lean_tiles: int, gpu: GpuSpec
 ) -> LeanCudaConfig:
     """Where there are more SMs than output tiles, which all have the same length."""
-    copy = copy_of(gpu)
+    copy = copy_of(problem, gpu)
     if lean_tiles <= _SHORT_TILES and output_tiles >= gpu.sms // 6:
         # So short that a merge costs more than it saves.
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
     row_tiles = output_tiles // (problem.batch * problem.kv_heads)
-    align_bytes = MAX_IDLE_BYTES * rows / 8
+    align_bytes = _MAX_IDLE_BYTES * rows / 8
     cluster = _cluster_size(output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, gpu)
     if cluster > 1 and output_tiles > 1:
         build = _hopper_build(problem, rows, output_tiles, cluster)

@@ -84,7 +84,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         chunk = 32 if problem.head_dim <= 64 else 16
         rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
         config = replace(
-            cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(gpu), 1, False),
+            cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(problem, gpu), 1, False),
             fixed_run_tiles=_FIXED_RUN_TILES,
         )
         return fitted(config, problem, gpu)
@@ -107,7 +107,9 @@ class LeanCuda(Kernel[LeanCudaConfig]):
             if build[3] > 1 and cluster > 2:
                 continue
             for min_tiles, align_grid in product(_TUNED_MIN_TILES, (True, False)):
-                config = cuda_config(*build, cluster, rows, copy_of(gpu), min_tiles, align_grid)
+                config = cuda_config(
+                    *build, cluster, rows, copy_of(problem, gpu), min_tiles, align_grid
+                )
                 if CudaBuild.of(problem, config).fits(gpu):
                     space.append(config)
         return space

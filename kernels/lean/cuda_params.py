@@ -69,7 +69,7 @@ class Params(ctypes.Structure):
                 "min_tiles_per_range",
                 "share",
                 "longer",
-                "align_tiles",
+                "longest_steps",
                 "merge_tiles",
             )
         ),

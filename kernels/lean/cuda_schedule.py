@@ -24,10 +24,12 @@ from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 #: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
 #: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
 END_TILES = 1
-#: Where all lengths are equal, work ranges stay within an output tile (of 8 rows) as long as that
-#: idles CTAs for less than it takes to read this: no tile boundary is crossed then (H200).
-MAX_IDLE_BYTES = 42e6
-#: What a CTA reads while a merge through memory goes on, about a microsecond (H200).
+#: Sixteenths by which a split may be longer than the mean work range so that no range crosses from
+#: an output tile to the next. A cluster loses more at each crossing than unequal splits ever cost;
+#: docs/performance-log.md, entry 36.
+_LONGEST_STEPS = 0
+_LONGEST_STEPS_OF_CLUSTERS = 31
+#: What a CTA of a cluster reads while a merge through memory goes on, about a microsecond (H200).
 _MERGE_BYTES = 70e3
 #: Fixed runs of a lone sequence, for as many CTAs; and tokens past which they are no longer.
 _FIXED_RUNS = 128
@@ -37,12 +39,11 @@ _MOST_RUN_TOKENS = 1 << 17
 MERGE_AT_ONCE = 16
 
 
-def dealt_tiles(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
-    """LeanTiles of `MAX_IDLE_BYTES` and of `_MERGE_BYTES`, see
-    leanbench.core.decomposition.equal_splits.
-    """
+def split_limits(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
+    """`longest_steps` and `merge_tiles` of leanbench.core.decomposition.longest_split."""
     tile_bytes = 2 * ELEMENT_BYTES * tile_tokens * build.head_dim
-    return int(MAX_IDLE_BYTES // tile_bytes), int(_MERGE_BYTES // tile_bytes)
+    steps = _LONGEST_STEPS if build.cluster == 1 else _LONGEST_STEPS_OF_CLUSTERS
+    return steps, int(build.cluster * _MERGE_BYTES // tile_bytes)
 
 
 def fixed_run_tokens(tokens: int, per_sequence: int, config: LeanCudaConfig) -> int:
@@ -87,7 +88,7 @@ def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpe
         # The host knows the cache's capacity alone.
         capacity_tiles = -(-problem.cache_capacity // config.tile_tokens)
         launched = stream_k_grid(tiles.output_tiles * capacity_tiles, most, min_tiles)
-        limits = dealt_tiles(build, config.tile_tokens)
+        limits = split_limits(build, config.tile_tokens)
         schedule = stream_k_by_lengths(tiles, launched, min_tiles, END_TILES, *limits)
     else:
         schedule = stream_k(tiles, most, min_tiles, config.align_grid)

@@ -30,12 +30,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
   Position part;  // the part at hand
   WorkRange range;
-  if (!range.find(p, lane, warp.range_warp, part)) {
+  Ring ring;
+  ring.start();
+  Lengths lengths;
+  if (RAGGED) lengths.start(p, lane);  // the fences of `warp.start` would wait for it
+#if BULK && CLUSTER > 1
+  const bool guessed = range.guess(p, warp.range_warp, ring.next);
+  if (guessed) ring.copy_guess(p, warp);
+#endif
+  const bool works = range.find(p, lane, lengths, warp.range_warp, part);
+#if BULK && CLUSTER > 1
+  if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
+    ring.drop_guess(warp);
+#endif
+  if (!works) {
     events.end();
     return;
   }
   events.record(BEGIN, 0);
-  Ring ring = {part, true, 0, STAGES, 0, 0};
+  ring.enter(part);
   Query query;
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
@@ -78,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     // What a reduction waits for comes in while it goes on, and counts as part of it.
     const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
     if (reduces) events.record(TILES, output_tile);
-    const int slot = FIXED_RUNS ? part.at : range.index;
+    const int slot = FIXED_RUNS ? part.at : range.slot;
     reduce_part(p, part, splits, slot, rank, shared, first_part, p.epoch + replays);
     events.record(reduces ? REDUCTION : TILES, output_tile);
     first_part = false;

@@ -27,9 +27,9 @@ struct Params {
   int longest_shift;  // FIXED_RUNS: of the longest run's
   int end_tiles;   // RAGGED: empty LeanTiles that an output tile counts at its end in the schedule
   int min_tiles_per_range, share, longer;
-  // RAGGED: LeanTiles that all ranges together may idle for so that none crosses from an output
-  // tile to the next, and what a merge through memory takes.
-  int align_tiles, merge_tiles;
+  // RAGGED: sixteenths by which a split may exceed the mean range so that no range crosses from an
+  // output tile to the next, and LeanTiles of what a merge through memory takes.
+  int longest_steps, merge_tiles;
   // RAGGED: by_heads only, the others come from the lengths.
   Divisor by_tiles, by_heads, by_share, by_share_plus_1;
   float qk_scale;  // softmax scale x log2(e)

@@ -80,6 +80,11 @@ struct Position {
       sequence = divide(output_tile, p.by_heads);
       head = output_tile - sequence * p.kv_heads * ROW_TILES;
     }
+    enter_tiles(p, end, range_warp);
+  }
+
+  // Enters the part from LeanTile `first` of the output tile on.
+  __device__ __forceinline__ void enter_tiles(const Params &p, int end, int range_warp) {
     last = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
     const int shift = tile_shift(p, tokens);
     token = first << shift;
@@ -122,137 +127,234 @@ struct Position {
   }
 };
 
-// RAGGED: LeanTiles of one KV head's row tile: of all sequences, of the shortest and the longest.
-struct Lengths {
-  int sum, least, most;
+// Splits of an output tile where none has more than `longest` LeanTiles.
+__device__ __forceinline__ int split_count(int tiles, int longest) {
+  return divide(tiles + longest - 1, longest);
+}
 
-  // By a warp together.
-  __device__ __forceinline__ void read(const Params &p, int lane) {
-    sum = 0, least = 0x7fffffff, most = 0;
-    for (int i = lane; i < p.batch; i += 32) {
-      const int tiles = tiles_of(p, tokens_of(p, i));
-      sum += tiles, least = min(least, tiles), most = max(most, tiles);
+// RAGGED: LeanTiles of one KV head's row tile. By a warp together.
+struct Lengths {
+  int own;        // of sequence `lane`; 0: there is none
+  int sum, most;  // of all sequences, of the longest
+
+  __device__ __forceinline__ static int of(const Params &p, int sequence) {
+    return sequence < p.batch ? tiles_of(p, tokens_of(p, sequence)) : 0;
+  }
+
+  // Starts the read; other work may fill its latency.
+  __device__ __forceinline__ void start(const Params &p, int lane) { own = of(p, lane); }
+
+  __device__ __forceinline__ void finish(const Params &p, int lane) {
+    sum = most = own;
+    for (int i = lane + 32; i < p.batch; i += 32) {
+      const int tiles = of(p, i);
+      sum += tiles, most = max(most, tiles);
     }
     sum = __reduce_add_sync(~0u, sum);
-    least = __reduce_min_sync(~0u, least);
     most = __reduce_max_sync(~0u, most);
+  }
+
+  // Splits of all sequences, none longer than `longest`, which differs from lane to lane.
+  __device__ __forceinline__ int splits_by_lane(const Params &p, int lane, int longest) const {
+    int count = 0;
+#pragma unroll 1
+    for (int base = 0; base < p.batch; base += 32) {
+      const int tiles = base == 0 ? own : of(p, base + lane);
+      const int sequences = min(32, p.batch - base);
+#pragma unroll 1
+      for (int i = 0; i < sequences; i++) count += split_count(__shfl_sync(~0u, tiles, i), longest);
+    }
+    return count;
+  }
+
+  // The same for one `longest`.
+  __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
+    int count = split_count(own, longest);
+    for (int i = lane + 32; i < p.batch; i += 32) count += split_count(of(p, i), longest);
+    return __reduce_add_sync(~0u, count);
   }
 };
 
-// RAGGED: the sequence that holds LeanTile `position.at`, and its first LeanTile; by a warp
-// together.
-__device__ __forceinline__ void find_sequence(const Params &p, int lane, Position &position) {
+// RAGGED: what output tiles of a sequence count in the schedule: their splits after the first,
+// where `longest` is the longest split, or LeanTiles with their ends.
+__device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
+  if (sequence >= p.batch) return 0;
+  const int tiles = tiles_of(p, tokens_of(p, sequence));
+  const int units = longest > 0 ? split_count(tiles, longest) - 1 : tiles + p.end_tiles;
+  return units * p.kv_heads * ROW_TILES;
+}
+
+// RAGGED: the sequence that holds unit `unit`, and its first unit; by a warp together.
+__device__ __forceinline__ void find_sequence(const Params &p, int lane, int longest, int unit,
+                                              int &sequence, int &first_unit) {
   int seen = 0;
   for (int base = 0; base < p.batch; base += 32) {
-    int i = base + lane;
-    int tiles = 0;
-    if (i < p.batch)
-      tiles = (tiles_of(p, tokens_of(p, i)) + p.end_tiles) * p.kv_heads * ROW_TILES;
-    int end = tiles;
+    const int units = units_of(p, base + lane, longest);
+    int end = units;
     for (int step = 1; step < 32; step *= 2) {
-      int before = __shfl_up_sync(~0u, end, step);
+      const int before = __shfl_up_sync(~0u, end, step);
       if (lane >= step) end += before;
     }
-    u32 holders = __ballot_sync(~0u, i < p.batch && seen + end > position.at);
+    const u32 holders = __ballot_sync(~0u, base + lane < p.batch && seen + end > unit);
     if (holders) {
-      int holder = __ffs(holders) - 1;
-      position.sequence = base + holder;
-      position.sequence_start = seen + __shfl_sync(~0u, end - tiles, holder);
+      const int holder = __ffs(holders) - 1;
+      sequence = base + holder;
+      first_unit = seen + __shfl_sync(~0u, end - units, holder);
       return;
     }
     seen += __shfl_sync(~0u, end, 31);
   }
 }
 
+// RAGGED: units of the sequences before this one.
+__device__ __forceinline__ int units_before(const Params &p, int lane, int longest, int sequence) {
+  int units = 0;
+  for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);
+  return __reduce_add_sync(~0u, units);
+}
+
 // The work range that a CTA, or its cluster, walks, up to LeanTile `end`. Ranges are equal shares
-// of all LeanTiles, the first `longer` of them have one more; or, where `splits` is not 0, each is
-// one of so many splits of an output tile.
+// of all LeanTiles, the first `longer` of them have one more; or, where `longest` is not 0, splits
+// of output tiles, none of them longer than that.
 struct WorkRange {
-  int index, end, share, longer, splits;
+  int index, end, share, longer;
+  int slot;                     // of its partial in the workspace
+  int longest, splits, split;   // RAGGED
 
-  // RAGGED: splits of every output tile, where none of the ranges is to cross from one to the next;
-  // 0: stream-K.
-  __device__ __forceinline__ int equal_splits(const Params &p, const Lengths &lengths, int ranges,
-                                              int output_tiles, int real) const {
+  // RAGGED: the longest split with which no range crosses from one output tile to the next, and how
+  // many of `ranges` that takes; 0: stream-K. leanbench.core.decomposition.longest_split.
+  __device__ __forceinline__ int longest_split(const Params &p, int lane, const Lengths &lengths,
+                                               int ranges, int output_tiles, int real,
+                                               int &used) const {
     if (ranges < output_tiles) return 0;
-    int count = 0;
-    if (lengths.least == lengths.most) {
-      count = min(divide(ranges, output_tiles), lengths.most);
-      // Not where the ranges that are left over would idle for too long.
-      const i64 idle = (i64)(ranges - count * output_tiles) * real;
-      if (count < lengths.most && idle >= (i64)p.align_tiles * ranges) count = 0;
-    }
-    const int longest_split = count > 0 ? divide(lengths.most + count - 1, count)
-                                        : divide(real + ranges - 1, ranges);
+    const int share = divide(real + ranges - 1, ranges);
+    int shortest = share, count = 0;
     // Whole, where a merge takes longer than splitting saves.
-    return lengths.most <= longest_split + p.merge_tiles ? 1 : count;
+    bool whole = lengths.most <= share + p.merge_tiles, enough = false;
+    if (!whole && CLUSTER > 1) {
+      // Candidates, a sixteenth of the share apart; the shortest that needs no more than `ranges`.
+      const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
+      count = lengths.splits_by_lane(p, lane, share + longer_by) * p.kv_heads * ROW_TILES;
+      const u32 fitting = __ballot_sync(~0u, lane <= p.longest_steps && count <= ranges);
+      const int first = fitting ? __ffs(fitting) - 1 : 0;
+      shortest += __shfl_sync(~0u, longer_by, first);
+      count = __shfl_sync(~0u, count, first);
+      enough = fitting != 0;
+      whole = lengths.most <= shortest + p.merge_tiles;
+    } else if (!whole) {
+      count = lengths.splits(p, lane, share) * p.kv_heads * ROW_TILES;
+      enough = count <= ranges;
+    }
+    if (!whole && !enough) return 0;
+    used = whole ? output_tiles : count;
+    return whole ? lengths.most : shortest;
   }
 
-  __device__ __forceinline__ void enter_split(const Params &p, Position &position) {
-    const int output_tile = divide(index, splits), split = index - output_tile * splits;
-    const int each = p.kv_heads * ROW_TILES;
-    position.sequence = divide(output_tile, each);
-    position.end_tiles = 0;
-    const int tiles = tiles_of(p, tokens_of(p, position.sequence));
-    const int length = divide(tiles, splits), rest = tiles - length * splits;
-    const int start = (output_tile - position.sequence * each) * tiles;
-    position.at = start + range_start(split, length, rest);
-    end = start + range_start(split + 1, length, rest);
+  // RAGGED: the output tile whose first split a CTA's unit has, if it has one. First splits come
+  // last, they wait for the others.
+  __device__ __forceinline__ static int first_split_of(int unit, int output_tiles) {
+    return unit - divide(unit, output_tiles) * output_tiles;
   }
+
+  __device__ __forceinline__ void enter_split(const Params &p, int lane, int unit, int used,
+                                              int output_tiles, int range_warp,
+                                              Position &position) {
+    const int each = p.kv_heads * ROW_TILES, others = used - output_tiles;
+    int head, before = 0;
+    split = 0;
+    if (unit >= others) {
+      const int output_tile = first_split_of(unit, output_tiles);
+      position.sequence = divide(output_tile, each);
+      head = output_tile - position.sequence * each;
+      if (others > 0) before = units_before(p, lane, longest, position.sequence);
+    } else {
+      find_sequence(p, lane, longest, others - 1 - unit, position.sequence, before);
+    }
+    position.tokens = tokens_of(p, position.sequence);
+    position.tiles = tiles_of(p, position.tokens);
+    splits = split_count(position.tiles, longest);
+    if (unit < others) {
+      const int within = others - 1 - unit - before;
+      head = divide(within, splits - 1);
+      split = 1 + within - head * (splits - 1);
+    }
+    slot = output_tiles + before + head * (splits - 1) + split - 1;
+    const int length = divide(position.tiles, splits), rest = position.tiles - length * splits;
+    position.head = head;
+    position.first = range_start(split, length, rest);
+    position.at = head * position.tiles + position.first;
+    end = head * position.tiles + range_start(split + 1, length, rest);
+    position.enter_tiles(p, end, range_warp);
+  }
+
+#if BULK && CLUSTER > 1
+  // RAGGED: where the unit's part starts if it turns out to be a first split, of whatever length;
+  // false: it does not look like one.
+  __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
+    const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+    const int each = p.kv_heads * ROW_TILES, output_tiles = p.batch * each;
+    if (!RAGGED || FIXED_RUNS || unit >= output_tiles || ranges >= 2 * output_tiles) return false;
+    position.sequence = divide(unit, each);
+    position.head = unit - position.sequence * each;
+    position.tokens = p.context;
+    position.token = 0;
+    position.chunk = range_warp;
+    return range_warp * CHUNK < p.context;
+  }
+#endif
+
+  __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
 
   // Sets `position` to its start. Ranges are dealt from the last to the first, so that who merges
   // waits for CTAs that started before it. False: there is none, the lengths need fewer ranges.
-  __device__ __forceinline__ bool find(const Params &p, int lane, int range_warp,
+  __device__ __forceinline__ bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
                                        Position &position) {
-    const int ranges = gridDim.x / CLUSTER;
-    index = ranges - 1 - (int)(blockIdx.x / CLUSTER);
-    share = p.share, longer = p.longer, splits = 0;
-    position.sequence = position.sequence_start = 0;
-    position.end_tiles = p.end_tiles;
+    const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+    int used = ranges;
+    share = p.share, longer = p.longer, longest = 0;
+    position.sequence = position.sequence_start = position.end_tiles = 0;
+    if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
       // Dealt from the last to the first, within work ranges too.
-      int total = p.batch * p.kv_heads * ROW_TILES * tiles_of(p, p.context);
-      if (RAGGED) {
-        Lengths lengths;
-        lengths.read(p, lane);
-        total = lengths.sum * p.kv_heads * ROW_TILES;
-      }
       position.tokens = p.context;
       position.tiles = tiles_of(p, p.context);
-      const int used = min(ranges, total), cta = blockIdx.x / CLUSTER;
-      if (cta >= used) return false;
+      const int total =
+          (RAGGED ? lengths.sum : p.batch * position.tiles) * p.kv_heads * ROW_TILES;
+      used = min(ranges, total);
+      if (unit >= used) return false;
       share = divide(total, used), longer = total - share * used;
-      position.at = total - 1 - range_start(cta, share, longer);
-      end = total - range_start(cta + 1, share, longer);
-      if (RAGGED) find_sequence(p, lane, position);
+      position.at = total - 1 - range_start(unit, share, longer);
+      end = total - range_start(unit + 1, share, longer);
+      if (RAGGED)
+        find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
       position.enter_part(p, end, range_warp);
       return true;
     }
     if (RAGGED) {
-      Lengths lengths;
-      lengths.read(p, lane);
       const int output_tiles = p.batch * p.kv_heads * ROW_TILES;
       const int real = lengths.sum * p.kv_heads * ROW_TILES;
-      splits = equal_splits(p, lengths, ranges, output_tiles, real);
       // Ends are no work to share: how many ranges there are follows from the real LeanTiles.
-      const int used = splits > 0 ? splits * output_tiles
-                                  : max(1, min(ranges, divide(real, p.min_tiles_per_range)));
+      used = min(ranges, p.min_tiles_per_range > 1 ? divide(real, p.min_tiles_per_range) : real);
+      used = max(1, used);
+      longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
+      if (unit >= used) return false;
+      if (longest > 0) {
+        enter_split(p, lane, unit, used, output_tiles, range_warp, position);
+        return true;
+      }
       const int total = real + p.end_tiles * output_tiles;
       share = divide(total, used);
       longer = total - share * used;
-      index -= ranges - used;
-      if (index < 0) return false;
+      position.end_tiles = p.end_tiles;
     } else {
       position.tokens = p.context;
       position.tiles = tiles_of(p, p.context);
     }
-    if (RAGGED && splits > 0) {
-      enter_split(p, position);
-    } else {
-      end = range_start(index + 1, share, longer);
-      position.at = range_start(index, share, longer);
-      if (RAGGED) find_sequence(p, lane, position);
-    }
+    slot = index = used - 1 - unit;
+    end = range_start(index + 1, share, longer);
+    position.at = range_start(index, share, longer);
+    if (RAGGED)
+      find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
     position.enter_part(p, end, range_warp);
     return true;
   }
@@ -270,8 +372,8 @@ struct Splits {
       return;
     }
     if (part.last - part.first == part.tiles) return;
-    if (RAGGED && range.splits > 0) {
-      count = range.splits, mine = range.index % range.splits;
+    if (RAGGED && range.longest > 0) {
+      count = range.splits, mine = range.split;
       return;
     }
     const int tile_start = part.at - part.first;

@@ -209,25 +209,32 @@ def stream_k_with_ends(
     return stream_k(counted, stream_k_grid(tiles.total, max_grid, min_tiles_per_cta))
 
 
-def equal_splits(tiles: TileGrid, max_grid: int, align_tiles: int, merge_tiles: int) -> int:
-    """Splits of every output tile with which no CTA crosses from one to the next; 0: stream-K.
+#: Candidates for the longest split are this share of the mean work range apart, and so many.
+_SPLIT_STEP = 16
+_SPLIT_STEPS = 32
 
-    The choice of lean.cu where lengths are on the device. Output tiles of one length are split into
-    as many as `max_grid` CTAs allow, unless the CTAs left over idle for `align_tiles` LeanTiles or
-    more all together. They stay whole where splits save no more than `merge_tiles`, what a merge
-    through memory takes; so do output tiles of different lengths.
+
+def longest_split(tiles: TileGrid, grid: int, longest_steps: int, merge_tiles: int) -> int:
+    """LeanTiles of the longest split with which `grid` CTAs take one split of an output tile each
+    and none crosses from one to the next; 0: there is none, stream-K.
+
+    The choice of lean.cu where lengths are on the device: the shortest that needs no more splits
+    than there are CTAs, if it exceeds the mean work range by `longest_steps` sixteenths at most.
+    Output tiles stay whole where splits save no more than `merge_tiles`, what a merge through
+    memory takes.
     """
-    if max_grid < tiles.output_tiles:
+    if grid < tiles.output_tiles:
         return 0
+    share = -(-tiles.total // grid)
+    longest = 0
+    for step in range(min(_SPLIT_STEPS, longest_steps + 1)):
+        candidate = share + -(-share * step // _SPLIT_STEP)
+        splits = sum(-(-count // candidate) for count in tiles.lean_tiles)
+        if splits * tiles.per_sequence <= grid:
+            longest = candidate
+            break
     most = max(tiles.lean_tiles)
-    splits = 0
-    if most == min(tiles.lean_tiles):
-        splits = min(max_grid // tiles.output_tiles, most)
-        idle = (max_grid - splits * tiles.output_tiles) * tiles.total
-        if splits < most and idle >= align_tiles * max_grid:
-            splits = 0
-    longest_split = -(-most // splits) if splits else -(-tiles.total // max_grid)
-    return 1 if most <= longest_split + merge_tiles else splits
+    return most if most <= (longest or share) + merge_tiles else longest
 
 
 def stream_k_by_lengths(
@@ -235,25 +242,31 @@ def stream_k_by_lengths(
     max_grid: int,
     min_tiles_per_cta: int,
     end_tiles: int,
-    align_tiles: int = 0,
-    merge_tiles: int = 0,
+    longest_steps: int,
+    merge_tiles: int,
 ) -> Schedule:
-    """Schedule of stream-K as lean.cu deals it by lengths on the device: `equal_splits`, or else
-    `stream_k_with_ends`.
+    """Schedule of stream-K as lean.cu deals it by lengths on the device: equal splits of each
+    output tile, none longer than `longest_split`, or else `stream_k_with_ends`.
 
-    Dealt from the last to the first, as in `stream_k`.
+    First splits come last, as they wait for the others of their output tile.
     """
-    splits = equal_splits(tiles, max_grid, align_tiles, merge_tiles)
-    if splits == 0:
+    most = stream_k_grid(tiles.total, max_grid, min_tiles_per_cta)
+    longest = longest_split(tiles, most, longest_steps, merge_tiles)
+    if longest == 0:
         return stream_k_with_ends(tiles, max_grid, min_tiles_per_cta, end_tiles)
-    grid = splits * tiles.output_tiles
+    counts = [-(-count // longest) for count in tiles.lean_tiles]
+    others = [
+        (output_tile, split)
+        for output_tile in range(tiles.output_tiles)
+        for split in range(1, counts[output_tile // tiles.per_sequence])
+    ]
+    grid = len(others) + tiles.output_tiles
+    firsts = [(cta % tiles.output_tiles, 0) for cta in range(len(others), grid)]
 
     def walk() -> Iterator[Segment]:
-        for cta in range(grid):
-            output_tile, split = divmod(grid - 1 - cta, splits)
-            of = tiles.of_output_tile(output_tile)
-            first = stream_k_start(split, of, splits)
-            last = stream_k_start(split + 1, of, splits)
+        for cta, (output_tile, split) in enumerate([*reversed(others), *firsts]):
+            of, count = tiles.of_output_tile(output_tile), counts[output_tile // tiles.per_sequence]
+            first, last = stream_k_start(split, of, count), stream_k_start(split + 1, of, count)
             yield Segment(cta, output_tile, first, last, of)
 
     return Schedule("stream_k", grid, tuple(walk()))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from leanbench.core.decomposition import (
     Schedule,
     TileGrid,
-    equal_splits,
     fixed_split,
     fixed_split_heuristic,
+    longest_split,
     one_cta_per_tile,
     quantisation_efficiency,
     stream_k,
@@ -218,38 +218,42 @@ def test_row_tiles_are_output_tiles():
     assert tiles.lean_tiles == (8, 8)
 
 
-@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3), st.integers(0, 4))
-def test_dealing_by_lengths_covers_every_output_tile(
-    tiles, max_grid, align_tiles, merge_tiles, min_tiles
-):
-    schedule = stream_k_by_lengths(tiles, max_grid, max(1, min_tiles), 0, align_tiles, merge_tiles)
+@given(tile_grids, st.integers(1, 300), st.integers(0, 31), st.integers(0, 3), st.integers(1, 4))
+def test_dealing_by_lengths_covers_every_output_tile(tiles, max_grid, steps, merge_tiles, least):
+    schedule = stream_k_by_lengths(tiles, max_grid, least, 0, steps, merge_tiles)
     walked(schedule, tiles)
     assert schedule.grid <= max_grid
-    splits = equal_splits(tiles, max_grid, align_tiles, merge_tiles)
-    if splits:
-        assert schedule.grid == splits * tiles.output_tiles
-        crossing = Counter(segment.cta for segment in schedule.segments)
-        assert set(crossing.values()) == {1}
+    able = stream_k_grid(tiles.total, max_grid, least)
+    longest = longest_split(tiles, able, steps, merge_tiles)
+    if longest:
+        parts = Counter(segment.cta for segment in schedule.segments)
+        assert set(parts.values()) == {1}
+        assert max(segment.last - segment.first for segment in schedule.segments) <= longest
 
 
 @pytest.mark.parametrize(
-    ("lengths", "per_sequence", "splits"),
+    ("lengths", "per_sequence", "longest"),
     [
         # 8 output tiles, 16 CTAs each, of 132.
-        ((32,), 8, 16),
+        ((32,), 8, 2),
         # 64 output tiles, 2 CTAs each.
-        ((8,) * 8, 8, 2),
+        ((8,) * 8, 8, 4),
         # Two LeanTiles: a merge takes as long as it saves.
-        ((2,) * 8, 8, 1),
-        # 56 output tiles and 20 CTAs left over, of 512 LeanTiles too much idle time.
-        ((512,), 56, 0),
-        ((64,), 56, 2),
+        ((2,) * 8, 8, 2),
+        # 56 output tiles, 2 CTAs each and 20 CTAs left over: 256 would do, candidates are 13 or 14
+        # apart.
+        ((512,), 56, 259),
+        # A CTA to each output tile, 60 CTAs left over.
+        ((512,), 72, 512),
         # More output tiles than CTAs.
         ((4,) * 20, 8, 0),
-        # Lengths differ: whole where none is much longer than a CTA's share.
-        ((512, 1, 1, 1), 8, 0),
-        ((2, 1, 1, 1), 8, 1),
+        # Lengths differ: 13 splits of the long output tiles, the short ones whole.
+        ((512, 1, 1, 1), 8, 40),
+        # All whole where none is much longer than the mean work range.
+        ((2, 1, 1, 1), 8, 2),
+        # The short output tiles take nearly all CTAs: stream-K.
+        ((1000, *[1] * 15), 8, 0),
     ],
 )
-def test_equal_splits(lengths, per_sequence, splits):
-    assert equal_splits(TileGrid(lengths, per_sequence), 132, 640, 1) == splits
+def test_longest_split(lengths, per_sequence, longest):
+    assert longest_split(TileGrid(lengths, per_sequence), 132, 16, 1) == longest

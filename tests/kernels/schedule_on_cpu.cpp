@@ -51,8 +51,6 @@ static inline int __reduce_add_sync(unsigned, int value) {
   return reduce(value, [](int a, int b) { return a + b; });
 }
 
-static inline int __reduce_min_sync(unsigned, int value) { return reduce(value, min); }
-
 static inline int __reduce_max_sync(unsigned, int value) { return reduce(value, max); }
 
 static inline unsigned __ballot_sync(unsigned, bool vote) {
@@ -81,9 +79,11 @@ static void walk() {
   for (int cta = 0; cta < ranges; cta++) {
     gridDim.x = ranges * CLUSTER, blockIdx.x = cta * CLUSTER;
     const int lane = this_lane;
+    Lengths lengths;
+    lengths.start(*params, lane);
     WorkRange range;
     Position part;
-    if (!range.find(*params, lane, 0, part)) continue;
+    if (!range.find(*params, lane, lengths, 0, part)) continue;
     while (true) {
       Splits splits;
       splits.find(*params, part, range);

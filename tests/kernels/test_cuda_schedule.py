@@ -22,9 +22,9 @@ from leanbench.kernels.lean.cuda_params import Divisor, aligned_params
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
     cuda_schedule,
-    dealt_tiles,
     fixed_run_tokens,
     most_fixed_runs,
+    split_limits,
 )
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
@@ -109,7 +109,7 @@ def walked(
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
     params.min_tiles_per_range = config.min_tiles_per_cta
-    params.align_tiles, params.merge_tiles = dealt_tiles(build, config.tile_tokens)
+    params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens)
     params.end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
     params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
     params.by_heads = Divisor.of(per_sequence)
@@ -160,8 +160,8 @@ def played(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
 @pytest.mark.parametrize(
     "contexts",
     [
-        # Equal splits, with and without CTAs left over, which idle for too long in the last one;
-        # whole short output tiles, the longest of those and the shortest that is split.
+        # Equal splits, with and without CTAs left over; whole short output tiles, the longest of
+        # those and the shortest that is split.
         (4096, 4096),
         (4096,) * 5,
         (704 * 128,) * 5,

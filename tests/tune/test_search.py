@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from itertools import islice
 
@@ -32,7 +33,7 @@ def compiled(family=FAMILY, tuned=LEAN):
 
 
 def run(world, plan=None, family=FAMILY, tuned=LEAN):
-    search = Search(tuned, H200, plan or Plan(1e9), Silent())
+    search = Search(tuned, H200, plan or Plan(1e9), Silent(), time.monotonic())
     pairs = [compiled(family, tuned)]
     stopped = search.run(pairs, world, no_ranking, 1e12)
     return search.finish(pairs, stopped, Here())[0]
@@ -121,7 +122,7 @@ def test_each_implementation_has_its_share_and_its_heuristic(world):
 
 def test_every_candidate_is_timed_where_that_is_asked():
     world = World()
-    search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent())
+    search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent(), 0.0)
     search.run([compiled()], world, no_ranking, 1e12)
     assert len(world.calls) == 7
     for problem, configs in world.calls:
@@ -187,7 +188,7 @@ def test_the_budget_ends_it(monkeypatch):
             return super().time(problem, configs)
 
     world = Slow()
-    search = Search(LEAN, H200, Plan(15.0), Silent())
+    search = Search(LEAN, H200, Plan(15.0), Silent(), 0.0)
     stopped = search.run([compiled()], world, no_ranking, 1e12)
     assert len(world.calls) == 11
     assert stopped == "the budget of 15 s was spent after 11 of 24 problems"
@@ -202,7 +203,7 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
             now[0] += 1.0
             return super().time(problem, configs)
 
-    search = Search(LEAN, H200, Plan(6.0), Silent())
+    search = Search(LEAN, H200, Plan(6.0), Silent(), 0.0)
     with pytest.raises(
         UserError,
         match=(
@@ -215,8 +216,8 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
 
 def test_what_was_timed_before_is_not_timed_again():
     first, plan = World(), Plan(1e9, problems=12)
-    Search(LEAN, H200, plan, Silent()).run([compiled()], first, no_ranking, 1e12)
-    search = Search(LEAN, H200, plan, Silent())
+    Search(LEAN, H200, plan, Silent(), 0.0).run([compiled()], first, no_ranking, 1e12)
+    search = Search(LEAN, H200, plan, Silent(), 0.0)
     progress, builds = compiled()
     for problem, configs in first.calls[:5]:
         search.take_up(progress, problem, World().time(problem, configs).times)
