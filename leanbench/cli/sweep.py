@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import re
-import shlex
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, kernel_names, sweep_names
 from leanbench.cli.options import Baseline, axis_options
+from leanbench.cli.sweep_flags import (
+    limits_of,
+    measure_flags,
+    refuse_what_cannot_be_predicted,
+    say_what_is_not_predicted,
+)
+from leanbench.cli.sweep_run import command_of, has_failed, run_path, run_sweep
 from leanbench.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from leanbench.gpu.local import Target
-    from leanbench.measure.options import MeasureOptions
-    from leanbench.records.directory import RunDirectory
-    from leanbench.records.reading import Run
-    from leanbench.run.cells import Cell, Sweep
-    from leanbench.run.runner import Limits
-
-#: Statuses that say that a kernel failed.
-FAILED = ("crashed", "timeout", "incorrect")
+    from leanbench.run.cells import Sweep
 
 
 @axis_options
@@ -179,12 +175,12 @@ def sweep(
     from leanbench.run.cells import expand
     from leanbench.run.sweep_file import requested_sweep
 
-    measure = _measure_flags(
+    measure = measure_flags(
         cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
     )
     requested = requested_sweep(file, axes, kernels, configs, measure, config or (), draw, seed)
     cells = expand(requested)
-    limits = _limits(timeout, budget, requested.measure)
+    limits = limits_of(timeout, budget, requested.measure)
     if baseline is not None and baseline not in requested.kernels:
         raise UserError(
             f"--baseline {baseline} is no kernel of this sweep,"
@@ -204,7 +200,7 @@ def sweep(
     if not quiet:
         _say_whose_shapes(requested)
     if predicted:
-        _refuse_what_cannot_be_predicted(requested.measure)
+        refuse_what_cannot_be_predicted(requested.measure)
         why = target.note or f"No {gpu or 'GPU'} here"
         if dry_run:
             output.say(f"{why}: this would be predicted for {target.spec.product}.")
@@ -214,7 +210,7 @@ def sweep(
                 " measured."
             )
             output.say(f"{source} {known_error(target.spec.name, requested.kernels)}")
-        _say_what_is_not_predicted(requested.measure)
+        say_what_is_not_predicted(requested.measure)
     output.say_note(target)
     if dry_run:
         from leanbench.cli.sweep_tables import show_dry_run
@@ -225,9 +221,11 @@ def sweep(
 
     for fault in user_faults():
         output.say(f"! {fault}; it is not used.")
-    path = _run_path(out, name, cells, requested, target, resume)
-    command = _command(ctx)
-    finished = _run(path, cells, requested, target, limits, command, resume=resume, quiet=quiet)
+    path = run_path(out, name, cells, requested, target, resume)
+    command = command_of(ctx)
+    finished = run_sweep(
+        path, cells, requested, target, limits, command, resume=resume, quiet=quiet
+    )
     if not quiet:
         from leanbench.cli.sweep_tables import show_ending
 
@@ -238,123 +236,8 @@ def sweep(
 
         for written in write_report(path, path, ["html", "csv"], baseline=baseline):
             output.show(str(written))
-    if _failed(finished):
+    if has_failed(finished):
         raise typer.Exit(1)
-
-
-def _failed(run: Run) -> bool:
-    """Whether a kernel failed, or none has a figure."""
-    rows = [row for row, _ in run.results]
-    if rows and all(row.status == "unsupported" for row in rows):
-        output.say(
-            f"Nothing to compare: all {len(rows)} cells are unsupported, the first because"
-            f" {rows[0].reason}."
-        )
-        return True
-    return any(row.status in FAILED for row in rows)
-
-
-def _run(
-    path: Path,
-    cells: list[Cell],
-    requested: Sweep,
-    target: Target,
-    limits: Limits,
-    command: list[str],
-    *,
-    resume: bool,
-    quiet: bool,
-) -> Run:
-    """Runs what is left. Returns the run with all its rows."""
-    from leanbench.cli.progress import SweepProgress
-    from leanbench.records.directory import RunDirectory
-    from leanbench.records.reading import read_run
-    from leanbench.run.runner import Stopped, run_cells
-    from leanbench.run.worker_process import WorkerTarget
-
-    open_run = RunDirectory.resume if resume else RunDirectory.create
-    with open_run(path, _manifest(cells, requested, target, command)) as run:
-        total = sum(cell.key not in run.finished for cell in cells)
-        if resume and not quiet:
-            output.say(
-                f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are"
-                " left."
-            )
-        try:
-            with SweepProgress(total, quiet=quiet) as progress:
-                left = run_cells(
-                    cells,
-                    run,
-                    WorkerTarget(target.spec, target.local_index, requested.measure),
-                    limits,
-                    progress,
-                )
-        except Stopped as stopped:
-            _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
-            raise typer.Exit(stopped.exit_code) from None
-        except UserError:
-            if run.finished:
-                _say_how_to_go_on("Stopped by an error", run, len(cells), command)
-            raise
-        if left:
-            _say_how_to_go_on("The budget is spent", run, len(cells), command)
-    return read_run(path)
-
-
-def _measure_flags(
-    cache: str | None,
-    sustained: bool,
-    energy: bool,
-    window: str,
-    occupancy: bool,
-    counters: bool,
-    ci: str,
-    min_samples: int,
-    max_samples: int,
-) -> dict[str, Any]:
-    """The fields of MeasureOptions that flags set."""
-    from leanbench.core.syntax import choose, parse_percent, parse_seconds
-    from leanbench.measure.timing import Effort
-
-    relative_ci = parse_percent("--ci", ci, most=50, above_zero=True)
-    if not 6 <= min_samples <= max_samples <= 10_000:
-        raise UserError(
-            f"--min-samples {min_samples} and --max-samples {max_samples} must be 6 (fewer give no"
-            " 95% interval) to 10000, the first not above the second"
-        )
-    # A second is 250 samples of 4 ms: more take longer.
-    max_seconds = max(1.0, max_samples / 200)
-    effort = Effort(
-        relative_ci, min_samples=min_samples, max_samples=max_samples, max_seconds=max_seconds
-    )
-    flags: dict[str, Any] = {"effort": effort, "window_s": parse_seconds("--window", window)}
-    requested = {
-        "sustained": sustained,
-        "energy": energy,
-        "occupancy": occupancy,
-        "counters": counters,
-    }
-    flags |= {name: True for name, value in requested.items() if value}
-    if cache is not None:
-        flags["cache"] = choose("cache", cache, ["cold", "warm"])
-    return flags
-
-
-def _limits(timeout: str, budget: str | None, measure: MeasureOptions) -> Limits:
-    """What a cell and the sweep may take; what the options ask for comes on top of --timeout."""
-    from leanbench.core.syntax import parse_seconds
-    from leanbench.measure.counters import TIMEOUT_S
-    from leanbench.measure.energy import check_window
-    from leanbench.run.runner import Limits
-
-    timeout_s = parse_seconds("--timeout", timeout)
-    if measure.sustained or measure.energy:
-        check_window(measure.window_s)
-        # The first kernel of a problem has the read floor's window too.
-        timeout_s += 2 * measure.window_s
-    if measure.counters:
-        timeout_s += TIMEOUT_S
-    return Limits(timeout_s, None if budget is None else parse_seconds("--budget", budget))
 
 
 def _say_whose_shapes(requested: Sweep) -> None:
@@ -364,72 +247,3 @@ def _say_whose_shapes(requested: Sweep) -> None:
     for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
         for (q_heads, kv_heads, head_dim), models in by_shape(names, tps).items():
             output.say(f"h{q_heads}/{kv_heads} d{head_dim}: {', '.join(models)}")
-
-
-def _refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:
-    if measure.cache == "warm":
-        raise UserError(
-            "--cache warm cannot be predicted, the model reads K and V from memory: leave it out"
-        )
-
-
-def _say_what_is_not_predicted(measure: MeasureOptions) -> None:
-    requested = [
-        name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)
-    ]
-    if requested:
-        output.say(f"Only a GPU can measure {', '.join(requested)}: left out.")
-
-
-def _run_path(
-    out: Path, name: str | None, cells: list[Cell], requested: Sweep, target: Target, resume: bool
-) -> Path:
-    from leanbench.records.directory import newest_run
-
-    if name is not None:
-        return out / name
-    if resume:
-        return newest_run(out, requested.name, [cell.key for cell in cells])
-    path = out / f"{requested.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    # Two runs in one second.
-    attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
-    return (
-        path if not path.exists() else next(attempt for attempt in attempts if not attempt.exists())
-    )
-
-
-def _manifest(
-    cells: list[Cell], requested: Sweep, target: Target, command: list[str]
-) -> dict[str, Any]:
-    return {
-        "command": shlex.join(command),
-        "source": "predicted" if target.local_index is None else "measured",
-        "sweep": requested.to_dict(),
-        "measure": requested.measure.to_dict(),
-        "gpu": asdict(target.spec),
-        "environments": {},
-        "cells": [cell.key for cell in cells],
-    }
-
-
-def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str]) -> None:
-    from leanbench.records.directory import read_rows
-
-    again = shlex.join([*command, "--name", run.path.name, "--resume"])
-    # From the disk: a signal may come between the writing of a row and the note of it.
-    done = len(read_rows(run.path))
-    output.say(f"{why}: {done} of {cells} cells are done, {cells - done} are left.")
-    output.say(f"Go on with: {again}")
-
-
-def _command(ctx: typer.Context) -> list[str]:
-    """The command line without --name, --resume and --budget."""
-    words = ["leanbench", "sweep"]
-    for param in ctx.command.params:
-        value = ctx.params.get(param.name or "")
-        if value in (None, False, param.default) or param.name in ("name", "resume", "budget"):
-            continue
-        flag = [] if param.param_type_name == "argument" else [param.opts[0]]
-        for item in value if isinstance(value, list | tuple) else [value]:
-            words += flag if item is True else [*flag, str(item)]
-    return words

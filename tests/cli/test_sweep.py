@@ -13,6 +13,7 @@ from example_rows import show_rows
 from typer.testing import CliRunner, Result
 
 from leanbench.cli import sweep as module
+from leanbench.cli import sweep_run
 from leanbench.cli.main import app
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -110,11 +111,11 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
     sweeps = []
 
     def run(path, cells, sweep, target, limits, command, **options):
-        manifest = module._manifest(cells, sweep, target, command)
+        manifest = sweep_run.manifest_of(cells, sweep, target, command)
         sweeps.append((sweep, cells, manifest, command))
         return Run(path, manifest, ())
 
-    monkeypatch.setattr(module, "_run", run)
+    monkeypatch.setattr(module, "run_sweep", run)
     return sweeps
 
 
@@ -188,13 +189,13 @@ def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
 )
 def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, timeout_s):
     seen: list[float] = []
-    limits = module._limits
+    limits = module.limits_of
 
     def watched(*arguments: Any) -> Any:
         seen.append(limits(*arguments).timeout_s)
         return limits(*arguments)
 
-    monkeypatch.setattr(module, "_limits", watched)
+    monkeypatch.setattr(module, "limits_of", watched)
     assert invoke("sweep", "--dry-run", *flags).exit_code == 0
     assert seen == [timeout_s]
 
@@ -406,16 +407,16 @@ def test_a_run_without_lean_has_no_speedups(capsys):
 
 
 def test_default_names_never_collide(tmp_path, monkeypatch):
-    class Clock(module.datetime):
+    class Clock(sweep_run.datetime):
         @classmethod
         def now(cls, tz=None):
             return cls(2030, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr(sweep_run, "datetime", Clock)
     target = Target(find("a100"), None)
     names = []
     for _ in range(3):
-        path = module._run_path(tmp_path, None, [], Sweep("s"), target, resume=False)
+        path = sweep_run.run_path(tmp_path, None, [], Sweep("s"), target, resume=False)
         path.mkdir()
         names.append(path.name)
     base = "s-a100-80gb-20300102-030405"

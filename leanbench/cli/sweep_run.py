@@ -1,0 +1,142 @@
+"""A sweep's run: its folder, its manifest, its cells with progress, and how to go on with it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from leanbench.cli import output
+from leanbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from leanbench.gpu.local import Target
+    from leanbench.records.directory import RunDirectory
+    from leanbench.records.reading import Run
+    from leanbench.run.cells import Cell, Sweep
+    from leanbench.run.runner import Limits
+
+#: Statuses that say that a kernel failed.
+FAILED = ("crashed", "timeout", "incorrect")
+
+
+def run_sweep(
+    path: Path,
+    cells: list[Cell],
+    requested: Sweep,
+    target: Target,
+    limits: Limits,
+    command: list[str],
+    *,
+    resume: bool,
+    quiet: bool,
+) -> Run:
+    """The run with all its rows, after what was left of it has run.
+
+    Raises:
+        UserError: a worker cannot run, or the run cannot be written.
+        typer.Exit: a signal stopped it.
+    """
+    from leanbench.cli.progress import SweepProgress
+    from leanbench.records.directory import RunDirectory
+    from leanbench.records.reading import read_run
+    from leanbench.run.runner import Stopped, run_cells
+    from leanbench.run.worker_process import WorkerTarget
+
+    open_run = RunDirectory.resume if resume else RunDirectory.create
+    with open_run(path, manifest_of(cells, requested, target, command)) as run:
+        total = sum(cell.key not in run.finished for cell in cells)
+        if resume and not quiet:
+            output.say(
+                f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are"
+                " left."
+            )
+        try:
+            with SweepProgress(total, quiet=quiet) as progress:
+                left = run_cells(
+                    cells,
+                    run,
+                    WorkerTarget(target.spec, target.local_index, requested.measure),
+                    limits,
+                    progress,
+                )
+        except Stopped as stopped:
+            _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
+            raise typer.Exit(stopped.exit_code) from None
+        except UserError:
+            if run.finished:
+                _say_how_to_go_on("Stopped by an error", run, len(cells), command)
+            raise
+        if left:
+            _say_how_to_go_on("The budget is spent", run, len(cells), command)
+    return read_run(path)
+
+
+def has_failed(run: Run) -> bool:
+    """Whether a kernel failed, or none has a figure."""
+    rows = [row for row, _ in run.results]
+    if rows and all(row.status == "unsupported" for row in rows):
+        output.say(
+            f"Nothing to compare: all {len(rows)} cells are unsupported, the first because"
+            f" {rows[0].reason}."
+        )
+        return True
+    return any(row.status in FAILED for row in rows)
+
+
+def run_path(
+    out: Path, name: str | None, cells: list[Cell], requested: Sweep, target: Target, resume: bool
+) -> Path:
+    """The run's folder: `name`, the newest that --resume goes on with, or a new one."""
+    from leanbench.records.directory import newest_run
+
+    if name is not None:
+        return out / name
+    if resume:
+        return newest_run(out, requested.name, [cell.key for cell in cells])
+    path = out / f"{requested.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    # Two runs in one second.
+    attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
+    return next(attempt for attempt in (path, *attempts) if not attempt.exists())
+
+
+def manifest_of(
+    cells: list[Cell], requested: Sweep, target: Target, command: list[str]
+) -> dict[str, Any]:
+    """The manifest that a run begins with, see leanbench.records.manifest."""
+    return {
+        "command": shlex.join(command),
+        "source": "predicted" if target.local_index is None else "measured",
+        "sweep": requested.to_dict(),
+        "measure": requested.measure.to_dict(),
+        "gpu": asdict(target.spec),
+        "environments": {},
+        "cells": [cell.key for cell in cells],
+    }
+
+
+def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str]) -> None:
+    from leanbench.records.directory import read_rows
+
+    again = shlex.join([*command, "--name", run.path.name, "--resume"])
+    # From the disk: a signal may come between the writing of a row and the note of it.
+    done = len(read_rows(run.path))
+    output.say(f"{why}: {done} of {cells} cells are done, {cells - done} are left.")
+    output.say(f"Go on with: {again}")
+
+
+def command_of(ctx: typer.Context) -> list[str]:
+    """The command line without --name, --resume and --budget."""
+    words = ["leanbench", "sweep"]
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        if value in (None, False, param.default) or param.name in ("name", "resume", "budget"):
+            continue
+        flag = [] if param.param_type_name == "argument" else [param.opts[0]]
+        for item in value if isinstance(value, list | tuple) else [value]:
+            words += flag if item is True else [*flag, str(item)]
+    return words
