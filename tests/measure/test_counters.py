@@ -311,6 +311,8 @@ def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
     events: list[object] = []
 
     class FakeKernel:
+        is_api = False
+
         def read_config(self, values):
             return read_config((FixedSplitConfig,), values)
 
