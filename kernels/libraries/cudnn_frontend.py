@@ -47,7 +47,7 @@ class CudnnFrontend(LibraryKernel):
 
 class CudnnFrontendLse(CudnnFrontend):
     name = "cudnn_frontend_lse"
-    title = "cudnn_frontend with the LSE written with the output"
+    title = "cudnn_frontend, with the LSE written as well"
     lse_base = LibraryKernel.lse_base
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leanbench.tune.result import Summary
     from leanbench.tune.run import Request
 
-#: The budget on a GPU where none is given.
+#: The budget on a GPU where none is given, besides compiling.
 _MEASURED_S = 60.0
 _OBJECTIVES = ("latency", "energy", "edp")
 #: LeanTiles in tokens that the LeanAttention paper found on an A100, fp16 (arXiv 2405.10480).
@@ -53,7 +53,7 @@ def tune(
         typer.Option(
             "--budget",
             metavar="TIME",
-            help="Compiling included: 90s, 10m. Default: 60s on a GPU, none for the model.",
+            help="Once all is compiled: 90s, 10m. Default: 60s on a GPU, none for the model.",
         ),
     ] = None,
     exhaustive: Annotated[
@@ -92,7 +92,7 @@ def tune(
     if gpu is not None and request.target.local_index is None:
         _say_predicted(request.target, gpu, request.kernel.name)
     output.say_note(request.target)
-    results = _tune(request, began_s, quiet=quiet)
+    results = _tune(request, quiet=quiet)
     if not quiet:
         _show(results, request.target, time.monotonic() - began_s)
     from leanbench.tune.run import forget
@@ -185,13 +185,13 @@ def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
     output.say(f"{source} {known_error(target.spec.name, [kernel])}")
 
 
-def _tune(request: Request, began_s: float, *, quiet: bool) -> list[tuple[Summary, Family]]:
+def _tune(request: Request, *, quiet: bool) -> list[tuple[Summary, Family]]:
     from leanbench.cli.tune_progress import TuneProgress
     from leanbench.tune.run import tune as run
 
     with TuneProgress(predicted=request.plan.predicted, quiet=quiet) as progress:
         try:
-            return run(request, progress, began_s)
+            return run(request, progress)
         except KeyboardInterrupt:
             progress.stop()
             if request.target.local_index is None:

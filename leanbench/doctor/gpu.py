@@ -7,7 +7,7 @@ from typing import Any
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import match_product
-from leanbench.gpu.nvml import why_no_gpu
+from leanbench.gpu.visible import why_no_gpu
 
 #: The kernels are built on what compute capability 8.0 brought.
 _MIN_COMPUTE_CAPABILITY = (8, 0)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.local import Target, choose
-from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus
+from leanbench.gpu.nvml import Nvml
+from leanbench.gpu.nvml_library import NvmlError
+from leanbench.gpu.visible import LocalGpu, local_gpus
 
 if TYPE_CHECKING:
     import torch

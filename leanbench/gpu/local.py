@@ -11,7 +11,9 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.gpu.catalogue import find, match_product, slug
-from leanbench.gpu.nvml import LocalGpu, Nvml, NvmlError, local_gpus, why_no_gpu, why_silent
+from leanbench.gpu.nvml import Nvml
+from leanbench.gpu.nvml_library import NvmlError
+from leanbench.gpu.visible import LocalGpu, local_gpus, why_no_gpu, why_silent
 
 #: What is predicted for when there is no GPU and none was named: the GPU of the LeanAttention
 #: paper.

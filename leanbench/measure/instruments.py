@@ -75,7 +75,8 @@ def open_nvml(device: torch.device) -> Nvml | None:
     """NVML for the GPU that torch means; None where it cannot be had."""
     import torch
 
-    from leanbench.gpu.nvml import Nvml, NvmlError
+    from leanbench.gpu.nvml import Nvml
+    from leanbench.gpu.nvml_library import NvmlError
 
     try:
         # With or without its prefix: torch names a MIG instance's too.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from leanbench.core.version import __version__
 
 if TYPE_CHECKING:
-    from leanbench.gpu.nvml import LocalGpu
+    from leanbench.gpu.visible import LocalGpu
 
 #: Distributions that decide what is timed, where they are installed: what compiles `lean_cuda` at
 #: run time, and those whose kernels can be measured side by side with this project's, or that hold
@@ -73,7 +73,8 @@ def measured_environment(device_index: int) -> dict[str, Any]:
 
 
 def _by_nvml(uuid: str, index: int) -> LocalGpu | None:
-    from leanbench.gpu.nvml import NvmlError, local_gpus
+    from leanbench.gpu.nvml_library import NvmlError
+    from leanbench.gpu.visible import local_gpus
 
     try:
         gpus = local_gpus()

@@ -65,7 +65,7 @@ class Outcome:
 class Plan:
     """Limits of a search."""
 
-    #: Everything included; infinite for no limit.
+    #: Of the timings and what follows them, without compiling; infinite for no limit.
     budget_s: float
     #: Of each family.
     problems: int = PROBLEMS

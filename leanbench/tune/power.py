@@ -45,7 +45,8 @@ def measure_power(
     """
     import torch
 
-    from leanbench.gpu.nvml import Nvml, NvmlError
+    from leanbench.gpu.nvml import Nvml
+    from leanbench.gpu.nvml_library import NvmlError
     from leanbench.measure.energy import measure_sustained
     from leanbench.measure.energy_counter import calibrate
     from leanbench.measure.timing import Replay

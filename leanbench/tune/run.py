@@ -43,7 +43,7 @@ class Request:
     objective: Objective = "latency"
 
 
-def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Summary, Family]]:
+def tune(request: Request, observer: Observer) -> list[tuple[Summary, Family]]:
     """What to print and what to save of every family, tuned. `forget` what was noted once it is
     saved.
 
@@ -56,7 +56,7 @@ def tune(request: Request, observer: Observer, began_s: float) -> list[tuple[Sum
         request = replace(request, kernel=request.kernel.implementation_on(request.target.spec))
     plan = replace(request.plan, reserve_s=_power_s(request))
     with process_pool() as pool:
-        search = Search(request.kernel, request.target.spec, plan, observer, began_s)
+        search = Search(request.kernel, request.target.spec, plan, observer)
         compiled = search.compile(request.families, pool)
         if request.target.local_index is None:
             return _predicted(request, search, compiled, pool)

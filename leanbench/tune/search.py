@@ -42,10 +42,8 @@ _LAST_S, _PROBLEM_S = 4.0, 0.4
 
 
 class Search:
-    """The search for one kernel on one GPU.
-
-    Args:
-        began_s: `time.monotonic()` when the budget started to run.
+    """The search for one kernel on one GPU. The budget runs from the first problem on: compiling
+    takes as long as the machine has few cores, and once.
     """
 
     def __init__(
@@ -54,13 +52,11 @@ class Search:
         spec: GpuSpec,
         plan: Plan,
         observer: Observer,
-        began_s: float,
     ) -> None:
         self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
-        self._began_s = began_s
+        self._began_s = 0.0
         #: Called with every problem that was timed.
         self.note: Note = lambda family, problem, times: None
-        self._timing_began_s: float | None = None
         self._fitter = Fitter(kernel, spec)
         #: What is done to a problem, for people.
         self._done = "predicted" if plan.predicted else "timed"
@@ -118,6 +114,7 @@ class Search:
         Raises:
             UserError: the budget ends before every family has enough timings to learn from.
         """
+        self._began_s = time.monotonic()
         streams = [problems(progress.family, self._spec, most_bytes) for progress, _ in compiled]
         total = self._plan.problems * len(compiled)
         for number in range(self._plan.problems):
@@ -129,8 +126,6 @@ class Search:
                 if problem in progress.times:
                     # From the journal of a tuning that was interrupted.
                     continue
-                if self._timing_began_s is None:
-                    self._timing_began_s = time.monotonic()
                 if self._left_s() < _LAST_S + _PROBLEM_S:
                     self._refuse_too_little(compiled)
                     return (
@@ -190,11 +185,10 @@ class Search:
         fewest = min(len(progress.times) for progress, _ in compiled)
         if fewest >= _FIRST_PROBLEMS:
             return
-        now_s = time.monotonic()
-        spent_s = now_s - self._began_s
+        spent_s = time.monotonic() - self._began_s
         timed = sum(len(progress.times) for progress, _ in compiled)
         missing = _FIRST_PROBLEMS * len(compiled) - timed
-        each_s = (now_s - (self._timing_began_s or now_s)) / timed if timed else 0.0
+        each_s = spent_s / timed if timed else 0.0
         rest_s = missing * max(each_s, 2 * _PROBLEM_S) + _LAST_S + self._plan.reserve_s
         needed_s = math.ceil((spent_s + rest_s) / 10) * 10
         raise UserError(

@@ -133,7 +133,7 @@ def test_the_table_fits_100_columns(capsys, monkeypatch):
 
 
 def test_nothing_is_saved_where_that_is_asked(home, monkeypatch):
-    monkeypatch.setattr(run_module, "tune", lambda request, observer, began_s: [])
+    monkeypatch.setattr(run_module, "tune", lambda request, observer: [])
     monkeypatch.setattr("leanbench.cli.tune._show", lambda results, target, took_s: None)
     assert tune("--gpu", "a100", "--no-keep").exit_code == 0
     assert not home.exists()
@@ -173,7 +173,7 @@ def test_without_a_gpu_and_a_name_it_is_refused(home):
 
 
 def test_an_interruption_says_how_to_go_on(monkeypatch):
-    def interrupted(request, observer, began_s):
+    def interrupted(request, observer):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_module, "tune", interrupted)

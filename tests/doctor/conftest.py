@@ -12,7 +12,8 @@ import pytest
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.gpu.nvml import GpuLimits, GpuState, LocalGpu
+from leanbench.gpu.nvml import GpuLimits, GpuState
+from leanbench.gpu.visible import LocalGpu
 
 H200 = LocalGpu(
     index=0,

@@ -12,7 +12,7 @@ from leanbench.doctor.finding import ok
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.gpu.nvml import NvmlError
+from leanbench.gpu.nvml_library import NvmlError
 
 
 @pytest.fixture

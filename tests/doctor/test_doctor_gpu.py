@@ -10,7 +10,9 @@ from leanbench.doctor import figures, gpu
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
-from leanbench.gpu.nvml import GpuProcess, GpuState, NvmlError
+from leanbench.gpu.nvml import GpuState
+from leanbench.gpu.nvml_library import NvmlError
+from leanbench.gpu.processes import GpuProcess
 
 
 def test_a_gpu_of_the_catalogue(machine):

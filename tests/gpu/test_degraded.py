@@ -13,7 +13,9 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from leanbench.gpu.nvml import GpuLostError, GpuState, Nvml, local_gpus
+from leanbench.gpu.nvml import GpuState, Nvml
+from leanbench.gpu.nvml_library import GpuLostError
+from leanbench.gpu.visible import local_gpus
 from leanbench.records.environment import measured_environment, predicted_environment
 from leanbench.run.worker import Announcer, _attempt
 

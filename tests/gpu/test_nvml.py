@@ -8,17 +8,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from leanbench.gpu.nvml import (
+from leanbench.gpu.nvml import GpuState, Nvml
+from leanbench.gpu.nvml_library import (
     GpuLostError,
     GpuNotFoundError,
-    GpuState,
-    Nvml,
     NvmlError,
     NvmlUnavailableError,
-    local_gpus,
-    why_no_gpu,
-    why_silent,
 )
+from leanbench.gpu.visible import local_gpus, why_no_gpu, why_silent
 
 Install = Callable[..., Any]
 A = {"uuid": "GPU-aaaa0000-0000-0000-0000-000000000000", "product": "NVIDIA H200"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from leanbench.gpu.nvml import local_gpus
+from leanbench.gpu.visible import local_gpus
 from leanbench.records.samples import read_samples
 
 pytestmark = pytest.mark.gpu

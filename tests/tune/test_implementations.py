@@ -4,7 +4,6 @@ the file.
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from itertools import islice
 
@@ -40,7 +39,7 @@ def outcome() -> Outcome:
         Progress(FAMILY, [Candidate(config, config.build_key) for config in space], {}),
         builds_of(FAMILY),
     )
-    search = Search(LEAN, H200, Plan(1e9), Silent(), time.monotonic())
+    search = Search(LEAN, H200, Plan(1e9), Silent())
     stopped = search.run([pair], World(noise=0.0, truth=cuda_where_small_us), no_ranking, 1e12)
     return search.finish([pair], stopped, Here())[0]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from world import H200, LEAN, Here, Silent, World, builds_of
 
 from leanbench.configs.space import Candidate, FamilyKey
@@ -18,9 +16,7 @@ def test_what_is_written_of_a_prediction():
     builds = builds_of(family)
     space = LEAN.tuning_space(family.problem(8, 4096), H200)[::3]
     pair = (Progress(family, [Candidate(config, config.build_key) for config in space], {}), builds)
-    search = Search(
-        LEAN, H200, Plan(1e9, problems=6, every_candidate=True), Silent(), time.monotonic()
-    )
+    search = Search(LEAN, H200, Plan(1e9, problems=6, every_candidate=True), Silent())
     stopped = search.run([pair], World(), no_ranking, 1e12)
     outcome = search.finish([pair], stopped, Here())[0]
     whole = to_family(outcome, LEAN, H200, "measured", "latency", "2026-01-01T00:00:00+00:00", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 import pytest
@@ -74,7 +73,7 @@ def request(families=(FAMILY,), objective: Any = "latency", **plan):
 
 def test_what_was_timed_is_measured_and_forgotten_once_it_is_saved(worlds, tmp_path):
     wanted = request()
-    ((summary, family),) = tune(wanted, Silent(), time.monotonic())
+    ((summary, family),) = tune(wanted, Silent())
     assert family.source == "measured"
     assert family.versions == {"leanbench": "1", "torch": "2", "triton": "3", "driver": "4"}
     assert summary.problems == len(family.problems) == 8
@@ -91,16 +90,16 @@ def test_an_interrupted_tuning_goes_on_and_leaves_others_alone(worlds):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(request(), Interrupted(), time.monotonic())
+        tune(request(), Interrupted())
     assert len(worlds[0].calls) == 5
-    tune(request([OTHER]), Silent(), time.monotonic())
+    tune(request([OTHER]), Silent())
     forget(request([OTHER]))
     # Another plan and a further family: what was timed counts, the rest is timed.
-    results = tune(request([FAMILY, OTHER], problems=4), Silent(), time.monotonic())
+    results = tune(request([FAMILY, OTHER], problems=4), Silent())
     assert [summary.problems for summary, _ in results] == [5, 4]
     assert len(worlds[2].calls) == 4
     # Every candidate is another promise.
-    tune(request(problems=3, every_candidate=True), Silent(), time.monotonic())
+    tune(request(problems=3, every_candidate=True), Silent())
     assert len(worlds[3].calls) == 3
 
 
@@ -115,7 +114,7 @@ def test_energy_goes_by_power(worlds, monkeypatch):
         ]
 
     monkeypatch.setattr(power, "measure_power", measure)
-    ((summary, family),) = tune(request(objective="energy"), Silent(), time.monotonic())
+    ((summary, family),) = tune(request(objective="energy"), Silent())
     assert family.objective == "energy"
     assert summary.tile_tokens == {64: 8}
     assert summary.gain >= 1
@@ -136,10 +135,6 @@ def test_windows_must_fit_the_budget(worlds):
         UserError,
         match=r"--objective edp measures the power .* --budget 30s is too small, give it 41s",
     ):
-        tune(request(objective="edp", budget_s=30.0), Silent(), time.monotonic())
+        tune(request(objective="edp", budget_s=30.0), Silent())
     with pytest.raises(UserError, match="--objective energy cannot be predicted yet"):
-        tune(
-            Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"),
-            Silent(),
-            time.monotonic(),
-        )
+        tune(Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"), Silent())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from itertools import islice
 
@@ -33,7 +32,7 @@ def compiled(family=FAMILY, tuned=LEAN):
 
 
 def run(world, plan=None, family=FAMILY, tuned=LEAN):
-    search = Search(tuned, H200, plan or Plan(1e9), Silent(), time.monotonic())
+    search = Search(tuned, H200, plan or Plan(1e9), Silent())
     pairs = [compiled(family, tuned)]
     stopped = search.run(pairs, world, no_ranking, 1e12)
     return search.finish(pairs, stopped, Here())[0]
@@ -122,7 +121,7 @@ def test_each_implementation_has_its_share_and_its_heuristic(world):
 
 def test_every_candidate_is_timed_where_that_is_asked():
     world = World()
-    search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent(), 0.0)
+    search = Search(LEAN, H200, Plan(1e9, problems=7, every_candidate=True), Silent())
     search.run([compiled()], world, no_ranking, 1e12)
     assert len(world.calls) == 7
     for problem, configs in world.calls:
@@ -188,7 +187,7 @@ def test_the_budget_ends_it(monkeypatch):
             return super().time(problem, configs)
 
     world = Slow()
-    search = Search(LEAN, H200, Plan(15.0), Silent(), 0.0)
+    search = Search(LEAN, H200, Plan(15.0), Silent())
     stopped = search.run([compiled()], world, no_ranking, 1e12)
     assert len(world.calls) == 11
     assert stopped == "the budget of 15 s was spent after 11 of 24 problems"
@@ -203,7 +202,7 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
             now[0] += 1.0
             return super().time(problem, configs)
 
-    search = Search(LEAN, H200, Plan(6.0), Silent(), 0.0)
+    search = Search(LEAN, H200, Plan(6.0), Silent())
     with pytest.raises(
         UserError,
         match=(
@@ -216,8 +215,8 @@ def test_too_small_a_budget_says_what_it_needs(monkeypatch):
 
 def test_what_was_timed_before_is_not_timed_again():
     first, plan = World(), Plan(1e9, problems=12)
-    Search(LEAN, H200, plan, Silent(), 0.0).run([compiled()], first, no_ranking, 1e12)
-    search = Search(LEAN, H200, plan, Silent(), 0.0)
+    Search(LEAN, H200, plan, Silent()).run([compiled()], first, no_ranking, 1e12)
+    search = Search(LEAN, H200, plan, Silent())
     progress, builds = compiled()
     for problem, configs in first.calls[:5]:
         search.take_up(progress, problem, World().time(problem, configs).times)
