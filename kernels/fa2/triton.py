@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
-from leanbench.kernels.events import (
-    BEGIN,
-    TILES,
-    end_events,
-    record_event,
-    start_events,
-)
+from leanbench.kernels.events import BEGIN, TILES, end_events, record_event, start_events
 from leanbench.kernels.launch import (
     LaunchShape,
     TritonLaunch,

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
-from leanbench.kernels.events import (
-    BEGIN,
-    REDUCTION,
-    TILES,
-    end_events,
-    record_event,
-    start_events,
-)
+from leanbench.kernels.events import BEGIN, REDUCTION, TILES, end_events, record_event, start_events
 from leanbench.kernels.fa2.triton import launches as fa2_launches
 from leanbench.kernels.launch import (
     PARTIAL_ROW_EXTRA,

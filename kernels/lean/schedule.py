@@ -34,11 +34,7 @@ def _tiles_of(cache_seqlens, sequences, batch, context, TILE_TOKENS: tl.constexp
 
 @triton.jit
 def total_tiles(
-    cache_seqlens,
-    batch,
-    context,
-    TILE_TOKENS: tl.constexpr,
-    SEQUENCES_AT_ONCE: tl.constexpr,
+    cache_seqlens, batch, context, TILE_TOKENS: tl.constexpr, SEQUENCES_AT_ONCE: tl.constexpr
 ):
     total = 0
     for first in range(0, batch, SEQUENCES_AT_ONCE):

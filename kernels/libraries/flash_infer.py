@@ -234,9 +234,7 @@ def _planned_persistent(plan: _Plan) -> Any:
 def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
     """A new wrapper, and its planning."""
     import torch
-    from flashinfer import (
-        BatchDecodeWithPagedKVCacheWrapper,
-    )
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     indptr = _offsets(plan.page_counts)
     last_page_len = torch.tensor(

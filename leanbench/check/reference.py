@@ -69,9 +69,7 @@ class Reference:
     ) -> None:
         import torch
 
-        from leanbench.kernels.reference.torch import (
-            attend,
-        )
+        from leanbench.kernels.reference.torch import attend
 
         pairs = [
             (sequence, head)

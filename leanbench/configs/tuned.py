@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from leanbench.configs.formula import Coefficients
 from leanbench.core.config import read_config

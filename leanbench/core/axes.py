@@ -23,11 +23,7 @@ class ModelNames(Values):
 
 
 HEADS = Axis(
-    "heads",
-    HeadPairs(),
-    "h",
-    swept=((32, 8),),
-    help="Query heads, or query/KV heads: 56,32/8.",
+    "heads", HeadPairs(), "h", swept=((32, 8),), help="Query heads, or query/KV heads: 56,32/8."
 )
 #: Over the context, which is then the longest that a sequence may be.
 LENGTHS = Axis(

@@ -46,9 +46,7 @@ class Instruments:
 
 
 def open_instruments(
-    device_index: int,
-    options: MeasureOptions | None = None,
-    announce: Announce = lambda name: None,
+    device_index: int, options: MeasureOptions | None = None, announce: Announce = lambda name: None
 ) -> Instruments:
     """The instruments of the GPU that torch counts as `device_index`. With energy among the
     options, two seconds pass in which the idle GPU is watched.

@@ -112,9 +112,7 @@ def measure_timeline(
 
 
 def _measure(
-    loaded: LoadedProblem,
-    kernels: Sequence[Kernel],
-    requests: Mapping[str, str | KernelConfig],
+    loaded: LoadedProblem, kernels: Sequence[Kernel], requests: Mapping[str, str | KernelConfig]
 ) -> dict[str, Outcome]:
     announce = loaded.instruments.announce
     candidates: list[Candidate] = []

@@ -61,8 +61,7 @@ def starting_constants(spec: GpuSpec, in_use: InUse) -> Constants:
     another GPU's.
     """
     return replace(
-        constants_in_use(spec, in_use),
-        lean_cuda=in_use.constants.lean_cuda or LeanCudaConstants(),
+        constants_in_use(spec, in_use), lean_cuda=in_use.constants.lean_cuda or LeanCudaConstants()
     )
 
 

@@ -24,9 +24,7 @@ class LeanCudaConstants:
         1.7, "us", "time constant with which its copies reach full bandwidth"
     )
     start_us: float = _constant(
-        0.35,
-        "us",
-        "before a launch's first segment: work range, query rows, first loads",
+        0.35, "us", "before a launch's first segment: work range, query rows, first loads"
     )
     segment_us: float = _constant(0.25, "us", "one more segment of a work range")
     end_number_us: float = _constant(

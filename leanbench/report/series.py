@@ -31,12 +31,7 @@ LABELS = {
 #: Of the axis `lengths`: every sequence of the batch has the same context.
 EQUAL = "equal"
 #: What may stand on the x axis, the first that varies by default.
-X_AXES = (
-    "max_context",
-    "q_heads",
-    "batch",
-    *(axis.name for axis in PLAIN_AXES if axis.is_number),
-)
+X_AXES = ("max_context", "q_heads", "batch", *(axis.name for axis in PLAIN_AXES if axis.is_number))
 
 
 @dataclass(frozen=True)

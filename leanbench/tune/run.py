@@ -178,10 +178,7 @@ def _summarised(
     when = datetime.now(UTC).isoformat(timespec="seconds")
     kernel, spec = request.kernel, request.target.spec
     family = to_family(outcome, kernel, spec, source, request.objective, when, about, power_kw)
-    return (
-        summarise(outcome, kernel, spec, cost_of(request.objective, power_kw)),
-        family,
-    )
+    return (summarise(outcome, kernel, spec, cost_of(request.objective, power_kw)), family)
 
 
 def versions(index: int | None) -> dict[str, str]:

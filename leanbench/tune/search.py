@@ -10,14 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from leanbench.compile.build import Build, Job, build, build_all
-from leanbench.configs.space import (
-    Candidate,
-    FamilyKey,
-    candidates,
-    distinct,
-    heuristics,
-    jobs,
-)
+from leanbench.configs.space import Candidate, FamilyKey, candidates, distinct, heuristics, jobs
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
@@ -46,13 +39,7 @@ class Search:
     takes as long as the machine has few cores, and once.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        spec: GpuSpec,
-        plan: Plan,
-        observer: Observer,
-    ) -> None:
+    def __init__(self, kernel: Kernel, spec: GpuSpec, plan: Plan, observer: Observer) -> None:
         self._kernel, self._spec, self._plan, self._observer = kernel, spec, plan, observer
         self._began_s = 0.0
         #: Called with every problem that was timed.

@@ -232,10 +232,7 @@ def test_scores_above_2_to_the_27th(way):
     inputs = replace(inputs, softmax_scale=math.log(2))
     config = config_of(way, AttentionProblem(1, 1, 1, 2048, 64))
     out, lse = attend(
-        inputs,
-        softmax_scale=math.log(2),
-        config=config,
-        batch_invariant=config.fixed_run_tiles > 0,
+        inputs, softmax_scale=math.log(2), config=config, batch_invariant=config.fixed_run_tiles > 0
     )
     assert_right(inputs, out, lse)
 

@@ -74,10 +74,7 @@ def all_installed(monkeypatch):
                 " vllm, or set LEANBENCH_FA3_LIBRARY to _vllm_fa3_C.abi3.so of a vLLM wheel"
             ),
         ),
-        (
-            FRONTEND,
-            "{} is not installed here (no module cudnn): pip install nvidia-cudnn-frontend",
-        ),
+        (FRONTEND, "{} is not installed here (no module cudnn): pip install nvidia-cudnn-frontend"),
         (
             ("xformers_split_k",),
             "{} is not installed here (no module xformers): pip install xformers",

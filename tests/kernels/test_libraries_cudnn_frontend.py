@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 import torch
 from leanbench.kernels.libraries import cudnn_frontend
-from library_stand_ins import (
-    CAPACITY,
-    PAGED,
-    RAGGED,
-    UNIFORM,
-    attended,
-    checked,
-    label,
-    stand_in,
-)
+from library_stand_ins import CAPACITY, PAGED, RAGGED, UNIFORM, attended, checked, label, stand_in
 
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs

@@ -226,11 +226,7 @@ def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monk
         problem.kv_heads,
         problem.head_dim,
     )
-    shared = {
-        "causal": problem.q_len > 1,
-        "pack_gqa": problem.group_size > 1,
-        "num_splits": 0,
-    }
+    shared = {"causal": problem.q_len > 1, "pack_gqa": problem.group_size > 1, "num_splits": 0}
     assert plan.pop("cache_seqlens").tolist() == list(problem.contexts)
     assert plan == {"qkv_dtype": inputs.q.dtype, "page_size": problem.page_size, **shared}
     call = calls[-1]

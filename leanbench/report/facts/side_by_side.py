@@ -10,16 +10,7 @@ from leanbench.report.charts import CHARTS
 from leanbench.report.compare.match import fastest, match
 from leanbench.report.compare.pair import COMPARED
 from leanbench.report.compare.ratios import MARGIN, Ratios, geomean, ratios_of, times
-from leanbench.report.document import (
-    Block,
-    Figure,
-    Figures,
-    Section,
-    Table,
-    Text,
-    sentences,
-    table,
-)
+from leanbench.report.document import Block, Figure, Figures, Section, Table, Text, sentences, table
 from leanbench.report.frame import best_ok_rows, gpu_name, has_values, kernel_order
 
 if TYPE_CHECKING:

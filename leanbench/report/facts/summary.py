@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from leanbench.core.registry import kernels
-from leanbench.report.compare.ratios import (
-    MEASURED,
-    Margin,
-    Ratios,
-    geomean,
-    margin_of,
-    ratios_of,
-)
+from leanbench.report.compare.ratios import MEASURED, Margin, Ratios, geomean, margin_of, ratios_of
 from leanbench.report.facts.winners import Winners, winners
 from leanbench.report.frame import COMPARED, baseline_of, best_ok_rows, ratios_to_baseline, where
 
