@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
-from leanbench.kernels.launch import Relaunch, cache_strides, most_parts, problem_of, qk_scale
+from leanbench.kernels.launch import Relaunch, cache_strides, most_parts, qk_scale
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_driver import (
@@ -30,6 +31,7 @@ from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.kernel import LaunchResources
+from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
@@ -155,8 +157,8 @@ def misalignment(inputs: AttentionInputs) -> str | None:
         ("q", inputs.q, 4, "reads two numbers at a time"),
         ("out", inputs.out, 8, "writes four numbers at a time"),
     ):
-        numbers = (tensor.data_ptr(), *(2 * stride for stride in tensor.stride()[:3]))
-        if any(number % most for number in numbers):
+        batch, token, head, _ = tensor.stride()
+        if (tensor.data_ptr() | 2 * (batch | token | head)) % most:
             return (
                 f"{name} starts at or steps by no multiple of {most} bytes (strides"
                 f" {tuple(tensor.stride())}): lean_cuda {why}"
@@ -168,9 +170,26 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     """What these tensors are launched with; lengths on the device are `ragged`, whatever
     they are.
     """
-    return replace(
-        CudaBuild.of(problem_of(inputs), config), ragged=int(inputs.cache_seqlens is not None)
+    bf16, ragged = inputs.q.dtype == torch.bfloat16, inputs.cache_seqlens is not None
+    shape = (inputs.head_dim, inputs.group_size, inputs.q_len, inputs.page_size)
+    return _build(config, bf16, ragged, *shape)
+
+
+@lru_cache(maxsize=1024)
+def _build(
+    config: LeanCudaConfig,
+    bf16: bool,
+    ragged: bool,
+    head_dim: int,
+    group_size: int,
+    q_len: int,
+    page_size: int | None,
+) -> CudaBuild:
+    dtype = "bf16" if bf16 else "fp16"
+    problem = AttentionProblem(
+        1, group_size, 1, 1, head_dim, dtype, q_len=q_len, page_size=page_size
     )
+    return replace(CudaBuild.of(problem, config), ragged=int(ragged))
 
 
 def launch_of(
@@ -267,10 +286,9 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     params.qk_scale = qk_scale(inputs)
     if build.bulk:
         box_tokens = min(build.chunk, build.page or build.chunk)
-        for name, cache_tensor in (("k_map", inputs.k_cache), ("v_map", inputs.v_cache)):
-            shape, strides = tuple(cache_tensor.shape), tuple(cache_tensor.stride())
-            words = tensor_map(
-                cache_tensor.data_ptr(), shape, strides, bool(build.bf16), box_tokens
-            )
-            getattr(params, name).words[:] = words
+        k, v, bf16 = inputs.k_cache, inputs.v_cache, bool(build.bf16)
+        params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), bf16, box_tokens)
+        params.v_map = params.k_map
+        if v.stride() != k.stride():
+            params.v_map.words[:] = tensor_map(params.v, v.shape, v.stride(), bf16, box_tokens)
     return params

@@ -20,7 +20,8 @@ class DriverLaunch:
     """The arguments of cuLaunchKernelEx, laid out once.
 
     Args:
-        params: copied; `self.params` may be written between launches, which copy it in their turn.
+        params: copied, its tensor maps pointed to K and V; `self.params` may be written between
+            launches, which copy it in their turn.
         slots_bytes: what the slots of the partials take that each launch is lent.
 
     Raises:
@@ -48,6 +49,8 @@ class DriverLaunch:
         )
         self._launch = _entry_point("cuLaunchKernelEx", 4)
         self._replace_address = _entry_point("cuTensorMapReplaceAddress", 2)
+        if build.bulk:
+            self.move(params.k, params.v)
 
     def run(self) -> None:
         """Launches on the device's current stream.

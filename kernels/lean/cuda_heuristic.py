@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
@@ -82,6 +83,8 @@ _SMALL_BYTES = 4e6
 _SHORT_TILES = 5
 
 
+# A check of settings takes as long as the rest of the heuristic.
+@lru_cache(maxsize=1024)
 def cuda_config(
     chunk: int,
     warps: int,

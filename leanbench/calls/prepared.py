@@ -150,7 +150,7 @@ def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hash
         None if lengths is None else _form(lengths),
         None if length is None else lengths_with(length).start,
         None if table is None else _form(table),
-        None if out is None else (_form(out), out.data_ptr() % _ALIGNMENT),
+        None if out is None else _form(out),
         scale,
         causal,
         batch_invariant,
@@ -160,7 +160,8 @@ def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hash
 
 
 def _form(tensor: torch.Tensor) -> Hashable:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    alignment = tensor.data_ptr() % _ALIGNMENT
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, alignment
 
 
 def _lengths(length: int, capacity: int, tile_tokens: int) -> range:

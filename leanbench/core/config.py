@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from leanbench.core.errors import UserError, nearest
@@ -152,6 +153,7 @@ class TileConfig(KernelConfig):
 ConfigT = TypeVar("ConfigT", bound=KernelConfig)
 
 
+@cache
 def limits(config_type: type[KernelConfig]) -> dict[str, Limit]:
     """What each setting takes, in the fields' order."""
     return {setting.name: setting.metadata["limit"] for setting in fields(config_type)}

@@ -80,7 +80,6 @@ def launch_over(inputs: AttentionInputs) -> CudaLaunch:
     config = any_length_heuristic(PROBLEM, H200)
     params = Params()
     params.k, params.v = inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
-    params.k_map.words[0], params.v_map.words[0] = params.k, params.v
     params.kv_heads, params.tile_shift = 1, 7
     return CudaLaunch(CudaBuild.of(PROBLEM, config), torch.device("cuda", 0), 64, params, 4096, ())
 
@@ -103,8 +102,10 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
     launch = launch_over(first)
     relaunch = cuda.CudaRelaunch(launch)
     assert relaunch.tile_tokens == 128
+    # Its tensor maps are pointed to K and V once, and again where they are others.
     call(relaunch, first, 90)
-    assert driver.moved == []
+    assert driver.moved == [first.k_cache.data_ptr(), first.v_cache.data_ptr()]
+    driver.moved.clear()
     call(relaunch, second, 65)
     call(relaunch, replace(second, v_cache=first.v_cache), 66)
     assert driver.moved == [
@@ -138,6 +139,24 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
         assert (params.kv_heads, params.tile_shift) == (1, 7)
     # The launch itself is as it was.
     assert launch.params.context == 0
+
+
+def test_k_and_v_share_a_tensor_map_where_their_strides_agree(monkeypatch):
+    encoded: list[tuple[int, ...]] = []
+
+    def tensor_map(address: int, shape: object, strides: tuple[int, ...], *_: object) -> list[int]:
+        encoded.append(strides)
+        return [len(encoded)] * 16
+
+    monkeypatch.setattr(cuda, "tensor_map", tensor_map)
+    inputs = make_inputs(PROBLEM, "cpu")
+    build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
+    params = cuda._params(inputs, build)
+    assert (params.k_map.words[:], params.v_map.words[:]) == ([1] * 16, [1] * 16)
+    wider = torch.cat([inputs.v_cache, inputs.v_cache], dim=3)[..., : PROBLEM.head_dim]
+    params = cuda._params(replace(inputs, v_cache=wider), build)
+    assert (params.k_map.words[:], params.v_map.words[:]) == ([2] * 16, [3] * 16)
+    assert encoded == [inputs.k_cache.stride(), inputs.k_cache.stride(), wider.stride()]
 
 
 def test_a_launch_that_the_driver_refuses_is_an_error(driver, monkeypatch):
