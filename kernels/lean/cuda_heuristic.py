@@ -66,10 +66,9 @@ _FEW_IDLE_SHARE = 0.04
 #: tiles; work ranges of pairs may be this much longer than their mean. [trial]
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
-#: Lengths on the device: output tiles up to which each has a cluster of 8 CTAs, and of 4 where its
-#: partial has so many numbers (entry 36).
-_TILES_FOR_CLUSTERS_OF_8, _TILES_FOR_CLUSTERS_OF_4 = 8, 16
-_PARTIAL_FOR_CLUSTERS_OF_4 = 2048
+#: Lengths on the device: by the size of a cluster, output tiles up to which each has one, and the
+#: numbers of a partial from which on that pays (entry 36).
+_ANY_LENGTH_CLUSTERS = {8: (8, 512), 4: (16, 2048)}
 #: Of the L2.
 _LINE_BYTES = 128
 #: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
@@ -325,12 +324,11 @@ def _any_length_cluster(output_tiles: int, partial: int) -> int:
 
     Args:
         partial: numbers of an output tile's partial. Only large ones are worth the SMs that
-            clusters of 4 leave idle.
+            clusters leave idle.
     """
-    if output_tiles <= _TILES_FOR_CLUSTERS_OF_8:
-        return 8
-    if output_tiles <= _TILES_FOR_CLUSTERS_OF_4 and partial >= _PARTIAL_FOR_CLUSTERS_OF_4:
-        return 4
+    for size, (most_tiles, least_partial) in _ANY_LENGTH_CLUSTERS.items():
+        if output_tiles <= most_tiles and partial >= least_partial:
+            return size
     return 1
 
 
