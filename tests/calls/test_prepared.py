@@ -125,8 +125,8 @@ def test_what_decides_a_launch_is_another_launch(device, prepared_for):
     }
     assert_right(inputs, *attend(inputs, config=CONFIG))
     for turn in range(2):
-        for number, (other, options) in enumerate(halves.values(), start=2):
-            assert_right(other, *attend(other, **{"config": CONFIG, **options}))
+        for number, (changed, options) in enumerate(halves.values(), start=2):
+            assert_right(changed, *attend(changed, **{"config": CONFIG, **options}))
             assert len(prepared_for) == (number if turn == 0 else 1 + len(halves))
 
 

@@ -22,7 +22,7 @@ RAGGED = AttentionProblem(2, 4, 2, (40, 33), 64, q_len=2, page_size=16)
 
 
 @pytest.fixture
-def told(monkeypatch) -> list[dict[str, Any]]:
+def calls(monkeypatch) -> list[dict[str, Any]]:
     """What each call of the API was given besides its tensors."""
     calls: list[dict[str, Any]] = []
     attend = attention.lean_attn_with_kvcache
@@ -47,7 +47,7 @@ def told(monkeypatch) -> list[dict[str, Any]]:
     ],
 )
 @pytest.mark.parametrize("problem", [UNIFORM, RAGGED], ids=["uniform", "ragged"])
-def test_lean_is_called_as_users_call_it(name, request_, config, settings, problem, device, told):
+def test_lean_is_called_as_users_call_it(name, request_, config, settings, problem, device, calls):
     inputs = make_inputs(problem, device)
     launch = launch_of(kernel(name), inputs, config, request_)
     launch()
@@ -61,14 +61,14 @@ def test_lean_is_called_as_users_call_it(name, request_, config, settings, probl
     lengths = 40 if problem is UNIFORM else inputs.cache_seqlens
     always = {"lengths": lengths, "causal": True, "return_softmax_lse": True}
     always["block_table"] = inputs.block_table
-    assert told == [{**always, **settings, "out": inputs.out}, {**always, **settings}]
+    assert calls == [{**always, **settings, "out": inputs.out}, {**always, **settings}]
 
 
-def test_other_kernels_prepare_their_own(device, told):
+def test_other_kernels_prepare_their_own(device, calls):
     inputs = make_inputs(UNIFORM, device)
     launch = launch_of(kernel("reference"), inputs, None)
     assert not isinstance(launch, ApiCall)
     launch()
     assert_right(inputs, inputs.out, inputs.lse)
-    assert told == []
+    assert calls == []
     assert caller(launch) is launch

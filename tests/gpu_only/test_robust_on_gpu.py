@@ -133,9 +133,9 @@ def test_a_graph_is_right_whatever_its_slots_hold(way, problem, monkeypatch):
 
 @ways
 def test_two_graphs_of_one_stream_and_an_eager_call_run_at_once(way):
-    stream, beside = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(2)]
+    stream, asides = torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(2)]
     inputs = [make_inputs(problem, "cuda") for problem in PROBLEMS.values()]
-    calls = [call_of(way, each) for each in inputs]
+    calls = [call_of(way, of_problem) for of_problem in inputs]
     graphs = [captured(call, stream) for call in calls[:2]]
     expected = [call() for call in calls]
     torch.cuda.synchronize()
@@ -143,13 +143,15 @@ def test_two_graphs_of_one_stream_and_an_eager_call_run_at_once(way):
         for _, results in graphs:
             poison(results)
         torch.cuda.synchronize()
-        for other, (graph, _) in zip(beside, graphs, strict=True):
-            with torch.cuda.stream(other):
+        for aside, (graph, _) in zip(asides, graphs, strict=True):
+            with torch.cuda.stream(aside):
                 graph.replay()
         with torch.cuda.stream(stream):
             eager = calls[2]()
         torch.cuda.synchronize()
-        for results, wanted in zip([*[one for _, one in graphs], eager], expected, strict=False):
+        for results, wanted in zip(
+            [*[written for _, written in graphs], eager], expected, strict=False
+        ):
             assert all(torch.equal(*both) for both in zip(results, wanted, strict=True))
 
 
@@ -183,7 +185,7 @@ def fits(way: str, name: str, inputs: AttentionInputs) -> bool:
 def test_100_launches_race(way):
     streams = [torch.cuda.Stream() for _ in range(5)]
     inputs = [make_inputs(problem, "cuda") for problem in PROBLEMS.values()]
-    calls = [call_of(way, each) for each in inputs]
+    calls = [call_of(way, of_problem) for of_problem in inputs]
     expected = [call() for call in calls]
     torch.cuda.synchronize()
     results = []
@@ -244,8 +246,8 @@ def test_expanded_caches(way, axis):
     inputs = make_inputs(problem, "cuda")
     expanded = []
     for cache in (inputs.k_cache, inputs.v_cache):
-        one = cache.narrow(axis, 0, 1)
-        expanded.append(one.expand(cache.shape))
+        single = cache.narrow(axis, 0, 1)
+        expanded.append(single.expand(cache.shape))
     inputs = replace(inputs, k_cache=expanded[0], v_cache=expanded[1])
     assert_right(inputs, *attend(inputs))
     solid = replace(inputs, k_cache=expanded[0].clone(), v_cache=expanded[1].clone())
