@@ -44,6 +44,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     _interpreter._patch_lang = _patch_lang_once
 
+# Tensors are small here: threads would wait for one another, and for those of other processes.
+torch.set_num_threads(1)
+
 # What whoever runs the tests has tuned and calibrated changes nothing; tests of tuned configs turn
 # them on.
 os.environ["LEANBENCH_CONFIGS"] = "off"
