@@ -184,10 +184,12 @@ def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> Ch
 
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """The kernel's default, with what costs no compilation varied from case to case."""
-    config: Any = cast("Any", resolve(kernel(name), case.problem, gpu, "heuristic").config)
+    # The interpreter runs no CUDA C++.
+    asked = kernel("lean_triton" if interpreted and name == "lean" else name)
+    config: Any = cast("Any", resolve(asked, case.problem, gpu, "heuristic").config)
     if config is None:
         return None
-    if case.settings is not None and (space := kernel(name).tuning_space(case.problem, gpu)):
+    if case.settings is not None and (space := asked.tuning_space(case.problem, gpu)):
         config = space[case.settings % len(space)]
     if interpreted:
         config = replace(config, tile_tokens=32)
