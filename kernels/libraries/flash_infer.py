@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -203,32 +204,37 @@ def _page_numbers(inputs: AttentionInputs, plan: _Plan) -> torch.Tensor:
 def _planned(plan: _Plan) -> Any:
     """A wrapper that has planned, with page numbers that are not the real ones; compiles if it
     must.
+
+    Raises:
+        UserError: a buffer for what it plans is too small.
     """
     wrapper, call = _plan_call(plan)
-    call()
+    _fill_buffers(call, FlashInfer if plan.use_tensor_cores else FlashInferCudaCores, plan)
     return wrapper
 
 
 # It holds 400 MB of its own.
 @lru_cache(maxsize=1)
 def _planned_persistent(plan: _Plan) -> Any:
-    """The same of a BatchAttention.
-
-    Raises:
-        UserError: its buffer for partials, of a size that callers cannot choose, is too small.
-    """
+    """The same of a BatchAttention, which sets the sizes of all its buffers itself."""
     wrapper, call = _persistent_plan_call(plan)
+    _fill_buffers(call, FlashInferPersistent, plan)
+    return wrapper
+
+
+def _fill_buffers(call: Callable[[], Any], kernel: type[FlashInferKernel], plan: _Plan) -> None:
+    """Plans; raises UserError where one of FlashInfer's buffers is too small for it."""
     try:
         call()
     except RuntimeError as error:
-        if "holistic_partial" not in str(error):
+        overflow = re.search(r"Buffer overflow when allocating memory for (\w+)", str(error))
+        if overflow is None:
             raise
         raise UserError(
-            f"flashinfer_persistent has no room for the partials of {plan.kv_heads} KV heads x"
-            f" head_dim {plan.head_dim}: FlashInfer's BatchAttention keeps them in a buffer whose"
-            " size it sets itself, choose fewer KV heads"
+            f"{kernel.name} has no room for {overflow[1]} of {len(plan.lengths)} sequences x"
+            f" {plan.kv_heads} KV heads x head_dim {plan.head_dim}, in a buffer whose size"
+            " FlashInfer sets: choose fewer KV heads or sequences"
         ) from error
-    return wrapper
 
 
 def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:

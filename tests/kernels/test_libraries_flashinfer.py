@@ -309,21 +309,34 @@ def test_a_single_sequence_is_handed_over_in_place(name, problem, monkeypatch):
 @pytest.mark.parametrize(
     ("message", "raised", "expected"),
     [
-        ("Buffer overflow: holistic_partial_o", UserError, "partials of 8 KV heads x head_dim"),
-        ("Buffer overflow: holistic_merge_indptr", RuntimeError, "merge_indptr"),
-        ("CUDA error: misaligned address", RuntimeError, "misaligned"),
+        (
+            "Buffer overflow when allocating memory for {} with size 9 and alignment 16, but only 8"
+            " bytes available in AlignedAllocator. Increase the workspace buffer size.",
+            UserError,
+            "no room for {} of 1 sequences x 8 KV heads x head_dim 64, in a buffer",
+        ),
+        ("CUDA error: misaligned address in {}", RuntimeError, "misaligned address in {}"),
     ],
 )
-def test_a_plan_that_does_not_fit_the_persistent_kernels_buffer_is_told(
-    message, raised, expected, persistent, monkeypatch
+@pytest.mark.parametrize(
+    ("name", "wrapper", "buffer"),
+    [
+        ("flashinfer", FlashInferWrapper, "batch_prefill_tmp_v"),
+        ("flashinfer_cuda_cores", FlashInferWrapper, "batch_decode_tmp_v"),
+        ("flashinfer_persistent", PersistentWrapper, "holistic_partial_o"),
+    ],
+)
+def test_a_plan_that_does_not_fit_a_buffer_is_told(
+    name, wrapper, buffer, message, raised, expected, request, monkeypatch
 ):
-    def plan(self: PersistentWrapper, *args: object, **options: object) -> None:
-        raise RuntimeError(message)
+    def plan(self: object, *args: object, **options: object) -> None:
+        raise RuntimeError(message.format(buffer))
 
-    monkeypatch.setattr(PersistentWrapper, "plan", plan)
+    request.getfixturevalue("persistent" if wrapper is PersistentWrapper else "flashinfer")
+    monkeypatch.setattr(wrapper, "plan", plan)
     inputs = make_inputs(AttentionProblem(1, 8, 8, 300, 64), "cpu")
-    with pytest.raises(raised, match=expected):
-        kernel("flashinfer_persistent").prepare(inputs, None)
+    with pytest.raises(raised, match=expected.format(buffer)):
+        kernel(name).prepare(inputs, None)
 
 
 BATCH_MODES = ["flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent"]
