@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     events.record(reduces ? REDUCTION : TILES, output_tile);
     first_part = false;
     part.leave_part(p);
-    if (part.ended(range.end)) break;
+    if (part.at >= range.end) break;
     part.enter_part(p, range.end, warp.range_warp);
     if (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read

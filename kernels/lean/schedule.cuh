@@ -58,6 +58,7 @@ __device__ __forceinline__ int range_of(const Params &p, int lean_tile, int shar
 // A warp's position in its work range: the part of an output tile that it is in, from there to the
 // end of the output tile or of the work range, and its next chunk of that part.
 struct Position {
+  int lowest, highest;  // FIXED_RUNS: LeanTiles of the work range
   int at;               // LeanTile, among all LeanTiles of the launch
   int sequence, head;   // `head`: KV head x ROW_TILES + row tile
   int sequence_start;   // RAGGED: the sequence's first LeanTile
@@ -93,15 +94,23 @@ struct Position {
     chunk = range_warp;
   }
 
-  // To the LeanTile that the CTA walks next, if `ended` does not say that there is none. FIXED_RUNS:
-  // the one before, as a fixed run waits for those after it.
+  // To the LeanTile that the CTA walks next; at the work range's end there is none. FIXED_RUNS: the
+  // one before in the output tile, as a fixed run waits for those after it; then the last one of the
+  // next output tile, whose first one, if the CTA has that, waits for other CTAs.
   __device__ __forceinline__ void leave_part(const Params &p) {
     if (FIXED_RUNS) {
-      at -= 1;
-      if (RAGGED && at < sequence_start && at >= 0) {
-        sequence -= 1;
-        sequence_start -= tiles_of(p, tokens_of(p, sequence)) * p.kv_heads * ROW_TILES;
+      if (first > 0 && at > lowest) {
+        at -= 1;
+        return;
       }
+      at += tiles - first;
+      int next_tiles = tiles;
+      if (RAGGED && at >= sequence_start + tiles * p.kv_heads * ROW_TILES) {
+        sequence_start = at;
+        sequence += 1;
+        if (at <= highest) next_tiles = tiles_of(p, tokens_of(p, sequence));
+      }
+      if (at <= highest) at = min(at + next_tiles - 1, highest);
       return;
     }
     at += last - first;
@@ -114,13 +123,11 @@ struct Position {
     }
   }
 
-  __device__ __forceinline__ bool ended(int end) const { return FIXED_RUNS ? at < end : at >= end; }
-
   // To the next chunk that this warp takes, whichever part it is of; false at the range's end.
   __device__ __forceinline__ bool to_next_chunk(const Params &p, int end, int range_warp) {
     while (chunk >= chunks) {
       leave_part(p);
-      if (ended(end)) return false;
+      if (at >= end) return false;
       enter_part(p, end, range_warp);
     }
     return true;
@@ -315,7 +322,7 @@ struct WorkRange {
     position.sequence = position.sequence_start = position.end_tiles = 0;
     if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
-      // Dealt from the last to the first, within work ranges too.
+      // Dealt from the last to the first.
       position.tokens = p.context;
       position.tiles = tiles_of(p, p.context);
       const int total =
@@ -323,10 +330,13 @@ struct WorkRange {
       used = min(ranges, total);
       if (unit >= used) return false;
       share = divide(total, used), longer = total - share * used;
-      position.at = total - 1 - range_start(unit, share, longer);
-      end = total - range_start(unit + 1, share, longer);
+      end = total - range_start(unit, share, longer);
+      position.highest = end - 1;
+      position.at = position.lowest = total - range_start(unit + 1, share, longer);
       if (RAGGED)
         find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
+      position.enter_part(p, end, range_warp);
+      position.at = min(position.at - position.first + position.tiles - 1, position.highest);
       position.enter_part(p, end, range_warp);
       return true;
     }

@@ -279,23 +279,28 @@ def fixed_runs(
     `run_tiles` LeanTiles, for all sequences or for each, and of what is left of an output tile.
 
     Dealt from the last to the first, as in `stream_k`, as many to each of `max_grid` CTAs. None: a
-    CTA for each.
+    CTA for each. A CTA walks an output tile's from the last to the first, but its first output tile
+    first: other CTAs may wait for that, it may wait for others in its last one.
     """
     of_sequences = [run_tiles] * len(tiles.lean_tiles) if isinstance(run_tiles, int) else run_tiles
-    counts = [-(-count // run) for count, run in zip(tiles.lean_tiles, of_sequences, strict=True)]
-    total = sum(counts) * tiles.per_sequence
+    runs = [
+        (output_tile, first)
+        for output_tile in range(tiles.output_tiles)
+        for first in range(
+            0, tiles.of_output_tile(output_tile), of_sequences[output_tile // tiles.per_sequence]
+        )
+    ]
+    total = len(runs)
     grid = min(total, max_grid or total)
-    starts = [stream_k_start(cta, total, grid) for cta in range(grid)]
 
     def walk() -> Iterator[Segment]:
-        dealt = 0
-        for output_tile in reversed(range(tiles.output_tiles)):
-            of = tiles.of_output_tile(output_tile)
-            run = of_sequences[output_tile // tiles.per_sequence]
-            for first in reversed(range(0, of, run)):
-                cta = bisect_right(starts, dealt) - 1
+        for cta in range(grid):
+            lowest = total - stream_k_start(cta + 1, total, grid)
+            end = total - stream_k_start(cta, total, grid)
+            for output_tile, first in sorted(runs[lowest:end], key=lambda run: (run[0], -run[1])):
+                of = tiles.of_output_tile(output_tile)
+                run = of_sequences[output_tile // tiles.per_sequence]
                 yield Segment(cta, output_tile, first, min(of, first + run), of)
-                dealt += 1
 
     return Schedule("stream_k", grid, tuple(walk()))
 

@@ -91,7 +91,7 @@ static void walk() {
         parts[count++] = {cta,       part.sequence, part.head,    part.first,
                           part.last, part.tiles,    splits.count, splits.mine};
       part.leave_part(*params);
-      if (part.ended(range.end)) break;
+      if (part.at >= range.end) break;
       part.enter_part(*params, range.end, 0);
     }
   }

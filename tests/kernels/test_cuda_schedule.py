@@ -27,7 +27,7 @@ from leanbench.kernels.lean.cuda_schedule import (
     split_limits,
 )
 
-from leanbench.core.decomposition import cluster_slots, stream_k_grid
+from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid
 from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -276,3 +276,57 @@ def test_a_lone_sequence_has_fixed_runs_for_most_ctas() -> None:
     assert runs == [128, 128, 128]
     assert fixed_run_tokens(1, 8, FIXED) == fixed_run_tokens(1024, 8, FIXED) == 128
     assert fixed_run_tokens(1 << 20, 8, FIXED) == 1024
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    "contexts", [(4096,) * 2, (65_536, 16, 16, 16), (1, 1, 1, 30_000), (1024,) * 40, (3000,)]
+)
+def test_who_merges_waits_for_ctas_that_start_before(
+    deal: Deal, build: str, contexts: tuple[int, ...]
+) -> None:
+    group, config = BUILDS[build]
+    context = contexts[0] if len(set(contexts)) == 1 else contexts
+    problem = AttentionProblem(
+        len(contexts), 4 * group, 4, context, 64, capacity=131_072, lengths_on="device"
+    )
+    for settings in (config, replace(config, fixed_run_tiles=8)):
+        ctas: dict[int, dict[int, int]] = defaultdict(dict)
+        for cta, output_tile, _, _, _, _, split in deal(problem, settings):
+            ctas[output_tile][split] = cta
+        is_split = any(len(of_splits) > 1 for of_splits in ctas.values())
+        assert is_split or config.cluster_size > 1 or len(contexts) == 40
+        for of_splits in ctas.values():
+            in_order = [of_splits[split] for split in range(len(of_splits))]
+            assert in_order == sorted(in_order, reverse=True)
+
+
+@pytest.mark.parametrize("places", [1, 3, 50, 132])
+@pytest.mark.parametrize(
+    "contexts", [(4096,) * 8, (1024,) * 32, (20_000, 1, 300, 2048), (65_536,), (3000,) * 5]
+)
+def test_fixed_runs_end_on_any_number_of_places(contexts: tuple[int, ...], places: int) -> None:
+    """CTAs that start in order and keep their place while a first run waits for all others of its
+    output tile.
+    """
+    context = contexts[0] if len(set(contexts)) == 1 else contexts
+    problem = AttentionProblem(len(contexts), 8, 8, context, 64)
+    segments = cuda_schedule(problem, FIXED, H200).segments
+    left: dict[int, list[Segment]] = defaultdict(list)
+    waited_for: dict[int, int] = defaultdict(int)
+    for segment in segments:
+        left[segment.cta].append(segment)
+        waited_for[segment.output_tile] += segment.first > 0
+    starting, running = sorted(left), list[int]()
+    while starting or running:
+        running += starting[: places - len(running)]
+        starting = [cta for cta in starting if cta not in running]
+        before = sum(len(left[cta]) for cta in running)
+        for cta in running:
+            while left[cta] and (
+                left[cta][0].first > 0 or not waited_for[left[cta][0].output_tile]
+            ):
+                segment = left[cta].pop(0)
+                waited_for[segment.output_tile] -= segment.first > 0
+        assert sum(len(left[cta]) for cta in running) < before
+        running = [cta for cta in running if left[cta]]
