@@ -460,7 +460,7 @@ def test_chart_is_saved_as_a_picture_that_stands_alone(write_run: WriteRun) -> N
     seen, _ = look(write_run(rows, source="predicted"), probe)
     name, title, legend = seen
     assert name == "example-latency.svg"
-    chosen = "batch 1, batch lengths equal, lengths on host"
+    chosen = "batch 1, batch lengths equal"
     assert title == ["Latency (predicted), NVIDIA H200", chosen]
     assert legend == ["lean", "fa2", "fixed_split", "read floor"]
 
