@@ -22,7 +22,7 @@ from leanbench.gpu.catalogue import find
 H200 = find("h200")
 FUNCTION = 0x1234
 #: One cluster of 8 for the output tile.
-PROBLEM = AttentionProblem(1, 4, 1, (90,), 64, page_size=16)
+PROBLEM = AttentionProblem(1, 8, 1, (90,), 64, page_size=16)
 
 
 class Driver:
