@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right, attend, differing
+from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from tuned_examples import candidate, family, tuned
 
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls import prepared
+from leanbench.calls.prepared import PreparedLaunches
 from leanbench.configs import lookup, store
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -344,3 +347,51 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
         kernel("lean").batch_invariant_config(problem, spec()),
         heuristic,
     ]
+
+
+def prepared_launches(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
+    """Tensors that launches are prepared for from now on."""
+    launches: list[AttentionInputs] = []
+    relaunch = LEAN.relaunch
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    monkeypatch.setattr(
+        LEAN, "relaunch", lambda inputs, config: launches.append(inputs) or relaunch(inputs, config)
+    )
+    return launches
+
+
+@problems
+def test_other_tensors_of_the_same_shapes_are_launched_as_before(problem, monkeypatch):
+    """Tensor maps among them."""
+    launches = prepared_launches(monkeypatch)
+    several = [make_inputs(problem, "cuda") for _ in range(3)]
+    outputs = [attend(inputs) for inputs in [*several, *several[::-1]]]
+    for inputs, results in zip([*several, *several[::-1]], outputs, strict=True):
+        assert_right(inputs, *results)
+    assert len(launches) == 1
+
+
+def test_a_sequence_that_grows_finds_its_launch_prepared(monkeypatch):
+    launches = prepared_launches(monkeypatch)
+    inputs = make_inputs(PROBLEMS["uniform"], "cuda")
+    for length in range(1930, 2060):
+        out, lse = attend(inputs, cache_seqlens=length)
+        assert_right(replace(inputs, context=length), out, lse)
+    # Around 1984 and 2048, and these two.
+    assert len(launches) == 5
+
+
+def test_threads_on_streams_of_their_own():
+    several = [make_inputs(problem, "cuda") for problem in PROBLEMS.values()]
+    expected = [attend(inputs) for inputs in several]
+    torch.cuda.synchronize()
+
+    def repeat(turn: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = [attend(inputs) for _ in range(50) for inputs in several]
+            torch.cuda.current_stream().synchronize()
+        pairs = zip(results, expected * 50, strict=True)
+        return all(torch.equal(*both) for pair in pairs for both in zip(*pair, strict=True))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(repeat, range(4)))
