@@ -195,7 +195,6 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
     torch._dynamo.reset()
     launched: list[LeanConfig] = []
     launch = prepared._launch
-    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     monkeypatch.setattr(
         prepared,
         "_launch",
@@ -204,7 +203,7 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
     inputs = make_inputs(PROBLEMS["uniform"], device)
     configs = [CONFIG, replace(CONFIG, tile_tokens=64), replace(CONFIG, fixed_run_tiles=3)]
     for dynamic in (False, True):
-        prepared._LAUNCHES.clear()
+        monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
         compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
         for config in configs:
             assert_right(inputs, *compiled(inputs, config=config))
