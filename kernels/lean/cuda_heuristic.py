@@ -34,7 +34,7 @@ _MAX_BYTES_FOR_LARGE_CLUSTERS = 2e9
 _MAX_BYTES_FOR_UNEVEN_CLUSTERS = {8: 40e6, 4: 80e6, 2: math.inf}
 _PROCESSING_CLUSTERS = 8
 #: Where all lengths are equal, work ranges stay within an output tile (of 8 rows) as long as that
-#: idles CTAs for less than it takes to read this: no tile boundary is crossed then (H200).
+#: idles CTAs for less than it takes to read this: no tile boundary is crossed then. [families]
 _MAX_IDLE_BYTES = 42e6
 #: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
 #: few (entry 29: 8 heads on 64 SMs reach 97% of the floor). [trial]
