@@ -47,7 +47,7 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         "preexec_fn": answer_signals,
         "capture_output": True,
         "text": True,
-        "timeout": 120,
+        "timeout": 240,
         **options,
     }
     return subprocess.run(command(*words), **options)
@@ -74,7 +74,7 @@ def whole_rows(path: Path) -> int:
     return results.read_bytes().count(b"\n") if results.exists() else 0
 
 
-def wait_until(done: Any, what: str, seconds: float = 120.0) -> None:
+def wait_until(done: Any, what: str, seconds: float = 240.0) -> None:
     """Waits for an event. The limit is for an event that never comes, not for one that is slow."""
     deadline = time.monotonic() + seconds
     while not done():

@@ -105,7 +105,7 @@ def test_a_worker_that_is_ended_from_outside_costs_one_row_of_50(tmp_path, numbe
         wait_until(mark.exists, "the kernel's start")
         (worker,) = children(process.pid)
         os.kill(worker, number)
-        process.communicate(timeout=120)
+        process.communicate(timeout=240)
     assert process.returncode == 1
     assert_one_fault(
         tmp_path / "r", "waits", "crashed", f"the worker was ended by {number.name}, see worker.log"

@@ -4,6 +4,7 @@ row in the end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -63,7 +64,9 @@ def test_killed_at_random_moments_and_resumed_every_cell_once(tmp_path):
             else:
                 time.sleep(moments.uniform(0, 0.9))
             workers = children(process.pid) if process.poll() is None else []
-            os.killpg(process.pid, signal.SIGKILL)
+            # It may have ended by itself meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         for worker in workers:
             wait_until(lambda worker=worker: is_gone(worker), "the worker's end")
         contexts = done_rows(path)

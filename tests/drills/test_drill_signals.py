@@ -37,7 +37,7 @@ def stop(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
     """What it says after the signal; its workers are gone, though their kernel never ends."""
     workers = children(process.pid)
     process.send_signal(number)
-    output = process.communicate(timeout=120)
+    output = process.communicate(timeout=240)
     for worker in workers:
         wait_until(lambda worker=worker: is_gone(worker), "the worker's end")
     return output
@@ -76,7 +76,7 @@ def test_a_stopped_sweep_says_what_is_done_and_goes_on_as_it_says(tmp_path, kern
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert finished.returncode == (0 if kernel == "unhurried" else 1), finished.stderr
     assert sorted(row["problem"]["context"] for row in rows(tmp_path / "r")) == [
@@ -138,7 +138,7 @@ def test_ctrl_c_while_modules_load_is_an_exit_code_and_not_a_word(tmp_path, entr
             preexec_fn=answer_signals,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert (done.returncode, done.stdout, done.stderr) == (130, "", ""), modules
 
@@ -152,7 +152,7 @@ def test_ctrl_c_is_left_alone_where_it_is_ignored(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("leanbench ")
@@ -165,7 +165,7 @@ def test_a_second_ctrl_c_changes_nothing(tmp_path):
         for _ in range(5):
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert "12 of 50 cells are done, 38 are left." in stderr
@@ -176,7 +176,7 @@ def test_the_end_of_the_terminal_leaves_no_worker(tmp_path):
         wait_until(lambda: whole_rows(tmp_path / "r") >= 12, "twelve rows")
         workers = children(process.pid)
         os.killpg(process.pid, signal.SIGHUP)
-        process.communicate(timeout=120)
+        process.communicate(timeout=240)
     assert workers
     for worker in workers:
         wait_until(lambda worker=worker: is_gone(worker), "the worker's end")
