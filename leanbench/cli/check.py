@@ -66,6 +66,7 @@ def check(
     from leanbench.check.grid import gpu_cases, interpreter_cases
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
+    from leanbench.records.environment import kernels_hash
 
     names = tuple(name.strip() for name in kernels.split(","))
     if "" in names:
@@ -96,7 +97,10 @@ def check(
         _refuse_broken_interpreter()
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
-    output.show(f"Checking {', '.join(names)} over {len(cases)} problems on {where}")
+    output.show(
+        f"Checking {', '.join(names)} over {len(cases)} problems on {where}, kernels"
+        f" {kernels_hash()}"
+    )
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))
     for name in names:

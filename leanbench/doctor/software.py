@@ -47,9 +47,10 @@ def leanbench_version(machine: Machine) -> Finding:
         else f", commit {commit[:12]}{'+changes' if commit.endswith('+changes') else ''}"
     )
     return ok(
-        f"leanbench {environment['leanbench']}{shown}",
+        f"leanbench {environment['leanbench']}{shown}, kernels {environment['kernels']}",
         leanbench=environment["leanbench"],
         commit=commit,
+        kernels=environment["kernels"],
     )
 
 

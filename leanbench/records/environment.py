@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leanbench.core.paths import KERNELS
 from leanbench.core.version import __version__
 
 if TYPE_CHECKING:
@@ -31,11 +32,25 @@ _LIBRARIES = (
     "apache-tvm-ffi",
     "xformers",
 )
+#: Suffixes of the kernels' sources.
+_SOURCES = (".py", ".cu", ".cuh")
 
 
 def environment_key(environment: dict[str, Any]) -> str:
     """Eight characters that differ when anything in the environment does."""
     return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def kernels_hash(room: Path = KERNELS) -> str:
+    """Twelve characters that differ when any source under kernels/ does, its name or its text: what
+    was timed or checked, whatever the commit says.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(room.rglob("*")):
+        if path.suffix in _SOURCES:
+            text = path.read_bytes()
+            digest.update(f"{path.relative_to(room).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:12]
 
 
 def predicted_environment() -> dict[str, Any]:
@@ -49,6 +64,7 @@ def predicted_environment() -> dict[str, Any]:
         "gpu_uuid": None,
         "leanbench": __version__,
         "commit": _commit(),
+        "kernels": kernels_hash(),
         **{name: installed for name in _LIBRARIES if (installed := _version(name)) is not None},
     }
 

@@ -76,9 +76,11 @@ def table_row(output: str, kernel: str, dtype: str) -> list[str]:
 def test_this_projects_kernels_pass():
     result = invoke("--limit", "2", "--jobs", "1")
     assert result.exit_code == 0, result.output
-    assert (
-        "Checking lean, fa2, fixed_split over 2 problems on Triton's interpreter on the CPU"
-        in result.output
+    assert re.search(
+        r"^Checking lean, fa2, fixed_split over 2 problems on Triton's interpreter on the CPU,"
+        r" kernels [0-9a-f]{12}$",
+        result.output,
+        re.MULTILINE,
     )
     assert result.output.splitlines()[-1] == "all 6 passed"
     assert "FAILED" not in result.output

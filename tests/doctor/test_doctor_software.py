@@ -24,15 +24,15 @@ def clean_environment(monkeypatch):
 
 def test_leanbench_and_its_commit(machine, monkeypatch):
     commit = "0123456789abcdef0123456789abcdef01234567"
-    versions = {"leanbench": "1.2.3", "commit": f"{commit}+changes"}
+    versions = {"leanbench": "1.2.3", "commit": f"{commit}+changes", "kernels": "ab12"}
     monkeypatch.setattr("leanbench.records.environment.predicted_environment", lambda: versions)
-    assert (
-        software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab+changes"
-    )
-    versions["commit"] = commit
-    assert software.leanbench_version(machine).text == "leanbench 1.2.3, commit 0123456789ab"
-    versions["commit"] = None  # type: ignore[assignment]
-    assert software.leanbench_version(machine).text == "leanbench 1.2.3"
+    for stated, text in (
+        (f"{commit}+changes", "leanbench 1.2.3, commit 0123456789ab+changes, kernels ab12"),
+        (commit, "leanbench 1.2.3, commit 0123456789ab, kernels ab12"),
+        (None, "leanbench 1.2.3, kernels ab12"),
+    ):
+        versions["commit"] = stated  # type: ignore[assignment]
+        assert software.leanbench_version(machine).text == text
 
 
 def test_the_version_is_the_packages(machine):
