@@ -21,7 +21,6 @@ from leanbench.kernels.lean.cuda_driver import (
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts, too_far_apart
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
-    fixed_run_tokens,
     most_fixed_runs,
     split_limits,
 )
@@ -224,8 +223,6 @@ def launch_of(
         work_ranges = min(total, slots)
         slots_bytes = fixed_run_bytes(total, build.partial_bytes)
         params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
-        run_tokens = fixed_run_tokens(inputs.context, per_sequence, config)
-        params.by_tiles = Divisor.of(max(1, -(-inputs.context // run_tokens)))
     else:
         end_tiles = END_TILES if build.ragged else 0
         real_tiles = max(1, -(-inputs.context // config.tile_tokens))

@@ -30,7 +30,7 @@ struct Params {
   // RAGGED: sixteenths by which a split may exceed the mean range so that no range crosses from an
   // output tile to the next, and LeanTiles of what a merge through memory takes.
   int longest_steps, merge_tiles;
-  // RAGGED: by_heads only, the others come from the lengths.
+  // RAGGED, FIXED_RUNS: by_heads only, the others come from the lengths.
   Divisor by_tiles, by_heads, by_share, by_share_plus_1;
   float qk_scale;  // softmax scale x log2(e)
   u32 epoch;       // of the launch; see kernels/lean/workspace.py

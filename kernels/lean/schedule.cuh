@@ -76,7 +76,8 @@ struct Position {
       head = divide(within, tiles);
       first = within - head * tiles;
     } else {
-      int output_tile = divide(at, p.by_tiles);
+      // How many fixed runs there are is not the host's: lengths of one prepared launch differ in it.
+      int output_tile = FIXED_RUNS ? divide(at, tiles) : divide(at, p.by_tiles);
       first = at - output_tile * tiles;
       sequence = divide(output_tile, p.by_heads);
       head = output_tile - sequence * p.kv_heads * ROW_TILES;

@@ -381,6 +381,14 @@ def test_a_sequence_that_grows_finds_its_launch_prepared(monkeypatch):
     assert len(launches) == 5
 
 
+def test_a_sequence_that_grows_past_a_fixed_runs_length():
+    """At 2,064 tokens of 8 KV heads, fixed runs of 128 tokens become 256."""
+    inputs = make_inputs(AttentionProblem(2, 32, 8, 2200, 128), "cuda")
+    for length in (*range(2050, 2080), 2063):
+        out, lse = attend(inputs, cache_seqlens=length, batch_invariant=True)
+        assert_right(replace(inputs, context=length), out, lse)
+
+
 def test_threads_on_streams_of_their_own():
     several = [make_inputs(problem, "cuda") for problem in PROBLEMS.values()]
     expected = [attend(inputs) for inputs in several]

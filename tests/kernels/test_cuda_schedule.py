@@ -27,6 +27,7 @@ from leanbench.kernels.lean.cuda_schedule import (
     split_limits,
 )
 
+from leanbench.calls.settings import lengths_with
 from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid
 from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
@@ -113,12 +114,10 @@ def walked(
     params.end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
     params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
     params.by_heads = Divisor.of(per_sequence)
-    of_all = most_tiles
-    if config.fixed_run_tiles:
-        of_all = -(-host_tokens // fixed_run_tokens(host_tokens, per_sequence, config))
-    params.by_tiles = Divisor.of(of_all)
-    params.by_share = Divisor.of(params.share)
-    params.by_share_plus_1 = Divisor.of(params.share + 1)
+    if not config.fixed_run_tiles:
+        params.by_tiles = Divisor.of(most_tiles)
+        params.by_share = Divisor.of(params.share)
+        params.by_share_plus_1 = Divisor.of(params.share + 1)
     room = (CPart * (output_tiles * (2 + config.fixed_run_tiles * most_tiles) + 2 * ranges))()
     count = library.deal(ctypes.byref(params), ranges, room, len(room))
     return [
@@ -246,6 +245,8 @@ def of_runs(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
         (65_536, 16, 2048, 2049),
         (128,) * 70,
         (3000,) * 5,
+        (2063,) * 2,
+        (2064,) * 2,
     ],
     ids=lambda contexts: f"{len(contexts)}x{max(contexts)}",
 )
@@ -269,6 +270,16 @@ def test_fixed_runs_fit_the_slots_that_the_capacity_asks_for(kv_heads: int, grou
             for tokens in range(1, capacity + 1)
         )
         assert most == most_fixed_runs(capacity, per_sequence, FIXED)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 4, 8, 56])
+def test_fixed_runs_of_lengths_that_share_a_launch_fit_the_slots_of_each(kv_heads: int) -> None:
+    """2,063 tokens of 8 KV heads have fixed runs of 128 tokens, 2,064 of 256."""
+    for length in range(1, 12_000, 7):
+        fewest = most_fixed_runs(lengths_with(length)[0], kv_heads, FIXED)
+        for other in lengths_with(length):
+            if -(-other // FIXED.tile_tokens) == -(-length // FIXED.tile_tokens):
+                assert -(-other // fixed_run_tokens(other, kv_heads, FIXED)) <= fewest
 
 
 def test_a_lone_sequence_has_fixed_runs_for_most_ctas() -> None:
