@@ -1,0 +1,154 @@
+"""lean.cu on the CPU: compiled by g++ with cuda_on_cpu.hpp for a GPU, and launched as `launch_of`
+has it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from leanbench.kernels.lean import cuda
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_params import Params, aligned_params
+
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.paths import KERNELS
+
+COMPILER = shutil.which("g++")
+_HERE = Path(__file__).parent
+#: What a CTA's shared memory is called in lean.cu, and here, where each CTA has its own.
+_SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
+_OWN_SHARED = "unsigned char *const shared = shared_memory();"
+#: Edits of a source: what is replaced in which file, and by what.
+Mutation = tuple[str, str, str]
+
+
+@dataclass
+class Cpu:
+    """A stand-in for a GPU of a few SMs."""
+
+    folder: Path
+    #: Replaced in the sources of all launches.
+    mutation: Mutation | None = None
+    _libraries: dict[CudaBuild, ctypes.CDLL] = field(default_factory=dict)
+
+    def launch(
+        self,
+        inputs: AttentionInputs,
+        config: LeanCudaConfig,
+        sms: int,
+        workspace: Workspace,
+        most_ctas: int = 1 << 20,
+        lazy: bool = True,
+        seed: int = 0,
+    ) -> CudaLaunch:
+        """Makes the call.
+
+        Args:
+            sms: SMs of the GPU that the grid is chosen for.
+            most_ctas: CTAs that run at once.
+            lazy: whether copies arrive as late as can be, or at once.
+            seed: of the order in which warps take turns.
+
+        Raises:
+            AssertionError: the launch does not end, or does what a GPU takes for an error.
+        """
+        launch = launch_on(inputs, config, sms)
+        build = launch.build
+        if build not in self._libraries:
+            folder = self.folder / str(len(self._libraries))
+            self._libraries[build] = compiled(build, folder, self.mutation)
+        params = aligned_params()
+        ctypes.pointer(params)[0] = launch.params
+        params.v_map.words[0] = params.v
+        workspace.lend(params, launch.slots_bytes)
+        run = self._libraries[build].launch
+        run.restype = ctypes.c_char_p
+        failure = run(
+            ctypes.byref(params), launch.grid, build.shared_bytes, most_ctas, int(lazy), seed
+        )
+        assert failure is None, failure.decode()
+        return launch
+
+
+class Workspace:
+    """Slots that hold anything but partials of the launch, at first; later what launches left."""
+
+    def __init__(self, epoch: int, replays: int = 0) -> None:
+        self.epoch = epoch
+        self.slots = torch.empty(0, dtype=torch.int32)
+        self.replays = torch.tensor([replays], dtype=torch.int32)
+
+    def lend(self, params: Params, slots_bytes: int) -> None:
+        if 4 * self.slots.numel() < slots_bytes:
+            # Zeros, NaN, and units of the launches before and after.
+            words = torch.tensor([0, -1, self.epoch - 1, self.epoch + 1], dtype=torch.int32)
+            generator = torch.Generator().manual_seed(self.epoch)
+            self.slots = words[torch.randint(4, (slots_bytes // 4,), generator=generator)]
+        params.partials, params.replays = self.slots.data_ptr(), self.replays.data_ptr()
+        params.epoch = self.epoch - int(self.replays)
+        self.epoch += 1
+
+
+def launch_on(inputs: AttentionInputs, config: LeanCudaConfig, sms: int) -> CudaLaunch:
+    stand_ins: Mapping[str, Any] = {
+        "refusal": misalignment,
+        "clusters_at_once": lambda build, device: sms,
+        "tensor_map": tensor_map,
+    }
+    with mock.patch.multiple(cuda, **stand_ins):
+        return launch_of(inputs, config, sms)
+
+
+def tensor_map(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], bf16: bool, box_tokens: int
+) -> tuple[int, ...]:
+    """The words that ptx_on_cpu.hpp reads."""
+    rows, tokens, heads, head_dim = shape
+    row, token, head, one = strides
+    sizes, steps = (head_dim, tokens, heads, rows), (one, token, head, row)
+    return (address, *sizes, *steps, box_tokens, *[0] * 6)
+
+
+def compiled(build: CudaBuild, folder: Path, mutation: Mutation | None) -> ctypes.CDLL:
+    folder.mkdir()
+    for path in [*(KERNELS / "lean").glob("*.cuh"), KERNELS / "lean" / "lean.cu"]:
+        text = path.read_text(encoding="utf-8")
+        if mutation is not None and mutation[0] == path.name:
+            text = replaced(text, mutation[1], mutation[2])
+        (folder / path.name).write_text(text, encoding="utf-8")
+    source, library = folder / "lean.cu", folder / "lean.so"
+    text = source.read_text(encoding="utf-8")
+    source.write_text(replaced(text, _SHARED, _OWN_SHARED), encoding="utf-8")
+    shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
+    shutil.copy(_HERE / "cuda_on_cpu.hpp", folder)
+    defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
+    words = [
+        "-std=c++17",
+        "-O1",
+        "-fwrapv",
+        "-fno-strict-aliasing",
+        "-U_FORTIFY_SOURCE",
+        "-w",
+        "-Wno-psabi",
+    ]
+    assert COMPILER is not None
+    subprocess.run(
+        [COMPILER, *defines, *words, "-shared", "-fPIC", "-x", "c++", "-o", library, source],
+        check=True,
+    )
+    return ctypes.CDLL(str(library))
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+    return text.replace(old, new)

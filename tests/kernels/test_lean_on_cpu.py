@@ -1,0 +1,236 @@
+"""lean.cu computes attention: the kernel itself, on a stand-in for a GPU (cuda_on_cpu.hpp), against
+the fp64 reference; and with a line of it changed, it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from depth import DEEP, deep
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
+
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls of one build, each on a GPU of so many SMs."""
+
+    config: LeanCudaConfig
+    calls: tuple[tuple[AttentionProblem, int], ...]
+
+
+def on_device(
+    lengths: tuple[int, ...], heads: str, head_dim: int, capacity: int, **axes: object
+) -> AttentionProblem:
+    """A problem with its lengths on the device.
+
+    Args:
+        heads: query heads and KV heads, as in "8/2".
+    """
+    q_heads, kv_heads = map(int, heads.split("/"))
+    problem = AttentionProblem(
+        len(lengths),
+        q_heads,
+        kv_heads,
+        lengths,
+        head_dim,
+        capacity=capacity,
+        lengths_on="device",
+    )
+    return replace(problem, **axes)
+
+
+def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
+    """The config with fixed runs of 128 to 512 tokens."""
+    return replace(config, fixed_run_tiles=4)
+
+
+EQUAL = AttentionProblem(3, 2, 2, 515, 128)
+ONE_LONG = on_device((300, 1, 700, 64), "8/2", 64, 768)
+PAGED = on_device((700, 130), "8/1", 64, 1024, page_size=16, dtype="bf16", q_len=2)
+SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
+#: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
+CASES = {
+    # Work ranges that cross output tiles; one CTA for each LeanTile; a CTA for everything.
+    "host": Case(
+        cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((EQUAL, 7), (EQUAL, 99), (EQUAL, 1))
+    ),
+    "device": Case(
+        cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
+        ((ONE_LONG, 7), (on_device((4700,), "4/1", 64, 5120), 37), (ONE_LONG, 1)),
+    ),
+    # The guess is dropped where ranges cross output tiles or the sequence is too short for it,
+    # right where each output tile has its own.
+    "clusters": Case(
+        cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False),
+        ((ONE_LONG, 12), (ONE_LONG, 22), (on_device((700, 650), "8/2", 64, 768), 8)),
+    ),
+    "paged clusters": Case(
+        cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((PAGED, 8), (PAGED, 12), (PAGED, 4))
+    ),
+    # Query rows in shared memory, states over the ring, two row tiles.
+    "many rows": Case(
+        cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
+        ((SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
+    ),
+    "fixed runs": Case(
+        fixed(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)),
+        ((ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)),
+    ),
+}
+DEEP_CASES = {
+    "clusters of 8": Case(
+        cuda_config(16, 1, 2, 1, 8, 8, "bulk", 1, False), ((ONE_LONG, 64), (ONE_LONG, 24))
+    ),
+    "fixed runs, host": Case(
+        fixed(cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)), ((EQUAL, 7), (EQUAL, 99))
+    ),
+    "narrow heads": Case(
+        cuda_config(16, 2, 3, 1, 1, 8, "async", 2, False),
+        ((on_device((300, 77, 515), "3/3", 80, 640), 7),),
+    ),
+    "pages, 16-byte copies": Case(
+        cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False), ((PAGED, 5), (PAGED, 9))
+    ),
+}
+#: Whether copies arrive late, CTAs at once, seed of the order.
+ORDERS = [
+    (True, 1 << 20, 1),
+    (False, 1 << 20, 2),
+    # No room for a second cluster until the first one ends.
+    (True, 0, 3),
+    *((bool(seed % 2), 16 * (seed % 3), seed) for seed in range(4, 24 if DEEP else 4)),
+]
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
+    return Cpu(tmp_path_factory.mktemp("lean"))
+
+
+def attend(cpu: Cpu, case: Case) -> None:
+    """Makes all calls of a case, every one in each order, on one workspace; asserts that what they
+    write is right, and the same bits each time.
+    """
+    for problem, sms in case.calls:
+        inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+        reference, workspace = Reference(inputs), Workspace(1000, replays=1)
+        outputs = []
+        for lazy, ctas, seed in ORDERS:
+            inputs.poison()
+            most_ctas = max(ctas, case.config.cluster_size)
+            cpu.launch(inputs, case.config, sms, workspace, most_ctas, lazy, seed)
+            assert reference.check(inputs).failure(problem.dtype) is None
+            outputs.append(inputs.out.clone())
+        assert all(torch.equal(output, outputs[0]) for output in outputs)
+
+
+@pytest.mark.parametrize("name", [*CASES, *(deep(name) for name in DEEP_CASES)])
+def test_attention(cpu: Cpu, name: str) -> None:
+    attend(cpu, (CASES | DEEP_CASES)[name])
+
+
+def alone(inputs: AttentionInputs, sequence: int) -> AttentionInputs:
+    """The call of one sequence of a batch."""
+    own = slice(sequence, sequence + 1)
+    assert inputs.cache_seqlens is not None
+    return replace(
+        inputs,
+        q=inputs.q[own],
+        k_cache=inputs.k_cache[own],
+        v_cache=inputs.v_cache[own],
+        cache_seqlens=inputs.cache_seqlens[own],
+        out=torch.full_like(inputs.out[own], torch.nan),
+        lse=torch.full_like(inputs.lse[own], torch.nan),
+    )
+
+
+def test_bits_of_fixed_runs_are_those_of_the_sequence_alone(cpu: Cpu) -> None:
+    config = CASES["fixed runs"].config
+    batch = poison_unused(make_inputs(ONE_LONG, "cpu", 1))
+    workspace = Workspace(1000)
+    cpu.launch(batch, config, 5, workspace)
+    for sequence in range(ONE_LONG.batch):
+        lone = alone(batch, sequence)
+        cpu.launch(lone, config, 8, workspace, seed=sequence)
+        assert torch.equal(lone.out[0], batch.out[sequence])
+        assert torch.equal(lone.lse[0], batch.lse[sequence])
+
+
+def test_lengths_that_are_none(cpu: Cpu) -> None:
+    """Below 0, 0 and past the cache; an empty sequence has an output of 0 and an LSE of -inf."""
+    inputs = make_inputs(ONE_LONG, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens[:3] = torch.tensor([-5, 0, 100_000])
+    reference = Reference(poison_unused(inputs))
+    cpu.launch(inputs, CASES["clusters"].config, 22, Workspace(1000))
+    assert reference.check(inputs).failure("fp16") is None
+    assert not inputs.out[:2].any()
+    assert inputs.lse[:2].isneginf().all()
+
+
+def test_a_launch_that_cannot_end_is_an_error(tmp_path: Path) -> None:
+    """A CTA waits for a partial that carries another launch's epoch."""
+    mutation = ("partials.cuh", "second[i].w != epoch;", "second[i].w != epoch + 1;")
+    cpu = Cpu(tmp_path, mutation)
+    with pytest.raises(AssertionError, match="waits for a partial that nobody stores"):
+        attend(cpu, CASES["fixed runs"])
+
+
+#: What is seen of a changed line: a wrong output, other bits, or what a GPU would not survive. (A
+#: line that is not in the source any more is none of it.)
+NOTICED = r"failure\(|torch\.equal|^CTA |deadlock"
+#: A line of a source and what it is changed to; the case that notices.
+MUTATIONS: list[tuple[str, Mutation]] = [
+    ("fixed runs", ("partials.cuh", "first[i].w != epoch | second[i].w", "first[i].w")),
+    ("device", ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w")),
+    ("device", ("lean.cu", "p.epoch + replays", "p.epoch")),
+    ("device", ("lean.cu", "if (SCRATCH_OVER_RING || !first_part) __syncthreads();", "")),
+    ("device", ("lean.cu", "__syncthreads();\n    const int output", "const int output")),
+    ("many rows", ("lean.cu", "__syncthreads();  // the states have been read", "")),
+    ("many rows", ("lean.cu", "__syncthreads();\n        fresh = false;", "fresh = false;")),
+    ("clusters", ("lean.cu", "barrier_cluster_wait();  // no peer reads", "//")),
+    ("clusters", ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", "")),
+    ("clusters", ("reduce.cuh", "  barrier_cluster_arrive();\n  barrier_cluster_wait();", "")),
+    ("clusters", ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase.")),
+    ("clusters", ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", "")),
+    ("clusters", ("copy.cuh", "parity = 1;", "parity = 0;")),
+    ("clusters", ("lean.cu", " && part.chunk < part.chunks)", ")")),
+    ("clusters", ("lean.cu", "works && range.is_first_split()", "works")),
+    ("clusters", ("copy.cuh", "(STAGES - empty_stages) * RANGE_WARPS", "0")),
+    ("clusters", ("schedule.cuh", "head = unit - position.sequence * each", "head = 0")),
+    ("paged clusters", ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES", "0")),
+    ("paged clusters", ("attend.cuh", "tokens - (Q_LEN - 1) + query", "tokens - (Q_LEN - 1)")),
+    ("host", ("copy.cuh", "cp_async_wait_group<STAGES - 1>", "cp_async_wait_group<STAGES>")),
+    (
+        "host",
+        ("schedule.cuh", "return range * share + min(range, longer);", "return range * share;"),
+    ),
+    ("device", ("copy.cuh", "parity ^= 1 << stage;", "")),
+    ("device", ("attend.cuh", "if (masked) zero_values", "if (false) zero_values")),
+    ("device", ("attend.cuh", "if (masked) mask_scores", "if (false) mask_scores")),
+    ("device", ("attend.cuh", "l[rows][j] *= scale;", "")),
+    ("device", ("reduce.cuh", "slot + stride, stride", "slot, stride")),
+    ("device", ("schedule.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)")),
+    ("fixed runs", ("schedule.cuh", "        at -= 1;", "        at += 1;")),
+    ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
+    ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
+]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
+def test_a_changed_line_is_noticed(tmp_path: Path, name: str, mutation: Mutation) -> None:
+    with pytest.raises(AssertionError, match=NOTICED):
+        attend(Cpu(tmp_path, mutation), CASES[name])
