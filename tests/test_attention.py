@@ -451,7 +451,9 @@ def test_tuned_settings_that_do_not_fit_any_more_give_way(looked_up, device, mon
 
     monkeypatch.setattr(LEAN, "relaunch", relaunch_or_not)
     monkeypatch.setattr(LEAN, "default_config", lambda problem, spec: CONFIG)
-    monkeypatch.setattr(prepared, "_refused", set())
+    tuned = replace(CONFIG, num_stages=1)
+    # Another GPU's refusal is none of this one's.
+    monkeypatch.setattr(prepared, "_refused", {(torch.device("cuda", 7), tuned)})
     inputs = make_inputs(AttentionProblem(1, 4, 2, 100, 64), device)
     words = (
         r"tuned settings do not fit any more \(shared memory, 300000 of 232448 bytes\), the"

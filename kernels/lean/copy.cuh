@@ -143,14 +143,13 @@ struct Ring {
   }
 
   // Waits for that copy, and forgets it.
-  __device__ __forceinline__ void drop_guess(Warp &warp) {
+  __device__ __forceinline__ void drop_guess(const Warp &warp) {
     mbarrier_try_wait_parity(warp.barriers, 0);
     // Lane 0 starts the next copy there: a lane that still waits would miss this phase.
     __syncwarp();
     parity = 1;
     next_stage = 0;
     empty_stages = STAGES;
-    warp.known = 0;
   }
 #endif
 

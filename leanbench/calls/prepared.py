@@ -71,8 +71,8 @@ class PreparedLaunches(threading.local):
 
 
 _LAUNCHES = PreparedLaunches()
-#: Tuned settings that did not fit this GPU.
-_refused: set[LeanConfig] = set()
+#: Tuned settings that did not fit a GPU.
+_refused: set[tuple[torch.device, LeanConfig]] = set()
 
 
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -210,13 +210,14 @@ def _launched(
     choice = settings_of(inputs, batch_invariant)
     if choice.how != "tuned":
         return _launch(inputs, choice.config)
-    if choice.config not in _refused:
+    tuned = inputs.q.device, choice.config
+    if tuned not in _refused:
         try:
             return _launch(inputs, choice.config)
         except Exception as error:
             if type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
                 raise
-            _refused.add(choice.config)
+            _refused.add(tuned)
             reason = str(error).partition("\n")[0]
             warnings.warn(
                 f"tuned settings do not fit any more ({reason}), the heuristic's are used: tune"
