@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -96,20 +97,30 @@ def from_spans(replays: Sequence[Sequence[KernelStart]], launches: int) -> Cross
     if not all(replays):
         return "the profiler saw no kernel, so there is no cross-check"
     samples = []
+    names: tuple[str, ...] = ()
     for spans in replays:
-        per_launch, rest = divmod(len(spans), launches)
-        if rest:
-            seen = ", ".join(
-                f"{count} x {name}" for name, count in Counter(span.name for span in spans).items()
-            )
+        counts = Counter(span.name for span in spans)
+        launched = _launched(spans, {name for name in counts if counts[name] < launches})
+        per_launch, rest = divmod(len(launched), launches)
+        if rest or not launched:
+            seen = ", ".join(f"{count} x {name}" for name, count in counts.items())
             return (
                 f"the profiler saw {len(spans)} kernels in {launches} launches ({seen}), no whole"
                 " number each"
             )
-        starts = sorted(span.start_us for span in spans)[::per_launch]
+        starts = [span.start_us for span in launched[::per_launch]]
         samples.append((starts[-1] - starts[0]) / (launches - 1))
-    first = sorted(replays[0], key=lambda span: span.start_us)[: len(replays[0]) // launches]
-    return CrossCheck(tuple(samples), tuple(span.name for span in first))
+        names = names or tuple(span.name for span in launched[:per_launch])
+    return CrossCheck(tuple(samples), names)
+
+
+def _launched(spans: Sequence[KernelStart], rare: set[str]) -> list[KernelStart]:
+    """The kernels of the launches, in order of time, without the `rare` ones that the graph begins
+    with: the first captured launch of lean has a kernel before it that counts replays
+    (kernels/lean/workspace.py).
+    """
+    in_order = sorted(spans, key=lambda span: span.start_us)
+    return [*dropwhile(lambda span: span.name in rare, in_order)]
 
 
 def disagreement(crosscheck_us: float, samples_us: Sequence[float]) -> str | None:

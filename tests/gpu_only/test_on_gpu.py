@@ -278,7 +278,8 @@ def test_two_methods_agree_on_a_latency_and_the_floor_is_below_it():
     rows = measure_problem(
         open_instruments(0), problem, [kernel(name) for name in ("lean", "fa2", "fixed_split")]
     )
-    for row in rows.values():
+    for name, row in rows.items():
+        assert "crosscheck_us" in row, (name, row.get("reason"), row.get("warnings"))
         assert row["crosscheck_us"] == pytest.approx(row["latency_us"], rel=0.03, abs=1.0)
         assert row["read_floor_us"] < 1.03 * row["latency_us"]
         raw = row["raw_samples"]

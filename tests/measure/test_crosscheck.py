@@ -63,6 +63,12 @@ def test_uneven_gaps_are_averaged():
     assert from_spans([spans], launches=4) == CrossCheck((11.0,), ("attend",))
 
 
+def test_a_kernel_that_a_graph_begins_with_is_of_no_launch():
+    """Launches of lean: the first is captured with a kernel before it that counts replays."""
+    spans = [KernelStart("count", 0.0), *replay(4, ("lean", 0.0, 9.0), every_us=10.0, at_us=1.5)]
+    assert from_spans([spans], launches=4) == CrossCheck((10.0,), ("lean",))
+
+
 @pytest.mark.parametrize(
     ("spans", "sentence"),
     [
