@@ -175,28 +175,48 @@ def write_output(acc, m, l, out, lse, out_offsets, lse_offsets, valid_rows, HEAD
 
 
 @triton.jit
-def write_partial(acc, m, l, partials, slot, row_count, rows, valid_rows, HEAD_DIM: tl.constexpr):  # noqa: E741
+def store_partial(
+    acc,  # (R, DP)
+    m,
+    l,  # noqa: E741
+    partials,  # fp32, or int64 where there is an epoch
+    slot,
+    epoch,  # None: the partial is for a later launch
+    row_count,
+    rows,
+    valid_rows,
+    HEAD_DIM: tl.constexpr,
+):
     """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D,
-    then the logarithms; for a later launch.
+    then the logarithms.
     """
     columns = tl.arange(0, acc.shape[1])
     base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
     mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
     # l is 0 only where a row sees nothing of this part. A NaN stays one.
     divisor = tl.where(l == 0.0, 1.0, l)
-    # .cg: to the L2, where the merge reads it.
+    # .cg: to the L2, where the CTA that merges reads it.
     tl.store(
         base + rows[:, None] * HEAD_DIM + columns[None, :],
-        acc / divisor[:, None],
+        _tagged(acc / divisor[:, None], epoch),
         mask=mask,
         cache_modifier=".cg",
     )
     tl.store(
         base + row_count * HEAD_DIM + rows,
-        m + tl.log2(divisor),
+        _tagged(m + tl.log2(divisor), epoch),
         mask=valid_rows,
         cache_modifier=".cg",
     )
+
+
+@triton.jit
+def _tagged(x, epoch):
+    """Numbers of a slot: fp32 bits below, the epoch above; `x` itself without an epoch."""
+    if epoch is not None:
+        bits = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        x = bits | (epoch.to(tl.int64) << 32)
+    return x
 
 
 @triton.jit

@@ -30,8 +30,8 @@ from leanbench.kernels.tile import (
     merge_partials,
     row_offsets,
     sequence_tiles,
+    store_partial,
     write_output,
-    write_partial,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def split_kernel(
     q,  # (batch, Q_LEN, q_heads, D) through q_strides
     k,  # see lean_tiles
     v,
-    partials,  # (output tiles x splits) slots, see write_partial
+    partials,  # (output tiles x splits) slots, see store_partial
     cache_seqlens,  # (batch,), int32; read when RAGGED
     block_table,  # see lean_tiles
     stride_table,
@@ -118,7 +118,7 @@ def split_kernel(
             HEAD_DIM_PADDED,
             NUM_STAGES,
         )
-        write_partial(acc, m, l, partials, slot, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
+        store_partial(acc, m, l, partials, slot, None, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
         recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
     end_events(events, recorded, MAX_EVENTS)
 

@@ -88,49 +88,6 @@ def _value(number):
 
 
 @triton.jit
-def store_partial(
-    acc,  # (R, DP)
-    m,
-    l,  # noqa: E741
-    partials,
-    slot,
-    epoch,
-    row_count,
-    rows,
-    valid_rows,
-    HEAD_DIM: tl.constexpr,
-):
-    """Stores acc / l and m + log2(l), all that a merge needs, in `slot`: `row_count` rows of D,
-    then the logarithms.
-    """
-    columns = tl.arange(0, acc.shape[1])
-    base = partials + slot * (row_count * (HEAD_DIM + SLOT_PADDING))
-    mask = valid_rows[:, None] & (columns[None, :] < HEAD_DIM)
-    # l is 0 only where a row sees nothing of this part. A NaN stays one.
-    divisor = tl.where(l == 0.0, 1.0, l)
-    # .cg: to the L2, where the CTA that merges reads it.
-    tl.store(
-        base + rows[:, None] * HEAD_DIM + columns[None, :],
-        _tagged(acc / divisor[:, None], epoch),
-        mask=mask,
-        cache_modifier=".cg",
-    )
-    tl.store(
-        base + row_count * HEAD_DIM + rows,
-        _tagged(m + tl.log2(divisor), epoch),
-        mask=valid_rows,
-        cache_modifier=".cg",
-    )
-
-
-@triton.jit
-def _tagged(x, epoch):
-    """Numbers of a slot: fp32 bits below, the epoch above."""
-    bits = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    return bits | (epoch.to(tl.int64) << 32)
-
-
-@triton.jit
 def _wait_rows(acc_pointers, log_pointers, stride, present, epoch):
     """16 tensors: the numbers of up to 8 partials, then their logarithms; 0 from partial `present`
     on.

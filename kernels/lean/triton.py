@@ -43,7 +43,7 @@ from leanbench.kernels.launch import (
     run_all,
     sm_count,
 )
-from leanbench.kernels.lean.reduce import reduce_partials, store_partial, wait_for_all
+from leanbench.kernels.lean.reduce import reduce_partials, wait_for_all
 from leanbench.kernels.lean.schedule import find_sequence, range_of, range_start, total_tiles
 from leanbench.kernels.lean.workspace import (
     WORKSPACES,
@@ -57,6 +57,7 @@ from leanbench.kernels.tile import (
     load_query,
     row_offsets,
     sequence_tiles,
+    store_partial,
     write_output,
 )
 
