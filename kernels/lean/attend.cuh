@@ -8,7 +8,7 @@
 
 // The query rows of an output tile, as columns of the second operand.
 struct Query {
-  u32 fragments[SHARED_QUERY ? 1 : STEPS][ROW_BLOCKS][2];
+  u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
   const unsigned short *base;  // of the KV head's query heads
   int row_offset;              // of the output tile
   u32 shared_lane;             // SHARED_QUERY: the lane's address
@@ -31,21 +31,23 @@ struct Query {
       const bool valid = row < ALL_ROWS && within < ROW_COUNT;
       const unsigned short *at = row_of(p, row) + lane % 4 * 2;
 #pragma unroll
-      for (int step = 0; step < STEPS; step++)
+      for (int step = 0; step < K_STEPS; step++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
           fragments[step][rows][half] =
-              valid ? __ldg(reinterpret_cast<const u32 *>(at + step * 16 + half * 8)) : 0;
+              valid && step * 16 + half * 8 < HEAD_DIM
+                  ? __ldg(reinterpret_cast<const u32 *>(at + step * 16 + half * 8))
+                  : 0;
     }
   }
 
   // By all threads; barriers around it are the caller's.
   __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
-    for (int i = threadIdx.x; i < ROWS * (HEAD_DIM / 8); i += THREADS) {
-      const int within = i / (HEAD_DIM / 8), column = i % (HEAD_DIM / 8) * 8,
+    for (int i = threadIdx.x; i < ROWS * (2 * K_STEPS); i += THREADS) {
+      const int within = i / (2 * K_STEPS), column = i % (2 * K_STEPS) * 8,
                 row = row_offset + within;
       u32 words[4] = {0, 0, 0, 0};
-      if (row < ALL_ROWS) {
+      if (row < ALL_ROWS && (HEAD_DIM % 16 == 0 || column < HEAD_DIM)) {
         const u32 *at = reinterpret_cast<const u32 *>(row_of(p, row) + column);
 #pragma unroll
         for (int word = 0; word < 4; word++) words[word] = __ldg(at + word);
@@ -67,7 +69,7 @@ struct Query {
 // A warp's share of an output tile: the running softmax over its chunks. Lane `lane` holds rows
 // `pair` and `pair` + 1 of each block of 8 rows.
 struct State {
-  float o[STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim a step
+  float o[V_STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim a step
   float m[ROW_BLOCKS][2];         // the reference that weights are taken against, in units of log2
   float l[ROW_BLOCKS][2];         // this lane's sum of weights
 
@@ -77,7 +79,7 @@ struct State {
 #pragma unroll
       for (int j = 0; j < 2; j++) m[rows][j] = LOWEST, l[rows][j] = 0.0f;
 #pragma unroll
-      for (int step = 0; step < STEPS; step++)
+      for (int step = 0; step < V_STEPS; step++)
 #pragma unroll
         for (int i = 0; i < 4; i++) o[step][rows][i] = 0.0f;
     }
@@ -111,7 +113,7 @@ struct State {
         m[rows][j] = moved;
         l[rows][j] *= scale;
 #pragma unroll
-        for (int step = 0; step < STEPS; step++)
+        for (int step = 0; step < V_STEPS; step++)
           o[step][rows][j] *= scale, o[step][rows][j + 2] *= scale;
       }
   }
@@ -147,10 +149,10 @@ struct State {
         if (lane < 4) logs[warp * ROWS + row] = make_float2(m[rows][j], sum);
         if (row < ROW_COUNT)
 #pragma unroll
-          for (int step = 0; step < STEPS; step++) {
+          for (int step = 0; step < V_STEPS; step++) {
             float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 + lane / 4;
             to[0] = o[step][rows][j];
-            to[8] = o[step][rows][j + 2];
+            if (step * 16 + 8 < V_HEAD_DIM) to[8] = o[step][rows][j + 2];
           }
       }
   }
@@ -164,7 +166,7 @@ __device__ __forceinline__ u32 k_address(u32 stage, int lane, int step, int bloc
 }
 
 __device__ __forceinline__ u32 v_address(u32 stage, int lane, int step, int block) {
-  const u32 v_lane = HALF_STAGE + ((lane & 7) + (lane >> 4 << 3)) * 128 +
+  const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * 128 +
                      ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
   return ((stage + v_lane) ^ (step % 4 << 5)) + step / 4 * (CHUNK * 128) + block * 2048;
 }
@@ -185,7 +187,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 #pragma unroll
         for (int i = 0; i < 4; i++) chains[chain][block][rows][i] = 0.0f;
 #pragma unroll
-  for (int step = 0; step < STEPS; step++) {
+  for (int step = 0; step < K_STEPS; step++) {
     u32 columns[ROW_BLOCKS][2];
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) query.fragment(columns[rows], step, rows);
@@ -229,12 +231,12 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
 // be NaN, which a weight of 0 does not silence.
 __device__ __forceinline__ void zero_values(u32 stage, int from, int lane) {
   // Four rows of 128 bytes at once, 16 bytes a lane.
-  const u32 lane_at = stage + HALF_STAGE + 16 * lane;
+  const u32 lane_at = stage + V_AT + 16 * lane;
 #pragma unroll
   for (int row = 0; row < CHUNK; row += 4)
     if (row + lane / 8 >= from) {
 #pragma unroll
-      for (int column = 0; column < COLUMNS; column++)
+      for (int column = 0; column < V_COLUMNS; column++)
         st_shared_v4(lane_at + column * CHUNK * 128 + row * 128, 0);
     }
 #if BULK
@@ -262,7 +264,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Query &query, u
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
+    for (int step = 0; step < V_STEPS; step++) {
       u32 v[4];
       if (block == 0 && step < EARLY_VALUES) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // What a build of lean.cu is made for: its macros, and the constants that follow from them.
 //
-//   HEAD_DIM       64, 80, 96, 128 or 256
+//   HEAD_DIM       of Q and K: a multiple of 8 up to 256, or 512
+//   V_HEAD_DIM     of V and the output, likewise
 //   BF16           1: bf16, 0: fp16
 //   GROUP_SIZE     query heads that share a KV head
 //   Q_LEN          query tokens of a sequence; row r of an output tile is query token
@@ -12,7 +13,7 @@
 //   CLUSTER        CTAs that share a work range; above 1 their partials meet in distributed shared
 //                  memory
 //   BULK           1: bulk tensor copies on mbarriers (compute capability 9.0), 0: 16-byte cp.async
-//                  (8.0)
+//                  (8.0), which pages that are no multiple of 16 tokens need
 //   RAGGED         1: lengths are read from cache_seqlens
 //   FIXED_RUNS     1: splits follow from a sequence's own length
 //   PAGE           tokens of a page, 0: the cache is contiguous
@@ -24,8 +25,10 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-constexpr int COLUMNS = (HEAD_DIM + 63) / 64;  // 128-byte columns of a row in shared memory
-constexpr int STEPS = HEAD_DIM / 16;           // matrix instructions along head_dim
+// 128-byte columns of a row in shared memory.
+constexpr int K_COLUMNS = (HEAD_DIM + 63) / 64, V_COLUMNS = (V_HEAD_DIM + 63) / 64;
+// Matrix instructions along head_dim; a last one of 8 numbers is padded with zeros.
+constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_HEAD_DIM + 15) / 16;
 constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 constexpr int ALL_ROWS = GROUP_SIZE * Q_LEN;
@@ -33,21 +36,28 @@ constexpr int ROW_TILES = (ALL_ROWS + ROWS - 1) / ROWS;
 constexpr int ROW_COUNT = ALL_ROWS < ROWS ? ALL_ROWS : ROWS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int RANGE_WARPS = WARPS * CLUSTER;       // warps of a work range
-constexpr int HALF_STAGE = COLUMNS * CHUNK * 128;  // K or V of a chunk
-constexpr int STAGE = 2 * HALF_STAGE;
+constexpr int V_AT = K_COLUMNS * CHUNK * 128;      // V of a chunk, after its K
+constexpr int STAGE = V_AT + V_COLUMNS * CHUNK * 128;
 // Tokens of one copy: none crosses a page.
-constexpr int BOX = PAGE > 0 && PAGE < CHUNK ? PAGE : CHUNK;
+constexpr int box_of(int page) {
+  int box = CHUNK;
+  while (page % box != 0) box /= 2;
+  return box;
+}
+constexpr int BOX = box_of(PAGE);
+// Pages are looked up for each row of a copy.
+constexpr bool PAGED_ROWS = BOX < 8;
 constexpr int PAGE_OR_1 = PAGE > 0 ? PAGE : 1;
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
-constexpr bool SHARED_QUERY = ROW_BLOCKS * STEPS > 16;
+constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > 48;
 // Blocks of V that are read before the weights are known, as far as registers allow.
-constexpr int EARLY_VALUES = ROW_BLOCKS * STEPS <= 8 ? STEPS : 0;
-constexpr int QUERY_ROW = HEAD_DIM + 8;    // 8: rows fall into different banks
-constexpr int SCRATCH_ROW = HEAD_DIM + 4;  // 4: as for a warp's fragments
+constexpr int EARLY_VALUES = ROW_BLOCKS * V_STEPS <= 8 ? V_STEPS : 0;
+constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks
+constexpr int SCRATCH_ROW = V_HEAD_DIM + 4;  // 4: as for a warp's fragments
 constexpr int SCRATCH_WARP = ROW_COUNT * SCRATCH_ROW;
-constexpr int QUADS = ROW_COUNT * HEAD_DIM / 4;  // 16-byte pieces of a partial
-constexpr int ROW_QUADS = HEAD_DIM / 4;
+constexpr int QUADS = ROW_COUNT * V_HEAD_DIM / 4;  // 16-byte pieces of a partial
+constexpr int ROW_QUADS = V_HEAD_DIM / 4;
 constexpr int SLICE = (QUADS + CLUSTER - 1) / CLUSTER;  // of a partial, for one CTA of a cluster
 constexpr int SLOT = 8 * QUADS;  // numbers of a slot: two units of 4 for each piece
 constexpr int MERGE_BITS = 4;

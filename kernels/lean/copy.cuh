@@ -5,7 +5,11 @@
 #include "schedule.cuh"
 
 constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
-constexpr int CHUNKS_AHEAD = 32 / BOXES;  // whose pages a warp knows, a box to each lane
+// Whose pages a warp knows: a box to each lane, or several.
+constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
+constexpr int LANE_PAGES = (BOXES + 31) / 32;
+// 16-byte pieces of a row in shared memory.
+constexpr int K_PIECES = 2 * K_STEPS, V_PIECES = 2 * V_STEPS;
 
 // A warp, and where its stages lie.
 struct Warp {
@@ -13,7 +17,7 @@ struct Warp {
   int lane, range_warp;
   // PAGE > 0: the pages of this warp's next chunks, one read for all of them; how many of the
   // chunks are left.
-  int page, known;
+  int page[LANE_PAGES], known;
 
   __device__ __forceinline__ void start(unsigned char *shared, int rank, int number, int lane_) {
     lane = lane_;
@@ -31,13 +35,36 @@ struct Warp {
 #endif
   }
 
-  __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position) {
-    const int at = position.token + (position.chunk + lane / BOXES * RANGE_WARPS) * CHUNK +
-                   lane % BOXES * BOX;
+  // From the chunk `chunk` on.
+  __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
+                                                int chunk) {
     const int *row = p.block_table + (i64)position.sequence * p.pages_per_sequence;
-    page = lane < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1) : 0;
+#pragma unroll
+    for (int i = 0; i < LANE_PAGES; i++) {
+      const int box = lane + 32 * i;
+      const int at = position.token + (chunk + box / BOXES * RANGE_WARPS) * CHUNK +
+                     box % BOXES * BOX;
+      page[i] = box < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1)
+                                                                   : 0;
+    }
     known = CHUNKS_AHEAD;
   }
+
+#if !BULK
+  // Starts the copy of this lane's pieces of a row of K or V, `column` the first of PIECES; those
+  // past head_dim become zeros.
+  template <int PIECES, int DIM>
+  __device__ __forceinline__ static void copy_row(u32 to, const unsigned short *from, int column) {
+#pragma unroll
+    for (int i = 0; i < PIECES; i += 32) {
+      const u32 at = to + i / 8 * (CHUNK * 128);
+      if (DIM % 16 == 0)
+        cp_async_cg_16(at, from + 8 * i);
+      else
+        cp_async_cg_16(at, from + 8 * i, column + i < DIM / 8);
+    }
+  }
+#endif
 
   // Starts the copies of K and V of the chunk at `position`.
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage) {
@@ -46,11 +73,12 @@ struct Warp {
     const u32 to = ring + stage * STAGE;
     int pages[BOXES];
     int boxes = 1;
-    if (PAGE > 0) {
-      if (known == 0 || position.chunk == range_warp) look_up_pages(p, position);
+    if (PAGE > 0 && (known == 0 || position.chunk == range_warp))
+      look_up_pages(p, position, position.chunk);
+    if (PAGE > 0 && !PAGED_ROWS) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
-        pages[box] = __shfl_sync(~0u, page, (CHUNKS_AHEAD - known) * BOXES + box);
+        pages[box] = __shfl_sync(~0u, page[0], (CHUNKS_AHEAD - known) * BOXES + box);
       known--;
       boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
     }
@@ -58,7 +86,7 @@ struct Warp {
     // One lane starts them all; the copies write the 128-byte swizzle.
     if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
-      mbarrier_arrive_expect_tx(barrier, boxes * (2 * COLUMNS * BOX * 128));
+      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * 128));
       // Other row tiles read the same K and V again, from the L2.
       const u64 policy = ROW_TILES == 1 ? createpolicy_evict_first() : createpolicy_evict_normal();
 #pragma unroll
@@ -68,24 +96,48 @@ struct Warp {
           const int row = PAGE > 0 ? at % PAGE_OR_1 : at;
           const int outer = PAGE > 0 ? pages[box] : position.sequence;
 #pragma unroll
-          for (int column = 0; column < COLUMNS; column++) {
+          for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
             const u32 offset = to + column * CHUNK * 128 + box * BOX * 128;
-            cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, 64 * column, row, kv_head, outer,
-                                    policy);
-            cp_async_bulk_tensor_4d(offset + HALF_STAGE, &p.v_map, barrier, 64 * column, row,
-                                    kv_head, outer, policy);
+            if (column < K_COLUMNS)
+              cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, 64 * column, row, kv_head, outer,
+                                      policy);
+            if (column < V_COLUMNS)
+              cp_async_bulk_tensor_4d(offset + V_AT, &p.v_map, barrier, 64 * column, row, kv_head,
+                                      outer, policy);
           }
         }
     }
 #else
-    constexpr int PIECES = HEAD_DIM / 8;  // 16-byte pieces of a row; a row has this many lanes:
+    // A row has this many lanes, which take the same pieces of K and V.
+    constexpr int PIECES = K_PIECES > V_PIECES ? K_PIECES : V_PIECES;
     constexpr int ROW_LANES = PIECES <= 8 ? 8 : PIECES <= 16 ? 16 : 32;
     constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
     const int column = lane % ROW_LANES, row = lane / ROW_LANES;
-    if (PIECES == ROW_LANES || column < PIECES) {
-      const u32 lane_to = to + column / 8 * (CHUNK * 128) + row * 128 + ((column % 8 ^ row) << 4);
-      const unsigned short *k_head = p.k + kv_head * p.stride_k_head + column * 8;
-      const unsigned short *v_head = p.v + kv_head * p.stride_v_head + column * 8;
+    const bool has_k = K_PIECES >= ROW_LANES || column < K_PIECES;
+    const bool has_v = V_PIECES >= ROW_LANES || column < V_PIECES;
+    const u32 lane_to = to + column / 8 * (CHUNK * 128) + row * 128 + ((column % 8 ^ row) << 4);
+    const unsigned short *k_head = p.k + kv_head * p.stride_k_head + column * 8;
+    const unsigned short *v_head = p.v + kv_head * p.stride_v_head + column * 8;
+    if (PAGED_ROWS) {
+#pragma unroll
+      for (int i = 0; i < CHUNK; i += ROWS_AT_ONCE) {
+        const i64 outer = __shfl_sync(~0u, page[i / BOX / 32],
+                                      (CHUNKS_AHEAD - known) * BOXES + (i + row) / BOX);
+        const int at = token + i + row, from = at % PAGE_OR_1;
+        const u32 offset = (lane_to ^ (i % 8 << 4)) + i * 128;
+        if (at >= position.tokens) continue;  // what is there is masked
+        if (has_k)
+          copy_row<K_PIECES, HEAD_DIM>(
+              offset, k_head + outer * p.stride_k_batch + (i64)from * p.stride_k_token, column);
+        if (has_v)
+          copy_row<V_PIECES, V_HEAD_DIM>(
+              offset + V_AT, v_head + outer * p.stride_v_batch + (i64)from * p.stride_v_token,
+              column);
+      }
+      known--;
+      // For the next copy: they arrive while others are made.
+      if (known == 0) look_up_pages(p, position, position.chunk + RANGE_WARPS);
+    } else if (has_k || has_v) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
         if (PAGE > 0 && box >= boxes) break;
@@ -100,8 +152,9 @@ struct Warp {
           // Past the end the last token again: it is masked.
           const i64 from = min(first + row + i, last);
           const u32 offset = (lane_to ^ (i % 8 << 4)) + (box * BOX + i) * 128;
-          cp_async_cg_16(offset, k + from * p.stride_k_token);
-          cp_async_cg_16(offset + HALF_STAGE, v + from * p.stride_v_token);
+          if (has_k) copy_row<K_PIECES, HEAD_DIM>(offset, k + from * p.stride_k_token, column);
+          if (has_v)
+            copy_row<V_PIECES, V_HEAD_DIM>(offset + V_AT, v + from * p.stride_v_token, column);
         }
       }
     }

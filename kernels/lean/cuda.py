@@ -282,10 +282,9 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     )
     params.qk_scale = qk_scale(inputs)
     if build.bulk:
-        box_tokens = min(build.chunk, build.page or build.chunk)
         k, v, bf16 = inputs.k_cache, inputs.v_cache, bool(build.bf16)
-        params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), bf16, box_tokens)
+        params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), bf16, build.box)
         params.v_map = params.k_map
-        if v.stride() != k.stride():
-            params.v_map.words[:] = tensor_map(params.v, v.shape, v.stride(), bf16, box_tokens)
+        if (v.shape, v.stride()) != (k.shape, k.stride()):
+            params.v_map.words[:] = tensor_map(params.v, v.shape, v.stride(), bf16, build.box)
     return params

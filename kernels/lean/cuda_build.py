@@ -4,6 +4,7 @@ it takes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -23,16 +24,18 @@ _FOLDER = Path(__file__).parent
 ENTRY = "lean"
 #: The first GPUs with bulk tensor copies and thread-block clusters.
 HOPPER = (9, 0)
+#: Bulk copies have boxes of at least this many tokens, which must not cross a page.
+BULK_TOKENS = 16
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 
 
 def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
     """The most rows that an output tile can use, padded: matrix instructions take 8 at a time,
-    registers hold 32 (head_dim 256: 16).
+    registers hold 32 (V's head_dim above 128: 16, above 256: 8).
     """
     rows = group_size * q_len
-    most = 32 if head_dim <= 128 else 16
+    most = 32 if head_dim <= 128 else 16 if head_dim <= 256 else 8
     return min(most, 8 if rows <= 8 else 16 if rows <= 16 else 32)
 
 
@@ -41,6 +44,7 @@ class CudaBuild:
     """The parameters of a build: the macros of build.cuh."""
 
     head_dim: int
+    v_head_dim: int
     bf16: int
     group_size: int
     q_len: int
@@ -62,6 +66,7 @@ class CudaBuild:
     ) -> CudaBuild:
         return cls(
             head_dim=problem.head_dim,
+            v_head_dim=problem.head_dim,
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
             q_len=problem.q_len,
@@ -93,21 +98,27 @@ class CudaBuild:
     @property
     def partial_bytes(self) -> int:
         """Of a work range's slot in the partials workspace: SLOT in build.cuh."""
-        return 8 * self.row_count * self.head_dim
+        return 8 * self.row_count * self.v_head_dim
+
+    @property
+    def box(self) -> int:
+        """Tokens of one copy: BOX in build.cuh."""
+        return math.gcd(self.page, self.chunk)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
-        columns = -(-self.head_dim // 64)
-        ring = self.warps * self.stages * 2 * columns * self.chunk * 128
-        scratch = 4 * self.warps * self.row_count * (self.head_dim + 4)
-        shared_query = self.rows // 8 * (self.head_dim // 16) > 16
+        columns = -(-self.head_dim // 64) + -(-self.v_head_dim // 64)
+        ring = self.warps * self.stages * columns * self.chunk * 128
+        scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
+        k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
+        shared_query = self.rows // 8 * (k_steps + 2 * v_steps) > 48
         total = max(ring, scratch) if shared_query else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
-            total += 4 * self.row_count * self.head_dim + 16 * -(-self.row_count // 2)
+            total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
         if shared_query:
-            total += 2 * self.rows * (self.head_dim + 8)
+            total += 2 * self.rows * (16 * k_steps + 8)
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:
@@ -125,6 +136,11 @@ class CudaBuild:
             raise DoesNotFit(
                 "lean_cuda has bulk copies and clusters from compute capability 9.0 on, this is"
                 f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
+            )
+        if self.bulk and self.box < BULK_TOKENS:
+            raise DoesNotFit(
+                f"lean_cuda has bulk copies for pages of a multiple of {BULK_TOKENS} tokens, these"
+                f" have {self.page}: choose copy async"
             )
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
+from leanbench.kernels.lean.cuda_build import BULK_TOKENS, HOPPER, CudaBuild, rows_of
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
@@ -117,7 +117,9 @@ def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
     shared_lines = (
         problem.kv_layout == "NHD" and problem.kv_heads > 1 and row_bytes % _LINE_BYTES > 0
     )
-    return "bulk" if gpu.compute_capability >= HOPPER and not shared_lines else "async"
+    whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
+    hopper = gpu.compute_capability >= HOPPER
+    return "bulk" if hopper and whole_boxes and not shared_lines else "async"
 
 
 def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:

@@ -81,11 +81,18 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes come from memory at once, unless rows share lines with others that
   // are not wanted now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if (HEAD_DIM % 64 == 0)
+  if ((HEAD_DIM | V_HEAD_DIM) % 64 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The same where `copied`; zeros otherwise, and nothing is read.
+__device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from, bool copied) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(copied ? 16 : 0)
+               : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit_group() {

@@ -153,6 +153,11 @@ inline void cp_async_cg_16(u32 to, const void *from) {
     memcpy(into, from, 16);
 }
 
+inline void cp_async_cg_16(u32 to, const void *from, bool copied) {
+  alignas(16) static const unsigned char zeros[16] = {};
+  cp_async_cg_16(to, copied ? from : zeros);
+}
+
 inline void cp_async_commit_group() { machine.current->groups.emplace_back(); }
 
 template <int PENDING>
