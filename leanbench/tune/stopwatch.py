@@ -22,7 +22,7 @@ from leanbench.core.inputs import (
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.measure.buffers import cold_copies
+from leanbench.measure.buffers import cold_copies, free_memory, rotating_inputs
 from leanbench.measure.timing import Replay, Sampler, Timing
 
 if TYPE_CHECKING:
@@ -115,8 +115,10 @@ class GpuStopwatch:
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
         free, _ = torch.cuda.mem_get_info(self._device)
-        #: The largest problem's K and V.
-        self.most_bytes = int(min(_POOL_BYTES, _POOL_SHARE * free))
+        #: What a problem may need of memory.
+        self.room_bytes = int(_POOL_SHARE * free)
+        #: The largest K and V that the pool holds.
+        self.most_bytes = min(_POOL_BYTES, self.room_bytes)
         self._pools: dict[str, torch.Tensor] = {}
 
     def time(self, problem: AttentionProblem, configs: Sequence[LeanConfig]) -> Result:
@@ -152,9 +154,14 @@ class GpuStopwatch:
         return Result({config: _time(timing) for config, timing in timings.items()}, failures)
 
     def buffers(self, problem: AttentionProblem) -> list[AttentionInputs]:
-        """Inputs that launches rotate over."""
+        """Inputs that launches rotate over: in the pool, or in memory of their own where the cache
+        may have any room, which is where lengths are on the device.
+        """
         import torch
 
+        if problem.lengths_on == "device":
+            free_memory(self._spec)
+            return rotating_inputs(problem, self._device, self._spec, "cold")
         pool = self._pool(problem.dtype)
         half = math.prod(cache_shape(problem))
         block_table = deal_pages(problem, self._device)

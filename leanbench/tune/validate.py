@@ -1,18 +1,21 @@
-"""Validation of tuned configs on problems that were not tuned: the looked-up choice against every
+"""Validation of launch settings on problems that were not tuned: the looked-up choice against every
 candidate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from leanbench.configs.lookup import Choice, choose
+from leanbench.compile.build import Job, build_all
+from leanbench.configs.lookup import Choice, choose, resolve
 from leanbench.configs.space import Candidate, FamilyKey, distinct
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
+from leanbench.core.memory import needed_bytes
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.measure.timing import Effort, measure_interleaved
@@ -104,6 +107,49 @@ def unseen_problems(
     return list(islice(fresh, count))
 
 
+def fitting(
+    drawn: Iterable[AttentionProblem], kernel: Kernel, count: int, most_bytes: float
+) -> list[AttentionProblem]:
+    """The first `count` problems of a draw that the kernel takes and that need `most_bytes` of
+    memory at most.
+    """
+    able = (
+        problem
+        for problem in drawn
+        if needed_bytes(problem) <= most_bytes and kernel.unsupported_reason(problem) is None
+    )
+    return list(islice(able, count))
+
+
+def launches_of(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec) -> list[LeanConfig]:
+    """What the kernel's candidates come down to on a problem, one of each launch.
+
+    Lengths on the device: what `--configs best` times, but for aligned grids, which there are none
+    of.
+    """
+    if problem.lengths_on == "device":
+        able = kernel.candidate_configs(problem.known_to_host, spec)
+        return [config for config in able if not config.align_grid]
+    space = [Candidate(config, config.build_key) for config in kernel.tuning_space(problem, spec)]
+    return [candidate.config for candidate in distinct(space, problem, kernel, spec)]
+
+
+def compile_launches(
+    kernel: Kernel, problems_timed: Iterable[AttentionProblem], spec: GpuSpec, pool: Executor
+) -> None:
+    """Compiles the builds of all launches on all cores, so that timing finds them on the disk."""
+    jobs = [
+        Job(kernel.name, problem, config)
+        for problem in problems_timed
+        for config in _of_each_build(launches_of(kernel, problem, spec))
+    ]
+    build_all(jobs, spec.compute_capability, pool)
+
+
+def _of_each_build(configs: Iterable[LeanConfig]) -> Iterable[LeanConfig]:
+    return {config.build_key: config for config in configs}.values()
+
+
 def _in_turn(
     first: Iterator[AttentionProblem], second: Iterator[AttentionProblem]
 ) -> Iterator[AttentionProblem]:
@@ -121,12 +167,11 @@ def validate(
     choice again.
     """
     choice = choose(kernel, problem, spec)
-    heuristic = kernel.default_config(problem, spec)
+    heuristic = resolve(kernel, problem, spec, "heuristic").config
     assert choice.config is not None
     assert heuristic is not None
-    space = [Candidate(config, config.build_key) for config in kernel.tuning_space(problem, spec)]
-    launches = [candidate.config for candidate in distinct(space, problem, kernel, spec)]
-    times = watch.time(problem, list(dict.fromkeys([heuristic, *launches]))).times
+    launches = dict.fromkeys([heuristic, *launches_of(kernel, problem, spec)])
+    times = watch.time(problem, list(launches)).times
     finalists = sorted(times, key=lambda config: times[config].latency_us)[:_FINALISTS]
     latencies = _again(
         kernel, problem, list(dict.fromkeys([choice.config, heuristic, *finalists])), watch
