@@ -154,12 +154,12 @@ class GpuStopwatch:
         return Result({config: _time(timing) for config, timing in timings.items()}, failures)
 
     def buffers(self, problem: AttentionProblem) -> list[AttentionInputs]:
-        """Inputs that launches rotate over: in the pool, or in memory of their own where the cache
-        may have any room, which is where lengths are on the device.
+        """Inputs that launches rotate over: in the pool, or in memory of their own where that is
+        too small, or the cache has room for others.
         """
         import torch
 
-        if problem.lengths_on == "device":
+        if problem.capacity is not None or problem.kv_bytes > self.most_bytes:
             free_memory(self._spec)
             return rotating_inputs(problem, self._device, self._spec, "cold")
         pool = self._pool(problem.dtype)

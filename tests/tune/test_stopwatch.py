@@ -11,6 +11,7 @@ from leanbench.kernels.lean import Lean
 from leanbench.check.reference import Reference
 from leanbench.configs.space import FamilyKey
 from leanbench.core.errors import UserError
+from leanbench.core.inputs import make_windows
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -76,6 +77,29 @@ def test_buffers_are_a_call_of_the_problem(page_size):
         assert inputs.page_size == page_size
         kernel("reference").prepare(inputs, None)()
         assert Reference(inputs).check(inputs).failure("fp16") is None
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(2, 4, 2, 100, 64, capacity=300),
+        AttentionProblem(2, 4, 2, (100, 7), 64, capacity=300, lengths_on="device"),
+        AttentionProblem(2, 4, 2, 4000, 64),
+    ],
+    ids=lambda problem: problem.label,
+)
+def test_what_the_pool_does_not_hold_has_memory_of_its_own(problem, monkeypatch):
+    monkeypatch.setattr("leanbench.tune.stopwatch.free_memory", lambda spec: None)
+    monkeypatch.setattr(
+        "leanbench.tune.stopwatch.rotating_inputs",
+        lambda problem, device, spec, cache: make_windows(problem, device, 1),
+    )
+    stopwatch = object.__new__(GpuStopwatch)
+    stopwatch._spec, stopwatch._device = find("h200"), torch.device("cpu")
+    stopwatch.most_bytes, stopwatch._pools = 1_000_000, {}
+    [inputs] = stopwatch.buffers(problem)
+    assert inputs.k_cache.shape == (2, problem.cache_capacity, 2, 64)
+    assert not stopwatch._pools
 
 
 @pytest.fixture
