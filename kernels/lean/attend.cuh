@@ -10,13 +10,16 @@
 struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
   const unsigned short *base;  // of the KV head's query heads
-  int row_offset;              // of the output tile
+  int row_offset, all_rows;    // of the output tile; of the KV head
   u32 shared_lane;             // SHARED_QUERY: the lane's address
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
-    row_offset = ROW_TILES > 1 ? part.head % ROW_TILES * ROWS : 0;
-    base = p.q + part.sequence * p.stride_q_batch +
-           (i64)(part.head / ROW_TILES) * GROUP_SIZE * p.stride_q_head;
+    const HeadTile tile = part.head_tile();
+    row_offset = tile.row_offset;
+    all_rows = ::all_rows(part.queries.count);
+    base = p.q + (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token
+                           : part.sequence * p.stride_q_batch) +
+           (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
   }
 
   __device__ __forceinline__ const unsigned short *row_of(const Params &p, int row) const {
@@ -28,7 +31,7 @@ struct Query {
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
       const int within = rows * 8 + lane / 4, row = row_offset + within;
-      const bool valid = row < ALL_ROWS && within < ROW_COUNT;
+      const bool valid = row < all_rows && within < ROW_COUNT;
       const unsigned short *at = row_of(p, row) + lane % 4 * 2;
 #pragma unroll
       for (int step = 0; step < K_STEPS; step++)
@@ -47,7 +50,7 @@ struct Query {
       const int within = i / (2 * K_STEPS), column = i % (2 * K_STEPS) * 8,
                 row = row_offset + within;
       u32 words[4] = {0, 0, 0, 0};
-      if (row < ALL_ROWS && (HEAD_DIM % 16 == 0 || column < HEAD_DIM)) {
+      if (row < all_rows && (HEAD_DIM % 16 == 0 || column < HEAD_DIM)) {
         const u32 *at = reinterpret_cast<const u32 *>(row_of(p, row) + column);
 #pragma unroll
         for (int word = 0; word < 4; word++) words[word] = __ldg(at + word);
@@ -214,7 +217,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 // Masks the tokens that a row does not see: past the sequence's end, or past its query token (the
 // causal tail).
 __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], int token,
-                                            int tokens, int row_offset, int lane) {
+                                            int tokens, int q_len, int row_offset, int lane) {
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -222,7 +225,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int query = (row_offset + rows * 8 + lane % 4 * 2 + i % 2) / GROUP_SIZE;
-        const int seen = Q_LEN == 1 ? tokens : min(tokens, tokens - (Q_LEN - 1) + query);
+        const int seen = Q_LEN == 1 ? tokens : min(tokens, tokens - (q_len - 1) + query);
         if (token + block * 16 + lane / 4 + i / 2 * 8 >= seen) s[block][rows][i] = -INFINITE;
       }
 }
@@ -247,8 +250,10 @@ __device__ __forceinline__ void zero_values(u32 stage, int from, int lane) {
 
 // Attends to a chunk that has arrived: `tokens` of the sequence, the chunk's first is `token`.
 __device__ __forceinline__ void attend_chunk(State &state, const Query &query, u32 stage, int token,
-                                             int tokens, int lane, float scale) {
-  const bool masked = token + CHUNK > tokens - (Q_LEN - 1);
+                                             int tokens, int q_len, int lane, float scale) {
+  // From the tokens on that the output tile's first row does not see.
+  const int first_query = Q_LEN > 0 ? 0 : query.row_offset / GROUP_SIZE;
+  const bool masked = token + CHUNK > tokens - (q_len - 1) + first_query;
   if (masked) zero_values(stage, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
   compute_scores(s, query, stage, lane, scale);
@@ -257,7 +262,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Query &query, u
 #pragma unroll
   for (int step = 0; step < EARLY_VALUES; step++)
     ldmatrix_x4_trans(early[step], v_address(stage, lane, step, 0));
-  if (masked) mask_scores(s, token, tokens, query.row_offset, lane);
+  if (masked) mask_scores(s, token, tokens, q_len, query.row_offset, lane);
   state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);

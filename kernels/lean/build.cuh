@@ -5,7 +5,8 @@
 //   BF16           1: bf16, 0: fp16
 //   GROUP_SIZE     query heads that share a KV head
 //   Q_LEN          query tokens of a sequence; row r of an output tile is query token
-//                  r / GROUP_SIZE
+//                  r / GROUP_SIZE. 0: the launch says how many
+//   RAGGED_Q       1: cu_seqlens_q says how many, of each sequence (Q_LEN is 0, RAGGED 1)
 //   ROWS           rows of an output tile, padded: 8, 16 or 32
 //   CHUNK          tokens that a warp takes at a time: a multiple of 16
 //   WARPS, STAGES  warps of a CTA; chunks that each of them has in flight
@@ -31,9 +32,11 @@ constexpr int K_COLUMNS = (HEAD_DIM + 63) / 64, V_COLUMNS = (V_HEAD_DIM + 63) / 
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_HEAD_DIM + 15) / 16;
 constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
-constexpr int ALL_ROWS = GROUP_SIZE * Q_LEN;
-constexpr int ROW_TILES = (ALL_ROWS + ROWS - 1) / ROWS;
-constexpr int ROW_COUNT = ALL_ROWS < ROWS ? ALL_ROWS : ROWS;
+// Of a KV head, and its output tiles.
+constexpr int all_rows(int q_len) { return GROUP_SIZE * (Q_LEN > 0 ? Q_LEN : q_len); }
+constexpr int row_tiles(int q_len) { return (all_rows(q_len) + ROWS - 1) / ROWS; }
+constexpr bool ONE_ROW_TILE = Q_LEN > 0 && GROUP_SIZE * Q_LEN <= ROWS;
+constexpr int ROW_COUNT = ONE_ROW_TILE ? GROUP_SIZE * Q_LEN : ROWS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int RANGE_WARPS = WARPS * CLUSTER;       // warps of a work range
 constexpr int V_AT = K_COLUMNS * CHUNK * 128;      // V of a chunk, after its K

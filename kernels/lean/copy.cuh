@@ -69,7 +69,7 @@ struct Warp {
   // Starts the copies of K and V of the chunk at `position`.
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage) {
     const int token = position.token + position.chunk * CHUNK;
-    const int kv_head = position.head / ROW_TILES;
+    const int kv_head = position.head_tile().kv_head;
     const u32 to = ring + stage * STAGE;
     int pages[BOXES];
     int boxes = 1;
@@ -88,7 +88,7 @@ struct Warp {
       const u32 barrier = barriers + 8 * stage;
       mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * 128));
       // Other row tiles read the same K and V again, from the L2.
-      const u64 policy = ROW_TILES == 1 ? createpolicy_evict_first() : createpolicy_evict_normal();
+      const u64 policy = ONE_ROW_TILE ? createpolicy_evict_first() : createpolicy_evict_normal();
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         if (box < boxes) {

@@ -90,7 +90,7 @@ class CudaLaunch:
         if self.build.fixed_runs:
             return -(-self.slots_bytes // (self.build.partial_bytes * self.grid))
         per_sequence, work_ranges = (
-            inputs.kv_heads * self.build.row_tiles,
+            inputs.kv_heads * self.build.row_tiles(inputs.q_len),
             self.grid // self.build.cluster,
         )
         tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
@@ -209,8 +209,8 @@ def launch_of(
     device = inputs.q.device
     build = build_of(inputs, config)
     batch = inputs.q.shape[0]
-    output_tiles = batch * inputs.kv_heads * build.row_tiles
-    per_sequence = inputs.kv_heads * build.row_tiles
+    per_sequence = inputs.kv_heads * build.row_tiles(inputs.q_len)
+    output_tiles = batch * per_sequence
     slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
     slots = min(slots, clusters_at_once(build, device))
     params = _params(inputs, build)
@@ -280,6 +280,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         inputs.q.shape[0],
         inputs.kv_heads,
     )
+    params.q_len = inputs.q_len
     params.qk_scale = qk_scale(inputs)
     if build.bulk:
         k, v, bf16 = inputs.k_cache, inputs.v_cache, bool(build.bf16)

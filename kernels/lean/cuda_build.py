@@ -26,6 +26,9 @@ ENTRY = "lean"
 HOPPER = (9, 0)
 #: Bulk copies have boxes of at least this many tokens, which must not cross a page.
 BULK_TOKENS = 16
+#: Query tokens of a sequence up to which a build is made for their number; it is a parameter of the
+#: launch above.
+_MOST_BUILT_Q_LEN = 16
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 
@@ -58,6 +61,7 @@ class CudaBuild:
     ragged: int
     fixed_runs: int
     page: int
+    ragged_q: int = 0
     max_events: int = 0
 
     @classmethod
@@ -69,7 +73,7 @@ class CudaBuild:
             v_head_dim=problem.head_dim,
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
-            q_len=problem.q_len,
+            q_len=problem.q_len if problem.q_len <= _MOST_BUILT_Q_LEN else 0,
             rows=min(
                 config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.head_dim)
             ),
@@ -87,13 +91,12 @@ class CudaBuild:
 
     @property
     def row_count(self) -> int:
-        """Rows of a partial that hold anything."""
-        return min(self.group_size * self.q_len, self.rows)
+        """Rows of a partial that hold anything, as far as the build knows."""
+        return min(self.group_size * self.q_len or self.rows, self.rows)
 
-    @property
-    def row_tiles(self) -> int:
-        """Output tiles of one sequence's KV head."""
-        return -(-self.group_size * self.q_len // self.rows)
+    def row_tiles(self, q_len: int) -> int:
+        """Output tiles of one KV head of a sequence with `q_len` query tokens."""
+        return -(-self.group_size * q_len // self.rows)
 
     @property
     def partial_bytes(self) -> int:

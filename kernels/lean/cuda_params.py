@@ -78,6 +78,9 @@ class Params(ctypes.Structure):
         ("epoch", ctypes.c_int32),
         ("replays", ctypes.c_uint64),
         ("events", ctypes.c_uint64),
+        ("cu_seqlens_q", ctypes.c_uint64),
+        ("q_len", ctypes.c_int32),
+        ("total_queries", ctypes.c_int32),
     ]
 
 

@@ -76,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         fresh = false;
       }
       const u32 stage = ring.wait(warp);
-      attend_chunk(state, query, stage, part.token + part.chunk * CHUNK, part.tokens, lane,
-                   p.qk_scale);
+      attend_chunk(state, query, stage, part.token + part.chunk * CHUNK, part.tokens,
+                   part.queries.count, lane, p.qk_scale);
       ring.release();
       part.chunk += RANGE_WARPS;
     }
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     state.store(reinterpret_cast<float *>(shared + SCRATCH_AT),
                 reinterpret_cast<float2 *>(shared + LOGS_AT), warp_number, lane);
     __syncthreads();
-    const int output_tile = part.sequence * p.kv_heads * ROW_TILES + part.head;
+    const int output_tile = part.sequence * head_tiles(p) + part.head;
     // What a reduction waits for comes in while it goes on, and counts as part of it.
     const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
     if (reduces) events.record(TILES, output_tile);

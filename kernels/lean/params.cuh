@@ -36,6 +36,9 @@ struct Params {
   u32 epoch;       // of the launch; see kernels/lean/workspace.py
   const u32 *replays;  // added to it
   u64 *events;     // MAX_EVENTS: see kernels/events.py
+  const int *cu_seqlens_q;  // RAGGED_Q
+  int q_len;                // Q_LEN is 0: query tokens of a sequence; RAGGED_Q: at most
+  int total_queries;        // RAGGED_Q: of all sequences
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES,

@@ -8,18 +8,21 @@
 
 __device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
                                              const Piece &piece) {
-  const int row = (part.head % ROW_TILES) * ROWS + quad / ROW_QUADS;
-  if (ROW_TILES > 1 && row >= ALL_ROWS) return;
-  const int head = part.head / ROW_TILES * GROUP_SIZE + row % GROUP_SIZE;
+  const HeadTile tile = part.head_tile();
+  const int row = tile.row_offset + quad / ROW_QUADS;
+  if (!ONE_ROW_TILE && row >= all_rows(part.queries.count)) return;
+  const int head = tile.kv_head * GROUP_SIZE + row % GROUP_SIZE;
   const int query = row / GROUP_SIZE;
   const int column = quad % ROW_QUADS * 4;
-  unsigned short *at = p.out + part.sequence * p.stride_out_batch +
+  unsigned short *at = p.out + (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
+                                         : part.sequence * p.stride_out_batch) +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
   const float4 o = piece.scaled();
   *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2(o.x, o.y), cvt_rn_x2(o.z, o.w));
   if (column == 0)
-    p.lse[((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * Q_LEN + query] =
-        piece.lse();
+    p.lse[(RAGGED_Q ? (i64)head * p.total_queries + part.queries.first
+                    : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * part.queries.count) +
+          query] = piece.lse();
 }
 
 // A piece of the CTA's partial: its warps'.

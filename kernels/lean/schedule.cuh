@@ -27,12 +27,30 @@ __device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 
+// Query tokens of a sequence, and the first of them, whatever cu_seqlens_q says: none outside of q.
+struct Queries {
+  int first, count;
+
+  __device__ __forceinline__ static Queries of(const Params &p, int sequence) {
+    if (Q_LEN > 0) return {0, Q_LEN};
+    if (!RAGGED_Q) return {0, p.q_len};
+    const int first = min(max(__ldg(p.cu_seqlens_q + sequence), 0), p.total_queries);
+    const int end = min(__ldg(p.cu_seqlens_q + sequence + 1), p.total_queries);
+    return {first, min(max(end - first, 0), p.q_len)};
+  }
+};
+
+// Output tiles of a sequence; RAGGED_Q: of one with the most query tokens.
+__device__ __forceinline__ int head_tiles(const Params &p) {
+  return p.kv_heads * row_tiles(p.q_len);
+}
+
 // The log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run, whose length follows from
 // its sequence's own: runs for 128 CTAs where it is alone, no shorter than `tile_shift` and no longer
 // than `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
 __device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
   if (!FIXED_RUNS) return p.tile_shift;
-  const int run = min(tokens, 1 << 17) * p.kv_heads * ROW_TILES >> 7;
+  const int run = min(tokens, 1 << 17) * head_tiles(p) >> 7;
   return min(max(run > 1 ? 32 - __clz(run - 1) : 0, p.tile_shift), p.longest_shift);
 }
 
@@ -55,12 +73,19 @@ __device__ __forceinline__ int range_of(const Params &p, int lean_tile, int shar
   return (early ? 0 : longer) + divide(n, early ? p.by_share_plus_1 : p.by_share);
 }
 
+// An output tile of a sequence: its KV head, and its first row.
+struct HeadTile {
+  int kv_head, row_offset;
+};
+
 // A warp's position in its work range: the part of an output tile that it is in, from there to the
 // end of the output tile or of the work range, and its next chunk of that part.
 struct Position {
   int lowest, highest;  // FIXED_RUNS: LeanTiles of the work range
   int at;               // LeanTile, among all LeanTiles of the launch
-  int sequence, head;   // `head`: KV head x ROW_TILES + row tile
+  int sequence, head;   // `head`: KV head x row tiles + row tile
+  HeadTile run_time_head_tile;  // Q_LEN is 0: `head`
+  Queries queries;              // of the sequence
   int sequence_start;   // RAGGED: the sequence's first LeanTile
   int end_tiles;        // RAGGED: empty LeanTiles that an output tile counts at its end
   int tokens, tiles;    // of the sequence
@@ -80,17 +105,38 @@ struct Position {
       int output_tile = FIXED_RUNS ? divide(at, tiles) : divide(at, p.by_tiles);
       first = at - output_tile * tiles;
       sequence = divide(output_tile, p.by_heads);
-      head = output_tile - sequence * p.kv_heads * ROW_TILES;
+      head = output_tile - sequence * head_tiles(p);
     }
     enter_tiles(p, end, range_warp);
   }
 
+  // Enters output tile `head` of the sequence.
+  __device__ __forceinline__ void enter_head(const Params &p) {
+    queries = Queries::of(p, sequence);
+    if (Q_LEN > 0) return;
+    const int tiles = row_tiles(queries.count), kv_head = divide(head, tiles);
+    run_time_head_tile = {kv_head, (head - kv_head * tiles) * ROWS};
+  }
+
+  __device__ __forceinline__ HeadTile head_tile() const {
+    if (Q_LEN == 0) return run_time_head_tile;
+    constexpr int TILES = Q_LEN > 0 ? row_tiles(Q_LEN) : 1;
+    return {head / TILES, ONE_ROW_TILE ? 0 : head % TILES * ROWS};
+  }
+
+  // Tokens that the output tile's row `row` sees (the causal tail).
+  __device__ __forceinline__ int seen_by(int row) const {
+    return tokens - (queries.count - 1) + min(row / GROUP_SIZE, queries.count - 1);
+  }
+
   // Enters the part from LeanTile `first` of the output tile on.
   __device__ __forceinline__ void enter_tiles(const Params &p, int end, int range_warp) {
+    enter_head(p);
     last = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
     const int shift = tile_shift(p, tokens);
     token = first << shift;
     int stop = min(last << shift, tokens);
+    if (Q_LEN == 0) stop = min(stop, seen_by(run_time_head_tile.row_offset + ROWS - 1));
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
     chunk = range_warp;
   }
@@ -106,7 +152,7 @@ struct Position {
       }
       at += tiles - first;
       int next_tiles = tiles;
-      if (RAGGED && at >= sequence_start + tiles * p.kv_heads * ROW_TILES) {
+      if (RAGGED && at >= sequence_start + tiles * head_tiles(p)) {
         sequence_start = at;
         sequence += 1;
         if (at <= highest) next_tiles = tiles_of(p, tokens_of(p, sequence));
@@ -116,9 +162,10 @@ struct Position {
     }
     at += last - first;
     if (RAGGED) {
-      int sequence_end = sequence_start + tiles * p.kv_heads * ROW_TILES;
+      int sequence_end = sequence_start + tiles * p.kv_heads * row_tiles(queries.count);
       if (at >= sequence_end) {
         sequence += 1;
+        while (RAGGED_Q && sequence < p.batch && Queries::of(p, sequence).count == 0) sequence += 1;
         sequence_start = sequence_end;
       }
     }
@@ -140,13 +187,16 @@ __device__ __forceinline__ int split_count(int tiles, int longest) {
   return divide(tiles + longest - 1, longest);
 }
 
-// RAGGED: LeanTiles of one KV head's row tile. By a warp together.
+// RAGGED: LeanTiles of one KV head's row tile; RAGGED_Q: of all of them. By a warp together.
 struct Lengths {
   int own;        // of sequence `lane`; 0: there is none
   int sum, most;  // of all sequences, of the longest
+  int row_tiles_sum;  // RAGGED_Q: of a KV head, of all sequences
 
   __device__ __forceinline__ static int of(const Params &p, int sequence) {
-    return sequence < p.batch ? tiles_of(p, tokens_of(p, sequence)) : 0;
+    if (sequence >= p.batch) return 0;
+    const int tiles = tiles_of(p, tokens_of(p, sequence));
+    return RAGGED_Q ? tiles * row_tiles(Queries::of(p, sequence).count) : tiles;
   }
 
   // Starts the read; other work may fill its latency.
@@ -160,6 +210,20 @@ struct Lengths {
     }
     sum = __reduce_add_sync(~0u, sum);
     most = __reduce_max_sync(~0u, most);
+    if (RAGGED_Q) {
+      row_tiles_sum = 0;
+      for (int i = lane; i < p.batch; i += 32)
+        row_tiles_sum += row_tiles(Queries::of(p, i).count);
+      row_tiles_sum = __reduce_add_sync(~0u, row_tiles_sum);
+    }
+  }
+
+  __device__ __forceinline__ int output_tiles(const Params &p) const {
+    return RAGGED_Q ? row_tiles_sum * p.kv_heads : p.batch * head_tiles(p);
+  }
+
+  __device__ __forceinline__ int lean_tiles(const Params &p) const {
+    return sum * (RAGGED_Q ? p.kv_heads : head_tiles(p));
   }
 
   // Splits of all sequences, none longer than `longest`, which differs from lane to lane.
@@ -189,7 +253,7 @@ __device__ __forceinline__ int units_of(const Params &p, int sequence, int longe
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of(p, tokens_of(p, sequence));
   const int units = longest > 0 ? split_count(tiles, longest) - 1 : tiles + p.end_tiles;
-  return units * p.kv_heads * ROW_TILES;
+  return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
 
 // RAGGED: the sequence that holds unit `unit`, and its first unit; by a warp together.
@@ -242,7 +306,7 @@ struct WorkRange {
     if (!whole && CLUSTER > 1) {
       // Candidates, a sixteenth of the share apart; the shortest that needs no more than `ranges`.
       const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
-      count = lengths.splits_by_lane(p, lane, share + longer_by) * p.kv_heads * ROW_TILES;
+      count = lengths.splits_by_lane(p, lane, share + longer_by) * head_tiles(p);
       const u32 fitting = __ballot_sync(~0u, lane <= p.longest_steps && count <= ranges);
       const int first = fitting ? __ffs(fitting) - 1 : 0;
       shortest += __shfl_sync(~0u, longer_by, first);
@@ -250,7 +314,7 @@ struct WorkRange {
       enough = fitting != 0;
       whole = lengths.most <= shortest + p.merge_tiles;
     } else if (!whole) {
-      count = lengths.splits(p, lane, share) * p.kv_heads * ROW_TILES;
+      count = lengths.splits(p, lane, share) * head_tiles(p);
       enough = count <= ranges;
     }
     if (!whole && !enough) return 0;
@@ -267,7 +331,7 @@ struct WorkRange {
   __device__ __forceinline__ void enter_split(const Params &p, int lane, int unit, int used,
                                               int output_tiles, int range_warp,
                                               Position &position) {
-    const int each = p.kv_heads * ROW_TILES, others = used - output_tiles;
+    const int each = head_tiles(p), others = used - output_tiles;
     int head, before = 0;
     split = 0;
     if (unit >= others) {
@@ -300,10 +364,11 @@ struct WorkRange {
   // false: it does not look like one.
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
     const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
-    const int each = p.kv_heads * ROW_TILES, output_tiles = p.batch * each;
-    if (!RAGGED || FIXED_RUNS || unit >= output_tiles || ranges >= 2 * output_tiles) return false;
+    const int each = head_tiles(p), output_tiles = p.batch * each;
+    if (!RAGGED || RAGGED_Q || FIXED_RUNS || unit >= output_tiles || ranges >= 2 * output_tiles) return false;
     position.sequence = divide(unit, each);
     position.head = unit - position.sequence * each;
+    position.enter_head(p);
     position.tokens = p.context;
     position.token = 0;
     position.chunk = range_warp;
@@ -327,7 +392,7 @@ struct WorkRange {
       position.tokens = p.context;
       position.tiles = tiles_of(p, p.context);
       const int total =
-          (RAGGED ? lengths.sum : p.batch * position.tiles) * p.kv_heads * ROW_TILES;
+          (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
       used = min(ranges, total);
       if (unit >= used) return false;
       share = divide(total, used), longer = total - share * used;
@@ -342,12 +407,12 @@ struct WorkRange {
       return true;
     }
     if (RAGGED) {
-      const int output_tiles = p.batch * p.kv_heads * ROW_TILES;
-      const int real = lengths.sum * p.kv_heads * ROW_TILES;
+      const int output_tiles = lengths.output_tiles(p), real = lengths.lean_tiles(p);
+      if (RAGGED_Q && real == 0) return false;
       // Ends are no work to share: how many ranges there are follows from the real LeanTiles.
       used = min(ranges, p.min_tiles_per_range > 1 ? divide(real, p.min_tiles_per_range) : real);
       used = max(1, used);
-      longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
+      if (!RAGGED_Q) longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
       if (unit >= used) return false;
       if (longest > 0) {
         enter_split(p, lane, unit, used, output_tiles, range_warp, position);

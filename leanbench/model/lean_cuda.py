@@ -135,11 +135,12 @@ def _gpu_bytes_per_us(
 ) -> float:
     """What all CTAs together read, from DRAM and the L2."""
     dram_rate = costs.bandwidth_share * spec.bandwidth_tb_s * 1e6
-    if build.row_tiles == 1:
+    row_tiles = build.row_tiles(problem.q_len)
+    if row_tiles == 1:
         return dram_rate
-    again_bytes = (build.row_tiles - 1) * problem.kv_bytes
+    again_bytes = (row_tiles - 1) * problem.kv_bytes
     misses = problem.kv_bytes / (problem.kv_bytes + spec.l2_bytes)
-    apart = 1 - _in_step(schedule, build.row_tiles)
+    apart = 1 - _in_step(schedule, row_tiles)
     dram_bytes = problem.kv_bytes + costs.reread_share * misses * apart * again_bytes
     reading_us = dram_bytes / dram_rate + again_bytes / (costs.l2_bandwidth_ratio * dram_rate)
     return (problem.kv_bytes + again_bytes) / reading_us

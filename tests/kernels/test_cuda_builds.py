@@ -195,7 +195,7 @@ def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
     """One long sequence and seven short ones, most of which one of five runs has."""
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
     params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
-    build = SimpleNamespace(cluster=4, row_tiles=1, fixed_runs=0)
+    build = SimpleNamespace(cluster=4, row_tiles=lambda _: 1, fixed_runs=0)
     launch = SimpleNamespace(params=params, grid=20, build=build)
     assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts
 
@@ -290,7 +290,7 @@ def test_rows_of_an_output_tile(group_size, q_len, head_dim, tile_rows, rows, ti
     assert config is not None
     config = replace(config, tile_rows=tile_rows)
     build = CudaBuild.of(problem, config)
-    assert (build.rows, build.row_tiles) == (rows, tiles)
+    assert (build.rows, build.row_tiles(q_len)) == (rows, tiles)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def compiled(build: CudaBuild, folder: Path) -> ctypes.CDLL:
 def walked(
     library: ctypes.CDLL, problem: AttentionProblem, config: LeanCudaConfig, build: CudaBuild
 ) -> list[Part]:
-    per_sequence = problem.kv_heads * build.row_tiles
+    per_sequence = problem.kv_heads * build.row_tiles(problem.q_len)
     output_tiles = problem.batch * per_sequence
     host_tokens = problem.cache_capacity if build.ragged else problem.max_context
     most_tiles = -(-host_tokens // config.tile_tokens)
