@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from copied_sources import ROOT, copy_sources, run
 
-#: Grid and kernel of the sweeps; its cell with a softcap is refused.
+#: Grid and kernel of the sweeps; its cell with a temperature is refused.
 SWEEP = """
-name = "capped"
+name = "heated"
 kernels = ["fa2"]
 context = 1024
-softcap = ["none", 30]
+temperature = ["none", 30]
 """
 
 
@@ -35,7 +35,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = source.replace(place, f"{field[1]}\n{place}")
     source = source.replace("axis_values import Capacity", "axis_values import Capacity, Decimals")
     problem.write_text(source, encoding="utf-8")
-    (folder / "capped.toml").write_text(SWEEP, encoding="utf-8")
+    (folder / "heated.toml").write_text(SWEEP, encoding="utf-8")
     return folder
 
 
@@ -45,12 +45,12 @@ def answers(copy: Path) -> dict[str, str]:
     commands = {
         "help": "sweep --help",
         "list": "list axes",
-        "dry run": "sweep capped.toml --dry-run --gpu h200",
-        "flag": "sweep --softcap 50,none --context 1k --kernels lean --dry-run --gpu h200",
-        "wrong": "sweep --softcap 2000 --dry-run",
-        "trace": "trace h32/8 n1k d128 s30 --kernels fa2 --gpu h200",
-        "sweep": "sweep capped.toml --gpu h200 --name first",
-        "again": "sweep capped.toml --softcap none,50 --gpu h200 --name second",
+        "dry run": "sweep heated.toml --dry-run --gpu h200",
+        "flag": "sweep --temperature 50,none --context 1k --kernels lean --dry-run --gpu h200",
+        "wrong": "sweep --temperature 2000 --dry-run",
+        "trace": "trace h32/8 n1k d128 t30 --kernels fa2 --gpu h200",
+        "sweep": "sweep heated.toml --gpu h200 --name first",
+        "again": "sweep heated.toml --temperature none,50 --gpu h200 --name second",
         "report": "report first --format markdown",
         "compare": "compare first second --format json",
     }
@@ -63,26 +63,29 @@ def rows(copy: Path) -> list[dict[str, str]]:
 
 
 def test_it_is_a_flag_with_its_help_and_default(answers):
-    assert "--softcap LIST" in answers["help"]
-    assert "Caps of the scores: 30,50" in answers["help"]
-    [line] = [line for line in answers["list"].splitlines() if line.startswith("--softcap")]
-    assert line.split()[:3] == ["--softcap", "s", "none"]
+    assert "--temperature LIST" in answers["help"]
+    assert "Scores are divided by it: 0.7,30" in answers["help"]
+    [line] = [line for line in answers["list"].splitlines() if line.startswith("--temperature")]
+    assert line.split()[:3] == ["--temperature", "t", "none"]
 
 
 def test_a_sweep_file_and_a_flag_make_cells_and_a_wrong_value_is_a_sentence(answers):
-    labels = ["b1 h32/8 n1024 d128 fp16 HND", "b1 h32/8 n1024 d128 s30 fp16 HND"]
+    labels = ["b1 h32/8 n1024 d128 fp16 HND", "b1 h32/8 n1024 d128 t30 fp16 HND"]
     for label in labels:
         assert label in answers["dry run"]
-    assert "b1 h32/8 n1024 d128 s50 fp16 HND" in answers["flag"]
+    assert "b1 h32/8 n1024 d128 t50 fp16 HND" in answers["flag"]
     assert answers["wrong"] == (
-        "Error: softcap '2000' is not a cap of the scores, write numbers above 0 and up to 1000"
-        " such as 30,50, or none for scores as they are\n"
+        "Error: temperature '2000' is not a temperature, write numbers above 0 and up to 1000"
+        " such as 0.7,30, or none for scores as they are\n"
     )
 
 
 def test_kernels_that_do_not_know_it_refuse_it(answers, copy):
-    assert "fa2 takes no softcap, this problem has softcap 30: leave it out" in answers["trace"]
-    assert [(row["softcap"], row["status"]) for row in rows(copy)] == [
+    assert (
+        "fa2 takes no temperature, this problem has temperature 30: leave it out"
+        in answers["trace"]
+    )
+    assert [(row["temperature"], row["status"]) for row in rows(copy)] == [
         ("none", "ok"),
         ("30", "unsupported"),
     ]
@@ -91,30 +94,32 @@ def test_kernels_that_do_not_know_it_refuse_it(answers, copy):
 def test_rows_keep_it_and_problems_without_it_are_as_ever(answers, copy):
     lines = (copy / "runs/first/results.jsonl").read_text().splitlines()
     problems = [json.loads(line)["problem"] for line in lines]
-    assert [problem.get("softcap", "absent") for problem in problems] == ["absent", 30.0]
+    assert [problem.get("temperature", "absent") for problem in problems] == ["absent", 30.0]
     cells = [json.loads(line)["cell"] for line in lines]
     assert cells[0] == "fa2-b1-h32-8-n1024-d128-fp16-HND-default-d00019f9"
-    assert cells[1].startswith("fa2-b1-h32-8-n1024-d128-s30-fp16-HND-default-")
+    assert cells[1].startswith("fa2-b1-h32-8-n1024-d128-t30-fp16-HND-default-")
 
 
 def test_reports_have_it(answers, copy):
     page = (copy / "runs/first/report.html").read_text()
-    assert '"label": "softcap", "name": "softcap", "values": ["none", "30"]' in page  # a selector
-    assert '"heading": "softcap"' in page  # a column
+    assert (
+        '"label": "temperature", "name": "temperature", "values": ["none", "30"]' in page
+    )  # a selector
+    assert '"heading": "temperature"' in page  # a column
     markdown = (copy / "runs/first/report.md").read_text()
-    assert "b1 h32/8 n1024 d128 s30 fp16 HND" in markdown
+    assert "b1 h32/8 n1024 d128 t30 fp16 HND" in markdown
 
 
 def test_a_comparison_pairs_by_it(answers):
     compared = json.loads(answers["compare"])
-    assert [pair["problem"].get("softcap") for pair in compared["pairs"]] == [None]
-    assert compared["only_in_base"] == ["fa2 · b1 h32/8 n1024 d128 s30 fp16 HND"]
-    assert compared["only_in_new"] == ["fa2 · b1 h32/8 n1024 d128 s50 fp16 HND"]
+    assert [pair["problem"].get("temperature") for pair in compared["pairs"]] == [None]
+    assert compared["only_in_base"] == ["fa2 · b1 h32/8 n1024 d128 t30 fp16 HND"]
+    assert compared["only_in_new"] == ["fa2 · b1 h32/8 n1024 d128 t50 fp16 HND"]
 
 
 def test_the_command_of_a_row_repeats_it(answers, copy):
     commands = [row["command"] for row in rows(copy)]
-    assert ["--softcap 30" in command for command in commands] == [False, True]
+    assert ["--temperature 30" in command for command in commands] == [False, True]
     [(code, text, _)] = run(copy, commands[1].removeprefix("leanbench ") + " --dry-run")
     assert code == 0
-    assert "b1 h32/8 n1024 d128 s30 fp16 HND" in text
+    assert "b1 h32/8 n1024 d128 t30 fp16 HND" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from leanbench.core.axes import AXES
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
@@ -20,7 +21,9 @@ class Reference(Kernel):
     decomposition = "other"
     source = "definition of softmax attention"
     is_timed = False
-    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
+    axes = frozenset(AXES)
+    head_dims = page_sizes = range(1, 2**31)
+    max_q_len = 2**31
     guards_lengths = True
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:

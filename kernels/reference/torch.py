@@ -10,47 +10,163 @@ from leanbench.core.inputs import AttentionInputs
 def attend(
     inputs: AttentionInputs, sequence: int, kv_head: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (q_len, group_size, head_dim) and LSE (group_size, q_len) of one sequence's KV head,
-    both fp64.
+    """Output (q_len, group_size, head_dim of V) and LSE (group_size, q_len) of one sequence's KV
+    head, both fp64.
 
-    With several query tokens the last one sees the whole context and each earlier one a token less.
-    A length below 0 is 0, one past the cache is the cache's.
+    A row that sees no token has output 0; its LSE is -inf, or its sink's logit. A length below 0
+    is 0, one past the cache is the cache's.
     """
-    tokens = inputs.read_lengths()[sequence]
-    group_size = inputs.group_size
-    heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
-    q = inputs.q[sequence, :, heads].double()
-    k = _cached(inputs, inputs.k_cache, sequence, kv_head, tokens).double()
-    v = _cached(inputs, inputs.v_cache, sequence, kv_head, tokens).double()
+    q = _queries(inputs, sequence, kv_head)
+    k, v = keys_and_values(inputs, sequence, kv_head)
+    k = k * _scale(inputs.k_descale, sequence, kv_head)
+    v = v * _scale(inputs.v_descale, sequence, kv_head)
 
     scores = torch.einsum("qhd,nd->hqn", q, k) * inputs.softmax_scale
-    q_len = q.shape[0]
-    visible = tokens - q_len + 1 + torch.arange(q_len, device=q.device)
-    hidden = torch.arange(tokens, device=q.device)[None, :] >= visible[:, None]
-    scores = scores.masked_fill(hidden, float("-inf"))
+    if inputs.softcap:
+        scores = inputs.softcap * torch.tanh(scores / inputs.softcap)
+    distance = _distance(len(q), len(k), q.device)
+    if inputs.alibi_slopes is not None:
+        slopes = inputs.alibi_slopes.double().expand(inputs.batch, -1)[sequence]
+        scores = scores - slopes[_heads(inputs, kv_head), None, None] * distance.abs()
+    scores = scores.masked_fill(_hidden(inputs, distance), float("-inf"))
+    if inputs.sinks is not None:
+        sinks = inputs.sinks.double()[_heads(inputs, kv_head), None, None]
+        scores = torch.cat([scores, sinks.expand(-1, len(q), -1)], dim=-1)
     lse = torch.logsumexp(scores, dim=-1)
     # Against the largest score: lse rounds to it where scores are huge.
-    seen = torch.softmax(scores, dim=-1)
+    seen = torch.softmax(scores, dim=-1)[..., : len(k)]
     weights = torch.where(lse.isneginf()[..., None], torch.zeros_like(seen), seen)
     return torch.einsum("hqn,nd->qhd", weights, v), lse
 
 
-def _cached(
-    inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int, tokens: int
+def _distance(q_len: int, tokens: int, device: torch.device) -> torch.Tensor:
+    """(q_len, tokens): how far behind each query token each token is; the last of both are one."""
+    places = tokens - q_len + torch.arange(q_len, device=device)
+    return places[:, None] - torch.arange(tokens, device=device)[None, :]
+
+
+def _hidden(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
+    """Which tokens a query token does not see."""
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if inputs.causal:
+        hidden |= distance < 0
+    if inputs.window_left >= 0:
+        hidden |= distance > inputs.window_left
+    if inputs.window_right >= 0:
+        hidden |= -distance > inputs.window_right
+    return hidden
+
+
+def _heads(inputs: AttentionInputs, kv_head: int) -> slice:
+    """The query heads of a KV head."""
+    return slice(kv_head * inputs.group_size, (kv_head + 1) * inputs.group_size)
+
+
+def _queries(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tensor:
+    """(q_len, group_size, head_dim): rotated, and with their scale."""
+    if inputs.cu_seqlens_q is None:
+        q = inputs.q[sequence]
+    else:
+        starts = inputs.read_query_starts()
+        q = inputs.q[starts[sequence] : starts[sequence + 1]]
+    q = q[:, _heads(inputs, kv_head)]
+    if inputs.rotary_cos is not None:
+        first = inputs.read_lengths()[sequence] - inputs.new_tokens
+        is_local = inputs.window_left >= 0 or inputs.window_right >= 0
+        step = 1 if inputs.causal or is_local else 0
+        q = _rotated(inputs, q, first + step * torch.arange(len(q), device=q.device))
+    return q.double() * _scale(inputs.q_descale, sequence, kv_head)
+
+
+def keys_and_values(
+    inputs: AttentionInputs, sequence: int, kv_head: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, head_dim) of K and of V in fp64, unscaled: what a sequence has in the caches after
+    the call, behind its padding.
+    """
+    tokens = inputs.read_lengths()[sequence]
+    k = in_cache(inputs, inputs.k_cache, sequence, kv_head).double()
+    v = in_cache(inputs, inputs.v_cache, sequence, kv_head).double()
+    if inputs.k_new is not None and inputs.v_new is not None:
+        k_new, first = inputs.k_new[sequence, :, kv_head], tokens - inputs.new_tokens
+        if inputs.rotary_cos is not None:
+            places = torch.arange(first, tokens, device=k.device)
+            k_new = _rotated(inputs, k_new[:, None], places)[:, 0]
+        k = torch.cat([k[:first], k_new.double()])
+        v = torch.cat([v[:first], inputs.v_new[sequence, :, kv_head].double()])
+    padding = 0
+    if inputs.cache_leftpad is not None:
+        padding = int(inputs.cache_leftpad[sequence].clamp(0, tokens))
+    return k[padding:], v[padding:]
+
+
+def _rotated(inputs: AttentionInputs, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """(tokens, heads, head_dim), each token rotated by its place's row of the tables and rounded to
+    its dtype again.
+    """
+    assert inputs.rotary_cos is not None
+    assert inputs.rotary_sin is not None
+    cos = inputs.rotary_cos[places].double()[:, None]
+    sin = inputs.rotary_sin[places].double()[:, None]
+    half = cos.shape[-1]
+    rotated = rows.double()
+    if inputs.rotary_interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(0, half), slice(half, 2 * half)
+    x, y = rotated[..., first].clone(), rotated[..., second].clone()
+    rotated[..., first] = x * cos - y * sin
+    rotated[..., second] = x * sin + y * cos
+    return rotated.to(rows.dtype)
+
+
+def _scale(scales: torch.Tensor | None, sequence: int, kv_head: int) -> float:
+    return 1.0 if scales is None else float(scales[sequence, kv_head])
+
+
+def in_cache(
+    inputs: AttentionInputs, cache: torch.Tensor, sequence: int, kv_head: int
 ) -> torch.Tensor:
-    """(tokens, head_dim): one head of a sequence in the order of its tokens."""
-    if inputs.block_table is None:
-        return cache[sequence, :tokens, kv_head]
-    pages = inputs.block_table[sequence, : -(-tokens // cache.shape[1])].long()
-    return cache[pages, :, kv_head].flatten(0, 1)[:tokens]
+    """(tokens, head_dim): one head of a sequence in the order of its tokens, padding included."""
+    tokens = inputs.read_lengths()[sequence]
+    rows, offsets = _places(inputs, sequence, torch.arange(tokens, device=cache.device))
+    return cache[rows, offsets, kv_head]
+
+
+def _places(
+    inputs: AttentionInputs, sequence: int, tokens: torch.Tensor
+) -> tuple[torch.Tensor | int, torch.Tensor]:
+    """(row or page, place in it) of tokens of a sequence in the caches."""
+    if inputs.block_table is not None:
+        page_size = inputs.k_cache.shape[1]
+        return inputs.block_table[sequence][tokens // page_size].long(), tokens % page_size
+    if inputs.cache_batch_idx is not None:
+        return int(inputs.cache_batch_idx[sequence]), tokens
+    return sequence, tokens
 
 
 def attend_all(inputs: AttentionInputs) -> None:
-    """Writes `inputs.out` and `inputs.lse`."""
-    group_size = inputs.group_size
-    for sequence in range(inputs.q.shape[0]):
+    """Writes `inputs.out` and `inputs.lse`, and appends to the caches."""
+    starts = inputs.read_query_starts()
+    for sequence in range(inputs.batch):
         for kv_head in range(inputs.kv_heads):
-            heads = slice(kv_head * group_size, (kv_head + 1) * group_size)
+            heads = _heads(inputs, kv_head)
             out, lse = attend(inputs, sequence, kv_head)
-            inputs.out[sequence, :, heads] = out.to(inputs.out.dtype)
-            inputs.lse[sequence, heads] = lse.float()
+            if inputs.cu_seqlens_q is None:
+                inputs.out[sequence, :, heads] = out.to(inputs.out.dtype)
+                inputs.lse[sequence, heads] = lse.float()
+            else:
+                rows = slice(starts[sequence], starts[sequence + 1])
+                inputs.out[rows, heads] = out.to(inputs.out.dtype)
+                inputs.lse[heads, rows] = lse.float()
+            if inputs.new_tokens:
+                _append(inputs, sequence, kv_head)
+
+
+def _append(inputs: AttentionInputs, sequence: int, kv_head: int) -> None:
+    k, v = keys_and_values(inputs, sequence, kv_head)
+    tokens, new = inputs.read_lengths()[sequence], inputs.new_tokens
+    places = torch.arange(tokens - new, tokens, device=k.device)
+    rows, offsets = _places(inputs, sequence, places)
+    for cache, numbers in ((inputs.k_cache, k), (inputs.v_cache, v)):
+        cache[rows, offsets, kv_head] = numbers[-new:].to(cache.dtype)

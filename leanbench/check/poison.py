@@ -11,33 +11,54 @@ from leanbench.core.inputs import AttentionInputs
 
 
 def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
-    """The inputs with NaN in K and V past every sequence's end; with pages, also in a page of
-    nobody, which the block table names past each sequence's last one.
+    """The inputs with NaN in K and V past every sequence's end, in front of it where there is
+    padding, and where tokens are appended; with pages, also in a page of nobody, which the block
+    table names past each sequence's last one.
     """
     if inputs.block_table is not None:
         return _poison_pages(inputs, inputs.block_table)
-    lengths = torch.tensor(inputs.read_lengths(), device=inputs.q.device)
-    tokens = torch.arange(inputs.k_cache.shape[1], device=inputs.q.device)
-    unused = (tokens >= lengths[:, None])[:, :, None, None]
-    inputs.k_cache.masked_fill_(unused, math.nan)
-    inputs.v_cache.masked_fill_(unused, math.nan)
-    return inputs
+    rows = range(inputs.batch)
+    if inputs.cache_batch_idx is not None:
+        rows = inputs.cache_batch_idx.tolist()
+    used = torch.zeros(inputs.k_cache.shape[:2], dtype=torch.bool, device=inputs.q.device)
+    for row, (first, end) in zip(rows, _used(inputs), strict=True):
+        used[row, first:end] = True
+    return replace(
+        inputs, k_cache=_poisoned(inputs.k_cache, used), v_cache=_poisoned(inputs.v_cache, used)
+    )
+
+
+def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:
+    """(first token, end) of what each sequence has in the cache before the call."""
+    firsts = [0] * inputs.batch
+    if inputs.cache_leftpad is not None:
+        firsts = inputs.cache_leftpad.tolist()
+    ends = [tokens - inputs.new_tokens for tokens in inputs.read_lengths()]
+    return list(zip(firsts, ends, strict=True))
+
+
+def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """The cache with NaN where it is not used, changed in place."""
+    nan = torch.tensor(math.nan, device=cache.device).to(cache.dtype)
+    if cache.element_size() == 1:
+        # No fp8 tensor can be filled under a mask.
+        cache.view(torch.uint8).masked_fill_(~used[:, :, None, None], nan.view(torch.uint8))
+    else:
+        cache.masked_fill_(~used[:, :, None, None], nan)
+    return cache
 
 
 def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> AttentionInputs:
     pages, page_size = inputs.k_cache.shape[:2]
     table = block_table.clone()
     used = torch.zeros(pages + 1, page_size, dtype=torch.bool, device=inputs.q.device)
-    for sequence, length in enumerate(inputs.read_lengths()):
-        whole, rest = divmod(length, page_size)
-        used[table[sequence, :whole].long()] = True
-        if rest:
-            used[table[sequence, whole].long(), :rest] = True
-        table[sequence, whole + (rest > 0) :] = pages
-    k_cache = _with_page(inputs.k_cache)
-    v_cache = _with_page(inputs.v_cache)
-    for cache in (k_cache, v_cache):
-        cache.masked_fill_(~used[:, :, None, None], math.nan)
+    for sequence, (first, end) in enumerate(_used(inputs)):
+        tokens = torch.arange(first, end, device=inputs.q.device)
+        used[table[sequence][tokens // page_size].long(), tokens % page_size] = True
+        # Those of tokens that are appended are the sequence's own.
+        table[sequence, -(-(end + inputs.new_tokens) // page_size) :] = pages
+    k_cache = _poisoned(_with_page(inputs.k_cache), used)
+    v_cache = _poisoned(_with_page(inputs.v_cache), used)
     return replace(inputs, k_cache=k_cache, v_cache=v_cache, block_table=table)
 
 

@@ -72,29 +72,33 @@ class Reference:
         from leanbench.kernels.reference.torch import attend
 
         pairs = [
-            (sequence, head)
-            for sequence in range(inputs.q.shape[0])
-            for head in range(inputs.kv_heads)
+            (sequence, head) for sequence in range(inputs.batch) for head in range(inputs.kv_heads)
         ]
         self.total_heads = len(pairs)
         longest = max(1, *inputs.read_lengths())
-        affordable = max(
-            2, min(max_elements // (longest * inputs.head_dim), max_pairs or len(pairs))
-        )
+        pair_elements = longest * max(inputs.head_dim, inputs.group_size * inputs.q_len)
+        affordable = max(2, min(max_elements // pair_elements, max_pairs or len(pairs)))
         if affordable < len(pairs):
             pairs = [pairs[0], *random.sample(pairs[1:-1], affordable - 2), pairs[-1]]
         results = [attend(inputs, sequence, head) for sequence, head in pairs]
         device = inputs.q.device
-        self._sequences = torch.tensor([sequence for sequence, _ in pairs], device=device)
-        self._heads = torch.tensor([head for _, head in pairs], device=device)
-        #: (pairs, q_len, group_size, head_dim)
-        self._out = torch.stack([out for out, _ in results])
-        #: (pairs, group_size, q_len)
-        self._lse = torch.stack([lse for _, lse in results])
+        self._heads = torch.tensor([head for _, head in pairs], device=device)[:, None]
+        starts = inputs.read_query_starts()
+        lengths = [starts[sequence + 1] - starts[sequence] for sequence, _ in pairs]
+        #: (pairs, q_len): rows of the pairs among all query tokens, and whether there are so many.
+        places = torch.arange(inputs.q_len, device=device)
+        self._is_row = places < torch.tensor(lengths, device=device)[:, None]
+        firsts = torch.tensor([starts[sequence] for sequence, _ in pairs], device=device)
+        self._rows = (firsts[:, None] + places).where(self._is_row, firsts[:, None])
+        #: (pairs, q_len, group_size, head_dim of V), 0 where there is no row.
+        self._out = _padded([out for out, _ in results], inputs.q_len)
+        #: (pairs, q_len, group_size), likewise.
+        self._lse = _padded([lse.T for _, lse in results], inputs.q_len)
+        self._appended = Appended(inputs, pairs) if inputs.new_tokens else None
 
     def check(self, inputs: AttentionInputs, lse_base: float | None = math.e) -> CheckResult:
-        """Errors of `inputs.out` and `inputs.lse`; every element is tested for NaN, outside the
-        sampled heads too.
+        """Errors of `inputs.out` and `inputs.lse`, and of what was appended to the caches; every
+        element of the outputs is tested for NaN, outside the sampled heads too.
 
         Args:
             lse_base: of the logarithm in `inputs.lse`; None: nobody wrote it, only the output is
@@ -102,25 +106,62 @@ class Reference:
         """
         import torch
 
-        group_size, head_dim = inputs.group_size, inputs.head_dim
-        batch, q_len, _, _ = inputs.out.shape
+        group_size, is_packed = inputs.group_size, inputs.cu_seqlens_q is not None
         # One row for each pair, the pair's query heads next to each other.
-        out = inputs.out.view(batch, q_len, -1, group_size, head_dim)[
-            self._sequences, :, self._heads
-        ].double()
+        out = inputs.out if is_packed else inputs.out.flatten(0, 1)
+        out = out.unflatten(1, (-1, group_size))[self._rows, self._heads].double()
         nan = inputs.out.isnan().any()
-        errors = [_worst_relative(out, self._out)]
+        errors = [_worst_relative(out * self._is_row[..., None, None], self._out)]
         if lse_base is not None:
-            lse = inputs.lse.view(batch, -1, group_size, q_len)[
-                self._sequences, self._heads
-            ].double()
+            lse = inputs.lse if is_packed else inputs.lse.transpose(0, 1).flatten(1)
+            lse = lse.T.unflatten(1, (-1, group_size))[self._rows, self._heads].double()
             nan |= inputs.lse.isnan().any()
-            errors.append(_worst_lse(lse * math.log(lse_base), self._lse))
+            lse = torch.where(self._is_row[..., None], lse * math.log(lse_base), 0.0)
+            errors.append(_worst_lse(lse, self._lse))
+        if self._appended is not None:
+            errors[0] = torch.maximum(errors[0], self._appended.worst(inputs))
         worst = torch.stack(errors)
         worst_out, *worst_lse = torch.where(nan | worst.isnan(), torch.inf, worst).tolist()
         return CheckResult(
-            worst_out, worst_lse[0] if worst_lse else None, len(self._sequences), self.total_heads
+            worst_out, worst_lse[0] if worst_lse else None, len(self._heads), self.total_heads
         )
+
+
+class Appended:
+    """What the caches hold of some (sequence, KV head) pairs after a call that appends."""
+
+    def __init__(self, inputs: AttentionInputs, pairs: list[tuple[int, int]]) -> None:
+        import torch
+
+        from leanbench.kernels.reference.torch import keys_and_values
+
+        self._pairs = pairs
+        expected = [keys_and_values(inputs, *pair) for pair in pairs]
+        new = inputs.new_tokens
+        self._k = torch.stack([k[-new:] for k, _ in expected])
+        self._v = torch.stack([v[-new:] for _, v in expected])
+
+    def worst(self, inputs: AttentionInputs) -> torch.Tensor:
+        """The largest relative error of a pair's appended rows."""
+        import torch
+
+        from leanbench.kernels.reference.torch import in_cache
+
+        new = inputs.new_tokens
+        errors = []
+        for cache, expected in ((inputs.k_cache, self._k), (inputs.v_cache, self._v)):
+            rows = [in_cache(inputs, cache, *pair)[-new:].double() for pair in self._pairs]
+            errors.append(_worst_relative(torch.stack(rows), expected))
+        return torch.maximum(*errors)
+
+
+def _padded(rows: list[torch.Tensor], count: int) -> torch.Tensor:
+    """Stacked, each with 0 for the rows that it has less than `count`."""
+
+    padded = rows[0].new_zeros((len(rows), count, *rows[0].shape[1:]))
+    for target, own in zip(padded, rows, strict=True):
+        target[: len(own)] = own
+    return padded
 
 
 def _worst_relative(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -131,6 +131,7 @@ def _request(
 ) -> Request:
     """Request of the flags."""
     from leanbench.configs.space import default_families
+    from leanbench.core.problem import AttentionProblem
     from leanbench.core.registry import kernel
     from leanbench.core.syntax import choose, parse_numbers
     from leanbench.gpu.local import choose as choose_gpu
@@ -141,8 +142,13 @@ def _request(
         raise UserError(
             f"--group {max(groups)} is above 64: an output tile holds at most 64 query rows"
         )
+    head_dims = AXES["head_dim"].parse(head_dim)
+    for size in head_dims:
+        reason = kernel("lean").unsupported_reason(AttentionProblem(1, 1, 1, 1, size))
+        if reason is not None:
+            raise UserError(reason)
     families = default_families(
-        AXES["head_dim"].parse(head_dim),
+        head_dims,
         groups,
         AXES["dtype"].parse(dtype),
         AXES["kv_layout"].parse(kv_layout),

@@ -51,11 +51,19 @@ TP = Axis(
 )
 
 
+#: Names of the axes of leanbench.core.kinds, and of those that came after them.
+KINDS = tuple(axis.name for axis in PROBLEM_AXES)[
+    [axis.name for axis in PROBLEM_AXES].index("causal") :
+]
+
+
 def _table() -> dict[str, Axis]:
     own = {axis.name: axis for axis in PROBLEM_AXES if not axis.part_of}
     of_problems = {"heads": HEADS, "context": own["context"], **own}
-    return {**of_problems, **{axis.name: axis for axis in (LENGTHS, MODEL, TP)}}
+    of_sweeps = {axis.name: axis for axis in (LENGTHS, MODEL, TP)}
+    kinds = {name: of_problems.pop(name) for name in KINDS}
+    return {**of_problems, **of_sweeps, **kinds}
 
 
-#: Every axis that a sweep can have, by name; heads and context first, then as problems have them.
+#: Every axis that a sweep can have, by name; heads and context first, kinds of attention last.
 AXES: dict[str, Axis] = _table()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from leanbench.core.axis_values import Values, Words
+from leanbench.core.axis_values import Values
 
 #: In place of a default.
 REQUIRED: Any = object()
@@ -97,15 +97,15 @@ class Axis:
 
     def say(self, text: str) -> str:
         """A written value in a line of a report: ``q_len 4``, ``bf16``, ``pages of 64``."""
-        if text == self.write(None) and self.none_phrase:
+        if self.none_phrase and text == self.write(self.values.none):
             return self.none_phrase
-        phrase = self.phrase or ("{}" if isinstance(self.values, Words) else f"{self.title} {{}}")
+        phrase = self.phrase or ("{}" if self.values.is_word else f"{self.title} {{}}")
         return phrase.format(text)
 
     @property
     def default_words(self) -> str:
         """The default in a sentence: ``q_len 1``, ``a contiguous cache``."""
-        if self.default is None:
+        if self.values.or_none and self.default == self.values.none:
             return self.values.or_none
         return f"{self.name} {self.write(self.default)}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,12 @@ class Values(ABC):
     #: Of a value in JSON, and its name.
     json_type: type = str
     kind: str = "text"
-    #: What None stands for, and is written as ``none``; empty: None is no value.
+    #: What `none` stands for, and is written as ``none``; empty: it is no value.
     or_none: str = ""
+    #: The value of an axis that is off: None, or a number that no other value is.
+    none: Any = None
+    #: Whether its values are words that say by themselves what they are of.
+    is_word: bool = False
 
     @abstractmethod
     def parse(self, name: str, text: str) -> tuple[Any, ...]:
@@ -40,7 +44,10 @@ class Values(ABC):
 
     def write(self, value: Any) -> str:
         """The text that `parse` reads back."""
-        return "none" if value is None else str(value)
+        return "none" if self._is_none(value) else str(value)
+
+    def _is_none(self, value: Any) -> bool:
+        return value is None or (self.or_none != "" and value == self.none)
 
     def to_json(self, value: Any) -> Any:
         """The value in JSON: equal values are written alike, 30 and 30.0."""
@@ -64,12 +71,14 @@ class Values(ABC):
 
 @dataclass(frozen=True)
 class Whole(Values):
-    """Whole numbers from 1 on."""
+    """Whole numbers from `least` on."""
 
     most: int = syntax.MAX_NUMBER
     #: Where not every number will do.
-    choices: tuple[int, ...] = ()
+    multiple_of: int = 1
     or_none: str = ""
+    none: int | None = None
+    least: int = 1
     #: What one value may be, for the sentence that refuses another.
     syntax: str = syntax.COUNT
     json_type: type = int
@@ -78,8 +87,8 @@ class Whole(Values):
     def parse(self, name: str, text: str) -> tuple[int | None, ...]:
         def values(item: str) -> list[int | None]:
             if self.or_none and item.lower() == "none":
-                return [None]
-            numbers = syntax.numbers_of(name, item, self.syntax)
+                return [self.none]
+            numbers = syntax.numbers_of(name, item, self.syntax, least=self.least)
             for number in numbers:
                 self.check(name, number)
             return [*numbers]
@@ -87,16 +96,24 @@ class Whole(Values):
         return syntax.parse_list(name, text, values)
 
     def check(self, name: str, value: int | None) -> None:
-        if value is None and self.or_none:
+        if self.or_none and value == self.none:
             return
-        if self.choices and value not in self.choices:
-            raise _not_supported(name, value, self.choices, self.or_none)
-        if value is None or value < 1:
-            raise UserError(f"{name} is {value}, it must be at least 1")
+        if value is None or value < self.least:
+            raise UserError(f"{name} is {value}, it must be at least {self.least}{self._hint}")
         if value > self.most:
             raise UserError(
-                f"{name} {value} is above the limit of {self.most}: choose from 1 to {self.most}"
+                f"{name} {value} is above the limit of {self.most}: choose from {self.least} to"
+                f" {self.most}{self._hint}"
             )
+        if value % self.multiple_of:
+            raise UserError(
+                f"{name} {value} is no multiple of {self.multiple_of}: choose one, up to"
+                f" {self.most}{self._hint}"
+            )
+
+    @property
+    def _hint(self) -> str:
+        return f", or none for {self.or_none}" if self.or_none else ""
 
 
 @dataclass(frozen=True)
@@ -109,13 +126,14 @@ class Decimals(Values):
     #: Values as people write them.
     example: str
     or_none: str = ""
+    none: float | None = None
     json_type: type = float
     kind: str = "number"
 
     def parse(self, name: str, text: str) -> tuple[float | None, ...]:
         def value(item: str) -> list[float | None]:
             if self.or_none and item.lower() == "none":
-                return [None]
+                return [self.none]
             # Plain decimals only: float() would also take "nan", "inf" and "1_0".
             plain = re.fullmatch(r"\d{0,9}\.?\d{1,9}", item, re.ASCII)
             if plain is None or not 0 < float(item) <= self.most:
@@ -125,7 +143,9 @@ class Decimals(Values):
         return syntax.parse_list(name, text, value)
 
     def check(self, name: str, value: float | None) -> None:
-        if not (value is None and self.or_none) and (value is None or not 0 < value <= self.most):
+        if self.or_none and value == self.none:
+            return
+        if value is None or not 0 < value <= self.most:
             raise self._refusal(name, value)
 
     def from_json(self, name: str, value: Any) -> Any:
@@ -204,6 +224,7 @@ class Words(Values):
     choices: tuple[str, ...]
     #: Makes what people type one of the choices.
     fold: Callable[[str], str] = str.lower
+    is_word: bool = True
 
     def parse(self, name: str, text: str) -> tuple[str, ...]:
         return syntax.parse_list(
@@ -215,6 +236,39 @@ class Words(Values):
 
     def reads(self, text: str) -> bool:
         return self.fold(text) in self.choices
+
+
+@dataclass(frozen=True)
+class Switch(Values):
+    """True and False, a word for both."""
+
+    on: str
+    off: str
+    json_type: type = bool
+    kind: str = "true or false"
+    is_word: bool = True
+
+    def parse(self, name: str, text: str) -> tuple[bool, ...]:
+        return syntax.parse_list(name, text, lambda item: [self._value(name, item.lower())])
+
+    def _value(self, name: str, item: str) -> bool:
+        if item in (self.on, "yes"):
+            return True
+        if item in (self.off, "no"):
+            return False
+        raise UserError(
+            f"{name} {item!r} is not understood, write yes or {self.on}, no or {self.off}"
+        )
+
+    def check(self, name: str, value: bool) -> None:
+        if not isinstance(value, bool):
+            raise UserError(f"{name} {value!r} is neither true nor false, give one of them")
+
+    def write(self, value: bool) -> str:
+        return self.on if value else self.off
+
+    def reads(self, text: str) -> bool:
+        return text.lower() in (self.on, self.off)
 
 
 class HeadPairs(Values):
@@ -254,10 +308,3 @@ class HeadPairs(Values):
     def write(self, value: tuple[int, int]) -> str:
         q_heads, kv_heads = value
         return f"{q_heads}" if q_heads == kv_heads else f"{q_heads}/{kv_heads}"
-
-
-def _not_supported(name: str, value: Any, known: Sequence[Any], or_none: str) -> UserError:
-    none = f", or none for {or_none}" if or_none else ""
-    return UserError(
-        f"{name} {value} is not supported, choose from {', '.join(map(str, known))}{none}"
-    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from leanbench.core.kind_inputs import kind_inputs
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -18,36 +20,91 @@ _WINDOW_GRANULE = 64
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """Shapes are flash-attn's; the layout (NHD or HND) is in the strides of `k_cache` and
-    `v_cache`.
+    """Shapes and meanings are those of flash-attn's `flash_attn_with_kvcache`; the layout (NHD or
+    HND) is in the strides of `k_cache` and `v_cache`.
+
+    Query i of a sequence stands at position p = tokens - q_len + i of its tokens j, those in front
+    of which `cache_leftpad` ends, appended ones included.
     """
 
-    #: (batch, q_len, q_heads, head_dim)
+    #: (batch, q_len, q_heads, head_dim); with `cu_seqlens_q`: (all query tokens, q_heads,
+    #: head_dim).
     q: torch.Tensor
     #: (batch, capacity, kv_heads, head_dim): room for `capacity` tokens of each sequence, the
     #: longest context or more; head_dim is contiguous. What lies past a sequence's end may be
     #: anything, NaN too. With a `block_table`: (pages, page_size, kv_heads, head_dim), the pages of
-    #: all sequences.
+    #: all sequences. Of the dtype of `q`, or float8_e4m3fn or float8_e5m2.
     k_cache: torch.Tensor
+    #: Like `k_cache`; may have another head_dim.
     v_cache: torch.Tensor
-    #: (batch,), int32, on the device: real lengths, clamped to 0..`context`. None: every sequence
-    #: has `context` tokens.
+    #: (batch,), int32, on the device: tokens in the cache before the call, padding included,
+    #: clamped to 0..`context` less the appended tokens. None: every sequence has `context` tokens.
     cache_seqlens: torch.Tensor | None
-    #: Tokens of every sequence, which the host knows; with `cache_seqlens`, the cache's capacity.
+    #: Tokens of every sequence, appended ones included, which the host knows; with `cache_seqlens`,
+    #: the cache's capacity.
     context: int
     softmax_scale: float
-    #: (batch, q_len, q_heads, head_dim), same dtype as `q`.
+    #: Like `q`, with head_dim of `v_cache`; of the dtype of `q`, bf16 or fp16 where that is fp8.
     out: torch.Tensor
-    #: (batch, q_heads, q_len), fp32, natural logarithm.
+    #: (batch, q_heads, q_len), fp32, natural logarithm; with `cu_seqlens_q`: (q_heads, all query
+    #: tokens).
     lse: torch.Tensor
     #: (batch, pages of the cache's capacity), int32, contiguous, on the device: which page of the
     #: caches holds a sequence's page. Entries past its end may be any page. None: the cache is
     #: contiguous.
     block_table: torch.Tensor | None = None
+    #: Whether a query sees the tokens j <= p only; False: all tokens.
+    causal: bool = True
+    #: A query sees the tokens j >= p - window_left and j <= p + window_right; -1: no limit.
+    window_left: int = -1
+    window_right: int = -1
+    #: Scores s = scale x q.k become softcap x tanh(s / softcap), before the ALiBi bias; 0: they
+    #: stay.
+    softcap: float = 0.0
+    #: (q_heads,), fp32, fp16 or bf16: a further logit in a row's denominator, with no value; LSE
+    #: includes it.
+    sinks: torch.Tensor | None = None
+    #: (q_heads,) or (batch, q_heads), fp32: scores less slope x |p - j|.
+    alibi_slopes: torch.Tensor | None = None
+    #: (batch,), int32: the token of the cache that a sequence begins with.
+    cache_leftpad: torch.Tensor | None = None
+    #: (batch,), int32: the row of the caches that a sequence has; contiguous caches.
+    cache_batch_idx: torch.Tensor | None = None
+    #: (batch, new tokens, kv_heads, head_dim), in the caches' dtype: written to the caches from
+    #: `cache_seqlens` on, then attended to.
+    k_new: torch.Tensor | None = None
+    v_new: torch.Tensor | None = None
+    #: (positions, rotary_dim / 2), in the dtype of `q`, by which `k_new` and `q` are rotated, and
+    #: rounded to their dtype: token i of `k_new`, and query i with a causal mask or a window, by
+    #: row `cache_seqlens` + i; every query by row `cache_seqlens` otherwise.
+    rotary_cos: torch.Tensor | None = None
+    rotary_sin: torch.Tensor | None = None
+    #: Whether columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0 and rotary_dim / 2
+    #: (GPT-NeoX).
+    rotary_interleaved: bool = False
+    #: (batch, kv_heads), fp32, any strides: what fp8 numbers are multiplied by; of Q by the KV head
+    #: that a query head goes with. None: 1.
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
+    #: (batch + 1,), int32: where each sequence's query tokens begin in `q`, and their number. None:
+    #: all sequences have as many.
+    cu_seqlens_q: torch.Tensor | None = None
+    #: With `cu_seqlens_q`: the most query tokens of a sequence.
+    max_seqlen_q: int | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
     @property
     def q_len(self) -> int:
-        return self.q.shape[1]
+        """Query tokens of a sequence, or the most of one."""
+        return self.q.shape[1] if self.max_seqlen_q is None else self.max_seqlen_q
+
+    @property
+    def q_heads(self) -> int:
+        return self.q.shape[-2]
 
     @property
     def kv_heads(self) -> int:
@@ -55,7 +112,7 @@ class AttentionInputs:
 
     @property
     def group_size(self) -> int:
-        return self.q.shape[2] // self.kv_heads
+        return self.q_heads // self.kv_heads
 
     @property
     def page_size(self) -> int | None:
@@ -64,15 +121,34 @@ class AttentionInputs:
 
     @property
     def head_dim(self) -> int:
-        return self.q.shape[3]
+        return self.q.shape[-1]
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of V and of the output."""
+        return self.v_cache.shape[3]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the call appends to each sequence."""
+        return 0 if self.k_new is None else self.k_new.shape[1]
 
     def read_lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence, read from the device where they are there: for checks and
-        planners, not for launches.
+        """Tokens of each sequence in the cache after the call, padding included, read from the
+        device where they are there: for checks and planners, not for launches.
         """
         if self.cache_seqlens is None:
-            return (self.context,) * self.q.shape[0]
-        return tuple(self.cache_seqlens.clamp(0, self.context).tolist())
+            return (self.context,) * self.batch
+        cached = self.cache_seqlens.clamp(0, self.context - self.new_tokens)
+        return tuple((cached + self.new_tokens).tolist())
+
+    def read_query_starts(self) -> tuple[int, ...]:
+        """Where each sequence's query tokens begin among those of all, and their number; read from
+        the device as `read_lengths` does.
+        """
+        if self.cu_seqlens_q is None:
+            return tuple(range(0, (self.batch + 1) * self.q_len, self.q_len))
+        return tuple(self.cu_seqlens_q.tolist())
 
     def poison(self) -> None:
         """Fills the outputs with NaN, so that an element nobody wrote cannot pass a check."""
@@ -83,22 +159,32 @@ class AttentionInputs:
 def torch_dtype(name: str) -> torch.dtype:
     import torch
 
-    return {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
+    return {
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "e4m3": torch.float8_e4m3fn,
+        "e5m2": torch.float8_e5m2,
+    }[name]
 
 
-def cache_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
-    """K and V as they lie in memory, with room for the capacity; of a paged cache, the pages in
-    use.
+def cache_shape(problem: AttentionProblem, columns: int | None = None) -> tuple[int, int, int, int]:
+    """K as it lies in memory, with room for the capacity; of a paged cache, the pages in use.
+
+    Args:
+        columns: of V, where they are others than K's.
     """
-    rows, tokens = problem.batch, problem.cache_capacity
+    rows, tokens = problem.batch + problem.batch_idx, problem.cache_capacity
     if problem.page_size is not None:
         rows, tokens = sum(problem.page_counts), problem.page_size
+    columns = problem.head_dim if columns is None else columns
     if problem.kv_layout == "HND":
-        return rows, problem.kv_heads, tokens, problem.head_dim
-    return rows, tokens, problem.kv_heads, problem.head_dim
+        return rows, problem.kv_heads, tokens, columns
+    return rows, tokens, problem.kv_heads, columns
 
 
-def query_shape(problem: AttentionProblem) -> tuple[int, int, int, int]:
+def query_shape(problem: AttentionProblem) -> tuple[int, ...]:
+    if problem.q_lens is not None:
+        return sum(problem.q_lens), problem.q_heads, problem.head_dim
     return problem.batch, problem.q_len, problem.q_heads, problem.head_dim
 
 
@@ -130,6 +216,7 @@ def inputs_over(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor | None = None,
+    **kinds: Any,
 ) -> AttentionInputs:
     """The call of `problem` on these tensors, outputs not yet written.
 
@@ -138,6 +225,7 @@ def inputs_over(
         k_cache: of `cache_shape`, on the device of `q`.
         v_cache: like `k_cache`.
         block_table: of `deal_pages`, for a problem with a page size.
+        **kinds: of `leanbench.core.kind_inputs`, and what is appended.
     """
     import torch
 
@@ -147,9 +235,13 @@ def inputs_over(
     if problem.kv_layout == "HND":
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     on_device = problem.lengths_on == "device"
-    lengths = (
-        torch.tensor(problem.contexts, dtype=torch.int32, device=q.device) if on_device else None
-    )
+    lengths = None
+    if on_device:
+        cached = [context - problem.append for context in problem.contexts]
+        lengths = torch.tensor(cached, dtype=torch.int32, device=q.device)
+    rows = (problem.batch, problem.q_heads, problem.q_len)
+    if problem.q_lens is not None:
+        rows = (problem.q_heads, sum(problem.q_lens))
     return AttentionInputs(
         q=q,
         k_cache=k_cache,
@@ -157,11 +249,10 @@ def inputs_over(
         cache_seqlens=lengths,
         context=problem.cache_capacity if on_device else problem.max_context,
         softmax_scale=problem.head_dim**-0.5,
-        out=torch.empty_like(q),
-        lse=torch.empty(
-            problem.batch, problem.q_heads, problem.q_len, dtype=torch.float32, device=q.device
-        ),
+        out=q.new_empty((*q.shape[:-1], problem.value_dim), dtype=torch_dtype(problem.dtype)),
+        lse=torch.empty(rows, dtype=torch.float32, device=q.device),
         block_table=block_table,
+        **kinds,
     )
 
 
@@ -210,42 +301,56 @@ def make_windows(
     """
     import torch
 
-    dtype = torch_dtype(problem.dtype)
+    plain = torch.empty((), dtype=torch_dtype(problem.dtype), device=device)
+    kv_dtype, q_dtype = _dtype(problem.kv_dtype, problem), _dtype(problem.q_dtype, problem)
+    generator = _generator(device, seed)
+
+    def normal(dtype: torch.dtype, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        return plain.new_empty(shape).normal_(0.0, scale, generator=generator).to(dtype)
+
+    shape, v_shape = cache_shape(problem), cache_shape(problem, problem.value_dim)
+    token_heads = problem.kv_heads if problem.kv_layout == "NHD" else 1
+    step = _window_tokens(problem) * token_heads
+    # The last window's last row ends behind a cache.
+    last = (count - 1) * step
+    k_pool = normal(kv_dtype, math.prod(shape) + last * problem.head_dim)
+    v_pool = normal(kv_dtype, math.prod(v_shape) + last * problem.value_dim)
+    windows = []
+    for place in range(0, count * step, step):
+        k_cache = k_pool[place * problem.head_dim :][: math.prod(shape)].view(shape)
+        v_cache = v_pool[place * problem.value_dim :][: math.prod(v_shape)].view(v_shape)
+        q = normal(q_dtype, *query_shape(problem), scale=score_scale)
+        table = deal_pages(problem, device, generator)
+        kinds = kind_inputs(problem, plain, generator)
+        if problem.append:
+            new = (problem.batch, problem.append, problem.kv_heads)
+            kinds["k_new"] = normal(kv_dtype, *new, problem.head_dim)
+            kinds["v_new"] = normal(kv_dtype, *new, problem.value_dim)
+        windows.append(inputs_over(problem, q, k_cache, v_cache, table, **kinds))
+        windows[-1].poison()
+    return windows
+
+
+def _generator(device: str | torch.device, seed: int | None) -> torch.Generator | None:
+    """None where there is no memory to fill."""
+    import torch
+
+    if torch.device(device).type == "meta":
+        return None
     generator = torch.Generator(device)
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
+    return generator
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
 
-    shape = cache_shape(problem)
-    token_heads = problem.kv_heads if problem.kv_layout == "NHD" else 1
-    step = _window_tokens(problem) * token_heads * problem.head_dim
-    # The last window's last row ends behind a cache.
-    numbers = math.prod(shape)
-    k_pool = normal(numbers + (count - 1) * step)
-    v_pool = normal(numbers + (count - 1) * step)
-    windows = []
-    for place in range(0, count * step, step):
-        k_cache = k_pool[place : place + numbers].view(shape)
-        v_cache = v_pool[place : place + numbers].view(shape)
-        q = normal(*query_shape(problem)).mul_(score_scale)
-        table = deal_pages(problem, device, generator)
-        windows.append(inputs_over(problem, q, k_cache, v_cache, table))
-        windows[-1].poison()
-    return windows
+def _dtype(name: str, problem: AttentionProblem) -> torch.dtype:
+    return torch_dtype(problem.dtype if name == SAME else name)
 
 
 def shape_only(problem: AttentionProblem) -> AttentionInputs:
     """Inputs of a problem without memory behind them: shapes, strides and dtypes are what a
     compiler asks for.
     """
-    import torch
-
-    dtype = torch_dtype(problem.dtype)
-    q = torch.empty(query_shape(problem), dtype=dtype, device="meta")
-    k_cache = torch.empty(cache_shape(problem), dtype=dtype, device="meta")
-    v_cache = torch.empty_like(k_cache)
-    return inputs_over(problem, q, k_cache, v_cache, deal_pages(problem, "meta"))
+    return make_inputs(problem, "meta")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -14,7 +14,7 @@ from leanbench.core.config import KernelConfig, read_config
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +126,10 @@ class Kernel(ABC, Generic[ConfigT]):
     #: several of them. A problem that is not at the default of any other axis is refused, so an
     #: axis that comes later is never ignored.
     axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
+    #: Of the axes of sizes, what it takes.
+    head_dims: Container[int] = HEAD_DIMS
+    page_sizes: Container[int] = PAGE_SIZES
+    max_q_len: int = MAX_Q_LEN
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -152,7 +156,25 @@ class Kernel(ABC, Generic[ConfigT]):
         for name in problem.special:
             if name not in self.axes:
                 return f"{self.name} {_beyond(AXES[name], problem)}"
-        return self.refusal(problem)
+        return self._size_refusal(problem) or self.refusal(problem)
+
+    def _size_refusal(self, problem: AttentionProblem) -> str | None:
+        """One sentence on a size that the kernel does not take, or None."""
+        if problem.head_dim not in self.head_dims:
+            return (
+                f"{self.name} does not take head_dim {problem.head_dim}: choose"
+                f" {_choices(self.head_dims)}"
+            )
+        if problem.page_size is not None and problem.page_size not in self.page_sizes:
+            return (
+                f"{self.name} does not take page_size {problem.page_size}: choose"
+                f" {_choices(self.page_sizes)}, or no pages"
+            )
+        if problem.q_len > self.max_q_len:
+            return (
+                f"{self.name} does not take q_len {problem.q_len}: choose at most {self.max_q_len}"
+            )
+        return None
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """One sentence why this kernel cannot run a problem that differs from others in `axes`
@@ -269,6 +291,13 @@ class Kernel(ABC, Generic[ConfigT]):
     def prepare_traced(self, inputs: AttentionInputs, config: ConfigT) -> TracedCall | None:
         """The same call in an instrumented build; None where the kernel has none."""
         return None
+
+
+def _choices(sizes: Container[int]) -> str:
+    if isinstance(sizes, range):
+        step = f" in steps of {sizes.step}" if sizes.step > 1 else ""
+        return f"from {sizes[0]} to {sizes[-1]}{step}"
+    return f"one of {', '.join(map(str, sizes))}" if isinstance(sizes, tuple) else "another"
 
 
 def _beyond(axis: Axis, problem: AttentionProblem) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from leanbench.core import syntax
 from leanbench.core.axis_values import Values
@@ -94,6 +95,39 @@ class Lengths(Values):
             return write_lengths(read_lengths(name, word))
         _file_quantiles(name, item)
         return item
+
+
+class QueryLengths(Values):
+    """Query tokens of each sequence, ``512+1x7``; None: all sequences have as many."""
+
+    or_none = "as many for all sequences"
+
+    def parse(self, name: str, text: str) -> tuple[tuple[int, ...] | None, ...]:
+        return syntax.parse_list(
+            name,
+            text,
+            lambda item: [None] if item.lower() == "none" else [read_lengths(name, item)],
+        )
+
+    def check(self, name: str, value: tuple[int, ...] | None) -> None:
+        if value is not None and (not value or min(value) < 1):
+            raise UserError(
+                f"{name} {value} is no number of tokens for each sequence: give numbers from 1 on,"
+                " such as 512+1x7"
+            )
+
+    def write(self, value: tuple[int, ...] | None) -> str:
+        return "none" if value is None else write_lengths(value)
+
+    def to_json(self, value: tuple[int, ...] | None) -> list[int] | None:
+        return None if value is None else list(value)
+
+    def from_json(self, name: str, value: Any) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        if not isinstance(value, list) or any(type(length) is not int for length in value):
+            raise TypeError(f"{name} is no list of whole numbers")
+        return tuple(value)
 
 
 def is_explicit(lengths: str) -> bool:

@@ -7,24 +7,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from leanbench.core import kinds
 from leanbench.core.axis import Axis, axes_of, axis
 from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import write_lengths
 
+#: Of most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = ("fp16", "bf16")
 KV_LAYOUTS = ("HND", "NHD")
 LENGTHS_ON = ("host", "device")
+#: Of most kernels; a problem may have any.
 PAGE_SIZES = (16, 32, 64, 128, 256)
-#: Speculative decoding drafts a few tokens; more of them are a prefill, which other kernels are
-#: made for.
+#: Of most kernels: speculative decoding drafts a few tokens, more of them are a chunk of a prefill.
 MAX_Q_LEN = 16
 #: More sequences than any GPU has memory for, and few enough for a length each.
 MAX_BATCH = 2**20
 #: Above any GPU's memory by far, and below what 64 bits count.
 MAX_KV_BYTES = 2**60
 ELEMENT_BYTES = 2  # both dtypes
+_FP8_BYTES = 1
 #: Runs of alike lengths that a label names one by one; of more, the longest and the sum.
 _LABEL_LENGTHS = 3
 
@@ -57,10 +60,10 @@ class AttentionProblem:
         help="Cached tokens: 1k,4k,16k or 1k:512k:x2 or 4k:32k:+4k; k is 1024.",
     )
     head_dim: int = axis(
-        Whole(choices=HEAD_DIMS, syntax=f"one of {_listed(HEAD_DIMS)}"),
+        Whole(1024, multiple_of=8, syntax="a multiple of 8 such as 128"),
         "d",
         swept=(128,),
-        help=f"Any of {_listed(HEAD_DIMS)}.",
+        help=f"A multiple of 8; most kernels take {_listed(HEAD_DIMS)}.",
     )
     dtype: str = axis(
         Words(DTYPES), default="fp16", always_in_label=True, always_in_json=True, help="fp16,bf16."
@@ -78,11 +81,11 @@ class AttentionProblem:
         meaning="of K and V: HND is heads, tokens, head_dim; NHD is tokens, heads, head_dim",
     )
     q_len: int = axis(
-        Whole(MAX_Q_LEN),
+        Whole(),
         "q",
         default=1,
         always_in_json=True,
-        help=f"New tokens per sequence, up to {MAX_Q_LEN}: 1,4.",
+        help=f"New tokens per sequence, in most kernels up to {MAX_Q_LEN}: 1,4.",
         label="new tokens (q_len)",
         heading="q_len",
         meaning="new tokens per sequence",
@@ -91,7 +94,6 @@ class AttentionProblem:
     #: Tokens of a page; None: a sequence's tokens lie one after the other.
     page_size: int | None = axis(
         Whole(
-            choices=PAGE_SIZES,
             or_none="a contiguous cache",
             syntax="a number of tokens such as 64, or none for a contiguous cache",
         ),
@@ -129,6 +131,31 @@ class AttentionProblem:
         phrase="lengths on the {}",
         refusal="takes no lengths from the device",
     )
+    #: With one query token, which is the last, the same as True.
+    causal: bool = kinds.CAUSAL
+    #: The query token at position p sees the tokens from p - window_left to p + window_right; -1:
+    #: no limit. To the right a causal mask has the stricter one.
+    window_left: int = kinds.WINDOW_LEFT
+    window_right: int = kinds.WINDOW_RIGHT
+    #: 0: none.
+    softcap: float = kinds.SOFTCAP
+    sinks: bool = kinds.SINKS
+    alibi: bool = kinds.ALIBI
+    #: See `leftpads`; they are a part of the context.
+    leftpad: bool = kinds.LEFTPAD
+    batch_idx: bool = kinds.BATCH_IDX
+    #: They are the context's last; 0: none.
+    append: int = kinds.APPEND
+    #: 0: nothing is rotated.
+    rotary_dim: int = kinds.ROTARY_DIM
+    rotary_interleaved: bool = kinds.ROTARY_INTERLEAVED
+    kv_dtype: str = kinds.KV_DTYPE
+    q_dtype: str = kinds.Q_DTYPE
+    #: See `value_dim`.
+    v_head_dim: int | None = kinds.V_HEAD_DIM
+    #: Sequences may have different numbers of query tokens, and `q_len` is the largest; None: all
+    #: have `q_len`.
+    q_lens: tuple[int, ...] | None = kinds.Q_LENS
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
@@ -149,15 +176,66 @@ class AttentionProblem:
             raise UserError(
                 f"context {least} is below 1: decode attends to at least one cached token"
             )
-        # A problem is written in one way alone.
-        object.__setattr__(self, "capacity", resolve_capacity(self.capacity, self.max_context))
-        if self.is_ragged:
-            object.__setattr__(self, "lengths_on", "device")
+        self._write_in_one_way()
+        self._check_kinds(least)
         if self.kv_allocated_bytes > MAX_KV_BYTES:
             raise UserError(
                 f"K and V would take {self.kv_allocated_bytes} bytes, the limit is {MAX_KV_BYTES}: "
                 "choose a shorter context, fewer KV heads or a smaller batch"
             )
+
+    def _write_in_one_way(self) -> None:
+        """Gives fields that say the same one value."""
+        same: dict[str, Any] = {"capacity": resolve_capacity(self.capacity, self.max_context)}
+        if self.is_ragged:
+            same["lengths_on"] = "device"
+        if self.q_lens is not None:
+            same["q_len"] = max(self.q_lens)
+        if self.q_lens is None and self.q_len == 1:
+            same["causal"] = True
+        if self.causal or "causal" in same:
+            same["window_right"] = -1
+        if self.rotary_dim == 0:
+            same["rotary_interleaved"] = False
+        if self.v_head_dim == self.head_dim:
+            same["v_head_dim"] = None
+        for name, value in same.items():
+            object.__setattr__(self, name, value)
+
+    def _check_kinds(self, least: int) -> None:
+        """Refuses kinds that do not go together; the shortest context has `least` tokens."""
+        if self.q_lens is not None and len(self.q_lens) != self.batch:
+            raise UserError(
+                f"{len(self.q_lens)} query lengths were given for a batch of {self.batch}: give one"
+                " per sequence"
+            )
+        if self.append > least:
+            raise UserError(
+                f"append {self.append} is above the shortest context, {least} tokens with the"
+                f" appended ones: append at most {least}"
+            )
+        if self.rotary_dim and not self.append:
+            raise UserError(
+                f"rotary_dim {self.rotary_dim} rotates appended tokens, but append is none: give"
+                " append"
+            )
+        if self.rotary_dim > self.head_dim:
+            raise UserError(
+                f"rotary_dim {self.rotary_dim} is above head_dim {self.head_dim}: choose at most"
+                " head_dim"
+            )
+        if self.rotary_dim and self.kv_dtype != kinds.SAME:
+            raise UserError(
+                f"rotary_dim {self.rotary_dim} rotates fp16 and bf16, appended tokens are"
+                f" {self.kv_dtype} as the cache is: leave rotary_dim or kv_dtype out"
+            )
+        if self.batch_idx and self.page_size is not None:
+            raise UserError(
+                f"batch_idx picks rows of a contiguous cache, the page size is {self.page_size}:"
+                " leave one of them out"
+            )
+        if self.q_dtype != kinds.SAME and self.kv_dtype == kinds.SAME:
+            raise UserError(f"q_dtype {self.q_dtype} needs an fp8 KV cache: give kv_dtype e4m3")
 
     @property
     def is_ragged(self) -> bool:
@@ -207,28 +285,81 @@ class AttentionProblem:
         return self.q_heads // self.kv_heads
 
     @property
+    def value_dim(self) -> int:
+        """Columns of V and of the output."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def query_lengths(self) -> tuple[int, ...]:
+        """Query tokens of each sequence, `batch` numbers."""
+        return (self.q_len,) * self.batch if self.q_lens is None else self.q_lens
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of Q: query tokens of all sequences, times query heads."""
+        tokens = self.batch * self.q_len if self.q_lens is None else sum(self.q_lens)
+        return tokens * self.q_heads
+
+    @property
+    def leftpads(self) -> tuple[int, ...]:
+        """Tokens of padding in front of each sequence: sixteenths of what is cached before the
+        call, 3, 6, 1, 4 and so on.
+        """
+        if not self.leftpad:
+            return (0,) * self.batch
+        shares = (3 * (sequence + 1) % 8 for sequence in range(self.batch))
+        cached = (context - self.append for context in self.contexts)
+        return tuple(tokens * share // 16 for tokens, share in zip(cached, shares, strict=True))
+
+    @property
+    def visible_tokens(self) -> int:
+        """Tokens of all sequences that a query token sees."""
+        if not self.leftpad and self.window_left < 0:
+            return self.total_context
+        lengths = [context - pad for context, pad in zip(self.contexts, self.leftpads, strict=True)]
+        if self.window_left < 0:
+            return sum(lengths)
+        return sum(
+            min(length, q_len + self.window_left)
+            for length, q_len in zip(lengths, self.query_lengths, strict=True)
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K and V of a token and a KV head."""
+        number = ELEMENT_BYTES if self.kv_dtype == kinds.SAME else _FP8_BYTES
+        return (self.head_dim + self.value_dim) * number
+
+    @property
     def kv_bytes(self) -> int:
-        """Bytes of K and V that any kernel must read at least once."""
-        return 2 * self.total_context * self.kv_heads * self.head_dim * ELEMENT_BYTES
+        """Bytes of K and V that any kernel must read at least once: those of the tokens that a
+        query token sees, of appended ones where they come from.
+        """
+        return self.visible_tokens * self.kv_heads * self.token_bytes
 
     @property
     def kv_allocated_bytes(self) -> int:
         """Bytes of the K and V caches as allocated: every sequence has room for `cache_capacity`
-        tokens, or its pages.
+        tokens, or its pages; with `batch_idx`, there is a row more than sequences.
         """
         if self.page_size is None:
-            tokens = self.batch * self.cache_capacity
+            tokens = (self.batch + self.batch_idx) * self.cache_capacity
         elif isinstance(self.context, int):
             tokens = self.batch * -(-self.context // self.page_size) * self.page_size
         else:
             tokens = sum(self.page_counts) * self.page_size
-        return 2 * tokens * self.kv_heads * self.head_dim * ELEMENT_BYTES
+        return tokens * self.kv_heads * self.token_bytes
 
     @property
     def io_bytes(self) -> int:
-        """`kv_bytes` plus one read of Q and one write of the output and of the LSE (fp32)."""
-        rows = self.batch * self.q_len * self.q_heads
-        return self.kv_bytes + 2 * rows * self.head_dim * ELEMENT_BYTES + 4 * rows
+        """`kv_bytes` plus one read of Q, and one write of the output, of the LSE (fp32) and of what
+        is appended. What there is a number of for each head or position is left out: scales,
+        slopes, sinks, rotary tables.
+        """
+        q_bytes = ELEMENT_BYTES if self.q_dtype == kinds.SAME else _FP8_BYTES
+        row_bytes = self.head_dim * q_bytes + self.value_dim * ELEMENT_BYTES + 4
+        appended = self.batch * self.append * self.kv_heads * self.token_bytes
+        return self.kv_bytes + self.query_rows * row_bytes + appended
 
     @property
     def special(self) -> dict[str, Any]:
@@ -244,7 +375,9 @@ class AttentionProblem:
 
     def _departs(self, field: Axis) -> bool:
         """Whether the value is not the default, and does not follow from others either."""
-        implied = field.name == "lengths_on" and self.is_ragged
+        implied = (field.name == "lengths_on" and self.is_ragged) or (
+            field.name == "q_len" and self.q_lens is not None
+        )
         return not implied and getattr(self, field.name) != field.default
 
     @property

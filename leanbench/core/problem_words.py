@@ -9,7 +9,6 @@ from typing import Any
 
 from leanbench.core.axes import AXES
 from leanbench.core.axis import Axis
-from leanbench.core.axis_values import Words
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import as_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
@@ -17,7 +16,7 @@ from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 _EXAMPLE = "h32/8 n4096 d128, with b8, q4, p64, bf16 or NHD where needed"
 #: Axes that a word can name. Whole words first, NHD is no context; then by the longest letters.
 _NAMED = sorted(
-    (axis for axis in AXES.values() if axis.letter or isinstance(axis.values, Words)),
+    (axis for axis in AXES.values() if axis.letter or axis.values.is_word),
     key=lambda axis: (axis.letter != "", -len(axis.letter)),
 )
 

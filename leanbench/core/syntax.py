@@ -54,13 +54,15 @@ def parse_numbers(name: str, text: str, syntax: str = COUNT) -> tuple[int, ...]:
     return parse_list(name, text, lambda item: numbers_of(name, item, syntax))
 
 
-def numbers_of(name: str, item: str, syntax: str = COUNT, hint: str = "") -> list[int]:
+def numbers_of(
+    name: str, item: str, syntax: str = COUNT, hint: str = "", least: int = 1
+) -> list[int]:
     """The whole numbers of one entry, which is a number or a range."""
-    return _range(name, item, hint) if ":" in item else [parse_number(name, item, syntax)]
+    return _range(name, item, hint) if ":" in item else [parse_number(name, item, syntax, least)]
 
 
-def parse_number(name: str, text: str, syntax: str = COUNT) -> int:
-    """A whole number from 1 to MAX_NUMBER; ``k`` and ``m`` are 1024 and 1024 x 1024.
+def parse_number(name: str, text: str, syntax: str = COUNT, least: int = 1) -> int:
+    """A whole number from `least` to MAX_NUMBER; ``k`` and ``m`` are 1024 and 1024 x 1024.
 
     Raises:
         UserError: `text` is no such number.
@@ -68,11 +70,15 @@ def parse_number(name: str, text: str, syntax: str = COUNT) -> int:
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         if re.fullmatch(r"-\d+[kmKM]?", text.strip(), re.ASCII):
-            raise UserError(f"{name} {text.strip()} is negative, the least is 1: write {syntax}")
+            raise UserError(
+                f"{name} {text.strip()} is negative, the least is {least}: write {syntax}"
+            )
         raise UserError(f"{name} {text!r} is not understood, write {syntax}")
     number = int(match[1]) * _SUFFIXES[match[2].lower()]
-    if number < 1:
-        raise UserError(f"{name} {text.strip()} is below 1, the least there is: write {syntax}")
+    if number < least:
+        raise UserError(
+            f"{name} {text.strip()} is below {least}, the least there is: write {syntax}"
+        )
     if number > MAX_NUMBER:
         raise UserError(
             f"{name} {text.strip()} is above the limit of {MAX_NUMBER}: write a smaller number"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.axes import LENGTHS
 from leanbench.core.axis import Axis
-from leanbench.core.axis_values import Words
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
 from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS, where
 
@@ -150,7 +149,7 @@ def _fixed(axis: Axis, frame: DataFrame) -> str:
     if axis.is_number:
         return _range(axis.title, frame[axis.name])
     texts = "/".join(dict.fromkeys(frame[axis.name]))
-    return axis.say(texts) if isinstance(axis.values, Words) else f"{axis.title} {texts}"
+    return axis.say(texts) if axis.values.is_word else f"{axis.title} {texts}"
 
 
 def narrower_words(part: DataFrame, whole: DataFrame) -> str:

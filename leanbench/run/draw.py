@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from leanbench.core.axes import AXES
+from leanbench.core.axes import AXES, KINDS
 from leanbench.core.errors import UserError
 from leanbench.core.language_models import models
 from leanbench.core.lengths import as_context, draw_context, is_explicit, read_lengths
@@ -86,7 +86,8 @@ class Draw:
         Raises:
             UserError: it is no problem.
         """
-        drawn = {name: draw.choice(values) for name, values in self.values.items() if values}
+        first = [name for name, values in self.values.items() if values and name not in KINDS]
+        drawn = {name: draw.choice(self.values[name]) for name in first}
         (q_heads, kv_heads), head_dim = drawn["heads"], drawn["head_dim"]
         if "model" in drawn:
             q_heads, kv_heads, head_dim = models()[drawn["model"]].shape(drawn["tp"])
@@ -99,6 +100,8 @@ class Draw:
             batch, context = len(given), as_context(given)
         else:
             context = draw_context(lengths, batch, longest, draw)
+        # Last: what a seed draws for the others is as it was before there were kinds.
+        drawn |= {name: draw.choice(self.values[name]) for name in KINDS}
         plain = {axis.name: drawn[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"}
         return AttentionProblem(batch, q_heads, kv_heads, context, head_dim, **plain)
 

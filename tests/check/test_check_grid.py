@@ -266,3 +266,50 @@ def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch,
     case = CheckCase(AttentionProblem(2, 4, 2, 33, 64, capacity=96), 1.0, 0)
     result = run_case("fa2", case, gpu, device)
     assert (result.failure or "").startswith(failure)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"leftpad": True, "batch_idx": True, "append": 2},
+        {"page_size": 16, "append": 3, "leftpad": True},
+        {"kv_dtype": "e4m3", "append": 1},
+        {"q_lens": (3, 1)},
+    ],
+)
+def test_poison_spares_what_kinds_have(kinds):
+    problem = replace(AttentionProblem(2, 4, 2, (40, 33), 64, capacity=50), **kinds)
+    inputs = make_inputs(problem, "cpu", seed=1)
+    before = [attend(inputs, sequence, 1) for sequence in range(2)]
+    poisoned = poison_unused(inputs)
+    for sequence, (out, lse) in enumerate(before):
+        again = attend(poisoned, sequence, 1)
+        assert torch.equal(again[0], out)
+        assert torch.equal(again[1], lse)
+    tokens = sum(problem.contexts) - sum(problem.leftpads) - 2 * problem.append
+    finite = ~poisoned.k_cache.double().isnan().any(-1)
+    assert finite.sum() == 2 * tokens
+
+
+def test_the_reference_passes_its_own_check_with_every_kind_at_once():
+    problem = AttentionProblem(
+        3,
+        8,
+        2,
+        (40, 7, 33),
+        64,
+        q_lens=(4, 1, 9),
+        causal=False,
+        window_left=12,
+        window_right=2,
+        softcap=5.0,
+        sinks=True,
+        alibi=True,
+        leftpad=True,
+        batch_idx=True,
+        append=3,
+        rotary_dim=32,
+        v_head_dim=32,
+    )
+    result = run_case("reference", CheckCase(problem, 1.0, 0), H200, "cpu")
+    assert result.failure is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leanbench.core.inputs import AttentionInputs, make_inputs, torch_dtype
+from leanbench.core.inputs import AttentionInputs, make_inputs, shape_only, torch_dtype
 from leanbench.core.problem import AttentionProblem
 
 PROBLEM = AttentionProblem(2, 8, 4, 300, 64)
@@ -155,3 +155,81 @@ def test_poison_fills_what_was_written():
     inputs.poison()
     assert inputs.out.isnan().all()
     assert inputs.lse.isnan().all()
+
+
+def test_kinds_are_drawn_and_lengths_are_those_before_the_append():
+    problem = replace(
+        PROBLEM, context=(40, 300), append=2, rotary_dim=32, leftpad=True, batch_idx=True
+    )
+    problem = replace(problem, sinks=True, alibi=True, softcap=30.0, window_left=7)
+    inputs = make_inputs(problem, "cpu")
+    assert inputs.cache_seqlens is not None
+    assert inputs.cache_seqlens.tolist() == [38, 298]
+    assert (inputs.read_lengths(), inputs.context, inputs.new_tokens) == ((40, 300), 300, 2)
+    assert inputs.cache_leftpad is not None
+    assert inputs.cache_leftpad.tolist() == [7, 111]
+    # A row more than sequences.
+    assert inputs.k_cache.shape == (3, 300, 4, 64)
+    assert inputs.cache_batch_idx is not None
+    assert set(inputs.cache_batch_idx.tolist()) < {0, 1, 2}
+    assert inputs.k_new is not None
+    assert inputs.v_new is not None
+    assert inputs.k_new.shape == inputs.v_new.shape == (2, 2, 4, 64)
+    assert not torch.equal(inputs.k_new, inputs.v_new)
+    assert inputs.rotary_cos is not None
+    assert inputs.rotary_sin is not None
+    squares = inputs.rotary_cos.double() ** 2 + inputs.rotary_sin.double() ** 2
+    torch.testing.assert_close(squares, torch.ones(301, 16, dtype=torch.float64), rtol=0, atol=2e-3)
+    assert inputs.sinks is not None
+    assert inputs.sinks.shape == (8,)
+    assert inputs.alibi_slopes is not None
+    assert (inputs.alibi_slopes.shape, inputs.alibi_slopes.dtype) == ((2, 8), torch.float32)
+    assert (inputs.softcap, inputs.window_left, inputs.window_right) == (30.0, 7, -1)
+    inputs.cache_seqlens.fill_(2**30)
+    assert inputs.read_lengths() == (300, 300)
+
+
+def test_an_fp8_cache_has_scales():
+    problem = replace(PROBLEM, kv_dtype="e4m3", q_dtype="e4m3", v_head_dim=32)
+    inputs = make_inputs(problem, "cpu")
+    assert inputs.k_cache.dtype == inputs.q.dtype == torch.float8_e4m3fn
+    assert (inputs.out.dtype, inputs.out.shape) == (torch.float16, (2, 1, 8, 32))
+    assert inputs.v_cache.shape == (2, 300, 4, 32)
+    assert inputs.k_cache.double().std().item() == pytest.approx(1, abs=0.05)
+    for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale):
+        assert scales is not None
+        assert scales.shape == (2, 4)
+        assert scales.min() >= 0.5
+        assert scales.max() <= 1.5
+
+
+def test_query_lengths_are_packed():
+    inputs = make_inputs(replace(PROBLEM, q_lens=(5, 1)), "cpu")
+    assert (inputs.q.shape, inputs.out.shape, inputs.lse.shape) == ((6, 8, 64), (6, 8, 64), (8, 6))
+    assert inputs.read_query_starts() == (0, 5, 6)
+    assert (inputs.batch, inputs.q_len, inputs.q_heads, inputs.group_size) == (2, 5, 8, 2)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        {"q_len": 3, "causal": False},
+        {"append": 1, "rotary_dim": 16, "leftpad": True, "batch_idx": True},
+        {"q_lens": (5, 1), "page_size": 16, "kv_dtype": "e5m2"},
+    ],
+)
+def test_inputs_without_memory_are_alike(kinds):
+    problem = replace(PROBLEM, **kinds)
+    inputs, shapes = make_inputs(problem, "cpu"), shape_only(problem)
+    for name, value in vars(inputs).items():
+        shape = getattr(shapes, name)
+        if isinstance(value, torch.Tensor):
+            assert (shape.shape, shape.stride(), shape.dtype, shape.device.type) == (
+                value.shape,
+                value.stride(),
+                value.dtype,
+                "meta",
+            )
+        else:
+            assert shape == value

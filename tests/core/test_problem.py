@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from leanbench.core.errors import UserError
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
+from leanbench.core.problem_words import parse_problem
 
 GQA = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=1000, head_dim=128, q_len=2)
 RAGGED = AttentionProblem(batch=3, q_heads=32, kv_heads=8, context=(1, 1000, 99), head_dim=128)
@@ -46,6 +47,84 @@ def test_figures_of_a_paged_cache():
     assert paged.kv_bytes == RAGGED.kv_bytes
     # Whole pages, and none for what a sequence does not have.
     assert paged.kv_allocated_bytes == 2 * 19 * 64 * 8 * 128 * 2
+
+
+PLAIN = AttentionProblem(2, 8, 2, 100, 64)
+TOKEN = 2 * 64 * 2 * 2  # bytes of K and V of a token
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kv_bytes", "allocated", "io_bytes"),
+    [
+        ({}, 200 * TOKEN, 200 * TOKEN, 200 * TOKEN + 16 * 260),
+        ({"window_left": 9}, 20 * TOKEN, 200 * TOKEN, 20 * TOKEN + 16 * 260),
+        ({"window_left": 9, "q_len": 3}, 24 * TOKEN, 200 * TOKEN, 24 * TOKEN + 48 * 260),
+        ({"window_left": 999}, 200 * TOKEN, 200 * TOKEN, 200 * TOKEN + 16 * 260),
+        ({"window_left": 9, "q_lens": (1, 4)}, 23 * TOKEN, 200 * TOKEN, 23 * TOKEN + 40 * 260),
+        # 18 and 37 tokens of padding.
+        ({"leftpad": True}, 145 * TOKEN, 200 * TOKEN, 145 * TOKEN + 16 * 260),
+        ({"batch_idx": True}, 200 * TOKEN, 300 * TOKEN, 200 * TOKEN + 16 * 260),
+        ({"append": 3}, 200 * TOKEN, 200 * TOKEN, 206 * TOKEN + 16 * 260),
+        ({"kv_dtype": "e4m3"}, 100 * TOKEN, 100 * TOKEN, 100 * TOKEN + 16 * 260),
+        (
+            {"kv_dtype": "e5m2", "q_dtype": "e4m3"},
+            100 * TOKEN,
+            100 * TOKEN,
+            100 * TOKEN + 16 * 196,
+        ),
+        ({"v_head_dim": 32}, 150 * TOKEN, 150 * TOKEN, 150 * TOKEN + 16 * 196),
+    ],
+)
+def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
+    problem = replace(PLAIN, **kinds)
+    assert (problem.kv_bytes, problem.kv_allocated_bytes, problem.io_bytes) == (
+        kv_bytes,
+        allocated,
+        io_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "same"),
+    [
+        ({"causal": False, "window_right": 5}, {}),
+        ({"q_len": 2, "window_right": 5}, {"q_len": 2}),
+        ({"v_head_dim": 64}, {}),
+        ({"rotary_interleaved": True}, {}),
+        ({"q_lens": (3, 1), "q_len": 7}, {"q_lens": (3, 1)}),
+    ],
+)
+def test_a_kind_is_written_in_one_way(kinds, same):
+    assert replace(PLAIN, **kinds) == replace(PLAIN, **same)
+
+
+def test_kinds_in_labels_and_json():
+    kinds = {
+        "q_lens": (1, 4),
+        "causal": False,
+        "window_left": 0,
+        "window_right": 2,
+        "softcap": 30.0,
+        "sinks": True,
+        "alibi": True,
+        "leftpad": True,
+        "batch_idx": True,
+        "append": 2,
+        "rotary_dim": 32,
+        "rotary_interleaved": True,
+        "v_head_dim": 32,
+    }
+    problem = replace(PLAIN, **kinds)
+    assert problem.label == (
+        "b2 h8/2 n100 d64 wl0 wr2 cap30 new2 rot32 dv32 ql1+4 fp16 HND noncausal sinks alibi"
+        " leftpad batch-idx interleaved"
+    )
+    assert parse_problem(problem.label.split()) == problem
+    assert AttentionProblem.from_dict(json.loads(json.dumps(problem.to_dict()))) == problem
+    assert problem.special == kinds
+    fp8 = replace(PLAIN, kv_dtype="e5m2", q_dtype="e4m3")
+    assert fp8.label == "b2 h8/2 n100 d64 kv-e5m2 q-e4m3 fp16 HND"
+    assert parse_problem(fp8.label.split()) == fp8
 
 
 @pytest.mark.parametrize(
@@ -146,19 +225,16 @@ def test_bytes_are_bounded(problem: AttentionProblem):
         ({"q_heads": -8}, "q_heads is -8, it must be at least 1"),
         ({"kv_heads": 0}, "kv_heads is 0, it must be at least 1"),
         ({"q_len": 0}, "q_len is 0, it must be at least 1"),
-        ({"q_len": 17}, "q_len 17 is above the limit of 16: choose from 1 to 16"),
         (
-            {"page_size": 48},
-            "page_size 48 is not supported, choose from 16, 32, 64, 128, 256, or none for a"
-            " contiguous",
+            {"page_size": 0},
+            "page_size is 0, it must be at least 1, or none for a contiguous cache",
         ),
-        ({"page_size": 0}, "page_size 0 is not supported"),
         (
             {"kv_heads": 3},
             "q_heads 8 is not a multiple of kv_heads 3: .* choose kv_heads that divides q_heads",
         ),
         ({"kv_heads": 16}, "q_heads 8 is not a multiple of kv_heads 16"),
-        ({"head_dim": 72}, "head_dim 72 is not supported, choose from 64, 80, 96, 128, 256"),
+        ({"head_dim": 76}, "head_dim 76 is no multiple of 8: choose one, up to 1024"),
         ({"dtype": "fp32"}, "dtype 'fp32' is not supported, choose from fp16, bf16"),
         ({"kv_layout": "hnd"}, "kv_layout 'hnd' is not supported, choose from HND, NHD"),
         (
@@ -168,6 +244,17 @@ def test_bytes_are_bounded(problem: AttentionProblem):
         ({"context": ()}, "0 context lengths were given for a batch of 2"),
         ({"context": 0}, "context 0 is below 1: decode attends to at least one cached token"),
         ({"context": (10, -3)}, "context -3 is below 1"),
+        ({"window_left": -2}, "window_left is -2, it must be at least 0, or none for no window"),
+        ({"softcap": -1.0}, "softcap -1.0 is not a soft cap"),
+        ({"sinks": 1}, "sinks 1 is neither true nor false"),
+        ({"append": 11}, "append 11 is above the shortest context, 10 tokens with the appended"),
+        ({"rotary_dim": 16}, "rotary_dim 16 rotates appended tokens, but append is none"),
+        ({"rotary_dim": 80, "append": 1}, "rotary_dim 80 is above head_dim 64"),
+        ({"rotary_dim": 16, "append": 1, "kv_dtype": "e4m3"}, "rotary_dim 16 rotates fp16 and"),
+        ({"batch_idx": True, "page_size": 16}, "batch_idx picks rows of a contiguous cache"),
+        ({"q_dtype": "e4m3"}, "q_dtype e4m3 needs an fp8 KV cache"),
+        ({"q_lens": (1, 2, 3)}, "3 query lengths were given for a batch of 2"),
+        ({"q_lens": (1, 0)}, r"q_lens \(1, 0\) is no number of tokens for each sequence"),
     ],
 )
 def test_bad_input_is_one_sentence(fields, sentence):

@@ -215,11 +215,49 @@ class Narrow(Kernel):
             "narrow takes no ragged batch, all sequences must have the same context",
         ),
         ({"q_heads": 8, "kv_heads": 2}, "narrow takes one KV head"),
+        (
+            {"head_dim": 72},
+            "narrow does not take head_dim 72: choose one of 64, 80, 96, 128, 256",
+        ),
+        (
+            {"window_left": 4, "head_dim": 72},
+            "narrow has no sliding window, this problem has window_left 4: leave it out",
+        ),
+        (
+            {"append": 1},
+            "narrow appends nothing to the cache, this problem has append 1: leave it out",
+        ),
     ],
 )
 def test_a_kernel_takes_the_axes_that_it_names_and_no_others(fields, sentence):
     problem = replace(AttentionProblem(1, 8, 1, 100, 64), **fields)
     assert Narrow().unsupported_reason(problem) == sentence
+
+
+class Wide(Narrow):
+    """Takes pages and several query tokens, of its own sizes."""
+
+    axes = Narrow.axes | {"q_len", "page_size"}
+    page_sizes = range(32, 513, 32)
+    max_q_len = 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"page_size": 96, "q_len": 4}, None),
+        (
+            {"page_size": 16},
+            "wide does not take page_size 16: choose from 32 to 512 in steps of 32, or no pages",
+        ),
+        ({"q_len": 5}, "wide does not take q_len 5: choose at most 4"),
+    ],
+)
+def test_a_kernel_takes_the_sizes_that_it_names_and_no_others(fields, sentence):
+    wide = Wide()
+    wide.name = "wide"
+    problem = replace(AttentionProblem(1, 8, 1, 100, 64), **fields)
+    assert wide.unsupported_reason(problem) == sentence
 
 
 def test_a_kernel_cannot_hide_the_check_of_axes():

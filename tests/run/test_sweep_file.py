@@ -206,10 +206,8 @@ def test_pages_and_query_tokens_of_a_file(tmp_path):
     ]
     sweep = requested_sweep(file, {"page_size": "none", "q_len": "2"}, None, None)
     assert {(cell.problem.page_size, cell.problem.q_len) for cell in expand(sweep)} == {(None, 2)}
-    sentence = refusal(tmp_path, 'name = "a"\npage_size = [16, 48]\n')
-    assert sentence.startswith(
-        ", line 2, key 'page_size': page_size 48 is not supported, choose from 16, 32,"
-    )
+    sentence = refusal(tmp_path, 'name = "a"\npage_size = [16, 0]\n')
+    assert sentence.startswith(", line 2, key 'page_size': page_size 0 is below 1")
 
 
 def test_flags_win_over_the_file(tmp_path):
