@@ -11,6 +11,7 @@ struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
   const unsigned short *base;  // of the KV head's query heads
   int row_offset, all_rows;    // of the output tile; of the KV head
+  float slopes[ROW_BLOCKS][2];  // ALIBI: of the lane's rows, see State
   u32 shared_lane;             // SHARED_QUERY: the lane's address
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
@@ -20,6 +21,17 @@ struct Query {
     base = p.q + (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token
                            : part.sequence * p.stride_q_batch) +
            (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
+  }
+
+  __device__ __forceinline__ void load_slopes(const Params &p, const Position &part, int lane) {
+    const float *of_heads = p.alibi_slopes + part.sequence * p.stride_slopes_batch +
+                            part.head_tile().kv_head * GROUP_SIZE;
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        slopes[rows][j] =
+            __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE);
   }
 
   __device__ __forceinline__ const unsigned short *row_of(const Params &p, int row) const {
@@ -214,30 +226,72 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
       }
 }
 
-// Masks the tokens that a row does not see: past the sequence's end, or past its query token (the
-// causal tail).
-__device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4], int token,
-                                            int tokens, int q_len, int row_offset, int lane) {
+// The query token of the lane's row `j` of a block, and a token of the lane in the chunk.
+__device__ __forceinline__ int query_of(const Query &query, int rows, int j, int lane) {
+  return (query.row_offset + rows * 8 + lane % 4 * 2 + j) / GROUP_SIZE;
+}
+
+// Soft cap: scores are 2 log2(e) / softcap times what they are to be, so that 2^s is e^2x of
+// tanh(x) = 1 - 2 / (1 + e^2x). ex2 and rcp are right to some 2^-22, tanh.approx to 2^-11: a cap of
+// 50 would have scores 0.02 off.
+__device__ __forceinline__ void cap_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
+                                           float softcap) {
+#pragma unroll
+  for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        s[block][rows][i] =
+            softcap - 2.0f * softcap * rcp_approx_ftz(1.0f + ex2_approx_ftz(s[block][rows][i]));
+}
+
+// ALiBi: scores fall by the head's slope for each token between theirs and the query token's.
+__device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
+                                             const Query &query, const Position &part, int token,
+                                             int lane) {
+  // From the first query token; exact below 2^24.
+  const float ahead = __int2float_rz(token + lane / 4 - (part.tokens - part.queries.count));
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int query = (row_offset + rows * 8 + lane % 4 * 2 + i % 2) / GROUP_SIZE;
-        const int seen = Q_LEN == 1 ? tokens : min(tokens, tokens - (q_len - 1) + query);
-        if (token + block * 16 + lane / 4 + i / 2 * 8 >= seen) s[block][rows][i] = -INFINITE;
+        const float own = Q_LEN == 1 ? 0.0f : __int2float_rz(query_of(query, rows, i % 2, lane));
+        const float distance = fabsf(ahead + (block * 16 + i / 2 * 8) - own);
+        s[block][rows][i] -= query.slopes[rows][i % 2] * (distance * LOG2_E);
       }
 }
 
-// Zeroes the values of a stage from token `from` on: what lies in the cache past the sequence may
-// be NaN, which a weight of 0 does not silence.
-__device__ __forceinline__ void zero_values(u32 stage, int from, int lane) {
+// Masks the tokens that a row does not see: before the sequence or past its end, outside of the
+// window, past its query token (the causal tail).
+__device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
+                                            const Params &p, const Query &query,
+                                            const Position &part, int token, int lane) {
+#pragma unroll
+  for (int block = 0; block < TOKEN_BLOCKS; block++)
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int at = token + block * 16 + lane / 4 + i / 2 * 8;
+        const int own = part.tokens - part.queries.count + query_of(query, rows, i % 2, lane);
+        const int seen = own + 1 + WINDOW_RIGHT * p.window_right;
+        const int end = Q_LEN == 1 ? part.tokens : min(part.tokens, seen);
+        const int first = WINDOW_LEFT ? max(part.leftpad, own - p.window_left) : part.leftpad;
+        if (at >= end || (MASKED_STARTS && at < first)) s[block][rows][i] = -INFINITE;
+      }
+}
+
+// Zeroes the values of a stage before token `first` and from token `end` on: what lies in the cache
+// around the sequence may be NaN, which a weight of 0 does not silence.
+__device__ __forceinline__ void zero_values(u32 stage, int first, int end, int lane) {
   // Four rows of 128 bytes at once, 16 bytes a lane.
   const u32 lane_at = stage + V_AT + 16 * lane;
 #pragma unroll
   for (int row = 0; row < CHUNK; row += 4)
-    if (row + lane / 8 >= from) {
+    if (row + lane / 8 >= end || (START_STEP > 1 && MASKED_STARTS && row + lane / 8 < first)) {
 #pragma unroll
       for (int column = 0; column < V_COLUMNS; column++)
         st_shared_v4(lane_at + column * CHUNK * 128 + row * 128, 0);
@@ -248,21 +302,25 @@ __device__ __forceinline__ void zero_values(u32 stage, int from, int lane) {
   __syncwarp();
 }
 
-// Attends to a chunk that has arrived: `tokens` of the sequence, the chunk's first is `token`.
-__device__ __forceinline__ void attend_chunk(State &state, const Query &query, u32 stage, int token,
-                                             int tokens, int q_len, int lane, float scale) {
+// Attends to a chunk that has arrived: the part's next one.
+__device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
+                                             u32 stage, const Position &part, int lane) {
+  const int token = part.token + part.chunk * CHUNK, tokens = part.tokens;
   // From the tokens on that the output tile's first row does not see.
   const int first_query = Q_LEN > 0 ? 0 : query.row_offset / GROUP_SIZE;
-  const bool masked = token + CHUNK > tokens - (q_len - 1) + first_query;
-  if (masked) zero_values(stage, tokens - token, lane);
+  bool masked = token + CHUNK > tokens - (part.queries.count - 1) + first_query;
+  if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
+  if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
-  compute_scores(s, query, stage, lane, scale);
+  compute_scores(s, query, stage, lane, p.qk_scale);
   // The first values wait in registers while the weights are computed.
   u32 early[EARLY_VALUES > 0 ? EARLY_VALUES : 1][4];
 #pragma unroll
   for (int step = 0; step < EARLY_VALUES; step++)
     ldmatrix_x4_trans(early[step], v_address(stage, lane, step, 0));
-  if (masked) mask_scores(s, token, tokens, q_len, query.row_offset, lane);
+  if (SOFTCAP) cap_scores(s, p.softcap);
+  if (ALIBI) slope_scores(s, query, part, token, lane);
+  if (masked) mask_scores(s, p, query, part, token, lane);
   state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);

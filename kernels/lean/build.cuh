@@ -18,6 +18,13 @@
 //   RAGGED         1: lengths are read from cache_seqlens
 //   FIXED_RUNS     1: splits follow from a sequence's own length
 //   PAGE           tokens of a page, 0: the cache is contiguous
+//   WINDOW_LEFT    1: a query token sees no more than `window_left` tokens before its own
+//   WINDOW_RIGHT   1: it sees `window_right` tokens past its own, 0: none (causal)
+//   SOFTCAP        1: scores are capped: softcap x tanh(score / softcap)
+//   ALIBI          1: scores fall by a slope of the head with the distance
+//   SINKS          a logit of the head without a value, as 1: fp32, 2: fp16, 3: bf16; 0: none
+//   LEFTPAD        1: sequences start at cache_leftpad in their caches (RAGGED is 1)
+//   BATCH_IDX      1: sequences have the rows of the cache that cache_batch_idx says
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -51,6 +58,11 @@ constexpr int BOX = box_of(PAGE);
 // Pages are looked up for each row of a copy.
 constexpr bool PAGED_ROWS = BOX < 8;
 constexpr int PAGE_OR_1 = PAGE > 0 ? PAGE : 1;
+// What the first token of a LeanTile is a multiple of, so that copies stay within pages.
+constexpr int START_STEP = PAGE > 0 ? BOX : 1;
+// Whether LeanTiles hold tokens before the first that a query token sees.
+constexpr bool MASKED_STARTS =
+    (WINDOW_LEFT && Q_LEN != 1) || ((WINDOW_LEFT || LEFTPAD) && START_STEP > 1);
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > 48;
@@ -88,9 +100,12 @@ constexpr int LOGS_AT =
 // CLUSTER > 1: the CTA's partial, for its peers.
 constexpr int OWN_AT = LOGS_AT + 8 * WARPS * ROWS;
 constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
-constexpr int BARRIERS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
+// SINKS: of the part's rows, as they lie in `sinks`.
+constexpr int SINKS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
+constexpr int BARRIERS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
 
 #define INFINITE __int_as_float(0x7f800000)
+constexpr float LOG2_E = 1.4426950408889634f;
 // Below every finite score, and finite: LOWEST - LOWEST is 0.
 constexpr float LOWEST = -3.402823466e38f;
 // The exponent of a score is taken against a reference that is moved only where a score passes it

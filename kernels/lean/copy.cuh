@@ -70,6 +70,8 @@ struct Warp {
   __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage) {
     const int token = position.token + position.chunk * CHUNK;
     const int kv_head = position.head_tile().kv_head;
+    const int cache_row =
+        BATCH_IDX ? __ldg(p.cache_batch_idx + position.sequence) : position.sequence;
     const u32 to = ring + stage * STAGE;
     int pages[BOXES];
     int boxes = 1;
@@ -94,7 +96,7 @@ struct Warp {
         if (box < boxes) {
           const int at = token + box * BOX;
           const int row = PAGE > 0 ? at % PAGE_OR_1 : at;
-          const int outer = PAGE > 0 ? pages[box] : position.sequence;
+          const int outer = PAGE > 0 ? pages[box] : cache_row;
 #pragma unroll
           for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
             const u32 offset = to + column * CHUNK * 128 + box * BOX * 128;
@@ -141,7 +143,7 @@ struct Warp {
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
         if (PAGE > 0 && box >= boxes) break;
-        const i64 outer = PAGE > 0 ? pages[box] : position.sequence;
+        const i64 outer = PAGE > 0 ? pages[box] : cache_row;
         const unsigned short *k = k_head + outer * p.stride_k_batch;
         const unsigned short *v = v_head + outer * p.stride_v_batch;
         const int at = token + box * BOX;

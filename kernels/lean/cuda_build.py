@@ -62,6 +62,13 @@ class CudaBuild:
     fixed_runs: int
     page: int
     ragged_q: int = 0
+    window_left: int = 0
+    window_right: int = 0
+    softcap: int = 0
+    alibi: int = 0
+    sinks: int = 0
+    leftpad: int = 0
+    batch_idx: int = 0
     max_events: int = 0
 
     @classmethod
@@ -122,6 +129,8 @@ class CudaBuild:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
         if shared_query:
             total += 2 * self.rows * (16 * k_steps + 8)
+        if self.sinks:
+            total += 4 * self.rows
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:

@@ -44,9 +44,14 @@ class Params(ctypes.Structure):
             for name in ("q", "k", "v", "out", "lse", "partials", "cache_seqlens", "block_table")
         ),
         *(
+            (name, ctypes.c_uint64)
+            for name in ("cache_leftpad", "cache_batch_idx", "alibi_slopes", "sinks")
+        ),
+        *(
             (f"stride_{name}", ctypes.c_int64)
             for name in ("q_batch", "k_batch", "k_head", "v_batch", "v_head", "out_batch")
         ),
+        ("stride_slopes_batch", ctypes.c_int64),
         *(
             (f"stride_{name}", ctypes.c_int32)
             for name in ("q_token", "q_head", "k_token", "v_token", "out_token", "out_head")
@@ -58,6 +63,9 @@ class Params(ctypes.Structure):
                 "batch",
                 "kv_heads",
                 "pages_per_sequence",
+                "window_left",
+                "window_right",
+                "window_tokens",
                 "tile_shift",
                 "longest_shift",
             )
@@ -75,6 +83,7 @@ class Params(ctypes.Structure):
         ),
         *((f"by_{name}", Divisor) for name in ("tiles", "heads", "share", "share_plus_1")),
         ("qk_scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         ("epoch", ctypes.c_int32),
         ("replays", ctypes.c_uint64),
         ("events", ctypes.c_uint64),

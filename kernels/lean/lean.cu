@@ -57,6 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     State state;
     state.reset();
     query.enter_part(p, part);
+    if (ALIBI) query.load_slopes(p, part, lane);
+    const u32 sink = SINKS ? load_sink(p, part) : 0;
     Splits splits;
     splits.find(p, part, range);
     // Needed once the part is done, by when it has arrived.
@@ -76,8 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         fresh = false;
       }
       const u32 stage = ring.wait(warp);
-      attend_chunk(state, query, stage, part.token + part.chunk * CHUNK, part.tokens,
-                   part.queries.count, lane, p.qk_scale);
+      attend_chunk(state, p, query, stage, part, lane);
       ring.release();
       part.chunk += RANGE_WARPS;
     }
@@ -86,6 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (SCRATCH_OVER_RING || !first_part) __syncthreads();
     state.store(reinterpret_cast<float *>(shared + SCRATCH_AT),
                 reinterpret_cast<float2 *>(shared + LOGS_AT), warp_number, lane);
+    if (SINKS && threadIdx.x < ROWS)
+      reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
     __syncthreads();
     const int output_tile = part.sequence * head_tiles(p) + part.head;
     // What a reduction waits for comes in while it goes on, and counts as part of it.

@@ -18,11 +18,16 @@ struct Params {
   float *lse;
   u32 *partials;  // the partials workspace: a slot per work range
   const int *cache_seqlens, *block_table;
+  const int *cache_leftpad, *cache_batch_idx;
+  const float *alibi_slopes;
+  const void *sinks;
   i64 stride_q_batch, stride_k_batch, stride_k_head, stride_v_batch, stride_v_head;
-  i64 stride_out_batch;
+  i64 stride_out_batch, stride_slopes_batch;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
   int context, batch, kv_heads, pages_per_sequence;
+  int window_left, window_right;
+  int window_tokens;  // WINDOW_LEFT: of LeanTiles at most, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's
   int longest_shift;  // FIXED_RUNS: of the longest run's
   int end_tiles;   // RAGGED: empty LeanTiles that an output tile counts at its end in the schedule
@@ -32,7 +37,8 @@ struct Params {
   int longest_steps, merge_tiles;
   // RAGGED, FIXED_RUNS: by_heads only, the others come from the lengths.
   Divisor by_tiles, by_heads, by_share, by_share_plus_1;
-  float qk_scale;  // softmax scale x log2(e)
+  float qk_scale;  // softmax scale x log2(e); SOFTCAP: x 2 / softcap
+  float softcap;   // x log2(e)
   u32 epoch;       // of the launch; see kernels/lean/workspace.py
   const u32 *replays;  // added to it
   u64 *events;     // MAX_EVENTS: see kernels/events.py

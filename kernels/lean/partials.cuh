@@ -18,6 +18,14 @@ struct Piece {
     return make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
   }
 
+  // One more logit, in units of log2, that has no value.
+  __device__ __forceinline__ void add_logit(float logit) {
+    const float reference = fmaxf(m, logit), scale = ex2_approx_ftz(m - reference);
+    o = make_float4(o.x * scale, o.y * scale, o.z * scale, o.w * scale);
+    l = l * scale + ex2_approx_ftz(logit - reference);
+    m = reference;
+  }
+
   __device__ __forceinline__ float lse() const {
     return l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
   }

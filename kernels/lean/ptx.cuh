@@ -26,6 +26,12 @@ __device__ __forceinline__ float lg2_approx_ftz(float x) {
   return y;
 }
 
+__device__ __forceinline__ float cvt_f32_f16(u32 half) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)half));
+  return x;
+}
+
 // Two numbers in the cache's dtype, `low` in the low half.
 __device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
   u32 both;

@@ -6,8 +6,23 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
+// SINKS: of the part's row threadIdx.x, read once its part begins: it has arrived when it ends.
+__device__ __forceinline__ u32 load_sink(const Params &p, const Position &part) {
+  if (threadIdx.x >= ROWS) return 0;
+  const HeadTile tile = part.head_tile();
+  const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + threadIdx.x) % GROUP_SIZE;
+  return SINKS == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
+                    : __ldg(static_cast<const unsigned short *>(p.sinks) + head);
+}
+
+// A sink's logit in units of log2.
+__device__ __forceinline__ float logit_of(u32 sink) {
+  const u32 bits = SINKS == 3 ? sink << 16 : sink;
+  return (SINKS == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
+}
+
 __device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
-                                             const Piece &piece) {
+                                             Piece piece, const u32 *sinks) {
   const HeadTile tile = part.head_tile();
   const int row = tile.row_offset + quad / ROW_QUADS;
   if (!ONE_ROW_TILE && row >= all_rows(part.queries.count)) return;
@@ -17,6 +32,7 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
   unsigned short *at = p.out + (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
                                          : part.sequence * p.stride_out_batch) +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
+  if (SINKS) piece.add_logit(logit_of(sinks[quad / ROW_QUADS]));
   const float4 o = piece.scaled();
   *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2(o.x, o.y), cvt_rn_x2(o.z, o.w));
   if (column == 0)
@@ -86,7 +102,8 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 template <int TEAM>
 __device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
                                                 const Splits &splits, int range, int quad,
-                                                bool valid, Piece piece, u32 epoch) {
+                                                bool valid, Piece piece, const u32 *sinks,
+                                                u32 epoch) {
   u32 *slot = p.partials + (i64)range * SLOT;
   bool stored = false;
 #pragma unroll 1
@@ -101,7 +118,7 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
     if (stored)
       store_partial(slot, quad, piece, epoch);
     else
-      write_output(p, part, quad, piece);
+      write_output(p, part, quad, piece, sinks);
   }
 }
 
@@ -112,6 +129,7 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
                                             unsigned char *shared, bool first_part, u32 epoch) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
+  const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
 #if CLUSTER > 1
   float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
   if (!first_part) barrier_cluster_wait();  // the peers have read the part before
@@ -130,7 +148,7 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
 #else
     const Piece piece = merge_warps<TEAM>(scratch, logs, quad);
 #endif
-    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, epoch);
+    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, sinks, epoch);
   }
 #if CLUSTER > 1
   barrier_cluster_arrive();

@@ -24,6 +24,7 @@ __device__ __forceinline__ int lean_tiles(int tokens, int shift) {
 
 // RAGGED: tokens of a sequence, whatever the length tensor says: none below 0, none past the cache.
 __device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
+  if (LEFTPAD && !p.cache_seqlens) return p.context;
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 
@@ -45,6 +46,26 @@ __device__ __forceinline__ int head_tiles(const Params &p) {
   return p.kv_heads * row_tiles(p.q_len);
 }
 
+// The token of its cache at which a sequence starts, none past its end.
+__device__ __forceinline__ int leftpad_of(const Params &p, int sequence, int tokens) {
+  return LEFTPAD ? min(max(__ldg(p.cache_leftpad + sequence), 0), tokens) : 0;
+}
+
+// The first token that a sequence's first query token sees.
+__device__ __forceinline__ int first_seen(const Params &p, int leftpad, int tokens, int queries) {
+  return WINDOW_LEFT ? max(leftpad, tokens - queries - p.window_left) : leftpad;
+}
+
+// The last token up to `token` where a copy may start.
+__device__ __forceinline__ int copy_start(int token) { return token / START_STEP * START_STEP; }
+
+// Tokens that a sequence's LeanTiles are dealt for: those that a query token sees, from a
+// `copy_start` on, or START_STEP - 1 more. A window has as many wherever it starts.
+__device__ __forceinline__ int dealt_tokens(const Params &p, int leftpad, int tokens, int queries) {
+  const int own = tokens - copy_start(leftpad);
+  return WINDOW_LEFT ? min(own, p.window_tokens + queries) : own;
+}
+
 // The log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run, whose length follows from
 // its sequence's own: runs for 128 CTAs where it is alone, no shorter than `tile_shift` and no longer
 // than `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
@@ -55,8 +76,16 @@ __device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
 }
 
 // LeanTiles of an output tile.
-__device__ __forceinline__ int tiles_of(const Params &p, int tokens) {
-  return lean_tiles(tokens, tile_shift(p, tokens));
+__device__ __forceinline__ int tiles_of(const Params &p, int leftpad, int tokens, int queries) {
+  const int dealt = dealt_tokens(p, leftpad, tokens, queries);
+  return lean_tiles(dealt, tile_shift(p, dealt));
+}
+
+// RAGGED: the same of a sequence.
+__device__ __forceinline__ int tiles_of_sequence(const Params &p, int sequence) {
+  const int tokens = tokens_of(p, sequence);
+  const int leftpad = leftpad_of(p, sequence, tokens);
+  return tiles_of(p, leftpad, tokens, Queries::of(p, sequence).count);
 }
 
 // First LeanTile of a work range.
@@ -89,14 +118,15 @@ struct Position {
   int sequence_start;   // RAGGED: the sequence's first LeanTile
   int end_tiles;        // RAGGED: empty LeanTiles that an output tile counts at its end
   int tokens, tiles;    // of the sequence
+  int leftpad;          // the sequence's first token; 0 without LEFTPAD
   int first, last;      // LeanTiles of the output tile
   int token;            // first token of the part
   int chunks, chunk;    // of the part; this warp's next
 
   __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
     if (RAGGED) {
-      tokens = tokens_of(p, sequence);
-      tiles = tiles_of(p, tokens) + end_tiles;
+      enter_sequence(p);
+      tiles += end_tiles;
       int within = at - sequence_start;
       head = divide(within, tiles);
       first = within - head * tiles;
@@ -124,19 +154,51 @@ struct Position {
     return {head / TILES, ONE_ROW_TILE ? 0 : head % TILES * ROWS};
   }
 
+  // The query token of the output tile's row `row`.
+  __device__ __forceinline__ int query_of(int row) const {
+    return min(row / GROUP_SIZE, queries.count - 1);
+  }
+
   // Tokens that the output tile's row `row` sees (the causal tail).
-  __device__ __forceinline__ int seen_by(int row) const {
-    return tokens - (queries.count - 1) + min(row / GROUP_SIZE, queries.count - 1);
+  __device__ __forceinline__ int seen_by(const Params &p, int row) const {
+    const int seen = tokens - (queries.count - 1) + query_of(row);
+    return WINDOW_RIGHT ? min(seen + p.window_right, tokens) : seen;
+  }
+
+  // The first token that it sees.
+  __device__ __forceinline__ int first_seen(const Params &p, int row) const {
+    return ::first_seen(p, leftpad, tokens, queries.count - query_of(row));
+  }
+
+  // RAGGED: reads the sequence's length.
+  __device__ __forceinline__ void enter_sequence(const Params &p) {
+    tokens = tokens_of(p, sequence);
+    leftpad = leftpad_of(p, sequence, tokens);
+    tiles = tiles_of(p, leftpad, tokens, Queries::of(p, sequence).count);
+  }
+
+  // The length is the host's.
+  __device__ __forceinline__ void enter_host_length(const Params &p) {
+    tokens = p.context;
+    leftpad = 0;
+    tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len);
   }
 
   // Enters the part from LeanTile `first` of the output tile on.
   __device__ __forceinline__ void enter_tiles(const Params &p, int end, int range_warp) {
     enter_head(p);
     last = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
-    const int shift = tile_shift(p, tokens);
-    token = first << shift;
-    int stop = min(last << shift, tokens);
-    if (Q_LEN == 0) stop = min(stop, seen_by(run_time_head_tile.row_offset + ROWS - 1));
+    const int dealt = dealt_tokens(p, leftpad, tokens, queries.count);
+    const int shift = tile_shift(p, dealt);
+    const int start = copy_start(first_seen(p, 0));
+    token = start + (first << shift);
+    int stop = start + min(last << shift, tokens - start);
+    if (Q_LEN == 0) {
+      // Row tiles of many query tokens see less than all of these.
+      const int row = run_time_head_tile.row_offset;
+      stop = min(stop, seen_by(p, row + ROWS - 1));
+      if (WINDOW_LEFT) token = max(token, copy_start(first_seen(p, row)));
+    }
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
     chunk = range_warp;
   }
@@ -155,7 +217,7 @@ struct Position {
       if (RAGGED && at >= sequence_start + tiles * head_tiles(p)) {
         sequence_start = at;
         sequence += 1;
-        if (at <= highest) next_tiles = tiles_of(p, tokens_of(p, sequence));
+        if (at <= highest) next_tiles = tiles_of_sequence(p, sequence);
       }
       if (at <= highest) at = min(at + next_tiles - 1, highest);
       return;
@@ -195,7 +257,7 @@ struct Lengths {
 
   __device__ __forceinline__ static int of(const Params &p, int sequence) {
     if (sequence >= p.batch) return 0;
-    const int tiles = tiles_of(p, tokens_of(p, sequence));
+    const int tiles = tiles_of_sequence(p, sequence);
     return RAGGED_Q ? tiles * row_tiles(Queries::of(p, sequence).count) : tiles;
   }
 
@@ -251,7 +313,7 @@ struct Lengths {
 // where `longest` is the longest split, or LeanTiles with their ends.
 __device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
-  const int tiles = tiles_of(p, tokens_of(p, sequence));
+  const int tiles = tiles_of_sequence(p, sequence);
   const int units = longest > 0 ? split_count(tiles, longest) - 1 : tiles + p.end_tiles;
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
@@ -342,8 +404,7 @@ struct WorkRange {
     } else {
       find_sequence(p, lane, longest, others - 1 - unit, position.sequence, before);
     }
-    position.tokens = tokens_of(p, position.sequence);
-    position.tiles = tiles_of(p, position.tokens);
+    position.enter_sequence(p);
     splits = split_count(position.tiles, longest);
     if (unit < others) {
       const int within = others - 1 - unit - before;
@@ -365,7 +426,9 @@ struct WorkRange {
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
     const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
     const int each = head_tiles(p), output_tiles = p.batch * each;
-    if (!RAGGED || RAGGED_Q || FIXED_RUNS || unit >= output_tiles || ranges >= 2 * output_tiles) return false;
+    // Where windows and padded sequences start is not known before their lengths.
+    if (!RAGGED || RAGGED_Q || FIXED_RUNS || WINDOW_LEFT || LEFTPAD) return false;
+    if (unit >= output_tiles || ranges >= 2 * output_tiles) return false;
     position.sequence = divide(unit, each);
     position.head = unit - position.sequence * each;
     position.enter_head(p);
@@ -389,8 +452,7 @@ struct WorkRange {
     if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
       // Dealt from the last to the first.
-      position.tokens = p.context;
-      position.tiles = tiles_of(p, p.context);
+      position.enter_host_length(p);
       const int total =
           (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
       used = min(ranges, total);
@@ -423,8 +485,7 @@ struct WorkRange {
       longer = total - share * used;
       position.end_tiles = p.end_tiles;
     } else {
-      position.tokens = p.context;
-      position.tiles = tiles_of(p, p.context);
+      position.enter_host_length(p);
     }
     slot = index = used - 1 - unit;
     end = range_start(index + 1, share, longer);

@@ -48,13 +48,14 @@ static u32 half_of(float x) {
   return sign | ((exponent + 14 << 10) + (int)rintf(ldexpf(a, 10 - exponent)));
 }
 
-static float float_of(u32 half) {
-  if (BF16) return bits_of<float>(half << 16);
+inline float cvt_f32_f16(u32 half) {
   const int exponent = half >> 10 & 31, digits = half & 1023;
   const float a = exponent == 31 ? (digits ? NAN : INFINITY)
                                  : ldexpf(digits + (exponent ? 1024 : 0), max(exponent, 1) - 25);
   return half & 0x8000 ? -a : a;
 }
+
+static float float_of(u32 half) { return BF16 ? bits_of<float>(half << 16) : cvt_f32_f16(half); }
 
 // `float_of` of all halves.
 static const float *floats() {

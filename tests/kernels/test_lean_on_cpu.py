@@ -211,7 +211,10 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("clusters", ("copy.cuh", "(STAGES - empty_stages) * RANGE_WARPS", "0")),
     ("clusters", ("schedule.cuh", "head = unit - position.sequence * each", "head = 0")),
     ("paged clusters", ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES", "0")),
-    ("paged clusters", ("attend.cuh", "tokens - (Q_LEN - 1) + query", "tokens - (Q_LEN - 1)")),
+    (
+        "paged clusters",
+        ("attend.cuh", "queries.count + query_of(", "queries.count + 0 * query_of("),
+    ),
     ("host", ("copy.cuh", "cp_async_wait_group<STAGES - 1>", "cp_async_wait_group<STAGES>")),
     (
         "host",
