@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,8 +157,8 @@ def misalignment(inputs: AttentionInputs) -> str | None:
         ("q", inputs.q, 4, "reads two numbers at a time"),
         ("out", inputs.out, 8, "writes four numbers at a time"),
     ):
-        batch, token, head, _ = tensor.stride()
-        if (tensor.data_ptr() | 2 * (batch | token | head)) % most:
+        steps = reduce(or_, tensor.stride()[:-1])
+        if (tensor.data_ptr() | 2 * steps) % most:
             return (
                 f"{name} starts at or steps by no multiple of {most} bytes (strides"
                 f" {tuple(tensor.stride())}): lean_cuda {why}"
@@ -170,8 +171,9 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     they are.
     """
     bf16, ragged = inputs.q.dtype == torch.bfloat16, inputs.cache_seqlens is not None
-    shape = (inputs.head_dim, inputs.group_size, inputs.q_len, inputs.page_size)
-    return _build(config, bf16, ragged, *shape)
+    dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
+    ragged_q = inputs.cu_seqlens_q is not None
+    return _build(config, bf16, ragged, *dims, *queries, ragged_q, inputs.page_size)
 
 
 @lru_cache(maxsize=1024)
@@ -180,15 +182,25 @@ def _build(
     bf16: bool,
     ragged: bool,
     head_dim: int,
+    v_head_dim: int,
     group_size: int,
     q_len: int,
+    ragged_q: bool,
     page_size: int | None,
 ) -> CudaBuild:
-    dtype = "bf16" if bf16 else "fp16"
     problem = AttentionProblem(
-        1, group_size, 1, 1, head_dim, dtype, q_len=q_len, page_size=page_size
+        1,
+        group_size,
+        1,
+        1,
+        head_dim,
+        "bf16" if bf16 else "fp16",
+        q_len=q_len,
+        page_size=page_size,
+        v_head_dim=v_head_dim,
+        q_lens=(q_len,) if ragged_q else None,
     )
-    return replace(CudaBuild.of(problem, config), ragged=int(ragged))
+    return replace(CudaBuild.of(problem, config), ragged=int(ragged or ragged_q))
 
 
 def launch_of(
@@ -208,15 +220,19 @@ def launch_of(
         raise UserError(reason)
     device = inputs.q.device
     build = build_of(inputs, config)
-    batch = inputs.q.shape[0]
     per_sequence = inputs.kv_heads * build.row_tiles(inputs.q_len)
-    output_tiles = batch * per_sequence
+    output_tiles = _most_output_tiles(inputs, build)
     slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
     slots = min(slots, clusters_at_once(build, device))
     params = _params(inputs, build)
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
     if config.fixed_run_tiles:
+        if build.ragged_q:
+            raise UserError(
+                "lean_cuda splits contexts by work where there is cu_seqlens_q: leave it or"
+                " batch_invariant out"
+            )
         runs = most_fixed_runs(inputs.context, per_sequence, config)
         total = output_tiles * runs
         check_counts(total, inputs.context)
@@ -229,7 +245,7 @@ def launch_of(
         tiles = real_tiles + end_tiles
         total = output_tiles * tiles
         check_counts(total, tiles * config.tile_tokens)
-        aligned = config.align_grid and inputs.cache_seqlens is None
+        aligned = config.align_grid and not build.ragged
         work_ranges = stream_k_grid(
             output_tiles * real_tiles,
             slots,
@@ -247,8 +263,18 @@ def launch_of(
         params.by_share = Divisor.of(params.share)
         params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
-    held += (inputs.cache_seqlens, inputs.block_table)
+    held += (inputs.cache_seqlens, inputs.block_table, inputs.cu_seqlens_q)
     return CudaLaunch(build, device, work_ranges * build.cluster, params, slots_bytes, held)
+
+
+def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
+    """Output tiles; with `cu_seqlens_q`, of which the host knows the sum, at most."""
+    row_tiles = inputs.batch * build.row_tiles(inputs.q_len)
+    if inputs.cu_seqlens_q is not None:
+        # Each sequence's last one may be partly empty.
+        full = inputs.q.shape[0] * inputs.group_size // build.rows
+        row_tiles = max(1, min(row_tiles, full + inputs.batch))
+    return inputs.kv_heads * row_tiles
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
@@ -265,10 +291,13 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     if inputs.block_table is not None:
         params.block_table = inputs.block_table.data_ptr()
         params.pages_per_sequence = inputs.block_table.shape[1]
-    params.stride_q_batch, params.stride_q_token, params.stride_q_head = inputs.q.stride()[:3]
-    params.stride_out_batch, params.stride_out_token, params.stride_out_head = inputs.out.stride()[
-        :3
-    ]
+    if inputs.cu_seqlens_q is not None:
+        params.cu_seqlens_q = inputs.cu_seqlens_q.data_ptr()
+        params.total_queries = inputs.q.shape[0]
+    else:
+        params.stride_q_batch, params.stride_out_batch = inputs.q.stride(0), inputs.out.stride(0)
+    params.stride_q_token, params.stride_q_head = inputs.q.stride()[-3:-1]
+    params.stride_out_token, params.stride_out_head = inputs.out.stride()[-3:-1]
     params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(
         inputs.k_cache
     )
@@ -277,7 +306,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     )
     params.context, params.batch, params.kv_heads = (
         inputs.context,
-        inputs.q.shape[0],
+        inputs.batch,
         inputs.kv_heads,
     )
     params.q_len = inputs.q_len

@@ -75,14 +75,15 @@ class CudaBuild:
     def of(
         cls, problem: AttentionProblem, config: LeanCudaConfig, max_events: int = 0
     ) -> CudaBuild:
+        ragged_q = problem.q_lens is not None
         return cls(
             head_dim=problem.head_dim,
-            v_head_dim=problem.head_dim,
+            v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
-            q_len=problem.q_len if problem.q_len <= _MOST_BUILT_Q_LEN else 0,
+            q_len=0 if ragged_q or problem.q_len > _MOST_BUILT_Q_LEN else problem.q_len,
             rows=min(
-                config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.head_dim)
+                config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.value_dim)
             ),
             chunk=config.chunk_tokens,
             warps=config.num_warps,
@@ -90,9 +91,10 @@ class CudaBuild:
             ctas_per_sm=config.ctas_per_sm,
             cluster=config.cluster_size,
             bulk=int(config.copy == "bulk"),
-            ragged=int(problem.lengths_on == "device"),
+            ragged=int(problem.lengths_on == "device" or ragged_q),
             fixed_runs=int(config.fixed_run_tiles > 0),
             page=problem.page_size or 0,
+            ragged_q=int(ragged_q),
             max_events=max_events,
         )
 

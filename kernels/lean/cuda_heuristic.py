@@ -113,10 +113,8 @@ def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
     """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
     reads all of it for each.
     """
-    row_bytes = ELEMENT_BYTES * problem.head_dim
-    shared_lines = (
-        problem.kv_layout == "NHD" and problem.kv_heads > 1 and row_bytes % _LINE_BYTES > 0
-    )
+    split_lines = ELEMENT_BYTES * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
+    shared_lines = problem.kv_layout == "NHD" and problem.kv_heads > 1 and split_lines
     whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
     hopper = gpu.compute_capability >= HOPPER
     return "bulk" if hopper and whole_boxes and not shared_lines else "async"
@@ -160,7 +158,7 @@ def _tile_rows(problem: AttentionProblem) -> int:
     """
     all_rows = problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads
-    most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     # Output tiles of a KV head, and so reads of its K and V.
     reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
     able = [
@@ -278,7 +276,7 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Where no context is longer than a LeanTile nothing can be split: as many output tiles at once
     as the SMs hold, each with all rows that share its K and V.
     """
-    rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     config = cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
     return fitted(config, problem, gpu)
 
@@ -294,11 +292,11 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
     # long.
-    rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     output_tiles = problem.batch * problem.kv_heads * -(-queries // rows)
     hopper = gpu.compute_capability >= HOPPER
     cluster = (
-        _any_length_cluster(output_tiles, min(rows, queries) * problem.head_dim) if hopper else 1
+        _any_length_cluster(output_tiles, min(rows, queries) * problem.value_dim) if hopper else 1
     )
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     if problem.head_dim > 128:
@@ -354,7 +352,7 @@ def _hopper_heuristic(
             *_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True
         )
     pairs = cluster_slots(gpu.sms, 1, 2)
-    partial = min(rows, problem.group_size * problem.q_len) * problem.head_dim
+    partial = min(rows, problem.group_size * problem.q_len) * problem.value_dim
     if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
         # Large partials of many parts: a cluster merges most of them before they go through memory.
         # Pairs where their runs are even, as those of a short context are held to be.

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
     from leanbench.core.inputs import AttentionInputs
 
+#: Of K and V.
+HEAD_DIMS = (*range(8, 257, 8), 512)
+#: Tokens of a page, and query tokens of a sequence, at most.
+MAX_PAGE_SIZE, MAX_Q_LEN = 2**20, 2**20
 #: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
 #: largest head_dim. Bulk copies where the GPU has them: over six problems of 6 MB to 2 GB cp.async
 #: was 0.1% faster at most on an H200.
@@ -63,7 +67,12 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     source = "Sanovar et al. 2024, arXiv 2405.10480; this project's CUDA C++ kernel"
     tuned_as = "lean"
     is_api = True
-    axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
+    axes = Kernel.axes | {
+        *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens")
+    }
+    head_dims = HEAD_DIMS
+    page_sizes = range(1, MAX_PAGE_SIZE + 1)
+    max_q_len = MAX_Q_LEN
     guards_lengths = True
     config_types = (LeanCudaConfig,)
 
@@ -71,6 +80,11 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return missing()
 
     def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.value_dim not in HEAD_DIMS:
+            return (
+                f"lean_cuda does not take v_head_dim {problem.value_dim}: choose a multiple of 8 up"
+                " to 256, or 512"
+            )
         return missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -83,7 +97,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         # Chunk, warps, rows and the run's tokens decide about bits and follow from the family;
         # stages do not.
         chunk = 32 if problem.head_dim <= 64 else 16
-        rows = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+        rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         config = replace(
             cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(problem, gpu), 1, False),
             fixed_run_tiles=_FIXED_RUN_TILES,
@@ -101,7 +115,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         builds = next(builds for most, builds in _TUNED_BUILDS.items() if problem.head_dim <= most)
         space: list[LeanCudaConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)
-        most = rows_of(problem.group_size, problem.q_len, problem.head_dim)
+        most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         for build, cluster, rows in product(
             builds, clusters, [rows for rows in TILE_ROWS if rows <= most]
         ):

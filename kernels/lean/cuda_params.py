@@ -109,7 +109,7 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
     """
     q, out, k, v, table = inputs.q, inputs.out, inputs.k_cache, inputs.v_cache, inputs.block_table
     pages = 0 if table is None else table.shape[1]
-    if max(*q.stride()[1:3], *out.stride()[1:3], k.stride(1), v.stride(1), pages) <= _INT32_MAX:
+    if max(*q.stride()[-3:-1], *out.stride()[-3:-1], k.stride(1), v.stride(1), pages) <= _INT32_MAX:
         return None
     # The stride of a single token or head is never used.
     steps = [
@@ -118,8 +118,8 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
             tensor.stride(axis),
         )
         for axis, what, tensors in (
-            (1, "token", {"q": q, "out": out, "k_cache": k, "v_cache": v}),
-            (2, "head", {"q": q, "out": out}),
+            (-3, "token", {"q": q, "out": out, "k_cache": k, "v_cache": v}),
+            (-2, "head", {"q": q, "out": out}),
         )
         for name, tensor in tensors.items()
         if tensor.shape[axis] > 1

@@ -66,12 +66,16 @@ def most_fixed_runs(capacity: int, per_sequence: int, config: LeanCudaConfig) ->
     return most
 
 
-def cuda_schedule(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) -> Schedule:
+def cuda_schedule(
+    problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec
+) -> Schedule | None:
     """The launch's schedule, a segment's `cta` counting clusters.
 
     Over a ragged batch, segments are of LeanTiles as they are counted, see
-    leanbench.core.decomposition.stream_k_with_ends.
+    leanbench.core.decomposition.stream_k_with_ends. None for ragged numbers of query tokens.
     """
+    if problem.q_lens is not None:
+        return None
     build = CudaBuild.of(problem, config)
     tiles = TileGrid.of(problem, config.tile_tokens, build.rows)
     slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)

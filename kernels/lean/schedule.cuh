@@ -24,7 +24,8 @@ __device__ __forceinline__ int lean_tiles(int tokens, int shift) {
 
 // RAGGED: tokens of a sequence, whatever the length tensor says: none below 0, none past the cache.
 __device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
-  if (LEFTPAD && !p.cache_seqlens) return p.context;
+  // Lengths on the host.
+  if ((LEFTPAD || RAGGED_Q) && !p.cache_seqlens) return p.context;
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 

@@ -59,6 +59,9 @@ def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
 EQUAL = AttentionProblem(3, 2, 2, 515, 128)
 ONE_LONG = on_device((300, 1, 700, 64), "8/2", 64, 768)
 PAGED = on_device((700, 130), "8/1", 64, 1024, page_size=16, dtype="bf16", q_len=2)
+ODD_PAGES = on_device((300, 77, 1, 515), "8/2", 64, 640, page_size=1)
+CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
+MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
 #: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
 CASES = {
@@ -84,6 +87,30 @@ CASES = {
         cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
         ((SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
     ),
+    # A page for each token; boxes of 16 tokens; of 8, by 16-byte copies.
+    "pages of 1": Case(cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((ODD_PAGES, 9),)),
+    "pages of 48": Case(
+        cuda_config(64, 2, 2, 1, 2, 16, "bulk", 1, False),
+        ((replace(PAGED, page_size=48), 8), (replace(PAGED, page_size=48), 22)),
+    ),
+    # The last matrix instruction along head_dim is half zeros.
+    "head_dim 72": Case(
+        cuda_config(16, 2, 3, 1, 1, 8, "bulk", 1, False),
+        ((on_device((300, 77, 515), "3/3", 72, 640), 7),),
+    ),
+    # Query tokens of a sequence are a parameter of the launch.
+    "chunks of queries": Case(
+        cuda_config(32, 2, 2, 1, 1, 32, "bulk", 1, False),
+        ((CHUNK, 5), (replace(CHUNK, q_len=17), 9)),
+    ),
+    "ragged queries": Case(
+        cuda_config(32, 2, 2, 1, 1, 32, "bulk", 1, False),
+        ((MIXED, 5), (MIXED, 20), (replace(MIXED, q_lens=(1, 3, 1, 2)), 9)),
+    ),
+    "V of its own head_dim": Case(
+        cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False),
+        ((on_device((300, 77, 515), "6/2", 192, 640, v_head_dim=128), 7),),
+    ),
     "fixed runs": Case(
         fixed(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)),
         ((ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)),
@@ -99,6 +126,70 @@ DEEP_CASES = {
     "narrow heads": Case(
         cuda_config(16, 2, 3, 1, 1, 8, "async", 2, False),
         ((on_device((300, 77, 515), "3/3", 80, 640), 7),),
+    ),
+    **{
+        f"pages of {page}": Case(
+            cuda_config(chunk, 2, 2, 1, 1, 16, "async", 1, False),
+            ((replace(PAGED, page_size=page, head_dim=head_dim), 5),),
+        )
+        for page, chunk, head_dim in ((2, 16, 72), (12, 64, 128), (24, 32, 40), (1, 128, 256))
+    },
+    "pages of 544": Case(
+        cuda_config(64, 2, 2, 1, 2, 16, "bulk", 1, False), ((replace(PAGED, page_size=544), 8),)
+    ),
+    **{
+        f"head_dim {head_dim}, {copy}": Case(
+            cuda_config(16, 2, stages, 1, 1, rows, copy, 1, False),
+            ((on_device((300, 77, 515), "6/2", head_dim, 640, q_len=rows // 4), 7),),
+        )
+        for head_dim, stages, rows in (
+            (8, 2, 8),
+            (56, 3, 32),
+            (136, 2, 16),
+            (200, 2, 16),
+            (512, 2, 8),
+        )
+        for copy in ("bulk", "async")
+    },
+    "chunks of queries, clusters": Case(
+        cuda_config(16, 2, 2, 1, 2, 16, "bulk", 1, False), ((replace(CHUNK, page_size=16), 22),)
+    ),
+    "chunks of queries, fixed runs": Case(
+        fixed(cuda_config(16, 2, 2, 1, 1, 32, "async", 1, False)), ((CHUNK, 7),)
+    ),
+    "chunks of queries, host": Case(
+        cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False),
+        ((AttentionProblem(2, 6, 2, 200, 128, q_len=19), 7),),
+    ),
+    "ragged queries, clusters": Case(
+        cuda_config(16, 2, 2, 1, 2, 16, "bulk", 1, False), ((replace(MIXED, page_size=16), 22),)
+    ),
+    "ragged queries, 16-byte copies": Case(
+        cuda_config(16, 2, 2, 1, 1, 32, "async", 1, False),
+        ((replace(MIXED, page_size=1, head_dim=72), 22),),
+    ),
+    **{
+        f"V of {v_head_dim} and K of {head_dim}": Case(
+            cuda_config(16, 2, 2, 1, cluster, rows, copy, 1, False),
+            (
+                (
+                    on_device(
+                        (300, 77, 515), "8/2", head_dim, 640, v_head_dim=v_head_dim, q_len=rows // 4
+                    ),
+                    14,
+                ),
+            ),
+        )
+        for head_dim, v_head_dim, rows, copy, cluster in (
+            (192, 128, 32, "async", 1),
+            (64, 256, 16, "bulk", 2),
+            (40, 512, 8, "async", 1),
+            (512, 24, 8, "bulk", 1),
+        )
+    },
+    "head_dim 512, clusters": Case(
+        cuda_config(16, 2, 2, 1, 4, 8, "bulk", 1, False),
+        ((on_device((300, 77, 515), "12/2", 512, 640), 7),),
     ),
     "pages, 16-byte copies": Case(
         cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False), ((PAGED, 5), (PAGED, 9))
