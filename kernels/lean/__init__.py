@@ -16,6 +16,7 @@ from leanbench.kernels.lean.cuda_kernel import LeanCuda
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 
 from leanbench.core.decomposition import Schedule
+from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import BATCH_INVARIANT, Kernel, LaunchResources, TracedCall
 from leanbench.core.problem import AttentionProblem
@@ -41,32 +42,50 @@ class Lean(Kernel[LeanConfig]):
     tuned_as = "lean"
     is_api = True
     config_types = LEAN_CONFIGS
-    axes = LeanTriton.axes
+    axes = LeanTriton.axes | LeanCuda.axes
+    head_dims = LeanCuda.head_dims
+    page_sizes = LeanCuda.page_sizes
+    max_q_len = LeanCuda.max_q_len
     guards_lengths = True
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        """None where one of the implementations takes the problem."""
+        if _TRITON.unsupported_reason(problem) is None:
+            return None
+        return _CUDA.unsupported_reason(problem)
 
     def implementation_of(self, config: LeanConfig) -> Kernel[Any]:
         return _CUDA if isinstance(config, LeanCudaConfig) else _TRITON
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
-        return self.implementation_on(gpu).default_config(problem, gpu)
+        return self._implementation_for(problem, gpu).default_config(problem, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
-        return self.implementation_on(gpu).any_length_config(problem, gpu)
+        return self._implementation_for(problem, gpu).any_length_config(problem, gpu)
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
-        return self.implementation_on(gpu).batch_invariant_config(problem, gpu)
+        return self._implementation_for(problem, gpu).batch_invariant_config(problem, gpu)
 
     def implementation_on(self, gpu: GpuSpec) -> LeanTriton | LeanCuda:
         # Hopper is where the CUDA C++ implementation was measured.
         use_cuda = gpu.compute_capability == HOPPER and _CUDA.unavailable_reason() is None
         return _CUDA if use_cuda else _TRITON
 
+    def _implementation_for(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanTriton | LeanCuda:
+        """The preferred one on this GPU, if it takes the problem; CUDA C++ takes every one."""
+        preferred = self.implementation_on(gpu)
+        return preferred if preferred.unsupported_reason(problem) is None else _CUDA
+
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanConfig]:
         cuda = [] if _CUDA.unavailable_reason() else _CUDA.candidate_configs(problem, gpu)
+        if _TRITON.unsupported_reason(problem) is not None:
+            return [*cuda]
         return [*cuda, *_TRITON.candidate_configs(problem, gpu)]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanConfig]:
         cuda = [] if _CUDA.unavailable_reason() else _CUDA.tuning_space(problem, gpu)
+        if _TRITON.unsupported_reason(problem) is not None:
+            return [*cuda]
         return [*_TRITON.tuning_space(problem, gpu), *cuda]
 
     def grid_limit(self, rows: int, head_dim: int, wanted: int) -> int:
@@ -112,11 +131,14 @@ class Lean(Kernel[LeanConfig]):
             return _TRITON, config
         from leanbench.kernels.lean.cuda import refusal
 
-        if refusal(inputs) is None:
+        reason = refusal(inputs)
+        if reason is None:
             return _CUDA, config
         from leanbench.kernels.launch import problem_of, spec_of
 
         problem, gpu = problem_of(inputs), spec_of(inputs.q.device)
+        if _TRITON.unsupported_reason(problem) is not None:
+            raise UserError(reason)
         if config.fixed_run_tiles:
             return _TRITON, _TRITON.batch_invariant_config(problem, gpu)
         return _TRITON, _TRITON.default_config(problem, gpu)
