@@ -2,9 +2,14 @@
 // Tokens fill the large dimension of the matrix instructions (S^T = K Q^T, O^T = V^T P^T), so a
 // group of up to 8 query heads pads to 8 columns.
 #pragma once
+#include "fp8.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "schedule.cuh"
+
+// Numbers of Q in a lane, of the four that hold a row of a step: these of the first half, and of the
+// second so far on; in the order of `keys_of`.
+constexpr int LANE_STEP = KV_DTYPE == 0 ? 2 : 4, HALF_STEP = KV_DTYPE == 0 ? 8 : 2;
 
 // The query rows of an output tile, as columns of the second operand.
 struct Query {
@@ -13,6 +18,7 @@ struct Query {
   int row_offset, all_rows;    // of the output tile; of the KV head
   float slopes[ROW_BLOCKS][2];  // ALIBI: of the lane's rows, see State
   u32 shared_lane;             // SHARED_QUERY: the lane's address
+  float scales[ROW_BLOCKS][2];  // KV_DTYPE: of the scores of the lane's rows
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
     const HeadTile tile = part.head_tile();
@@ -39,25 +45,62 @@ struct Query {
            (i64)(row % GROUP_SIZE) * p.stride_q_head;
   }
 
-  __device__ __forceinline__ void load(const Params &p, int lane) {
+  __device__ __forceinline__ float scale(const Params &p, int rows, int j) const {
+    return KV_DTYPE == 0 ? p.qk_scale : scales[rows][j];
+  }
+
+  __device__ __forceinline__ void load(const Params &p, const Position &part, int lane) {
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
       const int within = rows * 8 + lane / 4, row = row_offset + within;
       const bool valid = row < all_rows && within < ROW_COUNT;
-      const unsigned short *at = row_of(p, row) + lane % 4 * 2;
+      const unsigned short *at = row_of(p, row) + lane % 4 * LANE_STEP;
 #pragma unroll
       for (int step = 0; step < K_STEPS; step++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
           fragments[step][rows][half] =
               valid && step * 16 + half * 8 < HEAD_DIM
-                  ? __ldg(reinterpret_cast<const u32 *>(at + step * 16 + half * 8))
+                  ? __ldg(reinterpret_cast<const u32 *>(at + step * 16 + half * HALF_STEP))
                   : 0;
     }
+    if (KV_DTYPE == 0) return;
+    const float scale = descaled(p, part);
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++) {
+      const float unit = BF16 ? divide_row(rows) : 1.0f;
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        scales[rows][j] = scale * (BF16 ? __shfl_sync(~0u, unit, (lane % 4 * 2 + j) * 4) : 1.0f);
+    }
+  }
+
+  // KV_DTYPE: what scores of all rows are multiplied by.
+  __device__ __forceinline__ static float descaled(const Params &p, const Position &part) {
+    const int kv_head = part.head_tile().kv_head;
+    return p.qk_scale * KV_UNIT * scale_of(p.q_descale, part.sequence, kv_head) *
+           scale_of(p.k_descale, part.sequence, kv_head);
+  }
+
+  // Turns a row of bf16 into fp16; its unit.
+  __device__ __forceinline__ float divide_row(int rows) {
+    u32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * K_STEPS; i++) largest = larger(largest, fragments[i / 2][rows][i % 2]);
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+      largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+    const float unit = unit_of(largest);
+#pragma unroll
+    for (int i = 0; i < 2 * K_STEPS; i++)
+      fragments[i / 2][rows][i % 2] = in_units(fragments[i / 2][rows][i % 2], unit);
+    return unit;
   }
 
   // By all threads; barriers around it are the caller's.
   __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
+    float *units = reinterpret_cast<float *>(shared + UNITS_AT);
+    if (KV_DTYPE != 0) load_units(p, units);
     for (int i = threadIdx.x; i < ROWS * (2 * K_STEPS); i += THREADS) {
       const int within = i / (2 * K_STEPS), column = i % (2 * K_STEPS) * 8,
                 row = row_offset + within;
@@ -67,9 +110,47 @@ struct Query {
 #pragma unroll
         for (int word = 0; word < 4; word++) words[word] = __ldg(at + word);
       }
-      *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+      if (KV_DTYPE == 0) {
+        *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      } else {
+#pragma unroll
+        for (int word = 0; word < 4; word++)
+          if (BF16) words[word] = in_units(words[word], units[within]);
+        // Two lanes' numbers: 8 bytes of either half.
+        const int to = within * QUERY_ROW + column / 16 * 16 + column % 16 / 2;
+        uint2 *halves = reinterpret_cast<uint2 *>(shared + QUERY_AT + 2 * to);
+        halves[0] = make_uint2(words[0], words[2]);
+        halves[2] = make_uint2(words[1], words[3]);
+      }
     }
+  }
+
+  // KV_DTYPE: the units of all rows, a warp to a row. By all threads.
+  __device__ __forceinline__ void load_units(const Params &p, float *units) const {
+    const int lane = threadIdx.x % 32;
+    for (int within = threadIdx.x / 32; within < ROWS; within += WARPS) {
+      const int row = row_offset + within;
+      u32 largest = 0;
+      for (int pair = lane; BF16 && row < all_rows && pair < HEAD_DIM / 2; pair += 32)
+        largest = larger(largest, __ldg(reinterpret_cast<const u32 *>(row_of(p, row)) + pair));
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2)
+        largest = max(largest, __shfl_xor_sync(~0u, largest, step));
+      if (lane == 0) units[within] = BF16 ? unit_of(largest) : 1.0f;
+    }
+    __syncthreads();
+  }
+
+  // KV_DTYPE: after `load_shared` and a barrier.
+  __device__ __forceinline__ void load_scales(const Params &p, const Position &part,
+                                              const unsigned char *shared, int lane) {
+    const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
+    const float scale = descaled(p, part);
+#pragma unroll
+    for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) scales[rows][j] = scale * units[rows * 8 + lane % 4 * 2 + j];
   }
 
   __device__ __forceinline__ void fragment(u32 (&b)[2], int step, int rows) const {
@@ -146,12 +227,15 @@ struct State {
           const float y = ex2_approx_ftz(s[block][rows][2 * half + 1] - m[rows][1]);
           l[rows][0] += x;
           l[rows][1] += y;
-          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2(x, y));
+          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2<BF16_OPERANDS>(x, y));
         }
   }
 
-  // To shared memory, where the CTA's warps meet.
-  __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane) const {
+  // To shared memory, where the CTA's warps meet; values times `v_scale`.
+  __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane,
+                                        float v_scale) const {
+    // Columns of a lane's rows of O^T, as of `values_of`.
+    constexpr int LANE_COLUMNS = KV_DTYPE == 0 ? 1 : 2, SECOND = KV_DTYPE == 0 ? 8 : 1;
     const int pair = lane % 4 * 2;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
@@ -165,31 +249,38 @@ struct State {
         if (row < ROW_COUNT)
 #pragma unroll
           for (int step = 0; step < V_STEPS; step++) {
-            float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 + lane / 4;
-            to[0] = o[step][rows][j];
-            if (step * 16 + 8 < V_HEAD_DIM) to[8] = o[step][rows][j + 2];
+            float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 +
+                        lane / 4 * LANE_COLUMNS;
+            to[0] = o[step][rows][j] * v_scale;
+            if (step * 16 + 8 < V_HEAD_DIM) to[SECOND] = o[step][rows][j + 2] * v_scale;
           }
       }
   }
 };
 
-// Addresses of ldmatrix within a stage; the 16-byte piece of a row is XORed with the row (128-byte
-// swizzle).
-__device__ __forceinline__ u32 k_address(u32 stage, int lane, int step, int block) {
-  const u32 k_lane = (lane & 15) * 128 + (((lane >> 4) ^ (lane & 7)) << 4);
-  return ((stage + k_lane) ^ (step % 4 << 5)) + step / 4 * (CHUNK * 128) + block * 2048;
+// Addresses of ldmatrix within a stage, 32 bytes of 16 tokens each; the number of a 16-byte piece is
+// XORed with the row (swizzle).
+__device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block) {
+  constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
+  return (lane_at ^ (load % COLUMN_LOADS << 5)) +
+         load / COLUMN_LOADS * (CHUNK * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
 }
 
-__device__ __forceinline__ u32 v_address(u32 stage, int lane, int step, int block) {
-  const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * 128 +
-                     ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
-  return ((stage + v_lane) ^ (step % 4 << 5)) + step / 4 * (CHUNK * 128) + block * 2048;
+__device__ __forceinline__ u32 k_address(u32 stage, int lane, int load, int block) {
+  const u32 k_lane = (lane & 15) * COLUMN_BYTES + (((lane >> 4) ^ swizzle_of(lane & 7)) << 4);
+  return load_address(stage + k_lane, load, block);
+}
+
+__device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int block) {
+  const u32 v_lane = V_AT + ((lane & 7) + (lane >> 4 << 3)) * COLUMN_BYTES +
+                     ((((lane >> 3) & 1) ^ swizzle_of(lane & 7)) << 4);
+  return load_address(stage + v_lane, load, block);
 }
 
 // S^T = scale K Q^T of a chunk.
 __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
-                                               const Query &query, u32 stage, int lane,
-                                               float scale) {
+                                               const Params &p, const Query &query, u32 stage,
+                                               int lane) {
   // Sums: with two of them few instructions wait for one another.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
@@ -202,17 +293,29 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
 #pragma unroll
         for (int i = 0; i < 4; i++) chains[chain][block][rows][i] = 0.0f;
 #pragma unroll
-  for (int step = 0; step < K_STEPS; step++) {
-    u32 columns[ROW_BLOCKS][2];
+  for (int load = 0; load < K_LOADS; load++) {
+    u32 columns[LOAD_STEPS][ROW_BLOCKS][2];
 #pragma unroll
-    for (int rows = 0; rows < ROW_BLOCKS; rows++) query.fragment(columns[rows], step, rows);
-#pragma unroll
-    for (int block = 0; block < TOKEN_BLOCKS; block++) {
-      u32 k[4];
-      ldmatrix_x4(k, k_address(stage, lane, step, block));
+    for (int part = 0; part < LOAD_STEPS; part++)
 #pragma unroll
       for (int rows = 0; rows < ROW_BLOCKS; rows++)
-        mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[rows][0], columns[rows][1]);
+        if (load * LOAD_STEPS + part < K_STEPS)
+          query.fragment(columns[part][rows], load * LOAD_STEPS + part, rows);
+#pragma unroll
+    for (int block = 0; block < TOKEN_BLOCKS; block++) {
+      u32 loaded[4];
+      ldmatrix_x4(loaded, k_address(stage, lane, load, block));
+#pragma unroll
+      for (int part = 0; part < LOAD_STEPS; part++) {
+        const int step = load * LOAD_STEPS + part;
+        if (step >= K_STEPS) break;
+        u32 k[4];
+        keys_of(k, loaded, part);
+#pragma unroll
+        for (int rows = 0; rows < ROW_BLOCKS; rows++)
+          mma_m16n8k16(chains[step % CHAINS][block][rows], k, columns[part][rows][0],
+                       columns[part][rows][1]);
+      }
     }
   }
 #pragma unroll
@@ -221,6 +324,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
+        const float scale = query.scale(p, rows, i % 2);
         s[block][rows][i] = chains[0][block][rows][i] * scale;
         if (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
       }
@@ -287,14 +391,15 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
 // Zeroes the values of a stage before token `first` and from token `end` on: what lies in the cache
 // around the sequence may be NaN, which a weight of 0 does not silence.
 __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int lane) {
-  // Four rows of 128 bytes at once, 16 bytes a lane.
+  constexpr int ROWS_AT_ONCE = 32 / COLUMN_PIECES;  // 16 bytes a lane
   const u32 lane_at = stage + V_AT + 16 * lane;
+  const int lane_row = lane / COLUMN_PIECES;
 #pragma unroll
-  for (int row = 0; row < CHUNK; row += 4)
-    if (row + lane / 8 >= end || (START_STEP > 1 && MASKED_STARTS && row + lane / 8 < first)) {
+  for (int row = 0; row < CHUNK; row += ROWS_AT_ONCE)
+    if (row + lane_row >= end || (START_STEP > 1 && MASKED_STARTS && row + lane_row < first)) {
 #pragma unroll
       for (int column = 0; column < V_COLUMNS; column++)
-        st_shared_v4(lane_at + column * CHUNK * 128 + row * 128, 0);
+        st_shared_v4(lane_at + (column * CHUNK + row) * COLUMN_BYTES, 0);
     }
 #if BULK
   fence_proxy_async_shared_cta();
@@ -312,12 +417,12 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
-  compute_scores(s, query, stage, lane, p.qk_scale);
+  compute_scores(s, p, query, stage, lane);
   // The first values wait in registers while the weights are computed.
-  u32 early[EARLY_VALUES > 0 ? EARLY_VALUES : 1][4];
+  u32 early[EARLY_LOADS > 0 ? EARLY_LOADS : 1][4];
 #pragma unroll
-  for (int step = 0; step < EARLY_VALUES; step++)
-    ldmatrix_x4_trans(early[step], v_address(stage, lane, step, 0));
+  for (int load = 0; load < EARLY_LOADS; load++)
+    ldmatrix_x4_trans(early[load], v_address(stage, lane, load, 0));
   if (SOFTCAP) cap_scores(s, p.softcap);
   if (ALIBI) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
@@ -327,16 +432,23 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
-    for (int step = 0; step < V_STEPS; step++) {
-      u32 v[4];
-      if (block == 0 && step < EARLY_VALUES) {
+    for (int load = 0; load < V_LOADS; load++) {
+      u32 loaded[4];
+      if (block == 0 && load < EARLY_LOADS) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = early[step < EARLY_VALUES ? step : 0][i];
+        for (int i = 0; i < 4; i++) loaded[i] = early[load < EARLY_LOADS ? load : 0][i];
       } else {
-        ldmatrix_x4_trans(v, v_address(stage, lane, step, block));
+        ldmatrix_x4_trans(loaded, v_address(stage, lane, load, block));
       }
 #pragma unroll
-      for (int rows = 0; rows < ROW_BLOCKS; rows++)
-        mma_m16n8k16(state.o[step][rows], v, weights[block][rows][0], weights[block][rows][1]);
+      for (int part = 0; part < LOAD_STEPS; part++) {
+        const int step = load * LOAD_STEPS + part;
+        if (step >= V_STEPS) break;
+        u32 v[4];
+        values_of(v, loaded, part);
+#pragma unroll
+        for (int rows = 0; rows < ROW_BLOCKS; rows++)
+          mma_m16n8k16(state.o[step][rows], v, weights[block][rows][0], weights[block][rows][1]);
+      }
     }
 }

@@ -2,7 +2,9 @@
 //
 //   HEAD_DIM       of Q and K: a multiple of 8 up to 256, or 512
 //   V_HEAD_DIM     of V and the output, likewise
-//   BF16           1: bf16, 0: fp16
+//   BF16           of Q and the output, 1: bf16, 0: fp16
+//   KV_DTYPE       of K and V, 0: as Q, 1: e4m3, 2: e5m2; these have head_dims that are multiples
+//                  of 16
 //   GROUP_SIZE     query heads that share a KV head
 //   Q_LEN          query tokens of a sequence; row r of an output tile is query token
 //                  r / GROUP_SIZE. 0: the launch says how many
@@ -33,10 +35,21 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 128-byte columns of a row in shared memory.
-constexpr int K_COLUMNS = (HEAD_DIM + 63) / 64, V_COLUMNS = (V_HEAD_DIM + 63) / 64;
+constexpr int KV_BYTES = KV_DTYPE == 0 ? 2 : 1;  // of a number of K or V
+// Rows lie in columns of 128 bytes in shared memory; those of 64 numbers in 8 bits in one of 64.
+constexpr int COLUMN_BYTES = KV_DTYPE != 0 && HEAD_DIM <= 64 && V_HEAD_DIM <= 64 ? 64 : 128;
+constexpr int COLUMN_PIECES = COLUMN_BYTES / 16, COLUMN_NUMBERS = COLUMN_BYTES / KV_BYTES;
+constexpr int K_COLUMNS = (HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
+constexpr int V_COLUMNS = (V_HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
 // Matrix instructions along head_dim; a last one of 8 numbers is padded with zeros.
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_HEAD_DIM + 15) / 16;
+// Loads of shared memory, each with the numbers of so many steps.
+constexpr int LOAD_STEPS = 2 / KV_BYTES;
+constexpr int K_LOADS = (K_STEPS + LOAD_STEPS - 1) / LOAD_STEPS;
+constexpr int V_LOADS = (V_STEPS + LOAD_STEPS - 1) / LOAD_STEPS;
+// Operands are in Q's dtype. K and V in 8 bits, and Q with them, become fp16, which holds all of
+// their numbers.
+constexpr bool BF16_OPERANDS = BF16 && KV_DTYPE == 0;
 constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Of a KV head, and its output tiles.
@@ -46,8 +59,8 @@ constexpr bool ONE_ROW_TILE = Q_LEN > 0 && GROUP_SIZE * Q_LEN <= ROWS;
 constexpr int ROW_COUNT = ONE_ROW_TILE ? GROUP_SIZE * Q_LEN : ROWS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int RANGE_WARPS = WARPS * CLUSTER;       // warps of a work range
-constexpr int V_AT = K_COLUMNS * CHUNK * 128;      // V of a chunk, after its K
-constexpr int STAGE = V_AT + V_COLUMNS * CHUNK * 128;
+constexpr int V_AT = K_COLUMNS * CHUNK * COLUMN_BYTES;  // V of a chunk, after its K
+constexpr int STAGE = V_AT + V_COLUMNS * CHUNK * COLUMN_BYTES;
 // Tokens of one copy: none crosses a page.
 constexpr int box_of(int page) {
   int box = CHUNK;
@@ -66,8 +79,8 @@ constexpr bool MASKED_STARTS =
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > 48;
-// Blocks of V that are read before the weights are known, as far as registers allow.
-constexpr int EARLY_VALUES = ROW_BLOCKS * V_STEPS <= 8 ? V_STEPS : 0;
+// Loads of V before the weights are known, as far as registers allow.
+constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks
 constexpr int SCRATCH_ROW = V_HEAD_DIM + 4;  // 4: as for a warp's fragments
 constexpr int SCRATCH_WARP = ROW_COUNT * SCRATCH_ROW;
@@ -78,6 +91,9 @@ constexpr int SLOT = 8 * QUADS;  // numbers of a slot: two units of 4 for each p
 constexpr int MERGE_BITS = 4;
 // Partials that a CTA merges at once, its own among them; more go through a tree.
 constexpr int MERGE = 1 << MERGE_BITS;
+
+// What the number of a 16-byte piece of a row is XORed with; rows below 8.
+constexpr int swizzle_of(int row) { return row * COLUMN_BYTES / 128; }
 
 // Adjacent threads that merge a piece together where there are threads to spare: it pays for reads
 // of other CTAs' slots.
@@ -102,7 +118,9 @@ constexpr int OWN_AT = LOGS_AT + 8 * WARPS * ROWS;
 constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
 // SINKS: of the part's rows, as they lie in `sinks`.
 constexpr int SINKS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
-constexpr int BARRIERS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
+// SHARED_QUERY, KV_DTYPE: what rows of Q are divided by, see `unit_of`.
+constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
+constexpr int BARRIERS_AT = UNITS_AT + (SHARED_QUERY && KV_DTYPE != 0 ? 4 * ROWS : 0);
 
 #define INFINITE __int_as_float(0x7f800000)
 constexpr float LOG2_E = 1.4426950408889634f;

@@ -9,7 +9,8 @@ constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
 constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
 constexpr int LANE_PAGES = (BOXES + 31) / 32;
 // 16-byte pieces of a row in shared memory.
-constexpr int K_PIECES = 2 * K_STEPS, V_PIECES = 2 * V_STEPS;
+constexpr int K_PIECES = KV_BYTES * K_STEPS, V_PIECES = KV_BYTES * V_STEPS;
+constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
 // A warp, and where its stages lie.
 struct Warp {
@@ -54,14 +55,14 @@ struct Warp {
   // Starts the copy of this lane's pieces of a row of K or V, `column` the first of PIECES; those
   // past head_dim become zeros.
   template <int PIECES, int DIM>
-  __device__ __forceinline__ static void copy_row(u32 to, const unsigned short *from, int column) {
+  __device__ __forceinline__ static void copy_row(u32 to, const KvNumber *from, int column) {
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) {
-      const u32 at = to + i / 8 * (CHUNK * 128);
+      const u32 at = to + i / COLUMN_PIECES * (CHUNK * COLUMN_BYTES);
       if (DIM % 16 == 0)
-        cp_async_cg_16(at, from + 8 * i);
+        cp_async_cg_16(at, from + PIECE_NUMBERS * i);
       else
-        cp_async_cg_16(at, from + 8 * i, column + i < DIM / 8);
+        cp_async_cg_16(at, from + PIECE_NUMBERS * i, column + i < DIM / PIECE_NUMBERS);
     }
   }
 #endif
@@ -85,10 +86,10 @@ struct Warp {
       boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
     }
 #if BULK
-    // One lane starts them all; the copies write the 128-byte swizzle.
+    // One lane starts them all; the copies write the swizzle.
     if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
-      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * 128));
+      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
       // Other row tiles read the same K and V again, from the L2.
       const u64 policy = ONE_ROW_TILE ? createpolicy_evict_first() : createpolicy_evict_normal();
 #pragma unroll
@@ -99,34 +100,35 @@ struct Warp {
           const int outer = PAGE > 0 ? pages[box] : cache_row;
 #pragma unroll
           for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
-            const u32 offset = to + column * CHUNK * 128 + box * BOX * 128;
+            const u32 offset = to + (column * CHUNK + box * BOX) * COLUMN_BYTES;
+            const int x = COLUMN_NUMBERS * column;
             if (column < K_COLUMNS)
-              cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, 64 * column, row, kv_head, outer,
-                                      policy);
+              cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, x, row, kv_head, outer, policy);
             if (column < V_COLUMNS)
-              cp_async_bulk_tensor_4d(offset + V_AT, &p.v_map, barrier, 64 * column, row, kv_head,
-                                      outer, policy);
+              cp_async_bulk_tensor_4d(offset + V_AT, &p.v_map, barrier, x, row, kv_head, outer,
+                                      policy);
           }
         }
     }
 #else
     // A row has this many lanes, which take the same pieces of K and V.
     constexpr int PIECES = K_PIECES > V_PIECES ? K_PIECES : V_PIECES;
-    constexpr int ROW_LANES = PIECES <= 8 ? 8 : PIECES <= 16 ? 16 : 32;
+    constexpr int ROW_LANES = PIECES <= COLUMN_PIECES ? COLUMN_PIECES : PIECES <= 16 ? 16 : 32;
     constexpr int ROWS_AT_ONCE = 32 / ROW_LANES;
     const int column = lane % ROW_LANES, row = lane / ROW_LANES;
     const bool has_k = K_PIECES >= ROW_LANES || column < K_PIECES;
     const bool has_v = V_PIECES >= ROW_LANES || column < V_PIECES;
-    const u32 lane_to = to + column / 8 * (CHUNK * 128) + row * 128 + ((column % 8 ^ row) << 4);
-    const unsigned short *k_head = p.k + kv_head * p.stride_k_head + column * 8;
-    const unsigned short *v_head = p.v + kv_head * p.stride_v_head + column * 8;
+    const u32 lane_to = to + column / COLUMN_PIECES * (CHUNK * COLUMN_BYTES) + row * COLUMN_BYTES +
+                        ((column % COLUMN_PIECES ^ swizzle_of(row)) << 4);
+    const KvNumber *k_head = p.k + kv_head * p.stride_k_head + column * PIECE_NUMBERS;
+    const KvNumber *v_head = p.v + kv_head * p.stride_v_head + column * PIECE_NUMBERS;
     if (PAGED_ROWS) {
 #pragma unroll
       for (int i = 0; i < CHUNK; i += ROWS_AT_ONCE) {
         const i64 outer = __shfl_sync(~0u, page[i / BOX / 32],
                                       (CHUNKS_AHEAD - known) * BOXES + (i + row) / BOX);
         const int at = token + i + row, from = at % PAGE_OR_1;
-        const u32 offset = (lane_to ^ (i % 8 << 4)) + i * 128;
+        const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + i * COLUMN_BYTES;
         if (at >= position.tokens) continue;  // what is there is masked
         if (has_k)
           copy_row<K_PIECES, HEAD_DIM>(
@@ -144,8 +146,8 @@ struct Warp {
       for (int box = 0; box < BOXES; box++) {
         if (PAGE > 0 && box >= boxes) break;
         const i64 outer = PAGE > 0 ? pages[box] : cache_row;
-        const unsigned short *k = k_head + outer * p.stride_k_batch;
-        const unsigned short *v = v_head + outer * p.stride_v_batch;
+        const KvNumber *k = k_head + outer * p.stride_k_batch;
+        const KvNumber *v = v_head + outer * p.stride_v_batch;
         const int at = token + box * BOX;
         const int first = PAGE > 0 ? at % PAGE_OR_1 : at;
         const int last = PAGE > 0 ? PAGE - 1 : position.tokens - 1;  // all of a page is there
@@ -153,7 +155,7 @@ struct Warp {
         for (int i = 0; i < BOX; i += ROWS_AT_ONCE) {
           // Past the end the last token again: it is masked.
           const i64 from = min(first + row + i, last);
-          const u32 offset = (lane_to ^ (i % 8 << 4)) + (box * BOX + i) * 128;
+          const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + (box * BOX + i) * COLUMN_BYTES;
           if (has_k) copy_row<K_PIECES, HEAD_DIM>(offset, k + from * p.stride_k_token, column);
           if (has_v)
             copy_row<V_PIECES, V_HEAD_DIM>(offset + V_AT, v + from * p.stride_v_token, column);

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from leanbench.kernels.launch import Relaunch, cache_strides, most_parts, qk_scale
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8
 from leanbench.kernels.lean.cuda_driver import (
     DriverLaunch,
     capability,
@@ -19,7 +19,13 @@ from leanbench.kernels.lean.cuda_driver import (
     sm_count,
     tensor_map,
 )
-from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts, too_far_apart
+from leanbench.kernels.lean.cuda_params import (
+    Descale,
+    Divisor,
+    Params,
+    check_counts,
+    too_far_apart,
+)
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
     most_fixed_runs,
@@ -31,6 +37,7 @@ from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.kernel import LaunchResources
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 #: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
 #: of.
 _COPY_BYTES = 16
+_FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,9 @@ def refusal(inputs: AttentionInputs) -> str | None:
         return reason
     if inputs.q.device.type != "cuda":
         return f"lean_cuda runs on a GPU, the tensors are on {inputs.q.device}"
-    return misalignment(inputs)
+    kv_dtype = _FP8_NAMES.get(inputs.k_cache.dtype, SAME)
+    reason = refusal_of_fp8(kv_dtype, inputs.head_dim, inputs.value_dim)
+    return reason or misalignment(inputs)
 
 
 def misalignment(inputs: AttentionInputs) -> str | None:
@@ -158,7 +168,7 @@ def misalignment(inputs: AttentionInputs) -> str | None:
         ("out", inputs.out, 8, "writes four numbers at a time"),
     ):
         steps = reduce(or_, tensor.stride()[:-1])
-        if (tensor.data_ptr() | 2 * steps) % most:
+        if (tensor.data_ptr() | tensor.element_size() * steps) % most:
             return (
                 f"{name} starts at or steps by no multiple of {most} bytes (strides"
                 f" {tuple(tensor.stride())}): lean_cuda {why}"
@@ -172,14 +182,15 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     """
     bf16, ragged = inputs.q.dtype == torch.bfloat16, inputs.cache_seqlens is not None
     dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
-    ragged_q = inputs.cu_seqlens_q is not None
-    return _build(config, bf16, ragged, *dims, *queries, ragged_q, inputs.page_size)
+    kv_dtype, ragged_q = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), inputs.cu_seqlens_q is not None
+    return _build(config, bf16, kv_dtype, ragged, *dims, *queries, ragged_q, inputs.page_size)
 
 
 @lru_cache(maxsize=1024)
 def _build(
     config: LeanCudaConfig,
     bf16: bool,
+    kv_dtype: str,
     ragged: bool,
     head_dim: int,
     v_head_dim: int,
@@ -197,6 +208,7 @@ def _build(
         "bf16" if bf16 else "fp16",
         q_len=q_len,
         page_size=page_size,
+        kv_dtype=kv_dtype,
         v_head_dim=v_head_dim,
         q_lens=(q_len,) if ragged_q else None,
     )
@@ -311,10 +323,14 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     )
     params.q_len = inputs.q_len
     params.qk_scale = qk_scale(inputs)
+    if build.kv_dtype:
+        params.q_descale, params.k_descale, params.v_descale = (
+            Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)
+        )
     if build.bulk:
-        k, v, bf16 = inputs.k_cache, inputs.v_cache, bool(build.bf16)
-        params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), bf16, build.box)
+        k, v = inputs.k_cache, inputs.v_cache
+        params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), build)
         params.v_map = params.k_map
         if (v.shape, v.stride()) != (k.shape, k.stride()):
-            params.v_map.words[:] = tensor_map(params.v, v.shape, v.stride(), bf16, build.box)
+            params.v_map.words[:] = tensor_map(params.v, v.shape, v.stride(), build)
     return params

@@ -16,6 +16,7 @@ from leanbench.compile.nvrtc import CudaBinary, CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import LaunchResources
+from leanbench.core.kinds import FP8_DTYPES, SAME
 from leanbench.core.problem import AttentionProblem
 
 #: Of lean.cu and its headers.
@@ -29,6 +30,8 @@ BULK_TOKENS = 16
 #: Query tokens of a sequence up to which a build is made for their number; it is a parameter of the
 #: launch above.
 _MOST_BUILT_Q_LEN = 16
+#: Of KV_DTYPE in build.cuh, by its numbers.
+_KV_DTYPES = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 
@@ -40,6 +43,16 @@ def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
     rows = group_size * q_len
     most = 32 if head_dim <= 128 else 16 if head_dim <= 256 else 8
     return min(most, 8 if rows <= 8 else 16 if rows <= 16 else 32)
+
+
+def refusal_of_fp8(kv_dtype: str, head_dim: int, v_head_dim: int) -> str | None:
+    """One sentence on an fp8 cache whose rows are not made of 16-byte pieces, or None."""
+    if kv_dtype == SAME or (head_dim | v_head_dim) % 16 == 0:
+        return None
+    return (
+        f"lean_cuda takes fp8 KV caches with head_dims that are multiples of 16, these are"
+        f" {head_dim} and {v_head_dim}: pad them, or keep the cache in fp16 or bf16"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,6 +82,7 @@ class CudaBuild:
     sinks: int = 0
     leftpad: int = 0
     batch_idx: int = 0
+    kv_dtype: int = 0
     max_events: int = 0
 
     @classmethod
@@ -95,6 +109,7 @@ class CudaBuild:
             fixed_runs=int(config.fixed_run_tiles > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
+            kv_dtype=_KV_DTYPES.index(problem.kv_dtype),
             max_events=max_events,
         )
 
@@ -106,6 +121,16 @@ class CudaBuild:
     def row_tiles(self, q_len: int) -> int:
         """Output tiles of one KV head of a sequence with `q_len` query tokens."""
         return -(-self.group_size * q_len // self.rows)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of a number of K or V."""
+        return 1 if self.kv_dtype else 2
+
+    @property
+    def column_bytes(self) -> int:
+        """Of a row of K or V in shared memory that one copy fills: COLUMN_BYTES in build.cuh."""
+        return 64 if self.kv_dtype and max(self.head_dim, self.v_head_dim) <= 64 else 128
 
     @property
     def partial_bytes(self) -> int:
@@ -120,8 +145,9 @@ class CudaBuild:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
-        columns = -(-self.head_dim // 64) + -(-self.v_head_dim // 64)
-        ring = self.warps * self.stages * columns * self.chunk * 128
+        numbers = self.column_bytes // self.kv_bytes
+        columns = -(-self.head_dim // numbers) + -(-self.v_head_dim // numbers)
+        ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
         shared_query = self.rows // 8 * (k_steps + 2 * v_steps) > 48
@@ -130,7 +156,7 @@ class CudaBuild:
         if self.cluster > 1:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
         if shared_query:
-            total += 2 * self.rows * (16 * k_steps + 8)
+            total += 2 * self.rows * (16 * k_steps + 8) + 4 * self.rows * (self.kv_dtype > 0)
         if self.sinks:
             total += 4 * self.rows
         return total + 8 * self.warps * self.stages

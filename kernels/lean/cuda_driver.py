@@ -79,22 +79,29 @@ class DriverLaunch:
 
 
 def tensor_map(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], bf16: bool, box_tokens: int
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], build: CudaBuild
 ) -> tuple[int, ...]:
     """The words of a tensor map of a cache as (head_dim, token, KV head, sequence or page), read in
-    boxes of `box_tokens` x 128 bytes.
+    boxes of a page or a chunk by a column of shared memory.
     """
     driver = _driver()
     rows, tokens, heads, head_dim = shape
-    dtypes = driver.CUtensorMapDataType
-    dtype = (
-        dtypes.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if bf16 else dtypes.CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-    )
+    # Numbers are copied as they are.
+    dtypes, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    dtype = {
+        1: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        2: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+    }[build.kv_bytes]
+    swizzle = {
+        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+    }[build.column_bytes]
+    box = (build.column_bytes // build.kv_bytes, build.box, 1, 1)
     row_stride, token_stride, head_stride, _ = strides
 
     # A size of 1 may have any stride, one that is too large for a tensor map among them.
     def stride_bytes(size: int, stride: int) -> Any:
-        return driver.cuuint64_t(2 * (stride if size > 1 else head_dim))
+        return driver.cuuint64_t(build.kv_bytes * (stride if size > 1 else head_dim))
 
     encoded = _check(
         driver.cuTensorMapEncodeTiled(
@@ -107,10 +114,10 @@ def tensor_map(
                 stride_bytes(heads, head_stride),
                 stride_bytes(rows, row_stride),
             ],
-            [driver.cuuint32_t(size) for size in (64, box_tokens, 1, 1)],
+            [driver.cuuint32_t(size) for size in box],
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             # Promotion to 256 bytes costs 9% of the bandwidth above 500 MB (H200).
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,

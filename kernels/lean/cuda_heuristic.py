@@ -12,7 +12,7 @@ from leanbench.kernels.lean.cuda_build import BULK_TOKENS, HOPPER, CudaBuild, ro
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.problem import AttentionProblem
 
 # The thresholds of `heuristic`, for lengths that the host knows, say which quantity they limit and
 # which timings on an H200 gave them: [families] reports/h200/settings/families.json.gz (240
@@ -113,7 +113,8 @@ def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
     """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
     reads all of it for each.
     """
-    split_lines = ELEMENT_BYTES * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
+    number_bytes = problem.token_bytes // (problem.head_dim + problem.value_dim)
+    split_lines = number_bytes * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
     shared_lines = problem.kv_layout == "NHD" and problem.kv_heads > 1 and split_lines
     whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
     hopper = gpu.compute_capability >= HOPPER

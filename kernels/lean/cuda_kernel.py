@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import events_per_row
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
+from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, refusal_of_fp8, rows_of
 from leanbench.kernels.lean.cuda_heuristic import (
     TILE_ROWS,
     any_length_heuristic,
@@ -68,7 +68,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     tuned_as = "lean"
     is_api = True
     axes = Kernel.axes | {
-        *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens")
+        *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
+        "kv_dtype",
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)
@@ -85,7 +86,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
                 f"lean_cuda does not take v_head_dim {problem.value_dim}: choose a multiple of 8 up"
                 " to 256, or 512"
             )
-        return missing()
+        return refusal_of_fp8(problem.kv_dtype, problem.head_dim, problem.value_dim) or missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return heuristic(problem, gpu)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from leanbench.core.inputs import AttentionInputs
 
 #: Of the tensor maps, which the driver wants there; the compiler rounds the size of Params up to a
@@ -31,6 +33,20 @@ class Divisor(ctypes.Structure):
         """n // divisor == n * multiplier >> shift, for n below 2^31."""
         bits = (divisor - 1).bit_length()
         return cls((1 << (31 + bits)) // divisor + 1, 31 + bits)
+
+
+class Descale(ctypes.Structure):
+    """Scales by sequence and KV head, strides in numbers; a null address: 1."""
+
+    _fields_ = [
+        ("at", ctypes.c_uint64),
+        ("stride_batch", ctypes.c_int64),
+        ("stride_head", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, scales: torch.Tensor | None) -> Descale:
+        return cls() if scales is None else cls(scales.data_ptr(), *scales.stride())
 
 
 class Params(ctypes.Structure):
@@ -90,6 +106,7 @@ class Params(ctypes.Structure):
         ("cu_seqlens_q", ctypes.c_uint64),
         ("q_len", ctypes.c_int32),
         ("total_queries", ctypes.c_int32),
+        *((f"{name}_descale", Descale) for name in ("q", "k", "v")),
     ]
 
 

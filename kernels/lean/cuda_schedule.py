@@ -19,7 +19,7 @@ from leanbench.core.decomposition import (
     stream_k_grid,
 )
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.problem import AttentionProblem
 
 #: What the end of an output tile (the warps' merge, the output) takes, in LeanTiles. Where contexts
 #: differ, a CTA with many short ones has more ends than others; docs/performance-log.md, entry 31.
@@ -41,7 +41,7 @@ MERGE_AT_ONCE = 16
 
 def split_limits(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
     """`longest_steps` and `merge_tiles` of leanbench.core.decomposition.longest_split."""
-    tile_bytes = 2 * ELEMENT_BYTES * tile_tokens * build.head_dim
+    tile_bytes = 2 * build.kv_bytes * tile_tokens * build.head_dim
     steps = _LONGEST_STEPS if build.cluster == 1 else _LONGEST_STEPS_OF_CLUSTERS
     return steps, int(build.cluster * _MERGE_BYTES // tile_bytes)
 

@@ -63,6 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     splits.find(p, part, range);
     // Needed once the part is done, by when it has arrived.
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
+    const float v_scale =
+        KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, part.head_tile().kv_head);
     bool fresh = true;
     while (true) {
       ring.fill(p, warp, range.end);
@@ -70,11 +72,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (!first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
         __syncthreads();
+        if (KV_DTYPE != 0) query.load_scales(p, part, shared, lane);
         fresh = false;
       }
       if (part.chunk >= part.chunks) break;
       if (!SHARED_QUERY && fresh) {
-        query.load(p, lane);
+        query.load(p, part, lane);
         fresh = false;
       }
       const u32 stage = ring.wait(warp);
@@ -86,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     // The ring, or the part before, has been read.
     if (SCRATCH_OVER_RING || !first_part) __syncthreads();
     state.store(reinterpret_cast<float *>(shared + SCRATCH_AT),
-                reinterpret_cast<float2 *>(shared + LOGS_AT), warp_number, lane);
+                reinterpret_cast<float2 *>(shared + LOGS_AT), warp_number, lane,
+                v_scale * KV_UNIT);
     if (SINKS && threadIdx.x < ROWS)
       reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
     __syncthreads();

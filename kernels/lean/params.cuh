@@ -11,9 +11,22 @@ struct Divisor {
   u32 multiplier, shift;
 };
 
+// The scales of a tensor in 8 bits, by sequence and KV head; `at` null: 1.
+struct Descale {
+  const float *at;
+  i64 stride_batch, stride_head;
+};
+
+#if KV_DTYPE == 0
+typedef unsigned short KvNumber;
+#else
+typedef unsigned char KvNumber;
+#endif
+
 struct Params {
   TensorMap k_map, v_map;  // BULK: (head_dim, token, KV head, sequence or page)
-  const unsigned short *q, *k, *v;
+  const unsigned short *q;
+  const KvNumber *k, *v;
   unsigned short *out;
   float *lse;
   u32 *partials;  // the partials workspace: a slot per work range
@@ -45,6 +58,7 @@ struct Params {
   const int *cu_seqlens_q;  // RAGGED_Q
   int q_len;                // Q_LEN is 0: query tokens of a sequence; RAGGED_Q: at most
   int total_queries;        // RAGGED_Q: of all sequences
+  Descale q_descale, k_descale, v_descale;  // KV_DTYPE
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES,

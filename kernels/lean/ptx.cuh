@@ -32,15 +32,25 @@ __device__ __forceinline__ float cvt_f32_f16(u32 half) {
   return x;
 }
 
-// Two numbers in the cache's dtype, `low` in the low half.
+// Two numbers of 16 bits, `low` in the low half.
+template <bool TO_BF16>
 __device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
   u32 both;
-  if (BF16)
+  if (TO_BF16)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
+
+#if __CUDA_ARCH__ >= 890
+// Two numbers in e4m3 to fp16.
+__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
+  u32 both;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
+  return both;
+}
+#endif
 
 // ---- matrices ----------------------------------------------------------------------------------
 
@@ -68,9 +78,9 @@ __device__ __forceinline__ void ldmatrix_x2(u32 (&b)[2], u32 address) {
                : "r"(address));
 }
 
-// c += a b, with operands in the cache's dtype.
+// c += a b.
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if (BF16)
+  if (BF16_OPERANDS)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -87,7 +97,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes come from memory at once, unless rows share lines with others that
   // are not wanted now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if ((HEAD_DIM | V_HEAD_DIM) % 64 == 0)
+  if ((HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else

@@ -34,7 +34,7 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
   if (SINKS) piece.add_logit(logit_of(sinks[quad / ROW_QUADS]));
   const float4 o = piece.scaled();
-  *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2(o.x, o.y), cvt_rn_x2(o.z, o.w));
+  *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2<BF16>(o.x, o.y), cvt_rn_x2<BF16>(o.z, o.w));
   if (column == 0)
     p.lse[(RAGGED_Q ? (i64)head * p.total_queries + part.queries.first
                     : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * part.queries.count) +

@@ -27,6 +27,14 @@ struct uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
 struct Index { u32 x; };
 
+// Bytes of two words, by the numbers in the selector's digits.
+inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
+  const u64 both = (u64)high << 32 | low;
+  u32 bytes = 0;
+  for (int i = 0; i < 4; i++) bytes |= (u32)(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return bytes;
+}
+
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }

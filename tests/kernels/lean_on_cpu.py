@@ -39,6 +39,8 @@ class Cpu:
     folder: Path
     #: Replaced in the sources of all launches.
     mutation: Mutation | None = None
+    #: What __CUDA_ARCH__ says.
+    architecture: int = 900
     _libraries: dict[CudaBuild, ctypes.CDLL] = field(default_factory=dict)
 
     def launch(
@@ -66,7 +68,7 @@ class Cpu:
         build = launch.build
         if build not in self._libraries:
             folder = self.folder / str(len(self._libraries))
-            self._libraries[build] = compiled(build, folder, self.mutation)
+            self._libraries[build] = compiled(build, folder, self.mutation, self.architecture)
         params = aligned_params()
         ctypes.pointer(params)[0] = launch.params
         params.v_map.words[0] = params.v
@@ -110,16 +112,18 @@ def launch_on(inputs: AttentionInputs, config: LeanCudaConfig, sms: int) -> Cuda
 
 
 def tensor_map(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], bf16: bool, box_tokens: int
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], build: CudaBuild
 ) -> tuple[int, ...]:
     """The words that ptx_on_cpu.hpp reads."""
     rows, tokens, heads, head_dim = shape
     row, token, head, one = strides
     sizes, steps = (head_dim, tokens, heads, rows), (one, token, head, row)
-    return (address, *sizes, *steps, box_tokens, *[0] * 6)
+    return (address, *sizes, *steps, build.box, *[0] * 6)
 
 
-def compiled(build: CudaBuild, folder: Path, mutation: Mutation | None) -> ctypes.CDLL:
+def compiled(
+    build: CudaBuild, folder: Path, mutation: Mutation | None, architecture: int
+) -> ctypes.CDLL:
     folder.mkdir()
     for path in [*(KERNELS / "lean").glob("*.cuh"), KERNELS / "lean" / "lean.cu"]:
         text = path.read_text(encoding="utf-8")
@@ -132,6 +136,7 @@ def compiled(build: CudaBuild, folder: Path, mutation: Mutation | None) -> ctype
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
     shutil.copy(_HERE / "cuda_on_cpu.hpp", folder)
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
+    defines.append(f"-D__CUDA_ARCH__={architecture}")
     words = [
         "-std=c++17",
         "-O1",

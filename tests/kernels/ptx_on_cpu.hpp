@@ -35,9 +35,9 @@ inline float ex2_approx_ftz(float x) {
 inline float rcp_approx_ftz(float x) { return 1.0f / x; }
 inline float lg2_approx_ftz(float x) { return log2f(x); }
 
-static u32 half_of(float x) {
+static u32 half_of(float x, bool to_bf16) {
   const u32 sign = bits_of<u32>(x) >> 16 & 0x8000;
-  if (BF16) {
+  if (to_bf16) {
     const u32 bits = bits_of<u32>(x);
     return x != x ? 0x7fff : bits + 0x7fff + (bits >> 16 & 1) >> 16;
   }
@@ -55,7 +55,9 @@ inline float cvt_f32_f16(u32 half) {
   return half & 0x8000 ? -a : a;
 }
 
-static float float_of(u32 half) { return BF16 ? bits_of<float>(half << 16) : cvt_f32_f16(half); }
+static float float_of(u32 half) {
+  return BF16_OPERANDS ? bits_of<float>(half << 16) : cvt_f32_f16(half);
+}
 
 // `float_of` of all halves.
 static const float *floats() {
@@ -67,7 +69,23 @@ static const float *floats() {
   return table.data();
 }
 
-inline u32 cvt_rn_x2(float low, float high) { return half_of(low) | half_of(high) << 16; }
+template <bool TO_BF16>
+inline u32 cvt_rn_x2(float low, float high) {
+  return half_of(low, TO_BF16) | half_of(high, TO_BF16) << 16;
+}
+
+#if __CUDA_ARCH__ >= 890
+static float e4m3(u32 byte) {
+  const int exponent = byte >> 3 & 15, digits = byte & 7;
+  const float a = (byte & 127) == 127 ? NAN
+                                      : ldexpf(digits + (exponent ? 8 : 0), max(exponent, 1) - 10);
+  return byte & 128 ? -a : a;
+}
+
+inline u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
+  return half_of(e4m3(pair & 0xff), false) | half_of(e4m3(pair >> 8), false) << 16;
+}
+#endif
 
 // ---- matrices ----------------------------------------------------------------------------------
 
@@ -196,7 +214,7 @@ static void complete_phase(Barrier &barrier) {
 static void arrive_copy(const Copy &copy) {
   for (u32 at = 0; at < copy.bytes.size(); at += 16) {
     const u32 to = copy.to + at;
-    memcpy(at_shared(to ^ (to >> 7 & 7) << 4, 16), &copy.bytes[at], 16);  // the 128-byte swizzle
+    memcpy(at_shared(to ^ (to >> 7 & COLUMN_PIECES - 1) << 4, 16), &copy.bytes[at], 16);  // the swizzle
   }
   Barrier &barrier = barrier_at(copy.barrier);
   barrier.bytes -= copy.bytes.size();
@@ -206,17 +224,17 @@ static void arrive_copy(const Copy &copy) {
 // A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer).
 inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier, int x, int y, int z,
                                     int w, u64) {
-  const auto *base = reinterpret_cast<const unsigned short *>(map->words[0]);
+  const auto *base = reinterpret_cast<const KvNumber *>(map->words[0]);
   const u64 *sizes = map->words + 1, *strides = map->words + 5;
   if (map->words[9] != BOX) fail("a tensor map of other boxes");
   if (to % 128) fail("a bulk copy to an address that is no multiple of 128");
-  Copy copy = {to, barrier, std::vector<unsigned char>(BOX * 128), nullptr};
+  Copy copy = {to, barrier, std::vector<unsigned char>(BOX * COLUMN_BYTES), nullptr};
   const bool outside = x < 0 || z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
   for (int row = y; row < y + BOX; row++)
-    for (int column = x; column < x + 64; column++) {
+    for (int column = x; column < x + COLUMN_BYTES / KV_BYTES; column++) {
       if (outside || row < 0 || (u64)row >= sizes[1] || (u64)column >= sizes[0]) continue;
-      memcpy(&copy.bytes[(row - y) * 128 + (column - x) * 2],
-             base + column + row * strides[1] + z * strides[2] + w * strides[3], 2);
+      memcpy(&copy.bytes[(row - y) * COLUMN_BYTES + (column - x) * KV_BYTES],
+             base + column + row * strides[1] + z * strides[2] + w * strides[3], KV_BYTES);
     }
   if (machine.lazy)
     machine.current->cta->copies.push_back(std::move(copy));

@@ -62,6 +62,7 @@ PAGED = on_device((700, 130), "8/1", 64, 1024, page_size=16, dtype="bf16", q_len
 ODD_PAGES = on_device((300, 77, 1, 515), "8/2", 64, 640, page_size=1)
 CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
+FP8 = replace(ONE_LONG, kv_dtype="e4m3")
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
 #: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
 CASES = {
@@ -110,6 +111,10 @@ CASES = {
     "V of its own head_dim": Case(
         cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False),
         ((on_device((300, 77, 515), "6/2", 192, 640, v_head_dim=128), 7),),
+    ),
+    "fp8": Case(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False), ((FP8, 7),)),
+    "fp8, bf16 queries": Case(
+        cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((replace(PAGED, kv_dtype="e5m2"), 8),)
     ),
     "fixed runs": Case(
         fixed(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)),
@@ -191,6 +196,18 @@ DEEP_CASES = {
         cuda_config(16, 2, 2, 1, 4, 8, "bulk", 1, False),
         ((on_device((300, 77, 515), "12/2", 512, 640), 7),),
     ),
+    "fp8, 16-byte copies": Case(
+        cuda_config(16, 2, 3, 1, 1, 8, "async", 1, False),
+        ((replace(EQUAL, kv_dtype="e4m3"), 7), (replace(EQUAL, dtype="bf16", kv_dtype="e5m2"), 7)),
+    ),
+    "fp8, narrow heads": Case(
+        cuda_config(16, 2, 3, 1, 1, 8, "async", 1, False),
+        ((on_device((300, 77, 515), "3/3", 80, 640, kv_dtype="e4m3"), 7),),
+    ),
+    "fp8, many rows": Case(
+        cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
+        ((replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3"), 5),),
+    ),
     "pages, 16-byte copies": Case(
         cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False), ((PAGED, 5), (PAGED, 9))
     ),
@@ -257,6 +274,38 @@ def test_bits_of_fixed_runs_are_those_of_the_sequence_alone(cpu: Cpu) -> None:
         cpu.launch(lone, config, 8, workspace, seed=sequence)
         assert torch.equal(lone.out[0], batch.out[sequence])
         assert torch.equal(lone.lse[0], batch.lse[sequence])
+
+
+@pytest.mark.parametrize("architecture", [800, 900])
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> None:
+    """The output of a sequence of one token is its V, on GPUs with an instruction for e4m3 and on
+    those without.
+    """
+    inputs = make_inputs(AttentionProblem(1, 1, 1, 1, 256, kv_dtype=kv_dtype), "cpu", 1)
+    bits = torch.arange(256, dtype=torch.uint8)
+    inputs.v_cache.view(torch.uint8).copy_(bits.view(1, 1, 1, 256))
+    assert inputs.v_descale is not None
+    inputs.v_descale.fill_(2.0)
+    expected = (2 * inputs.v_cache.float()).half()
+    config = cuda_config(16, 1, 1, 1, 1, 8, "async", 1, False)
+    Cpu(tmp_path, architecture=architecture).launch(inputs, config, 1, Workspace(1000))
+    finite = expected.isfinite()
+    assert torch.equal(inputs.out[finite], expected[finite])
+    assert not inputs.out[~finite].isfinite().any()
+
+
+@pytest.mark.parametrize("power", [-120, 0, 100])
+def test_queries_in_bf16_that_fp16_cannot_hold(cpu: Cpu, power: int) -> None:
+    """Scores are the same with queries and their scale 2^power times as large and as small."""
+    problem = replace(PAGED, kv_dtype="e4m3")
+    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+    assert inputs.k_descale is not None
+    reference = Reference(inputs)
+    inputs.q.mul_(2.0**power)
+    inputs.k_descale.mul_(2.0**-power)
+    cpu.launch(inputs, CASES["fp8, bf16 queries"].config, 8, Workspace(1000))
+    assert reference.check(inputs).failure("bf16") is None
 
 
 def test_lengths_that_are_none(cpu: Cpu) -> None:

@@ -1,0 +1,65 @@
+// K and V in 8 bits, and Q with them, as operands in fp16: it holds all numbers of e4m3 and e5m2.
+#pragma once
+#include "ptx.cuh"
+
+#if __CUDA_ARCH__ >= 890
+constexpr bool HAS_CVT = true;
+#else
+constexpr bool HAS_CVT = false;
+__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short) { return 0; }
+#endif
+// e4m3 without an instruction for it comes 2^8 times too small: its bits under fp16's exponent.
+constexpr float KV_UNIT = KV_DTYPE == 1 && !HAS_CVT ? 256.0f : 1.0f;
+
+// The scale of a sequence's KV head.
+__device__ __forceinline__ float scale_of(const Descale &scales, int sequence, int kv_head) {
+  const i64 at = sequence * scales.stride_batch + kv_head * scales.stride_head;
+  return scales.at ? __ldg(scales.at + at) : 1.0f;
+}
+
+// Bytes 2 `half` and 2 `half` + 1 of a word, in fp16.
+__device__ __forceinline__ u32 to_fp16(u32 word, int half) {
+  if (KV_DTYPE == 1 && HAS_CVT) return cvt_rn_f16x2_e4m3x2((unsigned short)(word >> 16 * half));
+  const u32 high_bytes = __byte_perm(word, 0, half == 0 ? 0x1404 : 0x3424);
+  if (KV_DTYPE == 2) return high_bytes;
+  const u32 digits = high_bytes & 0x7f007f00;
+  const u32 nan = digits + 0x01000100 & 0x80008000;  // all seven bits are set
+  return high_bytes & 0x80008000 | digits >> 1 | nan - (nan >> 5);
+}
+
+// The first operand of the `part`th matrix instruction of a load of K. Lane t of four has numbers
+// 4t to 4t + 3 of its tokens, as columns 2t, 2t + 1, 2t + 8 and 2t + 9: Q is in the same order.
+__device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int part) {
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    k[i] = KV_DTYPE == 0 ? loaded[i] : to_fp16(loaded[2 * part + i % 2], i / 2);
+}
+
+// The same of V: a lane has numbers 2g and 2g + 1 of two tokens, as rows g and g + 8.
+__device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], int part) {
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    v[i] = KV_DTYPE == 0
+               ? loaded[i]
+               : to_fp16(__byte_perm(loaded[part + i / 2 * 2], 0, 0x3120), i % 2);
+}
+
+// Rows of Q in bf16 are divided by a power of two each that brings their largest number to 2^14 or
+// more, below 2^15: what fp16 then rounds is 2^-39 of it.
+__device__ __forceinline__ u32 larger(u32 largest, u32 pair) {
+  // Finite ones alone, by their bits.
+  const u32 low = pair & 0x7fff, high = pair >> 16 & 0x7fff;
+  largest = max(largest, low < 0x7f80 ? low : 0);
+  return max(largest, high < 0x7f80 ? high : 0);
+}
+
+__device__ __forceinline__ float unit_of(u32 largest) {
+  return __uint_as_float((max(largest >> 7, 15u) - 14) << 23);
+}
+
+// A pair of bf16 to fp16. The unit's reciprocal is exact.
+__device__ __forceinline__ u32 in_units(u32 pair, float unit) {
+  const float by = __uint_as_float((254 << 23) - __float_as_uint(unit));
+  return cvt_rn_x2<false>(__uint_as_float(pair << 16) * by,
+                          __uint_as_float(pair & 0xffff0000) * by);
+}
