@@ -15,6 +15,7 @@ from leanbench.kernels.libraries.flash_infer_single import (
     FlashInferSingle,
     FlashInferSingleCudaCores,
 )
+from leanbench.kernels.libraries.flash_mla_dense import FlashMla
 from leanbench.kernels.libraries.flex import TorchFlex
 from leanbench.kernels.libraries.sdpa import Cudnn, CudnnLse, TorchEfficient, TorchFlash, TorchMath
 from leanbench.kernels.libraries.standard import Standard
@@ -40,5 +41,6 @@ KERNELS = (
     FlashInferPersistent(),
     FlashInferSingle(),
     FlashInferSingleCudaCores(),
+    FlashMla(),
     XformersSplitK(),
 )

@@ -92,6 +92,8 @@ class AttentionInputs:
     cu_seqlens_q: torch.Tensor | None = None
     #: With `cu_seqlens_q`: the most query tokens of a sequence.
     max_seqlen_q: int | None = None
+    #: Whether `v_cache` is a view of the first columns of `k_cache`.
+    latent: bool = False
 
     @property
     def batch(self) -> int:
@@ -314,11 +316,15 @@ def make_windows(
     # The last window's last row ends behind a cache.
     last = (count - 1) * step
     k_pool = normal(kv_dtype, math.prod(shape) + last * problem.head_dim)
-    v_pool = normal(kv_dtype, math.prod(v_shape) + last * problem.value_dim)
+    v_pool = None
+    if not problem.latent:
+        v_pool = normal(kv_dtype, math.prod(v_shape) + last * problem.value_dim)
     windows = []
     for place in range(0, count * step, step):
         k_cache = k_pool[place * problem.head_dim :][: math.prod(shape)].view(shape)
-        v_cache = v_pool[place * problem.value_dim :][: math.prod(v_shape)].view(v_shape)
+        v_cache = k_cache[..., : problem.value_dim]
+        if v_pool is not None:
+            v_cache = v_pool[place * problem.value_dim :][: math.prod(v_shape)].view(v_shape)
         q = normal(q_dtype, *query_shape(problem), scale=score_scale)
         table = deal_pages(problem, device, generator)
         kinds = kind_inputs(problem, plain, generator)

@@ -38,6 +38,7 @@ def kind_inputs(
         "window_right": problem.window_right,
         "softcap": problem.softcap,
         "rotary_interleaved": problem.rotary_interleaved,
+        "latent": problem.latent,
     }
     if problem.sinks:
         fields["sinks"] = like.new_empty(problem.q_heads).normal_(generator=generator)

@@ -165,3 +165,10 @@ Q_LENS = axis(
     none_phrase="equal query lengths",
     refusal="takes no query lengths that differ",
 )
+LATENT = axis(
+    Switch("latent", "no-latent"),
+    default=False,
+    help="yes,no: V is the first columns of K, and there is one KV head (MLA: DeepSeek, Kimi).",
+    label="latent cache",
+    refusal="takes no latent cache, in which V is a part of K",
+)

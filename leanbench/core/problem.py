@@ -156,6 +156,8 @@ class AttentionProblem:
     #: Sequences may have different numbers of query tokens, and `q_len` is the largest; None: all
     #: have `q_len`.
     q_lens: tuple[int, ...] | None = kinds.Q_LENS
+    #: Multi-head latent attention: the cache has K alone, and V is its first `value_dim` columns.
+    latent: bool = kinds.LATENT
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
@@ -233,6 +235,21 @@ class AttentionProblem:
             raise UserError(
                 f"batch_idx picks rows of a contiguous cache, the page size is {self.page_size}:"
                 " leave one of them out"
+            )
+        if self.latent and self.kv_heads > 1:
+            raise UserError(
+                f"latent has one KV head for all query heads, kv_heads is {self.kv_heads}: give"
+                f" heads {self.q_heads}/1"
+            )
+        if self.latent and self.value_dim > self.head_dim:
+            raise UserError(
+                f"latent has V in the first columns of K, v_head_dim {self.v_head_dim} is above"
+                f" head_dim {self.head_dim}: choose at most head_dim"
+            )
+        if self.latent and self.append:
+            raise UserError(
+                f"append {self.append} appends K and V, and latent has no V of its own: leave one"
+                " of them out"
             )
         if self.q_dtype != kinds.SAME and self.kv_dtype == kinds.SAME:
             raise UserError(f"q_dtype {self.q_dtype} needs an fp8 KV cache: give kv_dtype e4m3")
@@ -326,9 +343,9 @@ class AttentionProblem:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of a token and a KV head."""
+        """Bytes of K and V of a token and a KV head; once, where V is a part of K."""
         number = ELEMENT_BYTES if self.kv_dtype == kinds.SAME else _FP8_BYTES
-        return (self.head_dim + self.value_dim) * number
+        return (self.head_dim + (0 if self.latent else self.value_dim)) * number
 
     @property
     def kv_bytes(self) -> int:

@@ -74,7 +74,7 @@ def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
 
     words = inputs.k_cache.numel() // 2
     sms = torch.cuda.get_device_properties(inputs.q.device).multi_processor_count
-    places = _words(inputs.k_cache), _words(inputs.v_cache)
+    places = _words(inputs.k_cache), _words(inputs.k_cache if inputs.latent else inputs.v_cache)
     sums, launch = _read(places, words, 8192, 8, 2 * sms)
     launch()
     whole = (inputs.q, inputs.cache_seqlens, inputs.block_table)
@@ -102,11 +102,13 @@ def read_places(
     in_pool: dict[int, int] = {}
     places = []
     for inputs in buffers:
-        k, v = _words(inputs.k_cache), _words(inputs.v_cache)
+        k = _words(inputs.k_cache)
         pool = k.untyped_storage().data_ptr()
         first = in_pool.get(pool, 0)
-        in_pool[pool] = first + words
-        places.append((k.as_strided((words,), (1,), first), v.as_strided((words,), (1,), first)))
+        in_pool[pool] = first + (2 * words if inputs.latent else words)
+        # Of a latent cache, one half of the words after the other.
+        v, v_first = (k, first + words) if inputs.latent else (_words(inputs.v_cache), first)
+        places.append((k.as_strided((words,), (1,), first), v.as_strided((words,), (1,), v_first)))
     return places
 
 

@@ -27,6 +27,7 @@ _LIBRARIES = (
     "flash_attn_3",
     "vllm",
     "nvidia-cudnn-frontend",
+    "sgl-flash-mla",
     "flashinfer-python",
     "flashinfer-jit-cache",
     "apache-tvm-ffi",

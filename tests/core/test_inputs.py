@@ -203,6 +203,16 @@ def test_an_fp8_cache_has_scales():
         assert scales.max() <= 1.5
 
 
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_latent_cache_has_v_in_its_first_columns(page_size):
+    problem = replace(PROBLEM, kv_heads=1, v_head_dim=48, latent=True, page_size=page_size)
+    inputs = make_inputs(problem, "cpu")
+    assert inputs.latent
+    assert inputs.v_cache.shape == (*inputs.k_cache.shape[:3], 48)
+    assert inputs.v_cache.data_ptr() == inputs.k_cache.data_ptr()
+    assert inputs.v_cache.stride() == inputs.k_cache.stride()
+
+
 def test_query_lengths_are_packed():
     inputs = make_inputs(replace(PROBLEM, q_lens=(5, 1)), "cpu")
     assert (inputs.q.shape, inputs.out.shape, inputs.lse.shape) == ((6, 8, 64), (6, 8, 64), (8, 6))
@@ -217,6 +227,7 @@ def test_query_lengths_are_packed():
         {"q_len": 3, "causal": False},
         {"append": 1, "rotary_dim": 16, "leftpad": True, "batch_idx": True},
         {"q_lens": (5, 1), "page_size": 16, "kv_dtype": "e5m2"},
+        {"latent": True, "kv_heads": 1, "v_head_dim": 48},
     ],
 )
 def test_inputs_without_memory_are_alike(kinds):

@@ -73,6 +73,13 @@ TOKEN = 2 * 64 * 2 * 2  # bytes of K and V of a token
             100 * TOKEN + 16 * 196,
         ),
         ({"v_head_dim": 32}, 150 * TOKEN, 150 * TOKEN, 150 * TOKEN + 16 * 196),
+        # One KV head instead of two, and no V.
+        (
+            {"latent": True, "kv_heads": 1, "v_head_dim": 32},
+            50 * TOKEN,
+            50 * TOKEN,
+            50 * TOKEN + 16 * 196,
+        ),
     ],
 )
 def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
@@ -82,6 +89,30 @@ def test_bytes_of_kinds(kinds, kv_bytes, allocated, io_bytes):
         allocated,
         io_bytes,
     )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sentence"),
+    [
+        (
+            {},
+            "latent has one KV head for all query heads, kv_heads is 2: give heads 8/1",
+        ),
+        (
+            {"kv_heads": 1, "v_head_dim": 72},
+            "latent has V in the first columns of K, v_head_dim 72 is above head_dim 64: choose at"
+            " most head_dim",
+        ),
+        (
+            {"kv_heads": 1, "append": 1},
+            "append 1 appends K and V, and latent has no V of its own: leave one of them out",
+        ),
+    ],
+)
+def test_what_no_latent_cache_has(kinds, sentence):
+    with pytest.raises(UserError) as error:
+        replace(PLAIN, latent=True, **kinds)
+    assert str(error.value) == sentence
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,9 @@ FLASHINFER = (*BATCH, *SINGLE)
 FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
 FLASH_ATTN_3 = ("flash_attn_3", "flash_attn_3_best")
 FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
+#: Takes latent caches alone.
+LATENT = ("flash_mla",)
+NOT_LATENT = tuple(name for name in NAMES if name not in LATENT)
 #: Attends over uniform contiguous caches alone.
 PLAIN = (*IN_TORCH, "xformers_split_k")
 
@@ -101,11 +104,11 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
 
 @pytest.mark.usefixtures("all_installed")
 def test_what_is_installed_is_available():
-    assert set(NAMES) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, *FLASH_ATTN_3, *FRONTEND}
+    assert set(NOT_LATENT) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, *FLASH_ATTN_3, *FRONTEND}
     assert {name: kernel(name).unavailable_reason() for name in NAMES} == dict.fromkeys(NAMES)
-    assert {name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NAMES} == dict.fromkeys(
-        NAMES
-    )
+    assert {
+        name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NOT_LATENT
+    } == dict.fromkeys(NOT_LATENT)
 
 
 @pytest.mark.usefixtures("all_installed")
@@ -185,7 +188,7 @@ def test_what_is_installed_is_available():
     ids=lambda value: value.label if isinstance(value, AttentionProblem) else "",
 )
 def test_what_a_library_cannot_do_is_said(problem, refused):
-    reasons = {name: kernel(name).unsupported_reason(problem) for name in NAMES}
+    reasons = {name: kernel(name).unsupported_reason(problem) for name in NOT_LATENT}
     assert {name for name, reason in reasons.items() if reason} == set(refused)
     for name, words in refused.items():
         assert words in str(reasons[name])
@@ -195,7 +198,7 @@ def test_what_a_library_cannot_do_is_said(problem, refused):
 @pytest.mark.usefixtures("all_installed")
 def test_without_a_schedule_there_is_no_prediction_and_the_row_says_so():
     assert not set(NAMES) & set(DEFAULT_KERNELS)
-    for name in NAMES:
+    for name in NOT_LATENT:
         row = predict_cell(AttentionProblem(1, 8, 8, 4096, 128), kernel(name), "best", find("h200"))
         assert (row["status"], row["reason"]) == (
             "unsupported",

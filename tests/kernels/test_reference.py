@@ -41,6 +41,8 @@ KINDS: list[dict[str, Any]] = [
     {"kv_dtype": "e4m3"},
     {"kv_dtype": "e5m2", "q_dtype": "e4m3", "append": 1},
     {"v_head_dim": 8},
+    {"latent": True, "kv_heads": 1, "v_head_dim": 8},
+    {"latent": True, "kv_heads": 1, "page_size": 4, "causal": False},
     {"q_lens": (1, 4)},
     {"q_lens": (5, 2), "context": (3, 9), "window_left": 1, "sinks": True},
     {

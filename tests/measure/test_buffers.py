@@ -72,10 +72,11 @@ def test_a_cache_with_room_holds_several_inputs_that_share_nothing_in_use(gpu):
     assert torch.equal(inputs[2].k_cache[:, :100], before[2] + 1)
 
 
+@pytest.mark.parametrize("kinds", [{}, {"latent": True, "kv_heads": 1, "v_head_dim": 48}])
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("capacity", [None, 200, 256, 1000])
-def test_the_read_floor_reads_what_no_other_buffer_holds(layout, capacity):
-    problem = replace(PROBLEM, capacity=capacity, kv_layout=layout)
+def test_the_read_floor_reads_what_no_other_buffer_holds(layout, capacity, kinds):
+    problem = replace(PROBLEM, capacity=capacity, kv_layout=layout, **kinds)
     count = windows_in_cache(problem)
     assert count == {None: 1, 200: 1, 256: 2, 1000: 7}[capacity]
     inputs = make_windows(problem, "cpu", count)
@@ -84,6 +85,7 @@ def test_the_read_floor_reads_what_no_other_buffer_holds(layout, capacity):
     for place, (k, v) in enumerate(places):
         k.fill_(place)
         v.fill_(place)
+        assert not set(range(k.data_ptr(), k.data_ptr() + 4 * words, 4)) & {v.data_ptr()}
     for place, (k, v) in enumerate(places):
         assert (len(k), len(v)) == (words, words)
         assert (k == place).all()
