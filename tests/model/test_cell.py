@@ -20,7 +20,6 @@ from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell, predict_latency_us
 from leanbench.model.energy import energy_mj
-from leanbench.model.error import model_error
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
 from leanbench.records.row import Row
@@ -128,24 +127,19 @@ def test_best_keeps_the_fastest_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "implementation", "ratio"),
-    [
-        # Triton is predicted 0.2% ahead; measured, CUDA C++ is 4% ahead.
-        (PROBLEM, "cuda", 0.998),
-        # 16 query heads to a KV head: Triton is predicted 10% ahead.
-        (AttentionProblem(16, 128, 8, 1024, 128), "triton", 0.902),
-    ],
-    ids=["within", "beyond"],
+    ("share_of_lead", "implementation"), [(1.1, "cuda"), (0.9, "triton")], ids=["within", "beyond"]
 )
 def test_best_is_of_the_implementation_that_runs_there_within_the_model_s_error(
-    problem: AttentionProblem, implementation: str, ratio: float
+    monkeypatch: pytest.MonkeyPatch, share_of_lead: float, implementation: str
 ) -> None:
-    lean = predict_cell(problem, kernels()["lean"], "best", H200)
+    # 16 query heads to a KV head: Triton is predicted ahead.
+    problem = AttentionProblem(16, 128, 8, 1024, 128)
     cuda = predict_cell(problem, kernels()["lean_cuda"], "best", H200)
     triton = predict_cell(problem, kernels()["lean_triton"], "best", H200)
-    assert triton["latency_us"] / cuda["latency_us"] == pytest.approx(ratio, abs=5e-3)
-    error = model_error("h200", ["lean_cuda", "lean_triton"])
-    assert (cuda["latency_us"] <= triton["latency_us"] * (1 + error)) == (implementation == "cuda")
+    lead = cuda["latency_us"] / triton["latency_us"] - 1
+    assert lead > 0.03
+    monkeypatch.setattr("leanbench.model.cell.model_error", lambda gpu, names: share_of_lead * lead)
+    lean = predict_cell(problem, kernels()["lean"], "best", H200)
     assert lean["config"]["implementation"] == implementation
     assert lean["latency_us"] == {"cuda": cuda, "triton": triton}[implementation]["latency_us"]
     assert lean["config_reason"].endswith(
@@ -292,11 +286,7 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("lean", {}, None),
         ("lean", {"page_size": 64}, None),
         ("lean", {"lengths_on": "device", "capacity": 65_536}, None),
-        (
-            "lean",
-            {"head_dim": 96, "kv_layout": "NHD"},
-            "lean_cuda with head_dim 96 or kv_layout NHD",
-        ),
+        ("lean", {"q_len": 8}, "lean_cuda with q_len 8"),
         ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
         ("fa2", {"q_len": 4}, "fa2 with q_len 4"),
         # Nothing is known of its error anywhere, and the run says so.

