@@ -228,7 +228,7 @@ def events_per_row(events: int) -> int:
 
 
 def most_parts(
-    inputs: AttentionInputs,
+    lengths: tuple[int, ...],
     tile_tokens: int,
     per_sequence: int,
     work_ranges: int,
@@ -236,10 +236,9 @@ def most_parts(
     end_tiles: int = 0,
 ) -> int:
     """The most output tiles, `per_sequence` of them a sequence, that one work range of a stream-K
-    launch has a part of, with the lengths as they are now. See
+    launch over sequences of these lengths has a part of. See
     leanbench.core.decomposition.stream_k_with_ends.
     """
-    lengths = inputs.read_lengths()
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
     return _most_segments(tiles, work_ranges, min_tiles_per_range, end_tiles)
 

@@ -19,6 +19,13 @@ from leanbench.kernels.lean.cuda_driver import (
     sm_count,
     tensor_map,
 )
+from leanbench.kernels.lean.cuda_masks import (
+    dealt_tokens,
+    mask_tensors,
+    pass_masks,
+    read_dealt_lengths,
+    with_masks,
+)
 from leanbench.kernels.lean.cuda_params import (
     Descale,
     Divisor,
@@ -103,8 +110,9 @@ class CudaLaunch:
             self.grid // self.build.cluster,
         )
         tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
+        lengths = read_dealt_lengths(self.build, inputs)
         return most_parts(
-            inputs, tile_tokens, per_sequence, work_ranges, min_tiles, params.end_tiles
+            lengths, tile_tokens, per_sequence, work_ranges, min_tiles, params.end_tiles
         )
 
     def resources(self) -> LaunchResources:
@@ -183,7 +191,8 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     bf16, ragged = inputs.q.dtype == torch.bfloat16, inputs.cache_seqlens is not None
     dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
     kv_dtype, ragged_q = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), inputs.cu_seqlens_q is not None
-    return _build(config, bf16, kv_dtype, ragged, *dims, *queries, ragged_q, inputs.page_size)
+    build = _build(config, bf16, kv_dtype, ragged, *dims, *queries, ragged_q, inputs.page_size)
+    return with_masks(build, inputs)
 
 
 @lru_cache(maxsize=1024)
@@ -239,13 +248,14 @@ def launch_of(
     params = _params(inputs, build)
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
+    tokens = dealt_tokens(build, inputs.context, inputs.q_len, inputs.window_left)
     if config.fixed_run_tiles:
         if build.ragged_q:
             raise UserError(
                 "lean_cuda splits contexts by work where there is cu_seqlens_q: leave it or"
                 " batch_invariant out"
             )
-        runs = most_fixed_runs(inputs.context, per_sequence, config)
+        runs = most_fixed_runs(tokens, per_sequence, config)
         total = output_tiles * runs
         check_counts(total, inputs.context)
         work_ranges = min(total, slots)
@@ -253,10 +263,10 @@ def launch_of(
         params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
     else:
         end_tiles = END_TILES if build.ragged else 0
-        real_tiles = max(1, -(-inputs.context // config.tile_tokens))
+        real_tiles = max(1, -(-tokens // config.tile_tokens))
         tiles = real_tiles + end_tiles
         total = output_tiles * tiles
-        check_counts(total, tiles * config.tile_tokens)
+        check_counts(total, max(inputs.context, tiles * config.tile_tokens))
         aligned = config.align_grid and not build.ragged
         work_ranges = stream_k_grid(
             output_tiles * real_tiles,
@@ -275,7 +285,7 @@ def launch_of(
         params.by_share = Divisor.of(params.share)
         params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
-    held += (inputs.cache_seqlens, inputs.block_table, inputs.cu_seqlens_q)
+    held += (inputs.cache_seqlens, inputs.block_table, inputs.cu_seqlens_q, *mask_tensors(inputs))
     return CudaLaunch(build, device, work_ranges * build.cluster, params, slots_bytes, held)
 
 
@@ -323,6 +333,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     )
     params.q_len = inputs.q_len
     params.qk_scale = qk_scale(inputs)
+    pass_masks(params, inputs, build)
     if build.kv_dtype:
         params.q_descale, params.k_descale, params.v_descale = (
             Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)

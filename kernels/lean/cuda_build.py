@@ -34,6 +34,8 @@ _MOST_BUILT_Q_LEN = 16
 _KV_DTYPES = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
+#: `sinks` of a build, by the problem's dtype, which they have too.
+_SINKS = {"fp16": 2, "bf16": 3}
 
 
 def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
@@ -105,11 +107,18 @@ class CudaBuild:
             ctas_per_sm=config.ctas_per_sm,
             cluster=config.cluster_size,
             bulk=int(config.copy == "bulk"),
-            ragged=int(problem.lengths_on == "device" or ragged_q),
+            ragged=int(problem.lengths_on == "device" or problem.leftpad or ragged_q),
             fixed_runs=int(config.fixed_run_tiles > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
             kv_dtype=_KV_DTYPES.index(problem.kv_dtype),
+            window_left=int(problem.window_left >= 0),
+            window_right=int(not problem.causal),
+            softcap=int(problem.softcap > 0),
+            alibi=int(problem.alibi),
+            sinks=_SINKS[problem.dtype] if problem.sinks else 0,
+            leftpad=int(problem.leftpad),
+            batch_idx=int(problem.batch_idx),
             max_events=max_events,
         )
 
@@ -141,6 +150,11 @@ class CudaBuild:
     def box(self) -> int:
         """Tokens of one copy: BOX in build.cuh."""
         return math.gcd(self.page, self.chunk)
+
+    @property
+    def start_step(self) -> int:
+        """What the first token of a LeanTile is a multiple of: START_STEP in build.cuh."""
+        return self.box if self.page else 1
 
     @property
     def shared_bytes(self) -> int:

@@ -19,6 +19,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     fitted,
     heuristic,
 )
+from leanbench.kernels.lean.cuda_masks import as_seen
 from leanbench.kernels.lean.cuda_schedule import cuda_schedule
 
 from leanbench.compile.nvrtc import check_nvrtc, compile_cuda
@@ -70,6 +71,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     axes = Kernel.axes | {
         *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
         "kv_dtype",
+        *("causal", "window_left", "window_right", "softcap", "sinks", "alibi"),
+        *("leftpad", "batch_idx"),
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)
@@ -89,7 +92,10 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         return refusal_of_fp8(problem.kv_dtype, problem.head_dim, problem.value_dim) or missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        return heuristic(problem, gpu)
+        if problem.leftpad:
+            # Where sequences begin, and so how long they are, is on the device alone.
+            return any_length_heuristic(problem, gpu)
+        return heuristic(as_seen(problem), gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return any_length_heuristic(problem, gpu)

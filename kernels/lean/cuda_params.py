@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: multiple.
 PARAMS_ALIGNMENT = 64
 #: Of the 32-bit numbers: ctypes drops the bits above it silently.
-_INT32_MAX = 2**31 - 1
+INT32_MAX = 2**31 - 1
 
 
 class TensorMap(ctypes.Structure):
@@ -126,7 +126,7 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
     """
     q, out, k, v, table = inputs.q, inputs.out, inputs.k_cache, inputs.v_cache, inputs.block_table
     pages = 0 if table is None else table.shape[1]
-    if max(*q.stride()[-3:-1], *out.stride()[-3:-1], k.stride(1), v.stride(1), pages) <= _INT32_MAX:
+    if max(*q.stride()[-3:-1], *out.stride()[-3:-1], k.stride(1), v.stride(1), pages) <= INT32_MAX:
         return None
     # The stride of a single token or head is never used.
     steps = [
@@ -142,9 +142,9 @@ def too_far_apart(inputs: AttentionInputs) -> str | None:
         if tensor.shape[axis] > 1
     ]
     for quantity, number in (*steps, (f"block_table has {pages} pages a sequence", pages)):
-        if number > _INT32_MAX:
+        if number > INT32_MAX:
             return (
-                f"{quantity}, lean_cuda takes at most {_INT32_MAX}: pass a smaller or a contiguous"
+                f"{quantity}, lean_cuda takes at most {INT32_MAX}: pass a smaller or a contiguous"
                 " tensor"
             )
     return None
@@ -158,8 +158,8 @@ def check_counts(lean_tiles: int, tokens: int) -> None:
         (lean_tiles, "LeanTiles"),
         (tokens, "tokens a sequence, in whole LeanTiles,"),
     ):
-        if count > _INT32_MAX:
+        if count > INT32_MAX:
             raise UserError(
-                f"this call has {count} {what} and lean_cuda counts to {_INT32_MAX}: pass fewer"
+                f"this call has {count} {what} and lean_cuda counts to {INT32_MAX}: pass fewer"
                 " sequences at a time, or a cache that has room for fewer tokens"
             )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
 
 from leanbench.core.decomposition import (
@@ -77,20 +78,24 @@ def cuda_schedule(
     if problem.q_lens is not None:
         return None
     build = CudaBuild.of(problem, config)
-    tiles = TileGrid.of(problem, config.tile_tokens, build.rows)
+    lengths = dealt_lengths(build, problem)
+    tiles = TileGrid.of(problem, config.tile_tokens, build.rows, lengths)
     slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)
     if config.fixed_run_tiles:
         runs = [
-            fixed_run_tokens(context, tiles.per_sequence, config) // config.tile_tokens
-            for context in problem.contexts
+            fixed_run_tokens(length, tiles.per_sequence, config) // config.tile_tokens
+            for length in lengths
         ]
         return replace(fixed_runs(tiles, runs, slots), cluster_size=build.cluster)
     # The workspace holds a partial for each work range.
     most = min(slots, WORKSPACE_BYTES // build.partial_bytes)
     min_tiles = config.min_tiles_per_cta
-    if problem.lengths_on == "device":
-        # The host knows the cache's capacity alone.
-        capacity_tiles = -(-problem.cache_capacity // config.tile_tokens)
+    if build.ragged:
+        # The host knows the cache's capacity alone, or that no sequence is longer than `context`.
+        on_device = problem.lengths_on == "device"
+        capacity = problem.cache_capacity if on_device else problem.max_context
+        most_tokens = dealt_tokens(build, capacity, problem.q_len, problem.window_left)
+        capacity_tiles = -(-most_tokens // config.tile_tokens)
         launched = stream_k_grid(tiles.output_tiles * capacity_tiles, most, min_tiles)
         limits = split_limits(build, config.tile_tokens)
         schedule = stream_k_by_lengths(tiles, launched, min_tiles, END_TILES, *limits)

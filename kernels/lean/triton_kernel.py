@@ -92,7 +92,11 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
         fixed = config.fixed_run_tiles > 0
         grid, min_tiles = launches[0].grid, config.min_tiles_per_cta
         parts = (
-            1 if fixed else most_parts(inputs, config.tile_tokens, per_sequence, grid, min_tiles)
+            1
+            if fixed
+            else most_parts(
+                inputs.read_lengths(), config.tile_tokens, per_sequence, grid, min_tiles
+            )
         )
         # The beginning; each part; a wait and a reduction for the last one.
         return events_per_row(1 + parts + 2)

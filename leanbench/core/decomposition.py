@@ -39,17 +39,26 @@ class TileGrid:
     per_sequence: int
 
     @classmethod
-    def of(cls, problem: AttentionProblem, tile_tokens: int, rows: int | None = None) -> TileGrid:
+    def of(
+        cls,
+        problem: AttentionProblem,
+        tile_tokens: int,
+        rows: int | None = None,
+        lengths: tuple[int, ...] | None = None,
+    ) -> TileGrid:
         """The grid of LeanTiles of `tile_tokens`.
 
         Args:
             rows: of an output tile, where a kernel does not take `tile_rows` of them.
+            lengths: tokens of each sequence that are dealt, where not all of them are.
         """
         rows = rows or tile_rows(problem.group_size, problem.head_dim, problem.q_len)
         row_tiles = -(-problem.group_size * problem.q_len // rows)
         # An empty sequence still owns one LeanTile, fully masked, so that somebody writes its
         # output.
-        lean_tiles = tuple(max(1, -(-context // tile_tokens)) for context in problem.contexts)
+        lean_tiles = tuple(
+            max(1, -(-length // tile_tokens)) for length in lengths or problem.contexts
+        )
         return cls(lean_tiles, problem.kv_heads * row_tiles)
 
     @property

@@ -44,6 +44,11 @@ PROBLEMS = (
     AttentionProblem(2, 64, 8, 4096, 128, q_len=16),
     AttentionProblem(2, 32, 8, (4096, 5), 128, page_size=16),
     AttentionProblem(3, 8, 8, (1, 70, 3000), 64, "bf16", "NHD", page_size=256, q_len=3),
+    AttentionProblem(8, 64, 8, 4096, 64, "bf16", window_left=127, sinks=True, lengths_on="device"),
+    AttentionProblem(8, 16, 8, 8192, 256, window_left=1023, softcap=50.0, page_size=64),
+    AttentionProblem(
+        2, 32, 8, 4096, 128, q_len=2, alibi=True, causal=False, leftpad=True, batch_idx=True
+    ),
 )
 GPUS = ("a100", "h200", "b200")
 
@@ -195,7 +200,7 @@ def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
     """One long sequence and seven short ones, most of which one of five runs has."""
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
     params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
-    build = SimpleNamespace(cluster=4, row_tiles=lambda _: 1, fixed_runs=0)
+    build = SimpleNamespace(cluster=4, row_tiles=lambda _: 1, fixed_runs=0, start_step=1)
     launch = SimpleNamespace(params=params, grid=20, build=build)
     assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts
 

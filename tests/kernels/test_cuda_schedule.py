@@ -18,6 +18,7 @@ from depth import examples
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
+from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, pass_masks
 from leanbench.kernels.lean.cuda_params import Divisor, aligned_params
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
@@ -29,6 +30,7 @@ from leanbench.kernels.lean.cuda_schedule import (
 
 from leanbench.calls.settings import lengths_with
 from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid
+from leanbench.core.inputs import shape_only
 from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -88,12 +90,14 @@ def walked(
 ) -> list[Part]:
     per_sequence = problem.kv_heads * build.row_tiles(problem.q_len)
     output_tiles = problem.batch * per_sequence
-    host_tokens = problem.cache_capacity if build.ragged else problem.max_context
-    most_tiles = -(-host_tokens // config.tile_tokens)
+    on_device = problem.lengths_on == "device"
+    host_tokens = problem.cache_capacity if on_device else problem.max_context
+    most_tokens = dealt_tokens(build, host_tokens, problem.q_len, problem.window_left)
+    most_tiles = -(-most_tokens // config.tile_tokens)
     slots = cluster_slots(H200.sms, build.ctas_per_sm, build.cluster)
     aligned = config.align_grid and not build.ragged
     if config.fixed_run_tiles:
-        most_tiles = most_fixed_runs(host_tokens, per_sequence, config)
+        most_tiles = most_fixed_runs(most_tokens, per_sequence, config)
         ranges = min(output_tiles * most_tiles, slots)
     else:
         ranges = stream_k_grid(
@@ -104,7 +108,9 @@ def walked(
         )
     lengths = (ctypes.c_int * problem.batch)(*problem.contexts)
     params = aligned_params()
-    params.cache_seqlens = ctypes.addressof(lengths)
+    leftpads = (ctypes.c_int * problem.batch)(*problem.leftpads)
+    pass_masks(params, shape_only(problem), build)
+    params.cache_seqlens, params.cache_leftpad = map(ctypes.addressof, (lengths, leftpads))
     params.context, params.batch = host_tokens, problem.batch
     params.kv_heads = problem.kv_heads
     params.tile_shift = config.tile_tokens.bit_length() - 1
@@ -207,6 +213,34 @@ def test_batches_at_random(deal: Deal) -> None:
         assert deal(problem, ONE_ROW) == played(problem, ONE_ROW), problem.contexts
 
 
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("page_size", [None, 16, 48])
+@pytest.mark.parametrize("fixed_run_tiles", [0, 4])
+def test_windows_and_padding(
+    deal: Deal, build: str, page_size: int | None, fixed_run_tiles: int
+) -> None:
+    group, config = BUILDS[build]
+    config = replace(config, fixed_run_tiles=fixed_run_tiles)
+    axes = {"page_size": page_size, "window_left": 700, "q_len": 2}
+    for context in (100, 701, 20_000, (5000, 30, 1000, 702, 701)):
+        problem = AttentionProblem(5, 4 * group, 4, context, 64, capacity=30_000, **axes)
+        is_ragged = problem.is_ragged
+        for leftpad in (False, True) if is_ragged else (False,):
+            given = replace(problem, leftpad=leftpad, capacity=30_000 if is_ragged else None)
+            plays = of_runs if fixed_run_tiles else played
+            assert deal(given, config) == plays(given, config), given.label
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_window_is_dealt_as_a_short_context(page_size: int | None) -> None:
+    config = ONE_ROW
+    long = AttentionProblem(5, 8, 8, 65_536, 64, window_left=511, page_size=page_size)
+    build = CudaBuild.of(long, config)
+    assert build.start_step == (page_size or 1)
+    short = replace(long, context=512 + build.start_step - 1, window_left=-1)
+    assert cuda_schedule(long, config, H200) == cuda_schedule(short, config, H200)
+
+
 @pytest.mark.parametrize("context", [1, 245, 4096, 65_536])
 @pytest.mark.parametrize("batch", [1, 5, 40])
 @pytest.mark.parametrize("align_grid", [False, True])
@@ -228,8 +262,10 @@ def of_runs(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
     """What is played, with fixed runs counted instead of LeanTiles."""
     parts = []
     for cta, output_tile, first, _, of, splits, split in played(problem, config):
-        context = problem.contexts[output_tile // problem.kv_heads]
-        run = fixed_run_tokens(context, problem.kv_heads, config) // config.tile_tokens
+        build = CudaBuild.of(problem, config)
+        per_sequence = problem.kv_heads * build.row_tiles(problem.q_len)
+        dealt = dealt_lengths(build, problem)[output_tile // per_sequence]
+        run = fixed_run_tokens(dealt, per_sequence, config) // config.tile_tokens
         parts.append(
             (cta, output_tile, first // run, first // run + 1, -(-of // run), splits, split)
         )

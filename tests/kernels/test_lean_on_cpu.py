@@ -64,6 +64,21 @@ CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 FP8 = replace(ONE_LONG, kv_dtype="e4m3")
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
+#: Sequences shorter than the window, longer, and with a row that sees nothing but its sink.
+WINDOWS = on_device(
+    (700, 1, 300, 64), "8/2", 64, 768, q_len=2, window_left=130, sinks=True, softcap=2.0
+)
+#: Windows that start within a page, behind padding.
+PAGED_WINDOWS = replace(
+    PAGED,
+    context=(700, 140),
+    q_len=3,
+    causal=False,
+    window_left=200,
+    window_right=1,
+    alibi=True,
+    leftpad=True,
+)
 #: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
 CASES = {
     # Work ranges that cross output tiles; one CTA for each LeanTile; a CTA for everything.
@@ -119,6 +134,10 @@ CASES = {
     "fixed runs": Case(
         fixed(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)),
         ((ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)),
+    ),
+    "windows": Case(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False), ((WINDOWS, 7), (WINDOWS, 1))),
+    "paged windows in clusters": Case(
+        cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False), ((PAGED_WINDOWS, 8), (PAGED_WINDOWS, 2))
     ),
 }
 DEEP_CASES = {
@@ -207,6 +226,22 @@ DEEP_CASES = {
     "fp8, many rows": Case(
         cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
         ((replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3"), 5),),
+    ),
+    "windows, host": Case(
+        cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False),
+        ((replace(EQUAL, window_left=300, sinks=True, dtype="bf16"), 7),),
+    ),
+    "windows, fixed runs": Case(
+        fixed(cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False)),
+        ((replace(WINDOWS, window_left=400, leftpad=True, batch_idx=True), 5),),
+    ),
+    "windows of many query tokens": Case(
+        cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
+        ((on_device((300, 77, 10), "4/1", 64, 384, q_len=40, window_left=50), 5),),
+    ),
+    "padding of lengths that the host knows": Case(
+        cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False),
+        ((replace(EQUAL, leftpad=True, alibi=True, q_len=2, causal=False), 9),),
     ),
     "pages, 16-byte copies": Case(
         cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False), ((PAGED, 5), (PAGED, 9))
@@ -354,6 +389,25 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     (
         "paged clusters",
         ("attend.cuh", "queries.count + query_of(", "queries.count + 0 * query_of("),
+    ),
+    ("windows", ("schedule.cuh", "tokens - queries - p.window_left", "tokens - p.window_left")),
+    ("windows", ("attend.cuh", "own - p.window_left)", "own - p.window_left - 1)")),
+    ("windows", ("attend.cuh", "if (MASKED_STARTS) masked |=", "if (false) masked |=")),
+    ("windows", ("attend.cuh", "if (SOFTCAP) cap_scores", "if (false) cap_scores")),
+    ("windows", ("lean.cu", "    if (SINKS && threadIdx.x < ROWS)", "    if (false)")),
+    ("windows", ("reduce.cuh", "tile.row_offset + threadIdx.x) % GROUP_SIZE", "0)")),
+    ("windows", ("partials.cuh", "l = l * scale + ex2", "l = l + ex2")),
+    ("paged windows in clusters", ("attend.cuh", "part.first_seen(p, 0) - token", "0")),
+    ("paged windows in clusters", ("attend.cuh", "WINDOW_RIGHT * p.window_right", "0")),
+    ("paged windows in clusters", ("attend.cuh", "max(part.leftpad, own", "max(0, own")),
+    (
+        "paged windows in clusters",
+        ("schedule.cuh", "|| WINDOW_LEFT || LEFTPAD) return", ") return"),
+    ),
+    ("paged windows in clusters", ("attend.cuh", "fabsf(ahead +", "(ahead +")),
+    (
+        "paged windows in clusters",
+        ("schedule.cuh", "return token / START_STEP * START_STEP", "return token"),
     ),
     ("host", ("copy.cuh", "cp_async_wait_group<STAGES - 1>", "cp_async_wait_group<STAGES>")),
     (

@@ -1,0 +1,111 @@
+"""What windows, biases, sinks and paddings make of a build of lean.cu and of a launch's parameters,
+and which tokens are dealt where query tokens do not see all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_params import INT32_MAX, Params
+
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+
+#: SINKS of build.cuh, by their dtype.
+_SINKS = {"float32": 1, "float16": 2, "bfloat16": 3}
+#: Tensors of which Params has the address alone.
+_TENSORS = ("sinks", "alibi_slopes", "cache_leftpad", "cache_batch_idx")
+
+
+def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
+    """The build with what these tensors ask for."""
+    macros = {
+        "window_left": inputs.window_left >= 0,
+        "window_right": inputs.q_len > 1 and not inputs.causal,
+        "softcap": inputs.softcap > 0,
+        "alibi": inputs.alibi_slopes is not None,
+        "sinks": 0 if inputs.sinks is None else _SINKS[str(inputs.sinks.dtype).partition(".")[2]],
+        "leftpad": inputs.cache_leftpad is not None,
+        "batch_idx": inputs.cache_batch_idx is not None,
+    }
+    if not any(macros.values()):
+        return build
+    ragged = bool(build.ragged) or inputs.cache_leftpad is not None
+    return replace(build, ragged=int(ragged), **{name: int(on) for name, on in macros.items()})
+
+
+def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> None:
+    """Sets the parameters of `with_masks`."""
+    params.window_left = min(inputs.window_left, INT32_MAX - inputs.q_len)
+    params.window_tokens = _window_tokens(build, inputs.window_left, inputs.q_len)
+    # The first query token sees no more, however wide the window.
+    widest = inputs.q_len - 1
+    params.window_right = widest if inputs.window_right < 0 else min(inputs.window_right, widest)
+    if inputs.softcap:
+        params.softcap = inputs.softcap * math.log2(math.e)
+        params.qk_scale *= 2 / inputs.softcap
+    slopes = inputs.alibi_slopes
+    params.stride_slopes_batch = slopes.stride(0) if slopes is not None and slopes.ndim == 2 else 0
+    for name, tensor in zip(_TENSORS, mask_tensors(inputs), strict=True):
+        setattr(params, name, 0 if tensor is None else tensor.data_ptr())
+
+
+def mask_tensors(inputs: AttentionInputs) -> tuple[torch.Tensor | None, ...]:
+    return tuple(getattr(inputs, name) for name in _TENSORS)
+
+
+def dealt_tokens(
+    build: CudaBuild, tokens: int, q_len: int, window_left: int, leftpad: int = 0
+) -> int:
+    """Tokens of a sequence that its LeanTiles are dealt for: `dealt_tokens` in schedule.cuh.
+
+    Args:
+        tokens: in the cache, up to the sequence's end.
+        window_left: tokens before its own that a query token sees; -1: all of them.
+    """
+    own = tokens - leftpad // build.start_step * build.start_step
+    return own if window_left < 0 else min(own, _window_tokens(build, window_left, q_len) + q_len)
+
+
+def dealt_lengths(build: CudaBuild, problem: AttentionProblem) -> tuple[int, ...]:
+    """`dealt_tokens` of each sequence."""
+    return tuple(
+        dealt_tokens(build, tokens, q_len, problem.window_left, leftpad)
+        for tokens, q_len, leftpad in zip(
+            problem.contexts, problem.query_lengths, problem.leftpads, strict=True
+        )
+    )
+
+
+def read_dealt_lengths(build: CudaBuild, inputs: AttentionInputs) -> tuple[int, ...]:
+    """`dealt_tokens` of each sequence, read from the device: for planners, not for launches."""
+    lengths = inputs.read_lengths()
+    leftpads: list[int] = [0] * len(lengths)
+    if inputs.cache_leftpad is not None:
+        leftpads = inputs.cache_leftpad.tolist()
+    return tuple(
+        dealt_tokens(build, tokens, inputs.q_len, inputs.window_left, min(max(leftpad, 0), tokens))
+        for tokens, leftpad in zip(lengths, leftpads, strict=True)
+    )
+
+
+def as_seen(problem: AttentionProblem) -> AttentionProblem:
+    """The problem without a window, over as many tokens as are seen: settings follow from those."""
+    if problem.window_left < 0:
+        return problem
+    most = max(problem.q_len + problem.window_left, problem.append)
+    seen = tuple(min(context, most) for context in problem.contexts)
+    context = seen if problem.is_ragged else seen[0]
+    return replace(problem, context=context, window_left=-1)
+
+
+def _window_tokens(build: CudaBuild, window_left: int, q_len: int) -> int:
+    """Tokens of a window, and where copies may start before it, less its query tokens."""
+    return min(window_left + build.start_step - 1, INT32_MAX - q_len)

@@ -1,0 +1,100 @@
+"""lean.cu's windows, sinks, biases and paddings at their edges, on the stand-in for a GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from lean_on_cpu import COMPILER, Cpu, Workspace
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
+
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
+
+CONFIG = cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False)
+SINKS = AttentionProblem(
+    2, 4, 1, (70, 300), 64, q_len=3, sinks=True, leftpad=True, capacity=384, lengths_on="device"
+)
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
+    return Cpu(tmp_path_factory.mktemp("lean"))
+
+
+def attend(cpu: Cpu, inputs: AttentionInputs) -> None:
+    """Makes the call and compares what it writes with the reference."""
+    inputs = poison_unused(inputs)
+    inputs.poison()
+    cpu.launch(inputs, CONFIG, 5, Workspace(1000))
+    assert Reference(inputs).check(inputs).failure("fp16") is None
+
+
+def test_rows_that_see_nothing_have_their_sink(cpu: Cpu) -> None:
+    """A sequence of padding alone, and one with a token less than query tokens."""
+    inputs = make_inputs(SINKS, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    assert inputs.cache_leftpad is not None
+    inputs.cache_leftpad[:] = torch.tensor([100, 298])
+    sinks = torch.tensor([-50.0, 0.0, 3.0, 200.0])
+    attend(cpu, replace(inputs, sinks=sinks))
+    assert not inputs.out[0].any()
+    assert not inputs.out[1, 0].any()
+    assert torch.allclose(inputs.lse[0], sinks[:, None].expand(4, 3))
+    assert torch.allclose(inputs.lse[1, :, 0], sinks)
+    assert inputs.lse[1, 0, 1] > sinks[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_sinks_of_each_dtype(cpu: Cpu, dtype: torch.dtype) -> None:
+    """One far above all scores, and one that counts for nothing."""
+    inputs = make_inputs(SINKS, "cpu", 1)
+    sinks = torch.tensor([-math.inf, 1.3, -2.7, 30.0]).to(dtype)
+    attend(cpu, replace(inputs, sinks=sinks))
+    plain = make_inputs(replace(SINKS, sinks=False), "cpu", 1)
+    attend(cpu, plain)
+    assert torch.equal(inputs.out[:, :, 0], plain.out[:, :, 0])
+    assert torch.equal(inputs.lse[:, 0], plain.lse[:, 0])
+
+
+def test_padding_that_is_none(cpu: Cpu) -> None:
+    """Below 0 it is 0."""
+    inputs = make_inputs(SINKS, "cpu", 1)
+    assert inputs.cache_leftpad is not None
+    inputs.cache_leftpad[:] = torch.tensor([-7, 0])
+    cpu.launch(inputs, CONFIG, 5, Workspace(1000))
+    none = torch.zeros_like(inputs.cache_leftpad)
+    unpadded = replace(inputs, cache_leftpad=none, out=torch.zeros_like(inputs.out))
+    cpu.launch(unpadded, CONFIG, 5, Workspace(1000))
+    assert torch.equal(inputs.out, unpadded.out)
+
+
+def test_pages_before_a_window_may_be_any(cpu: Cpu) -> None:
+    """A server frees them: the block table names a page of NaN."""
+    problem = AttentionProblem(
+        2, 4, 1, (300, 100), 64, page_size=16, window_left=40, q_len=2, capacity=384
+    )
+    inputs = poison_unused(make_inputs(problem, "cpu", 1))
+    assert inputs.block_table is not None
+    reference = Reference(inputs)
+    nobody = inputs.k_cache.shape[0] - 1
+    assert inputs.k_cache[nobody].isnan().all()
+    for sequence, context in enumerate(problem.contexts):
+        inputs.block_table[sequence, : (context - 42) // 16] = nobody
+    inputs.poison()
+    cpu.launch(inputs, CONFIG, 5, Workspace(1000))
+    assert reference.check(inputs).failure("fp16") is None
+
+
+def test_a_launch_over_a_short_window_has_ctas_for_the_window(cpu: Cpu) -> None:
+    problem = AttentionProblem(1, 2, 2, 4000, 64, window_left=255)
+    inputs = make_inputs(problem, "cpu", 1)
+    launch = cpu.launch(inputs, CONFIG, 99, Workspace(1000))
+    assert launch.grid == 2 * 256 // CONFIG.tile_tokens
+    assert Reference(inputs).check(inputs).failure("fp16") is None
