@@ -198,7 +198,8 @@ struct Position {
       // Row tiles of many query tokens see less than all of these.
       const int row = run_time_head_tile.row_offset;
       stop = min(stop, seen_by(p, row + ROWS - 1));
-      if (WINDOW_LEFT) token = max(token, copy_start(first_seen(p, row)));
+      // In whole chunks: the part's last one ends where the next part begins.
+      if (WINDOW_LEFT) token += max(first_seen(p, row) - token, 0) / CHUNK * CHUNK;
     }
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
     chunk = range_warp;
