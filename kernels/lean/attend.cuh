@@ -14,7 +14,7 @@ constexpr int LANE_STEP = KV_DTYPE == 0 ? 2 : 4, HALF_STEP = KV_DTYPE == 0 ? 8 :
 // The query rows of an output tile, as columns of the second operand.
 struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
-  const unsigned short *base;  // of the KV head's query heads
+  const QNumber *base;         // of the KV head's query heads
   int row_offset, all_rows;    // of the output tile; of the KV head
   float slopes[ROW_BLOCKS][2];  // ALIBI: of the lane's rows, see State
   u32 shared_lane;             // SHARED_QUERY: the lane's address
@@ -40,7 +40,13 @@ struct Query {
             __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE);
   }
 
-  __device__ __forceinline__ const unsigned short *row_of(const Params &p, int row) const {
+  // As operands have them, but for `divide_row`.
+  __device__ __forceinline__ static u32 two_numbers(const QNumber *at) {
+    if (Q_DTYPE == 0) return __ldg(reinterpret_cast<const u32 *>(at));
+    return to_fp16<Q_DTYPE>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0);
+  }
+
+  __device__ __forceinline__ const QNumber *row_of(const Params &p, int row) const {
     return base + (i64)(row / GROUP_SIZE) * p.stride_q_token +
            (i64)(row % GROUP_SIZE) * p.stride_q_head;
   }
@@ -54,31 +60,32 @@ struct Query {
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
       const int within = rows * 8 + lane / 4, row = row_offset + within;
       const bool valid = row < all_rows && within < ROW_COUNT;
-      const unsigned short *at = row_of(p, row) + lane % 4 * LANE_STEP;
+      const QNumber *at = row_of(p, row) + lane % 4 * LANE_STEP;
 #pragma unroll
       for (int step = 0; step < K_STEPS; step++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
           fragments[step][rows][half] =
               valid && step * 16 + half * 8 < HEAD_DIM
-                  ? __ldg(reinterpret_cast<const u32 *>(at + step * 16 + half * HALF_STEP))
+                  ? two_numbers(at + step * 16 + half * HALF_STEP)
                   : 0;
     }
     if (KV_DTYPE == 0) return;
     const float scale = descaled(p, part);
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
-      const float unit = BF16 ? divide_row(rows) : 1.0f;
+      const float unit = DIVIDED_QUERY ? divide_row(rows) : 1.0f;
 #pragma unroll
       for (int j = 0; j < 2; j++)
-        scales[rows][j] = scale * (BF16 ? __shfl_sync(~0u, unit, (lane % 4 * 2 + j) * 4) : 1.0f);
+        scales[rows][j] =
+            scale * (DIVIDED_QUERY ? __shfl_sync(~0u, unit, (lane % 4 * 2 + j) * 4) : 1.0f);
     }
   }
 
   // KV_DTYPE: what scores of all rows are multiplied by.
   __device__ __forceinline__ static float descaled(const Params &p, const Position &part) {
     const int kv_head = part.head_tile().kv_head;
-    return p.qk_scale * KV_UNIT * scale_of(p.q_descale, part.sequence, kv_head) *
+    return p.qk_scale * KV_UNIT * Q_UNIT * scale_of(p.q_descale, part.sequence, kv_head) *
            scale_of(p.k_descale, part.sequence, kv_head);
   }
 
@@ -100,15 +107,16 @@ struct Query {
   // By all threads; barriers around it are the caller's.
   __device__ __forceinline__ void load_shared(const Params &p, unsigned char *shared) const {
     float *units = reinterpret_cast<float *>(shared + UNITS_AT);
-    if (KV_DTYPE != 0) load_units(p, units);
+    if (DIVIDED_QUERY) load_units(p, units);
+#pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * (2 * K_STEPS); i += THREADS) {
       const int within = i / (2 * K_STEPS), column = i % (2 * K_STEPS) * 8,
                 row = row_offset + within;
       u32 words[4] = {0, 0, 0, 0};
       if (row < all_rows && (HEAD_DIM % 16 == 0 || column < HEAD_DIM)) {
-        const u32 *at = reinterpret_cast<const u32 *>(row_of(p, row) + column);
+        const QNumber *at = row_of(p, row) + column;
 #pragma unroll
-        for (int word = 0; word < 4; word++) words[word] = __ldg(at + word);
+        for (int word = 0; word < 4; word++) words[word] = two_numbers(at + 2 * word);
       }
       if (KV_DTYPE == 0) {
         *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
@@ -116,7 +124,7 @@ struct Query {
       } else {
 #pragma unroll
         for (int word = 0; word < 4; word++)
-          if (BF16) words[word] = in_units(words[word], units[within]);
+          if (DIVIDED_QUERY) words[word] = in_units(words[word], units[within]);
         // Two lanes' numbers: 8 bytes of either half.
         const int to = within * QUERY_ROW + column / 16 * 16 + column % 16 / 2;
         uint2 *halves = reinterpret_cast<uint2 *>(shared + QUERY_AT + 2 * to);
@@ -126,18 +134,18 @@ struct Query {
     }
   }
 
-  // KV_DTYPE: the units of all rows, a warp to a row. By all threads.
+  // The units of all rows, a warp to a row. By all threads.
   __device__ __forceinline__ void load_units(const Params &p, float *units) const {
     const int lane = threadIdx.x % 32;
     for (int within = threadIdx.x / 32; within < ROWS; within += WARPS) {
       const int row = row_offset + within;
       u32 largest = 0;
-      for (int pair = lane; BF16 && row < all_rows && pair < HEAD_DIM / 2; pair += 32)
-        largest = larger(largest, __ldg(reinterpret_cast<const u32 *>(row_of(p, row)) + pair));
+      for (int pair = lane; row < all_rows && pair < HEAD_DIM / 2; pair += 32)
+        largest = larger(largest, two_numbers(row_of(p, row) + 2 * pair));
 #pragma unroll
       for (int step = 1; step < 32; step *= 2)
         largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-      if (lane == 0) units[within] = BF16 ? unit_of(largest) : 1.0f;
+      if (lane == 0) units[within] = unit_of(largest);
     }
     __syncthreads();
   }
@@ -150,7 +158,8 @@ struct Query {
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) scales[rows][j] = scale * units[rows * 8 + lane % 4 * 2 + j];
+      for (int j = 0; j < 2; j++)
+        scales[rows][j] = scale * (DIVIDED_QUERY ? units[rows * 8 + lane % 4 * 2 + j] : 1.0f);
   }
 
   __device__ __forceinline__ void fragment(u32 (&b)[2], int step, int rows) const {

@@ -2,9 +2,10 @@
 //
 //   HEAD_DIM       of Q and K: a multiple of 8 up to 256, or 512
 //   V_HEAD_DIM     of V and the output, likewise
-//   BF16           of Q and the output, 1: bf16, 0: fp16
+//   BF16           of the output, 1: bf16, 0: fp16
 //   KV_DTYPE       of K and V, 0: as Q, 1: e4m3, 2: e5m2; these have head_dims that are multiples
 //                  of 16
+//   Q_DTYPE        of Q, 0: as the output, 1: e4m3, 2: e5m2, where KV_DTYPE is not 0
 //   GROUP_SIZE     query heads that share a KV head
 //   Q_LEN          query tokens of a sequence; row r of an output tile is query token
 //                  r / GROUP_SIZE. 0: the launch says how many
@@ -50,6 +51,8 @@ constexpr int V_LOADS = (V_STEPS + LOAD_STEPS - 1) / LOAD_STEPS;
 // Operands are in Q's dtype. K and V in 8 bits, and Q with them, become fp16, which holds all of
 // their numbers.
 constexpr bool BF16_OPERANDS = BF16 && KV_DTYPE == 0;
+// Rows of Q in bf16 are divided by powers of two then, see `unit_of`.
+constexpr bool DIVIDED_QUERY = BF16 && KV_DTYPE != 0 && Q_DTYPE == 0;
 constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Of a KV head, and its output tiles.
@@ -118,9 +121,9 @@ constexpr int OWN_AT = LOGS_AT + 8 * WARPS * ROWS;
 constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
 // SINKS: of the part's rows, as they lie in `sinks`.
 constexpr int SINKS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
-// SHARED_QUERY, KV_DTYPE: what rows of Q are divided by, see `unit_of`.
+// What rows of Q are divided by.
 constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
-constexpr int BARRIERS_AT = UNITS_AT + (SHARED_QUERY && KV_DTYPE != 0 ? 4 * ROWS : 0);
+constexpr int BARRIERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
 
 #define INFINITE __int_as_float(0x7f800000)
 constexpr float LOG2_E = 1.4426950408889634f;

@@ -172,7 +172,7 @@ def misalignment(inputs: AttentionInputs) -> str | None:
     for name, tensor, most, why in (
         ("k_cache", inputs.k_cache, _COPY_BYTES, "copies 16 bytes at a time"),
         ("v_cache", inputs.v_cache, _COPY_BYTES, "copies 16 bytes at a time"),
-        ("q", inputs.q, 4, "reads two numbers at a time"),
+        ("q", inputs.q, 2 * inputs.q.element_size(), "reads two numbers at a time"),
         ("out", inputs.out, 8, "writes four numbers at a time"),
     ):
         steps = reduce(or_, tensor.stride()[:-1])
@@ -188,10 +188,11 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     """What these tensors are launched with; lengths on the device are `ragged`, whatever
     they are.
     """
-    bf16, ragged = inputs.q.dtype == torch.bfloat16, inputs.cache_seqlens is not None
+    bf16, ragged = inputs.out.dtype == torch.bfloat16, inputs.cache_seqlens is not None
     dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
-    kv_dtype, ragged_q = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), inputs.cu_seqlens_q is not None
-    build = _build(config, bf16, kv_dtype, ragged, *dims, *queries, ragged_q, inputs.page_size)
+    fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
+    ragged_q = inputs.cu_seqlens_q is not None
+    build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
     return with_masks(build, inputs)
 
 
@@ -200,6 +201,7 @@ def _build(
     config: LeanCudaConfig,
     bf16: bool,
     kv_dtype: str,
+    q_dtype: str,
     ragged: bool,
     head_dim: int,
     v_head_dim: int,
@@ -218,6 +220,7 @@ def _build(
         q_len=q_len,
         page_size=page_size,
         kv_dtype=kv_dtype,
+        q_dtype=q_dtype,
         v_head_dim=v_head_dim,
         q_lens=(q_len,) if ragged_q else None,
     )
@@ -286,6 +289,7 @@ def launch_of(
         params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table, inputs.cu_seqlens_q, *mask_tensors(inputs))
+    held += (inputs.q_descale, inputs.k_descale, inputs.v_descale)
     return CudaLaunch(build, device, work_ranges * build.cluster, params, slots_bytes, held)
 
 

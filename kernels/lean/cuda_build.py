@@ -30,8 +30,8 @@ BULK_TOKENS = 16
 #: Query tokens of a sequence up to which a build is made for their number; it is a parameter of the
 #: launch above.
 _MOST_BUILT_Q_LEN = 16
-#: Of KV_DTYPE in build.cuh, by its numbers.
-_KV_DTYPES = (SAME, *FP8_DTYPES)
+#: Dtypes by the numbers that KV_DTYPE and Q_DTYPE in build.cuh have for them.
+_FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 #: `sinks` of a build, by the problem's dtype, which they have too.
@@ -85,6 +85,7 @@ class CudaBuild:
     leftpad: int = 0
     batch_idx: int = 0
     kv_dtype: int = 0
+    q_dtype: int = 0
     max_events: int = 0
 
     @classmethod
@@ -111,7 +112,8 @@ class CudaBuild:
             fixed_runs=int(config.fixed_run_tiles > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
-            kv_dtype=_KV_DTYPES.index(problem.kv_dtype),
+            kv_dtype=_FP8_NUMBERS.index(problem.kv_dtype),
+            q_dtype=_FP8_NUMBERS.index(problem.q_dtype),
             window_left=int(problem.window_left >= 0),
             window_right=int(not problem.causal),
             softcap=int(problem.softcap > 0),
@@ -170,7 +172,9 @@ class CudaBuild:
         if self.cluster > 1:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
         if shared_query:
-            total += 2 * self.rows * (16 * k_steps + 8) + 4 * self.rows * (self.kv_dtype > 0)
+            total += 2 * self.rows * (16 * k_steps + 8)
+            if self.bf16 and self.kv_dtype and not self.q_dtype:
+                total += 4 * self.rows
         if self.sinks:
             total += 4 * self.rows
         return total + 8 * self.warps * self.stages

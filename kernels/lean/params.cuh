@@ -17,15 +17,23 @@ struct Descale {
   i64 stride_batch, stride_head;
 };
 
-#if KV_DTYPE == 0
-typedef unsigned short KvNumber;
-#else
-typedef unsigned char KvNumber;
-#endif
+// A number of `DTYPE`, as KV_DTYPE and Q_DTYPE have it.
+template <int DTYPE>
+struct Number {
+  typedef unsigned char Type;
+};
+
+template <>
+struct Number<0> {
+  typedef unsigned short Type;
+};
+
+typedef Number<KV_DTYPE>::Type KvNumber;
+typedef Number<Q_DTYPE>::Type QNumber;
 
 struct Params {
   TensorMap k_map, v_map;  // BULK: (head_dim, token, KV head, sequence or page)
-  const unsigned short *q;
+  const QNumber *q;
   const KvNumber *k, *v;
   unsigned short *out;
   float *lse;

@@ -127,7 +127,10 @@ CASES = {
         cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False),
         ((on_device((300, 77, 515), "6/2", 192, 640, v_head_dim=128), 7),),
     ),
-    "fp8": Case(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False), ((FP8, 7),)),
+    "fp8": Case(
+        cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False),
+        ((FP8, 7), (replace(FP8, q_dtype="e5m2"), 7)),
+    ),
     "fp8, bf16 queries": Case(
         cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((replace(PAGED, kv_dtype="e5m2"), 8),)
     ),
@@ -225,7 +228,10 @@ DEEP_CASES = {
     ),
     "fp8, many rows": Case(
         cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
-        ((replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3"), 5),),
+        (
+            (replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3"), 5),
+            (replace(SEVERAL_TOKENS, dtype="bf16", kv_dtype="e4m3", q_dtype="e4m3"), 5),
+        ),
     ),
     "windows, host": Case(
         cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False),
@@ -328,6 +334,16 @@ def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> N
     finite = expected.isfinite()
     assert torch.equal(inputs.out[finite], expected[finite])
     assert not inputs.out[~finite].isfinite().any()
+
+
+def test_fp8_without_an_instruction_for_it(tmp_path: Path) -> None:
+    """e4m3 in both operands of the scores, as compute capability 8.0 has it."""
+    problem = AttentionProblem(1, 2, 1, 300, 64, kv_dtype="e4m3", q_dtype="e4m3")
+    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=6.0))
+    reference = Reference(inputs)
+    config = cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)
+    Cpu(tmp_path, architecture=800).launch(inputs, config, 2, Workspace(1000))
+    assert reference.check(inputs).failure("fp16") is None
 
 
 @pytest.mark.parametrize("power", [-120, 0, 100])
