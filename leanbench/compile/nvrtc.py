@@ -10,12 +10,12 @@ import hashlib
 import re
 import warnings
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from leanbench.compile.cubin import cubin_resources
+from leanbench.compile.cubin import CubinResources, cubin_resources
 from leanbench.core.errors import UserError
 from leanbench.core.paths import cache_folder
 
@@ -46,14 +46,36 @@ class CudaSource:
 
 @dataclass(frozen=True)
 class CudaBinary:
-    """A compiled kernel, and what it takes of an SM."""
+    """A compiled kernel, and what it takes of an SM, which a launch need not know: cuobjdump reads
+    it, in a process of its own, when it is asked for.
+    """
 
     cubin: bytes
-    registers_per_thread: int
-    #: The stack of a thread, 4 bytes each: what it spills, and its local arrays.
-    spilled_registers: int
-    #: Shared memory that the source declares, without what a launch adds and the system takes.
-    static_shared_bytes: int
+    source: CudaSource
+
+    @property
+    def registers_per_thread(self) -> int:
+        return self._resources.registers_per_thread
+
+    @property
+    def spilled_registers(self) -> int:
+        """The stack of a thread, 4 bytes each: what it spills, and its local arrays."""
+        return self._resources.spilled_registers
+
+    @property
+    def static_shared_bytes(self) -> int:
+        """Shared memory that the source declares, without what a launch adds and the system
+        takes.
+        """
+        system_bytes = _SYSTEM_SHARED_BYTES if self.source.capability >= (9, 0) else 0
+        return max(0, self._resources.shared_bytes - system_bytes)
+
+    @cached_property
+    def _resources(self) -> CubinResources:
+        """Raises UserError where cuobjdump is missing, RuntimeError where the source has no such
+        kernel.
+        """
+        return cubin_resources(self.cubin, self.source.kernel)
 
 
 class CudaCompileError(Exception):
@@ -78,9 +100,8 @@ def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
             it cannot be written, nothing is kept, and a warning says so once.
 
     Raises:
-        UserError: cuda-core, cuda-bindings, NVRTC or cuobjdump is missing.
+        UserError: cuda-core, cuda-bindings or NVRTC is missing.
         CudaCompileError: NVRTC refuses the source.
-        RuntimeError: the source has no such kernel.
     """
     check_nvrtc()
     from cuda.core.utils import make_program_cache_key
@@ -98,7 +119,7 @@ def compile_cuda(source: CudaSource, folder: Path | None = None) -> CudaBinary:
     if cubin is None:
         cubin = _cubin(source, options)
         _write(folder, key, cubin)
-    return _binary(source, cubin)
+    return CudaBinary(cubin, source)
 
 
 @cache
@@ -160,17 +181,6 @@ def _cubin(source: CudaSource, options: Any) -> bytes:
         raise CudaCompileError(source.kernel, log.strip("\0\n ")) from None
     finally:
         program.close()
-
-
-def _binary(source: CudaSource, cubin: bytes) -> CudaBinary:
-    resources = cubin_resources(cubin, source.kernel)
-    system_bytes = _SYSTEM_SHARED_BYTES if source.capability >= (9, 0) else 0
-    return CudaBinary(
-        cubin,
-        resources.registers_per_thread,
-        resources.spilled_registers,
-        max(0, resources.shared_bytes - system_bytes),
-    )
 
 
 def _read(folder: Path, key: bytes) -> bytes | None:

@@ -133,8 +133,14 @@ def test_resources_are_those_of_the_named_kernel():
     """
     assert compile_cuda(CudaSource(text, "first", (), (9, 0))).static_shared_bytes == 256
     assert compile_cuda(CudaSource(text, "first_and_more", (), (9, 0))).static_shared_bytes == 0
+    second = compile_cuda(CudaSource(text, "second", (), (9, 0)))
     with pytest.raises(RuntimeError, match="no kernel 'second'"):
-        compile_cuda(CudaSource(text, "second", (), (9, 0)))
+        assert second.static_shared_bytes == 0
+
+
+def test_a_launch_needs_no_cuobjdump(monkeypatch):
+    monkeypatch.setattr(nvrtc, "cubin_resources", lambda cubin, kernel: 1 / 0)
+    assert compile_cuda(source()).cubin.startswith(b"\x7fELF")
 
 
 def test_what_is_kept_is_not_compiled_again(tmp_path, compiled):
