@@ -104,7 +104,9 @@ CASES = {
         ((SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
     ),
     # A page for each token; boxes of 16 tokens; of 8, by 16-byte copies.
-    "pages of 1": Case(cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((ODD_PAGES, 9),)),
+    "pages of one token": Case(
+        cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False), ((ODD_PAGES, 9),)
+    ),
     "pages of 48": Case(
         cuda_config(64, 2, 2, 1, 2, 16, "bulk", 1, False),
         ((replace(PAGED, page_size=48), 8), (replace(PAGED, page_size=48), 22)),
@@ -371,6 +373,39 @@ def test_lengths_that_are_none(cpu: Cpu) -> None:
     assert inputs.lse[:2].isneginf().all()
 
 
+def test_sequences_without_query_tokens_write_nothing(cpu: Cpu) -> None:
+    inputs = poison_unused(make_inputs(MIXED, "cpu", 1))
+    assert inputs.cu_seqlens_q is not None
+    config = CASES["ragged queries"].config
+    starts = torch.tensor([0, 0, 37, 37, 44], dtype=torch.int32)
+    inputs.cu_seqlens_q.copy_(starts)
+    reference = Reference(inputs)
+    for sms in (3, 20):
+        inputs.poison()
+        cpu.launch(inputs, config, sms, Workspace(1000))
+        assert reference.check(inputs).failure("fp16") is None
+    inputs.cu_seqlens_q.zero_()
+    inputs.poison()
+    cpu.launch(inputs, config, 3, Workspace(1000))
+    assert inputs.out.isnan().all()
+    assert inputs.lse.isnan().all()
+
+
+def test_query_starts_that_are_none_stay_within_q(cpu: Cpu) -> None:
+    """Below 0, past all query tokens, and falling; the largest number of them is 37."""
+    inputs = poison_unused(make_inputs(MIXED, "cpu", 1))
+    assert inputs.cu_seqlens_q is not None
+    inputs.cu_seqlens_q.copy_(torch.tensor([-9, 5, 1000, 3, 44], dtype=torch.int32))
+    past = torch.full_like(inputs.out, 7.0)
+    pool = torch.cat([past, inputs.out, past])
+    inputs = replace(inputs, out=pool[len(past) : 2 * len(past)])
+    cpu.launch(inputs, CASES["ragged queries"].config, 5, Workspace(1000))
+    assert torch.equal(pool[: len(past)], past)
+    assert torch.equal(pool[2 * len(past) :], past)
+    assert inputs.out[:42].isfinite().all()
+    assert inputs.out[42:].isnan().all()
+
+
 def test_a_launch_that_cannot_end_is_an_error(tmp_path: Path) -> None:
     """A CTA waits for a partial that carries another launch's epoch."""
     mutation = ("partials.cuh", "second[i].w != epoch;", "second[i].w != epoch + 1;")
@@ -439,6 +474,15 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("fixed runs", ("schedule.cuh", "        at -= 1;", "        at += 1;")),
     ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
     ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
+    ("pages of one token", ("copy.cuh", "position.chunk + RANGE_WARPS);", "position.chunk);")),
+    ("pages of 48", ("build.cuh", "while (page % box != 0) box /= 2;", "")),
+    ("head_dim 72", ("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[8]", "to[8]")),
+    ("head_dim 56, async", ("copy.cuh", "8 * i, column + i < DIM / 8);", "8 * i, true);")),
+    ("chunks of queries", ("schedule.cuh", "(head - kv_head * tiles) * ROWS", "0")),
+    ("chunks of queries", ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;")),
+    ("ragged queries", ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries")),
+    ("ragged queries", ("schedule.cuh", "return RAGGED_Q ? tiles *", "return false ? tiles *")),
+    ("V of its own head_dim", ("copy.cuh", "if (column < V_COLUMNS)", "")),
 ]
 
 
@@ -446,4 +490,4 @@ MUTATIONS: list[tuple[str, Mutation]] = [
 @pytest.mark.parametrize(("name", "mutation"), MUTATIONS)
 def test_a_changed_line_is_noticed(tmp_path: Path, name: str, mutation: Mutation) -> None:
     with pytest.raises(AssertionError, match=NOTICED):
-        attend(Cpu(tmp_path, mutation), CASES[name])
+        attend(Cpu(tmp_path, mutation), (CASES | DEEP_CASES)[name])
