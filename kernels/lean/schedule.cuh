@@ -251,43 +251,43 @@ __device__ __forceinline__ int split_count(int tiles, int longest) {
   return divide(tiles + longest - 1, longest);
 }
 
-// RAGGED: LeanTiles of one KV head's row tile; RAGGED_Q: of all of them. By a warp together.
+// RAGGED: LeanTiles of one KV head's row tile. By a warp together.
 struct Lengths {
-  int own;        // of sequence `lane`; 0: there is none
-  int sum, most;  // of all sequences, of the longest
-  int row_tiles_sum;  // RAGGED_Q: of a KV head, of all sequences
+  int own;           // of sequence `lane`; 0: there is none, or it has no query tokens
+  int sum, most;     // of all sequences, with RAGGED_Q of all their row tiles; of the longest
+  int output_tiles;  // of all sequences
 
   __device__ __forceinline__ static int of(const Params &p, int sequence) {
-    if (sequence >= p.batch) return 0;
-    const int tiles = tiles_of_sequence(p, sequence);
-    return RAGGED_Q ? tiles * row_tiles(Queries::of(p, sequence).count) : tiles;
+    return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
+  }
+
+  // How often a sequence counts: RAGGED_Q: its row tiles.
+  __device__ __forceinline__ static int rows_of(const Params &p, int sequence) {
+    return RAGGED_Q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
+  }
+
+  // Output tiles for each of them.
+  __device__ __forceinline__ static int heads(const Params &p) {
+    return RAGGED_Q ? p.kv_heads : head_tiles(p);
   }
 
   // Starts the read; other work may fill its latency.
   __device__ __forceinline__ void start(const Params &p, int lane) { own = of(p, lane); }
 
   __device__ __forceinline__ void finish(const Params &p, int lane) {
-    sum = most = own;
+    sum = own * rows_of(p, lane), most = own;
     for (int i = lane + 32; i < p.batch; i += 32) {
       const int tiles = of(p, i);
-      sum += tiles, most = max(most, tiles);
+      sum += tiles * rows_of(p, i), most = max(most, tiles);
     }
     sum = __reduce_add_sync(~0u, sum);
     most = __reduce_max_sync(~0u, most);
+    output_tiles = p.batch * head_tiles(p);
     if (RAGGED_Q) {
-      row_tiles_sum = 0;
-      for (int i = lane; i < p.batch; i += 32)
-        row_tiles_sum += row_tiles(Queries::of(p, i).count);
-      row_tiles_sum = __reduce_add_sync(~0u, row_tiles_sum);
+      int rows = 0;
+      for (int i = lane; i < p.batch; i += 32) rows += rows_of(p, i);
+      output_tiles = __reduce_add_sync(~0u, rows) * p.kv_heads;
     }
-  }
-
-  __device__ __forceinline__ int output_tiles(const Params &p) const {
-    return RAGGED_Q ? row_tiles_sum * p.kv_heads : p.batch * head_tiles(p);
-  }
-
-  __device__ __forceinline__ int lean_tiles(const Params &p) const {
-    return sum * (RAGGED_Q ? p.kv_heads : head_tiles(p));
   }
 
   // Splits of all sequences, none longer than `longest`, which differs from lane to lane.
@@ -295,28 +295,34 @@ struct Lengths {
     int count = 0;
 #pragma unroll 1
     for (int base = 0; base < p.batch; base += 32) {
-      const int tiles = base == 0 ? own : of(p, base + lane);
+      const int tiles = base == 0 ? own : of(p, base + lane), rows = rows_of(p, base + lane);
       const int sequences = min(32, p.batch - base);
 #pragma unroll 1
-      for (int i = 0; i < sequences; i++) count += split_count(__shfl_sync(~0u, tiles, i), longest);
+      for (int i = 0; i < sequences; i++) {
+        const int splits = split_count(__shfl_sync(~0u, tiles, i), longest);
+        count += RAGGED_Q ? splits * __shfl_sync(~0u, rows, i) : splits;
+      }
     }
     return count;
   }
 
   // The same for one `longest`.
   __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
-    int count = split_count(own, longest);
-    for (int i = lane + 32; i < p.batch; i += 32) count += split_count(of(p, i), longest);
+    int count = split_count(own, longest) * rows_of(p, lane);
+    for (int i = lane + 32; i < p.batch; i += 32)
+      count += split_count(of(p, i), longest) * rows_of(p, i);
     return __reduce_add_sync(~0u, count);
   }
 };
 
 // RAGGED: what output tiles of a sequence count in the schedule: their splits after the first,
-// where `longest` is the longest split, or LeanTiles with their ends.
+// where `longest` is the longest split, or LeanTiles with their ends, or 1 where it is negative.
 __device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of_sequence(p, sequence);
-  const int units = longest > 0 ? split_count(tiles, longest) - 1 : tiles + p.end_tiles;
+  const int units = RAGGED_Q && longest < 0 ? 1
+                    : longest > 0           ? split_count(tiles, longest) - 1
+                                            : tiles + p.end_tiles;
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
 
@@ -370,7 +376,7 @@ struct WorkRange {
     if (!whole && CLUSTER > 1) {
       // Candidates, a sixteenth of the share apart; the shortest that needs no more than `ranges`.
       const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
-      count = lengths.splits_by_lane(p, lane, share + longer_by) * head_tiles(p);
+      count = lengths.splits_by_lane(p, lane, share + longer_by) * Lengths::heads(p);
       const u32 fitting = __ballot_sync(~0u, lane <= p.longest_steps && count <= ranges);
       const int first = fitting ? __ffs(fitting) - 1 : 0;
       shortest += __shfl_sync(~0u, longer_by, first);
@@ -378,7 +384,7 @@ struct WorkRange {
       enough = fitting != 0;
       whole = lengths.most <= shortest + p.merge_tiles;
     } else if (!whole) {
-      count = lengths.splits(p, lane, share) * head_tiles(p);
+      count = lengths.splits(p, lane, share) * Lengths::heads(p);
       enough = count <= ranges;
     }
     if (!whole && !enough) return 0;
@@ -400,8 +406,14 @@ struct WorkRange {
     split = 0;
     if (unit >= others) {
       const int output_tile = first_split_of(unit, output_tiles);
-      position.sequence = divide(output_tile, each);
-      head = output_tile - position.sequence * each;
+      if (RAGGED_Q) {
+        find_sequence(p, lane, -1, output_tile, position.sequence, before);
+        head = output_tile - before;
+        before = 0;
+      } else {
+        position.sequence = divide(output_tile, each);
+        head = output_tile - position.sequence * each;
+      }
       if (others > 0) before = units_before(p, lane, longest, position.sequence);
     } else {
       find_sequence(p, lane, longest, others - 1 - unit, position.sequence, before);
@@ -471,12 +483,12 @@ struct WorkRange {
       return true;
     }
     if (RAGGED) {
-      const int output_tiles = lengths.output_tiles(p), real = lengths.lean_tiles(p);
+      const int output_tiles = lengths.output_tiles, real = lengths.sum * Lengths::heads(p);
       if (RAGGED_Q && real == 0) return false;
       // Ends are no work to share: how many ranges there are follows from the real LeanTiles.
       used = min(ranges, p.min_tiles_per_range > 1 ? divide(real, p.min_tiles_per_range) : real);
       used = max(1, used);
-      if (!RAGGED_Q) longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
+      longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
       if (unit >= used) return false;
       if (longest > 0) {
         enter_split(p, lane, unit, used, output_tiles, range_warp, position);

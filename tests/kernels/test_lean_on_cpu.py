@@ -123,7 +123,7 @@ CASES = {
     ),
     "ragged queries": Case(
         cuda_config(32, 2, 2, 1, 1, 32, "bulk", 1, False),
-        ((MIXED, 5), (MIXED, 20), (replace(MIXED, q_lens=(1, 3, 1, 2)), 9)),
+        ((MIXED, 5), (MIXED, 20), (MIXED, 40), (replace(MIXED, q_lens=(1, 3, 1, 2)), 9)),
     ),
     "V of its own head_dim": Case(
         cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False),
@@ -191,7 +191,8 @@ DEEP_CASES = {
         ((AttentionProblem(2, 6, 2, 200, 128, q_len=19), 7),),
     ),
     "ragged queries, clusters": Case(
-        cuda_config(16, 2, 2, 1, 2, 16, "bulk", 1, False), ((replace(MIXED, page_size=16), 22),)
+        cuda_config(16, 2, 2, 1, 2, 16, "bulk", 1, False),
+        ((replace(MIXED, page_size=16), 22), (replace(MIXED, page_size=16), 50)),
     ),
     "ragged queries, 16-byte copies": Case(
         cuda_config(16, 2, 2, 1, 1, 32, "async", 1, False),
@@ -481,7 +482,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("chunks of queries", ("schedule.cuh", "(head - kv_head * tiles) * ROWS", "0")),
     ("chunks of queries", ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;")),
     ("ragged queries", ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries")),
-    ("ragged queries", ("schedule.cuh", "return RAGGED_Q ? tiles *", "return false ? tiles *")),
+    ("ragged queries", ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;")),
     ("V of its own head_dim", ("copy.cuh", "if (column < V_COLUMNS)", "")),
 ]
 
