@@ -50,14 +50,14 @@ class TileGrid:
 
         Args:
             rows: of an output tile, where a kernel does not take `tile_rows` of them.
-            lengths: tokens of each sequence that are dealt, where not all of them are.
+            lengths: tokens of each sequence that are dealt, where others than those that are seen.
         """
         rows = rows or tile_rows(problem.group_size, problem.head_dim, problem.q_len)
         row_tiles = -(-problem.group_size * problem.q_len // rows)
         # An empty sequence still owns one LeanTile, fully masked, so that somebody writes its
         # output.
         lean_tiles = tuple(
-            max(1, -(-length // tile_tokens)) for length in lengths or problem.contexts
+            max(1, -(-length // tile_tokens)) for length in lengths or problem.visible_lengths
         )
         return cls(lean_tiles, problem.kv_heads * row_tiles)
 

@@ -329,17 +329,26 @@ class AttentionProblem:
         return tuple(tokens * share // 16 for tokens, share in zip(cached, shares, strict=True))
 
     @property
-    def visible_tokens(self) -> int:
-        """Tokens of all sequences that a query token sees."""
+    def visible_lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence that a query token sees."""
         if not self.leftpad and self.window_left < 0:
-            return self.total_context
-        lengths = [context - pad for context, pad in zip(self.contexts, self.leftpads, strict=True)]
+            return self.contexts
+        lengths = tuple(
+            context - pad for context, pad in zip(self.contexts, self.leftpads, strict=True)
+        )
         if self.window_left < 0:
-            return sum(lengths)
-        return sum(
+            return lengths
+        return tuple(
             min(length, q_len + self.window_left)
             for length, q_len in zip(lengths, self.query_lengths, strict=True)
         )
+
+    @property
+    def visible_tokens(self) -> int:
+        """Of all sequences together."""
+        if not self.leftpad and self.window_left < 0:
+            return self.total_context
+        return sum(self.visible_lengths)
 
     @property
     def token_bytes(self) -> int:

@@ -59,7 +59,13 @@ def predict_energy_mj(
 
 
 #: Axes whose values, the default or not, predictions rest on. Any other is refused.
-AXES = frozenset({"dtype", "kv_layout", "q_len", "page_size", "capacity", "lengths", "lengths_on"})
+AXES = frozenset(
+    {
+        *("dtype", "kv_layout", "q_len", "page_size", "capacity", "lengths", "lengths_on"),
+        *("causal", "window_left", "window_right", "softcap", "sinks", "alibi"),
+        *("leftpad", "batch_idx"),
+    }
+)
 
 
 def predict_cell(

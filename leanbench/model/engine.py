@@ -46,19 +46,20 @@ class CtaWork:
 def work_of(
     schedule: Schedule, problem: AttentionProblem, tile_tokens: int, step_tokens: int = 1
 ) -> list[CtaWork]:
-    """Every CTA that has work; tokens past the end of a context are masked and not read.
+    """Every CTA that has work; tokens past the end of a context, or before its window, are not
+    read.
 
     Args:
         step_tokens: a CTA takes as many tokens of a segment at a time; the last ones take as long
             where there are fewer.
     """
-    contexts, per_sequence = problem.contexts, schedule.output_tiles // problem.batch
+    lengths, per_sequence = problem.visible_lengths, schedule.output_tiles // problem.batch
     token_bytes = 2 * problem.head_dim * ELEMENT_BYTES
     work = []
     for cta, run in groupby(schedule.segments, key=lambda segment: segment.cta):
         segments = tuple(run)
         tokens = (
-            min(part.last * tile_tokens, contexts[part.output_tile // per_sequence])
+            min(part.last * tile_tokens, lengths[part.output_tile // per_sequence])
             - part.first * tile_tokens
             for part in segments
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from leanbench.core.axes import AXES
 from leanbench.core.problem import AttentionProblem
+
+#: Axes whose values, whatever they are, make another build of a kernel.
+_MASKS = ("window_left", "causal", "softcap", "sinks", "alibi", "leftpad", "batch_idx")
 
 
 def features(problem: AttentionProblem) -> tuple[str, ...]:
@@ -13,4 +17,5 @@ def features(problem: AttentionProblem) -> tuple[str, ...]:
         f"q_len {problem.q_len}",
         "a contiguous cache" if problem.page_size is None else "a paged cache",
         f"lengths on the {problem.lengths_on}",
+        *(AXES[name].title for name in _MASKS if name in problem.special),
     )

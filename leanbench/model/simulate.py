@@ -99,7 +99,7 @@ def latency_us(
     if are_alike(work, schedule.merge_launch):
         reading_us = play_alike(len(work), work[0].read_bytes[0], rates)
     else:
-        long = min(problem.contexts) >= _LEAST_COARSE_TOKENS
+        long = min(problem.visible_lengths) >= _LEAST_COARSE_TOKENS
         if long and len(schedule.segments) > _MANY_SEGMENTS * len(work):
             work, rates = _coarse(work, rates)
         reading_us = Player(work, rates, schedule.merge_launch).play()

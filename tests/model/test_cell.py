@@ -289,6 +289,7 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("lean", {"q_len": 8}, "lean_cuda with q_len 8"),
         ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
         ("fa2", {"q_len": 4}, "fa2 with q_len 4"),
+        ("lean_cuda", {"window_left": 1023, "sinks": True}, "lean_cuda with window or sinks"),
         # Nothing is known of its error anywhere, and the run says so.
         ("fixed_split_oracle", {"q_len": 4}, None),
     ],
@@ -300,6 +301,19 @@ def test_a_row_says_where_the_model_s_error_is_not_known(
     warnings = predict_cell(problem, kernels()[name], "default", H200).get("warnings")
     sentence = "the model was compared with no row of {}: how wrong it is there is not known"
     assert warnings == (features and [sentence.format(features)])
+
+
+@pytest.mark.parametrize("fields", [{}, {"lengths_on": "device", "capacity": 65_536}])
+def test_a_window_is_predicted_by_its_own_bytes(fields: dict[str, Any]) -> None:
+    short = AttentionProblem(8, 32, 8, 2048, 128, **fields)
+    window = replace(short, context=32_768, window_left=2047)
+    assert window.kv_bytes == short.kv_bytes
+    of_short, of_window = (
+        predict_cell(problem, kernels()["lean_cuda"], "heuristic", H200)
+        for problem in (short, window)
+    )
+    assert of_window["latency_us"] == of_short["latency_us"]
+    assert of_window["config"] == of_short["config"]
 
 
 def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
