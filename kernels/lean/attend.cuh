@@ -5,6 +5,7 @@
 #include "fp8.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "rotary.cuh"
 #include "schedule.cuh"
 
 // Numbers of Q in a lane, of the four that hold a row of a step: these of the first half, and of the
@@ -16,6 +17,7 @@ struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
   const QNumber *base;         // of the KV head's query heads
   int row_offset, all_rows;    // of the output tile; of the KV head
+  int position;                // ROTARY_DIM: of the first query token
   float slopes[ROW_BLOCKS][2];  // ALIBI: of the lane's rows, see State
   u32 shared_lane;             // SHARED_QUERY: the lane's address
   float scales[ROW_BLOCKS][2];  // KV_DTYPE: of the scores of the lane's rows
@@ -27,6 +29,7 @@ struct Query {
     base = p.q + (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token
                            : part.sequence * p.stride_q_batch) +
            (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
+    if (ROTARY_DIM > 0) position = length_of(p, part.sequence);
   }
 
   __device__ __forceinline__ void load_slopes(const Params &p, const Position &part, int lane) {
@@ -51,6 +54,12 @@ struct Query {
            (i64)(row % GROUP_SIZE) * p.stride_q_head;
   }
 
+  __device__ __forceinline__ Angles angles_of(const Params &p, int row) const {
+    Angles angles;
+    angles.enter(p, position + row / GROUP_SIZE * p.rotary_step);
+    return angles;
+  }
+
   __device__ __forceinline__ float scale(const Params &p, int rows, int j) const {
     return KV_DTYPE == 0 ? p.qk_scale : scales[rows][j];
   }
@@ -69,6 +78,7 @@ struct Query {
               valid && step * 16 + half * 8 < HEAD_DIM
                   ? two_numbers(at + step * 16 + half * HALF_STEP)
                   : 0;
+      if (ROTARY_DIM > 0) rotate(angles_of(p, row), rows, lane);
     }
     if (KV_DTYPE == 0) return;
     const float scale = descaled(p, part);
@@ -79,6 +89,21 @@ struct Query {
       for (int j = 0; j < 2; j++)
         scales[rows][j] =
             scale * (DIVIDED_QUERY ? __shfl_sync(~0u, unit, (lane % 4 * 2 + j) * 4) : 1.0f);
+    }
+  }
+
+  // Turns the fragments of a block of rows: this lane has numbers 8 apart, partners among them.
+  __device__ __forceinline__ void rotate(const Angles &angles, int rows, int lane) {
+    constexpr int PIECES = ROTARY_DIM / (INTERLEAVED ? 8 : 16), PARTNER = ROTARY_DIM / 16;
+#pragma unroll
+    for (int piece = 0; piece < PIECES; piece++) {
+      u32 &low = fragments[piece / 2][rows][piece % 2];
+      if (INTERLEAVED) {
+        low = angles.turned_within(low, 4 * piece + lane % 4);
+      } else {
+        u32 &high = fragments[(piece + PARTNER) / 2][rows][(piece + PARTNER) % 2];
+        angles.turn(low, high, 8 * piece + lane % 4 * 2);
+      }
     }
   }
 
@@ -116,7 +141,9 @@ struct Query {
       if (row < all_rows && (HEAD_DIM % 16 == 0 || column < HEAD_DIM)) {
         const QNumber *at = row_of(p, row) + column;
 #pragma unroll
-        for (int word = 0; word < 4; word++) words[word] = two_numbers(at + 2 * word);
+        for (int word = 0; word < 4; word++)
+          words[word] = angles_of(p, row).turned(two_numbers(at + 2 * word), at + 2 * word,
+                                                 column + 2 * word);
       }
       if (KV_DTYPE == 0) {
         *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =

@@ -28,6 +28,10 @@
 //   SINKS          a logit of the head without a value, as 1: fp32, 2: fp16, 3: bf16; 0: none
 //   LEFTPAD        1: sequences start at cache_leftpad in their caches (RAGGED is 1)
 //   BATCH_IDX      1: sequences have the rows of the cache that cache_batch_idx says
+//   APPEND         1: new tokens are appended to the cache and attended to
+//   ROTARY_DIM     leading numbers of a head of q and of new tokens that are rotated by their
+//                  position, a multiple of 16; 0: none (KV_DTYPE is 0)
+//   INTERLEAVED    1: number 2i is rotated with number 2i + 1, 0: number i with i + ROTARY_DIM / 2
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -78,7 +82,7 @@ constexpr int PAGE_OR_1 = PAGE > 0 ? PAGE : 1;
 constexpr int START_STEP = PAGE > 0 ? BOX : 1;
 // Whether LeanTiles hold tokens before the first that a query token sees.
 constexpr bool MASKED_STARTS =
-    (WINDOW_LEFT && Q_LEN != 1) || ((WINDOW_LEFT || LEFTPAD) && START_STEP > 1);
+    (WINDOW_LEFT && (Q_LEN != 1 || APPEND)) || ((WINDOW_LEFT || LEFTPAD) && START_STEP > 1);
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > 48;

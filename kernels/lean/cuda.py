@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from leanbench.kernels.launch import Relaunch, cache_strides, most_parts, qk_scale
 from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_append import append_tensors, pass_append, with_append
 from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8
 from leanbench.kernels.lean.cuda_driver import (
     DriverLaunch,
@@ -21,6 +22,7 @@ from leanbench.kernels.lean.cuda_driver import (
 )
 from leanbench.kernels.lean.cuda_masks import (
     dealt_tokens,
+    dealt_window,
     mask_tensors,
     pass_masks,
     read_dealt_lengths,
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 #: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
 #: of.
 _COPY_BYTES = 16
+#: Tensors that are read 4 bytes at a time, in calls that have them.
+_READ_IN_WORDS = ("k_new", "v_new", "rotary_cos", "rotary_sin")
 _FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
@@ -173,8 +177,11 @@ def misalignment(inputs: AttentionInputs) -> str | None:
         ("k_cache", inputs.k_cache, _COPY_BYTES, "copies 16 bytes at a time"),
         ("v_cache", inputs.v_cache, _COPY_BYTES, "copies 16 bytes at a time"),
         ("q", inputs.q, 2 * inputs.q.element_size(), "reads two numbers at a time"),
+        *((name, getattr(inputs, name), 4, "reads 4 bytes at a time") for name in _READ_IN_WORDS),
         ("out", inputs.out, 8, "writes four numbers at a time"),
     ):
+        if tensor is None:
+            continue
         steps = reduce(or_, tensor.stride()[:-1])
         if (tensor.data_ptr() | tensor.element_size() * steps) % most:
             return (
@@ -193,7 +200,7 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
     ragged_q = inputs.cu_seqlens_q is not None
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
-    return with_masks(build, inputs)
+    return with_append(with_masks(build, inputs), inputs)
 
 
 @lru_cache(maxsize=1024)
@@ -251,7 +258,8 @@ def launch_of(
     params = _params(inputs, build)
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
-    tokens = dealt_tokens(build, inputs.context, inputs.q_len, inputs.window_left)
+    window = dealt_window(inputs.window_left, inputs.new_tokens)
+    tokens = dealt_tokens(build, inputs.context, inputs.q_len, window)
     if config.fixed_run_tiles:
         if build.ragged_q:
             raise UserError(
@@ -289,7 +297,7 @@ def launch_of(
         params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table, inputs.cu_seqlens_q, *mask_tensors(inputs))
-    held += (inputs.q_descale, inputs.k_descale, inputs.v_descale)
+    held += (inputs.q_descale, inputs.k_descale, inputs.v_descale, *append_tensors(inputs))
     return CudaLaunch(build, device, work_ranges * build.cluster, params, slots_bytes, held)
 
 
@@ -336,6 +344,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         inputs.kv_heads,
     )
     params.q_len = inputs.q_len
+    pass_append(params, inputs)
     params.qk_scale = qk_scale(inputs)
     pass_masks(params, inputs, build)
     if build.kv_dtype:

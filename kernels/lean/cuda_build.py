@@ -86,6 +86,9 @@ class CudaBuild:
     batch_idx: int = 0
     kv_dtype: int = 0
     q_dtype: int = 0
+    append: int = 0
+    rotary_dim: int = 0
+    interleaved: int = 0
     max_events: int = 0
 
     @classmethod
@@ -121,6 +124,9 @@ class CudaBuild:
             sinks=_SINKS[problem.dtype] if problem.sinks else 0,
             leftpad=int(problem.leftpad),
             batch_idx=int(problem.batch_idx),
+            append=int(problem.append > 0),
+            rotary_dim=problem.rotary_dim,
+            interleaved=int(problem.rotary_interleaved),
             max_events=max_events,
         )
 

@@ -72,7 +72,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
         *("kv_dtype", "q_dtype"),
         *("causal", "window_left", "window_right", "softcap", "sinks", "alibi"),
-        *("leftpad", "batch_idx"),
+        *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved"),
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)

@@ -44,7 +44,9 @@ def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
 def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> None:
     """Sets the parameters of `with_masks`."""
     params.window_left = min(inputs.window_left, INT32_MAX - inputs.q_len)
-    params.window_tokens = _window_tokens(build, inputs.window_left, inputs.q_len)
+    params.window_tokens = _window_tokens(
+        build, dealt_window(inputs.window_left, inputs.new_tokens), inputs.q_len
+    )
     # The first query token sees no more, however wide the window.
     widest = inputs.q_len - 1
     params.window_right = widest if inputs.window_right < 0 else min(inputs.window_right, widest)
@@ -61,6 +63,13 @@ def mask_tensors(inputs: AttentionInputs) -> tuple[torch.Tensor | None, ...]:
     return tuple(getattr(inputs, name) for name in _TENSORS)
 
 
+def dealt_window(window_left: int, new_tokens: int) -> int:
+    """Tokens before a query token's own that LeanTiles are dealt for; -1: all of them. A token that
+    is appended and not seen is dealt, too: who has its chunk writes it.
+    """
+    return window_left if window_left < 0 else max(window_left, new_tokens)
+
+
 def dealt_tokens(
     build: CudaBuild, tokens: int, q_len: int, window_left: int, leftpad: int = 0
 ) -> int:
@@ -68,7 +77,7 @@ def dealt_tokens(
 
     Args:
         tokens: in the cache, up to the sequence's end.
-        window_left: tokens before its own that a query token sees; -1: all of them.
+        window_left: of `dealt_window`.
     """
     own = tokens - leftpad // build.start_step * build.start_step
     return own if window_left < 0 else min(own, _window_tokens(build, window_left, q_len) + q_len)
@@ -76,8 +85,9 @@ def dealt_tokens(
 
 def dealt_lengths(build: CudaBuild, problem: AttentionProblem) -> tuple[int, ...]:
     """`dealt_tokens` of each sequence."""
+    window = dealt_window(problem.window_left, problem.append)
     return tuple(
-        dealt_tokens(build, tokens, q_len, problem.window_left, leftpad)
+        dealt_tokens(build, tokens, q_len, window, leftpad)
         for tokens, q_len, leftpad in zip(
             problem.contexts, problem.query_lengths, problem.leftpads, strict=True
         )
@@ -90,8 +100,9 @@ def read_dealt_lengths(build: CudaBuild, inputs: AttentionInputs) -> tuple[int, 
     leftpads: list[int] = [0] * len(lengths)
     if inputs.cache_leftpad is not None:
         leftpads = inputs.cache_leftpad.tolist()
+    window = dealt_window(inputs.window_left, inputs.new_tokens)
     return tuple(
-        dealt_tokens(build, tokens, inputs.q_len, inputs.window_left, min(max(leftpad, 0), tokens))
+        dealt_tokens(build, tokens, inputs.q_len, window, min(max(leftpad, 0), tokens))
         for tokens, leftpad in zip(lengths, leftpads, strict=True)
     )
 

@@ -63,11 +63,17 @@ class Params(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in ("cache_leftpad", "cache_batch_idx", "alibi_slopes", "sinks")
         ),
+        *((name, ctypes.c_uint64) for name in ("k_new", "v_new", "rotary_cos", "rotary_sin")),
         *(
             (f"stride_{name}", ctypes.c_int64)
             for name in ("q_batch", "k_batch", "k_head", "v_batch", "v_head", "out_batch")
         ),
         ("stride_slopes_batch", ctypes.c_int64),
+        *(
+            (f"stride_{name}_new_{step}", ctypes.c_int64)
+            for name in ("k", "v")
+            for step in ("batch", "token", "head")
+        ),
         *(
             (f"stride_{name}", ctypes.c_int32)
             for name in ("q_token", "q_head", "k_token", "v_token", "out_token", "out_head")
@@ -84,6 +90,9 @@ class Params(ctypes.Structure):
                 "window_tokens",
                 "tile_shift",
                 "longest_shift",
+                "new_tokens",
+                "rotary_positions",
+                "rotary_step",
             )
         ),
         *(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens
+from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, dealt_window
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
 
 from leanbench.core.decomposition import (
@@ -94,7 +94,8 @@ def cuda_schedule(
         # The host knows the cache's capacity alone, or that no sequence is longer than `context`.
         on_device = problem.lengths_on == "device"
         capacity = problem.cache_capacity if on_device else problem.max_context
-        most_tokens = dealt_tokens(build, capacity, problem.q_len, problem.window_left)
+        window = dealt_window(problem.window_left, problem.append)
+        most_tokens = dealt_tokens(build, capacity, problem.q_len, window)
         capacity_tiles = -(-most_tokens // config.tile_tokens)
         launched = stream_k_grid(tiles.output_tiles * capacity_tiles, most, min_tiles)
         limits = split_limits(build, config.tile_tokens)

@@ -6,6 +6,7 @@
 //
 // Words, schedule and reduction are those of kernels/lean/triton.py.
 
+#include "append.cuh"
 #include "attend.cuh"
 #include "build.cuh"
 #include "copy.cuh"
@@ -57,6 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     State state;
     state.reset();
     query.enter_part(p, part);
+    Append append;
+    if (APPEND) append.enter_part(p, part);
     if (ALIBI) query.load_slopes(p, part, lane);
     const u32 sink = SINKS ? load_sink(p, part) : 0;
     Splits splits;
@@ -80,7 +83,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         query.load(p, part, lane);
         fresh = false;
       }
+      const bool appends = APPEND && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
+      if (appends) append.write_chunk(p, part, stage, lane);
       attend_chunk(state, p, query, stage, part, lane);
       ring.release();
       part.chunk += RANGE_WARPS;

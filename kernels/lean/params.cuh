@@ -34,7 +34,7 @@ typedef Number<Q_DTYPE>::Type QNumber;
 struct Params {
   TensorMap k_map, v_map;  // BULK: (head_dim, token, KV head, sequence or page)
   const QNumber *q;
-  const KvNumber *k, *v;
+  KvNumber *k, *v;  // APPEND writes into them
   unsigned short *out;
   float *lse;
   u32 *partials;  // the partials workspace: a slot per work range
@@ -42,8 +42,12 @@ struct Params {
   const int *cache_leftpad, *cache_batch_idx;
   const float *alibi_slopes;
   const void *sinks;
+  const KvNumber *k_new, *v_new;  // APPEND: (sequence, token, KV head, head_dim)
+  const unsigned short *rotary_cos, *rotary_sin;  // ROTARY_DIM: (position, ROTARY_DIM / 2)
   i64 stride_q_batch, stride_k_batch, stride_k_head, stride_v_batch, stride_v_head;
   i64 stride_out_batch, stride_slopes_batch;
+  i64 stride_k_new_batch, stride_k_new_token, stride_k_new_head;
+  i64 stride_v_new_batch, stride_v_new_token, stride_v_new_head;
   int stride_q_token, stride_q_head, stride_k_token, stride_v_token;
   int stride_out_token, stride_out_head;
   int context, batch, kv_heads, pages_per_sequence;
@@ -51,6 +55,9 @@ struct Params {
   int window_tokens;  // WINDOW_LEFT: of LeanTiles at most, less the sequence's query tokens
   int tile_shift;     // log2 of a LeanTile's tokens; FIXED_RUNS: of the shortest run's
   int longest_shift;  // FIXED_RUNS: of the longest run's
+  int new_tokens;        // APPEND: of each sequence
+  int rotary_positions;  // ROTARY_DIM: for which there are cos and sin
+  int rotary_step;       // ROTARY_DIM: positions from a query token to the next, 0 or 1
   int end_tiles;   // RAGGED: empty LeanTiles that an output tile counts at its end in the schedule
   int min_tiles_per_range, share, longer;
   // RAGGED: sixteenths by which a split may exceed the mean range so that no range crosses from an

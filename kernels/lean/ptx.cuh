@@ -125,6 +125,10 @@ __device__ __forceinline__ void st_shared_v4(u32 address, u32 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(x) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_b32(u32 address, u32 x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 #if BULK
 // What is read once leaves the L2 before anything else does.
 __device__ __forceinline__ u64 createpolicy_evict_first() {

@@ -22,11 +22,19 @@ __device__ __forceinline__ int lean_tiles(int tokens, int shift) {
   return tiles > 1 ? tiles : 1;  // an empty sequence has one too: its output gets written
 }
 
-// RAGGED: tokens of a sequence, whatever the length tensor says: none below 0, none past the cache.
-__device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
+// Tokens that the cache has of a sequence before the launch, whatever the length tensor says: none
+// below 0, none past the cache.
+__device__ __forceinline__ int length_of(const Params &p, int sequence) {
   // Lengths on the host.
-  if ((LEFTPAD || RAGGED_Q) && !p.cache_seqlens) return p.context;
+  if (!RAGGED || ((LEFTPAD || RAGGED_Q) && !p.cache_seqlens))
+    return APPEND ? p.context - p.new_tokens : p.context;
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
+}
+
+// RAGGED: tokens of a sequence, with those new ones that the cache has room for.
+__device__ __forceinline__ int tokens_of(const Params &p, int sequence) {
+  const int length = length_of(p, sequence);
+  return APPEND ? length + min(p.new_tokens, p.context - length) : length;
 }
 
 // Query tokens of a sequence, and the first of them, whatever cu_seqlens_q says: none outside of q.
@@ -171,6 +179,12 @@ struct Position {
     return ::first_seen(p, leftpad, tokens, queries.count - query_of(row));
   }
 
+  // The first token that it sees, or that is appended.
+  __device__ __forceinline__ int first_needed(const Params &p, int row) const {
+    const int seen = first_seen(p, row);
+    return WINDOW_LEFT && APPEND ? min(seen, length_of(p, sequence)) : seen;
+  }
+
   // RAGGED: reads the sequence's length.
   __device__ __forceinline__ void enter_sequence(const Params &p) {
     tokens = tokens_of(p, sequence);
@@ -191,7 +205,7 @@ struct Position {
     last = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
     const int dealt = dealt_tokens(p, leftpad, tokens, queries.count);
     const int shift = tile_shift(p, dealt);
-    const int start = copy_start(first_seen(p, 0));
+    const int start = copy_start(first_needed(p, 0));
     token = start + (first << shift);
     int stop = start + min(last << shift, tokens - start);
     if (Q_LEN == 0) {
@@ -199,7 +213,7 @@ struct Position {
       const int row = run_time_head_tile.row_offset;
       stop = min(stop, seen_by(p, row + ROWS - 1));
       // In whole chunks: the part's last one ends where the next part begins.
-      if (WINDOW_LEFT) token += max(first_seen(p, row) - token, 0) / CHUNK * CHUNK;
+      if (WINDOW_LEFT) token += max(first_needed(p, row) - token, 0) / CHUNK * CHUNK;
     }
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
     chunk = range_warp;

@@ -193,6 +193,8 @@ inline void st_shared_v4(u32 address, u32 x) {
   memcpy(at_shared(address, 16), words, 16);
 }
 
+inline void st_shared_b32(u32 address, u32 x) { memcpy(at_shared(address, 4), &x, 4); }
+
 #if BULK
 inline u64 createpolicy_evict_first() { return 0; }
 inline u64 createpolicy_evict_normal() { return 1; }

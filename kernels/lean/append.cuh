@@ -1,0 +1,121 @@
+// Appending: the warp that takes a chunk in which new tokens have their places writes their rows of
+// K and V over what the copy brought, and, for one row tile, into the cache. So whoever needs them
+// has them, and no CTA waits for another.
+#pragma once
+#include "params.cuh"
+#include "ptx.cuh"
+#include "rotary.cuh"
+#include "schedule.cuh"
+
+constexpr int WORD_NUMBERS = 4 / KV_BYTES;
+// Words of a row for a lane, a word to each lane at a time.
+constexpr int K_WORDS = (HEAD_DIM / WORD_NUMBERS + 31) / 32;
+constexpr int V_WORDS = (V_HEAD_DIM / WORD_NUMBERS + 31) / 32;
+// Rows on their way at once: as registers allow.
+constexpr int APPEND_ROWS = K_WORDS <= 1 ? 4 : K_WORDS <= 2 ? 2 : 1;
+
+struct Append {
+  int length;       // of the sequence before
+  int kv_head;
+  bool to_cache;    // the last row tile, which takes all of the sequence's last tokens
+  int token, stop;  // of the chunk's tokens: the first, and the end of those that are there
+  u32 k[APPEND_ROWS][K_WORDS], v[APPEND_ROWS][V_WORDS];
+
+  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+    const HeadTile tile = part.head_tile();
+    length = length_of(p, part.sequence);
+    kv_head = tile.kv_head;
+    to_cache = tile.row_offset + ROWS >= all_rows(part.queries.count);
+  }
+
+  // Whether the part's next chunk has places of new tokens; if so, starts reading the first.
+  __device__ __forceinline__ bool starts(const Params &p, const Position &part, int lane) {
+    token = part.token + part.chunk * CHUNK;
+    stop = min(token + CHUNK, part.tokens);
+    const bool any = stop > length;
+    if (any) load(p, part, max(token, length), lane);
+    return any;
+  }
+
+  // Starts reading the rows of the tokens from `at` on.
+  __device__ __forceinline__ void load(const Params &p, const Position &part, int at, int lane) {
+    const KvNumber *k_new = p.k_new + part.sequence * p.stride_k_new_batch +
+                            kv_head * p.stride_k_new_head + WORD_NUMBERS * lane;
+    const KvNumber *v_new = p.v_new + part.sequence * p.stride_v_new_batch +
+                            kv_head * p.stride_v_new_head + WORD_NUMBERS * lane;
+#pragma unroll
+    for (int row = 0; row < APPEND_ROWS; row++) {
+      if (at + row >= stop) break;
+      Angles angles;
+      angles.enter(p, at + row);
+#pragma unroll
+      for (int word = 0; word < K_WORDS; word++) {
+        const int column = WORD_NUMBERS * (lane + 32 * word);
+        const KvNumber *from =
+            k_new + (at + row - length) * p.stride_k_new_token + WORD_NUMBERS * 32 * word;
+        if (column < HEAD_DIM)
+          k[row][word] =
+              angles.turned(__ldg(reinterpret_cast<const u32 *>(from)), from, column);
+      }
+#pragma unroll
+      for (int word = 0; word < V_WORDS; word++)
+        if (WORD_NUMBERS * (lane + 32 * word) < V_HEAD_DIM)
+          v[row][word] = __ldg(
+              reinterpret_cast<const u32 *>(v_new + (at + row - length) * p.stride_v_new_token) +
+              32 * word);
+    }
+  }
+
+  // Writes the rows that were read to `stage`, and to the cache.
+  __device__ __forceinline__ void store(const Params &p, const Position &part, u32 stage, int at,
+                                        int lane) const {
+#pragma unroll
+    for (int row = 0; row < APPEND_ROWS; row++) {
+      if (at + row >= stop) break;
+      const i64 inner = PAGE > 0 ? (at + row) % PAGE_OR_1 : at + row;
+      i64 outer = part.sequence;
+      if (BATCH_IDX) outer = __ldg(p.cache_batch_idx + part.sequence);
+      if (PAGE > 0)
+        outer = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence +
+                      (at + row) / PAGE_OR_1);
+      store_row<K_WORDS, HEAD_DIM>(
+          stage, p.k + outer * p.stride_k_batch + inner * p.stride_k_token +
+                     kv_head * p.stride_k_head,
+          at + row - token, k[row], lane);
+      store_row<V_WORDS, V_HEAD_DIM>(
+          stage + V_AT, p.v + outer * p.stride_v_batch + inner * p.stride_v_token +
+                            kv_head * p.stride_v_head,
+          at + row - token, v[row], lane);
+    }
+  }
+
+  template <int WORDS, int DIM>
+  __device__ __forceinline__ void store_row(u32 stage, KvNumber *in_cache, int row,
+                                            const u32 (&words)[WORDS], int lane) const {
+#pragma unroll
+    for (int word = 0; word < WORDS; word++) {
+      const int at = lane + 32 * word, piece = at / 4;
+      if (WORD_NUMBERS * at >= DIM) continue;
+      // As copies write it.
+      st_shared_b32(stage + (piece / COLUMN_PIECES * CHUNK + row) * COLUMN_BYTES +
+                        ((piece % COLUMN_PIECES ^ swizzle_of(row % 8)) << 4) + at % 4 * 4,
+                    words[word]);
+      if (to_cache) reinterpret_cast<u32 *>(in_cache)[at] = words[word];
+    }
+  }
+
+  // Writes the new tokens of the chunk in `stage`, the first of which have been read.
+  __device__ __forceinline__ void write_chunk(const Params &p, const Position &part, u32 stage,
+                                              int lane) {
+    const int first = max(token, length);
+#pragma unroll 1
+    for (int at = first; at < stop; at += APPEND_ROWS) {
+      if (at > first) load(p, part, at, lane);
+      store(p, part, stage, at, lane);
+    }
+#if BULK
+    fence_proxy_async_shared_cta();  // before the stage's next copy
+#endif
+    __syncwarp();
+  }
+};
