@@ -71,7 +71,7 @@ def _queries(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tens
         q = inputs.q[starts[sequence] : starts[sequence + 1]]
     q = q[:, _heads(inputs, kv_head)]
     if inputs.rotary_cos is not None:
-        first = inputs.read_lengths()[sequence] - inputs.new_tokens
+        first = inputs.read_cached()[sequence]
         is_local = inputs.window_left >= 0 or inputs.window_right >= 0
         step = 1 if inputs.causal or is_local else 0
         q = _rotated(inputs, q, first + step * torch.arange(len(q), device=q.device))
@@ -88,12 +88,14 @@ def keys_and_values(
     k = in_cache(inputs, inputs.k_cache, sequence, kv_head).double()
     v = in_cache(inputs, inputs.v_cache, sequence, kv_head).double()
     if inputs.k_new is not None and inputs.v_new is not None:
-        k_new, first = inputs.k_new[sequence, :, kv_head], tokens - inputs.new_tokens
+        first = inputs.read_cached()[sequence]
+        k_new = inputs.k_new[sequence, : tokens - first, kv_head]
         if inputs.rotary_cos is not None:
             places = torch.arange(first, tokens, device=k.device)
             k_new = _rotated(inputs, k_new[:, None], places)[:, 0]
         k = torch.cat([k[:first], k_new.double()])
-        v = torch.cat([v[:first], inputs.v_new[sequence, :, kv_head].double()])
+        v_new = inputs.v_new[sequence, : tokens - first, kv_head]
+        v = torch.cat([v[:first], v_new.double()])
     padding = 0
     if inputs.cache_leftpad is not None:
         padding = int(inputs.cache_leftpad[sequence].clamp(0, tokens))
@@ -101,11 +103,12 @@ def keys_and_values(
 
 
 def _rotated(inputs: AttentionInputs, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(tokens, heads, head_dim), each token rotated by its place's row of the tables and rounded to
-    its dtype again.
+    """(tokens, heads, head_dim), each token rotated by its place's row of the tables, their last for
+    places past it, and rounded to its dtype again.
     """
     assert inputs.rotary_cos is not None
     assert inputs.rotary_sin is not None
+    places = places.clamp(max=len(inputs.rotary_cos) - 1)
     cos = inputs.rotary_cos[places].double()[:, None]
     sin = inputs.rotary_sin[places].double()[:, None]
     half = cos.shape[-1]
@@ -165,8 +168,8 @@ def attend_all(inputs: AttentionInputs) -> None:
 
 def _append(inputs: AttentionInputs, sequence: int, kv_head: int) -> None:
     k, v = keys_and_values(inputs, sequence, kv_head)
-    tokens, new = inputs.read_lengths()[sequence], inputs.new_tokens
-    places = torch.arange(tokens - new, tokens, device=k.device)
+    tokens, first = inputs.read_lengths()[sequence], inputs.read_cached()[sequence]
+    places = torch.arange(first, tokens, device=k.device)
     rows, offsets = _places(inputs, sequence, places)
     for cache, numbers in ((inputs.k_cache, k), (inputs.v_cache, v)):
-        cache[rows, offsets, kv_head] = numbers[-new:].to(cache.dtype)
+        cache[rows, offsets, kv_head] = numbers[len(numbers) - len(places) :].to(cache.dtype)

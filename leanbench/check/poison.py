@@ -33,8 +33,7 @@ def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:
     firsts = [0] * inputs.batch
     if inputs.cache_leftpad is not None:
         firsts = inputs.cache_leftpad.tolist()
-    ends = [tokens - inputs.new_tokens for tokens in inputs.read_lengths()]
-    return list(zip(firsts, ends, strict=True))
+    return list(zip(firsts, inputs.read_cached(), strict=True))
 
 
 def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
@@ -52,11 +51,12 @@ def _poison_pages(inputs: AttentionInputs, block_table: torch.Tensor) -> Attenti
     pages, page_size = inputs.k_cache.shape[:2]
     table = block_table.clone()
     used = torch.zeros(pages + 1, page_size, dtype=torch.bool, device=inputs.q.device)
+    lengths = inputs.read_lengths()
     for sequence, (first, end) in enumerate(_used(inputs)):
         tokens = torch.arange(first, end, device=inputs.q.device)
         used[table[sequence][tokens // page_size].long(), tokens % page_size] = True
         # Those of tokens that are appended are the sequence's own.
-        table[sequence, -(-(end + inputs.new_tokens) // page_size) :] = pages
+        table[sequence, -(-lengths[sequence] // page_size) :] = pages
     k_cache = _poisoned(_with_page(inputs.k_cache), used)
     v_cache = _poisoned(_with_page(inputs.v_cache), used)
     return replace(inputs, k_cache=k_cache, v_cache=v_cache, block_table=table)

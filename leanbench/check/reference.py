@@ -131,15 +131,14 @@ class Appended:
     """What the caches hold of some (sequence, KV head) pairs after a call that appends."""
 
     def __init__(self, inputs: AttentionInputs, pairs: list[tuple[int, int]]) -> None:
-        import torch
-
         from leanbench.kernels.reference.torch import keys_and_values
 
         self._pairs = pairs
         expected = [keys_and_values(inputs, *pair) for pair in pairs]
-        new = inputs.new_tokens
-        self._k = torch.stack([k[-new:] for k, _ in expected])
-        self._v = torch.stack([v[-new:] for _, v in expected])
+        cached, lengths = inputs.read_cached(), inputs.read_lengths()
+        self._counts = [lengths[sequence] - cached[sequence] for sequence, _ in pairs]
+        self._k = self._last([k for k, _ in expected], inputs.new_tokens)
+        self._v = self._last([v for _, v in expected], inputs.new_tokens)
 
     def worst(self, inputs: AttentionInputs) -> torch.Tensor:
         """The largest relative error of a pair's appended rows."""
@@ -147,12 +146,16 @@ class Appended:
 
         from leanbench.kernels.reference.torch import in_cache
 
-        new = inputs.new_tokens
         errors = []
         for cache, expected in ((inputs.k_cache, self._k), (inputs.v_cache, self._v)):
-            rows = [in_cache(inputs, cache, *pair)[-new:].double() for pair in self._pairs]
-            errors.append(_worst_relative(torch.stack(rows), expected))
+            rows = [in_cache(inputs, cache, *pair).double() for pair in self._pairs]
+            errors.append(_worst_relative(self._last(rows, inputs.new_tokens), expected))
         return torch.maximum(*errors)
+
+    def _last(self, rows: list[torch.Tensor], most: int) -> torch.Tensor:
+        """(pairs, most, head_dim): each pair's appended rows, its last."""
+        last = [own[len(own) - count :] for own, count in zip(rows, self._counts, strict=True)]
+        return _padded(last, most)
 
 
 def _padded(rows: list[torch.Tensor], count: int) -> torch.Tensor:

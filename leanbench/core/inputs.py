@@ -38,7 +38,7 @@ class AttentionInputs:
     #: Like `k_cache`; may have another head_dim.
     v_cache: torch.Tensor
     #: (batch,), int32, on the device: tokens in the cache before the call, padding included,
-    #: clamped to 0..`context` less the appended tokens. None: every sequence has `context` tokens.
+    #: clamped to 0..`context`. None: every sequence has `context` tokens.
     cache_seqlens: torch.Tensor | None
     #: Tokens of every sequence, appended ones included, which the host knows; with `cache_seqlens`,
     #: the cache's capacity.
@@ -71,7 +71,7 @@ class AttentionInputs:
     #: (batch,), int32: the row of the caches that a sequence has; contiguous caches.
     cache_batch_idx: torch.Tensor | None = None
     #: (batch, new tokens, kv_heads, head_dim), in the caches' dtype: written to the caches from
-    #: `cache_seqlens` on, then attended to.
+    #: `cache_seqlens` on, then attended to; those that the cache has no room for are neither.
     k_new: torch.Tensor | None = None
     v_new: torch.Tensor | None = None
     #: (positions, rotary_dim / 2), in the dtype of `q`, by which `k_new` and `q` are rotated, and
@@ -141,8 +141,15 @@ class AttentionInputs:
         """
         if self.cache_seqlens is None:
             return (self.context,) * self.batch
-        cached = self.cache_seqlens.clamp(0, self.context - self.new_tokens)
-        return tuple((cached + self.new_tokens).tolist())
+        return tuple(min(own + self.new_tokens, self.context) for own in self.read_cached())
+
+    def read_cached(self) -> tuple[int, ...]:
+        """Tokens of each sequence in the cache before the call; read from the device as
+        `read_lengths` does.
+        """
+        if self.cache_seqlens is None:
+            return (self.context - self.new_tokens,) * self.batch
+        return tuple(self.cache_seqlens.clamp(0, self.context).tolist())
 
     def read_query_starts(self) -> tuple[int, ...]:
         """Where each sequence's query tokens begin among those of all, and their number; read from
