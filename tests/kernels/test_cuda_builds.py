@@ -145,14 +145,14 @@ def test_tensors_are_launched_with_the_build_of_their_problem(problem):
 
 
 def test_params_stand_where_the_kernel_reads_them():
-    """Offsets by the C rules: two tensor maps of 128 bytes, 12 pointers, 7 strides of 8 bytes, then
+    """Offsets by the C rules: two tensor maps of 128 bytes, 16 pointers, 13 strides of 8 bytes, then
     4 bytes each.
     """
     assert Params.q.offset == 256
-    assert Params.stride_q_batch.offset == 256 + 12 * 8
-    assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 7 * 8
+    assert Params.stride_q_batch.offset == 256 + 16 * 8
+    assert Params.stride_q_token.offset == Params.stride_q_batch.offset + 13 * 8
     assert Params.context.offset == Params.stride_q_token.offset + 6 * 4
-    assert Params.by_tiles.offset == Params.context.offset + 15 * 4
+    assert Params.by_tiles.offset == Params.context.offset + 18 * 4
     assert Params.qk_scale.offset == Params.by_tiles.offset + 4 * ctypes.sizeof(Divisor)
     assert Params.events.offset % 8 == 0
 
