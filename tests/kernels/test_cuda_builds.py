@@ -46,6 +46,7 @@ PROBLEMS = (
     AttentionProblem(3, 8, 8, (1, 70, 3000), 64, "bf16", "NHD", page_size=256, q_len=3),
     AttentionProblem(8, 64, 8, 4096, 64, "bf16", window_left=127, sinks=True, lengths_on="device"),
     AttentionProblem(8, 16, 8, 8192, 256, window_left=1023, softcap=50.0, page_size=64),
+    AttentionProblem(4, 32, 8, 4096, 128, append=1, rotary_dim=64, lengths_on="device"),
     AttentionProblem(
         2, 32, 8, 4096, 128, q_len=2, alibi=True, causal=False, leftpad=True, batch_idx=True
     ),
