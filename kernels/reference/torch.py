@@ -103,8 +103,8 @@ def keys_and_values(
 
 
 def _rotated(inputs: AttentionInputs, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """(tokens, heads, head_dim), each token rotated by its place's row of the tables, their last for
-    places past it, and rounded to its dtype again.
+    """(tokens, heads, head_dim), each token rotated by its place's row of the tables, or their last
+    row for places past it, and rounded to its dtype again.
     """
     assert inputs.rotary_cos is not None
     assert inputs.rotary_sin is not None

@@ -146,8 +146,8 @@ def test_tensors_are_launched_with_the_build_of_their_problem(problem):
 
 
 def test_params_stand_where_the_kernel_reads_them():
-    """Offsets by the C rules: two tensor maps of 128 bytes, 16 pointers, 13 strides of 8 bytes, then
-    4 bytes each.
+    """Offsets by the C rules: two tensor maps of 128 bytes, 16 pointers, 13 strides of 8 bytes,
+    then 4 bytes each.
     """
     assert Params.q.offset == 256
     assert Params.stride_q_batch.offset == 256 + 16 * 8
