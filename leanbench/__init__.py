@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from leanbench.attention import lean_attn_with_kvcache as lean_attn_with_kvcache
+    from leanbench.latent import lean_mla_with_kvcache as lean_mla_with_kvcache
 
-__all__ = ["__version__", "lean_attn_with_kvcache"]
+__all__ = ["__version__", "lean_attn_with_kvcache", "lean_mla_with_kvcache"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from leanbench.attention import lean_attn_with_kvcache
 
         return lean_attn_with_kvcache
+    if name == "lean_mla_with_kvcache":
+        from leanbench.latent import lean_mla_with_kvcache
+
+        return lean_mla_with_kvcache
     raise AttributeError(f"module 'leanbench' has no attribute {name!r}")

@@ -8,6 +8,7 @@ import math
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
@@ -60,6 +61,11 @@ def refusal_of_fp8(kv_dtype: str, head_dim: int, v_head_dim: int) -> str | None:
 @dataclass(frozen=True)
 class CudaBuild:
     """The parameters of a build: the macros of build.cuh."""
+
+    #: The kernel's name in its source.
+    entry: ClassVar[str] = ENTRY
+    #: Whether its CTAs wait for one another in a circle: all of a launch must run at once.
+    cooperative: ClassVar[bool] = False
 
     head_dim: int
     v_head_dim: int

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from leanbench.kernels.lean.cuda_build import ENTRY, CudaBuild
+from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
 from leanbench.kernels.lean.workspace import WORKSPACES
 
@@ -79,10 +79,17 @@ class DriverLaunch:
 
 
 def tensor_map(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], build: CudaBuild
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    build: CudaBuild,
+    box_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """The words of a tensor map of a cache as (head_dim, token, KV head, sequence or page), read in
-    boxes of a page or a chunk by a column of shared memory.
+    boxes of `box_tokens` by a column of shared memory.
+
+    Args:
+        box_tokens: a page or a chunk by default.
     """
     driver = _driver()
     rows, tokens, heads, head_dim = shape
@@ -96,7 +103,7 @@ def tensor_map(
         64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
         128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
     }[build.column_bytes]
-    box = (build.column_bytes // build.kv_bytes, build.box, 1, 1)
+    box = (build.column_bytes // build.kv_bytes, box_tokens or build.box, 1, 1)
     row_stride, token_stride, head_stride, _ = strides
 
     # A size of 1 may have any stride, one that is too large for a tensor map among them.
@@ -168,7 +175,7 @@ def _function(build: CudaBuild, device: torch.device) -> Any:
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # makes the context
         module = _check(driver.cuModuleLoadData(binary.cubin))
-        function = _check(driver.cuModuleGetFunction(module, ENTRY.encode()))
+        function = _check(driver.cuModuleGetFunction(module, build.entry.encode()))
         attributes = driver.CUfunction_attribute
         try:
             _check(
@@ -192,13 +199,23 @@ def _launch_config(build: CudaBuild, grid: int) -> Any:
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 32 * build.warps, 1, 1
     config.sharedMemBytes = build.shared_bytes
+    ids, attributes = driver.CUlaunchAttributeID, []
     if build.cluster > 1:
         attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         value = driver.CUlaunchAttributeValue()
         value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = build.cluster, 1, 1
         attribute.value = value
-        config.attrs, config.numAttrs = [attribute], 1
+        attributes.append(attribute)
+    if build.cooperative:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        value = driver.CUlaunchAttributeValue()
+        value.cooperative = 1
+        attribute.value = value
+        attributes.append(attribute)
+    if attributes:
+        config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 
 

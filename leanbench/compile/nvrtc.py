@@ -40,7 +40,8 @@ class CudaSource:
     defines: tuple[tuple[str, int], ...]
     #: The compute capability to compile for: (9, 0).
     capability: tuple[int, int]
-    #: Where its includes find their headers, `*.cuh`; None: it includes nothing.
+    #: Where its includes find their headers, `*.cuh` there or in folders of it; None: it includes
+    #: nothing.
     folder: Path | None = None
 
 
@@ -163,7 +164,7 @@ def _options(source: CudaSource) -> Any:
 
 def _digest_of_headers(source: CudaSource) -> bytes:
     digest = hashlib.sha256()
-    for path in sorted(source.folder.glob("*.cuh")) if source.folder is not None else ():
+    for path in sorted(source.folder.rglob("*.cuh")) if source.folder is not None else ():
         digest.update(hashlib.sha256(path.name.encode()).digest())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()

@@ -59,7 +59,7 @@ struct Store {
 };
 
 struct Barrier {
-  int arrivals = 1;
+  int arrivals = 1, expected = 1;
   i64 bytes = 0;
   u32 phase = 0;
 };
@@ -295,11 +295,11 @@ inline T __ldg(const T *at) { return *at; }
 
 // ---- launches ----------------------------------------------------------------------------------
 
-extern "C" void lean(const Params p);
+extern "C" void ENTRY(const Params p);
 
 // A fiber's life.
 static void live() {
-  lean(*machine.params);
+  ENTRY(*machine.params);
   Cta *cta = machine.current->cta;
   if (--cta->threads == 0 && !cta->copies.empty()) fail("a CTA ends before its copies have arrived");
   cta->cluster->threads--;

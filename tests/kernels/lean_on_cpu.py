@@ -28,6 +28,16 @@ _HERE = Path(__file__).parent
 #: What a CTA's shared memory is called in lean.cu, and here, where each CTA has its own.
 _SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 _OWN_SHARED = "unsigned char *const shared = shared_memory();"
+#: Of the compiler.
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-U_FORTIFY_SOURCE",
+    "-w",
+    "-Wno-psabi",
+)
 #: Edits of a source: what is replaced in which file, and by what.
 Mutation = tuple[str, str, str]
 
@@ -112,13 +122,17 @@ def launch_on(inputs: AttentionInputs, config: LeanCudaConfig, sms: int) -> Cuda
 
 
 def tensor_map(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], build: CudaBuild
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    build: CudaBuild,
+    box_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """The words that ptx_on_cpu.hpp reads."""
     rows, tokens, heads, head_dim = shape
     row, token, head, one = strides
     sizes, steps = (head_dim, tokens, heads, rows), (one, token, head, row)
-    return (address, *sizes, *steps, build.box, *[0] * 6)
+    return (address, *sizes, *steps, box_tokens or build.box, *[0] * 6)
 
 
 def compiled(
@@ -136,19 +150,11 @@ def compiled(
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
     shutil.copy(_HERE / "cuda_on_cpu.hpp", folder)
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
+    defines.append(f"-DENTRY={build.entry}")
     defines.append(f"-D__CUDA_ARCH__={architecture}")
-    words = [
-        "-std=c++17",
-        "-O1",
-        "-fwrapv",
-        "-fno-strict-aliasing",
-        "-U_FORTIFY_SOURCE",
-        "-w",
-        "-Wno-psabi",
-    ]
     assert COMPILER is not None
     subprocess.run(
-        [COMPILER, *defines, *words, "-shared", "-fPIC", "-x", "c++", "-o", library, source],
+        [COMPILER, *defines, *FLAGS, "-shared", "-fPIC", "-x", "c++", "-o", library, source],
         check=True,
     )
     return ctypes.CDLL(str(library))

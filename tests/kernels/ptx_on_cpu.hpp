@@ -210,7 +210,7 @@ static Barrier &barrier_at(u32 address) {
 static void complete_phase(Barrier &barrier) {
   if (barrier.arrivals > 0 || barrier.bytes != 0) return;
   barrier.phase++;
-  barrier.arrivals = 1;
+  barrier.arrivals = barrier.expected;
 }
 
 static void arrive_copy(const Copy &copy) {
@@ -228,11 +228,11 @@ inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier, i
                                     int w, u64) {
   const auto *base = reinterpret_cast<const KvNumber *>(map->words[0]);
   const u64 *sizes = map->words + 1, *strides = map->words + 5;
-  if (map->words[9] != BOX) fail("a tensor map of other boxes");
+  const int box = map->words[9];
   if (to % 128) fail("a bulk copy to an address that is no multiple of 128");
-  Copy copy = {to, barrier, std::vector<unsigned char>(BOX * COLUMN_BYTES), nullptr};
+  Copy copy = {to, barrier, std::vector<unsigned char>(box * COLUMN_BYTES), nullptr};
   const bool outside = x < 0 || z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
-  for (int row = y; row < y + BOX; row++)
+  for (int row = y; row < y + box; row++)
     for (int column = x; column < x + COLUMN_BYTES / KV_BYTES; column++) {
       if (outside || row < 0 || (u64)row >= sizes[1] || (u64)column >= sizes[0]) continue;
       memcpy(&copy.bytes[(row - y) * COLUMN_BYTES + (column - x) * KV_BYTES],

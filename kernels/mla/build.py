@@ -1,0 +1,96 @@
+"""What a launch of mla.cu compiles to, and what a CTA of it takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild
+from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
+
+from leanbench.compile.nvrtc import CudaSource
+from leanbench.core.errors import DoesNotFit
+
+#: Numbers of a token's latent row: K is all of them, V the first ones.
+LATENT_DIM, VALUE_DIM = 576, 512
+#: Rows of a CTA, and tokens of a stage.
+TILE = 64
+_STAGES = 2
+#: Of both warpgroups that compute, and of the one that copies.
+_WARPS = 12
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class MlaBuild(CudaBuild):
+    """The parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
+
+    entry: ClassVar[str] = "mla"
+    cooperative: ClassVar[bool] = True
+
+    causal: int = 1
+
+    @classmethod
+    def of_shape(
+        cls, heads: int, q_len: int, bf16: bool, causal: bool, ragged: bool, page: int
+    ) -> MlaBuild:
+        """The build for query heads and positions; two CTAs that have rows of the same sequences
+        share what they copy.
+        """
+        cluster = 2 if heads * q_len > TILE else 1
+        return cls(
+            head_dim=LATENT_DIM,
+            v_head_dim=VALUE_DIM,
+            bf16=int(bf16),
+            group_size=heads,
+            q_len=q_len,
+            rows=TILE * cluster,
+            chunk=TILE,
+            warps=_WARPS,
+            stages=_STAGES,
+            ctas_per_sm=1,
+            cluster=cluster,
+            bulk=1,
+            ragged=int(ragged),
+            fixed_runs=0,
+            page=page,
+            causal=int(causal),
+        )
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of a CTA's partial: PARTIAL in layout.cuh."""
+        return 4 * (TILE * VALUE_DIM + 2 * TILE + 32)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA: the layout in layout.cuh."""
+        rows = 2 * TILE * LATENT_DIM
+        return (1 + _STAGES) * rows + 2 * TILE * TILE + 20 * TILE + 16 + 12 * 8
+
+    def source(self, capability: tuple[int, int]) -> CudaSource:
+        """What is compiled for a compute capability.
+
+        Raises:
+            DoesNotFit: it is not 9.0, which alone has these matrix instructions.
+        """
+        if capability != HOPPER:
+            raise DoesNotFit(
+                "lean_mla is written for compute capability 9.0, this is"
+                f" {capability[0]}.{capability[1]}: run it on a Hopper GPU"
+            )
+        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
+            "PARAMS_BYTES": PARAMS_BYTES,
+            "PARTIAL_BYTES": self.partial_bytes,
+            "SHARED_BYTES": self.shared_bytes,
+        }
+        named = tuple(sorted(defines.items()))
+        return CudaSource(_text(), self.entry, named, capability, _FOLDER.parent)
+
+
+@cache
+def _text() -> str:
+    return (_FOLDER / "mla.cu").read_text(encoding="utf-8")

@@ -1,0 +1,130 @@
+"""The launch of mla.cu: what it passes, taken from the call's tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from leanbench.kernels.launch import qk_scale
+from leanbench.kernels.lean.cuda_driver import (
+    DriverLaunch,
+    capability,
+    clusters_at_once,
+    sm_count,
+    tensor_map,
+)
+from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
+from leanbench.kernels.mla.build import TILE, MlaBuild
+from leanbench.kernels.mla.configs import MlaConfig
+
+from leanbench.compile.nvrtc import compile_cuda
+from leanbench.core.decomposition import stream_k_grid
+from leanbench.core.kernel import LaunchResources
+
+if TYPE_CHECKING:
+    from leanbench.core.inputs import AttentionInputs
+
+#: What an output tile's end takes, in stages of 64 tokens, where lengths are on the device.
+_END_TILES = 1
+#: What a merge takes, likewise.
+_MERGE_TILES = 4
+
+
+class MlaLaunch:
+    """One launch of mla.cu; it keeps no tensor alive."""
+
+    def __init__(self, inputs: AttentionInputs, config: MlaConfig) -> None:
+        self.build = _build(inputs)
+        self.device = inputs.q.device
+        params = _params(inputs, self.build)
+        self.grid, slots_bytes = _deal(inputs, self.build, config, params)
+        self._launch = DriverLaunch(self.build, self.device, self.grid, params, slots_bytes)
+
+    def run(self) -> None:
+        """Launches on the device's current stream."""
+        self._launch.run()
+
+    def run_over(self, inputs: AttentionInputs) -> None:
+        """The launch over other tensors of the same shapes and strides, and with as many stages of
+        64 tokens where the length is the host's.
+        """
+        params = self._launch.params
+        q, cache = inputs.q.data_ptr(), inputs.k_cache.data_ptr()
+        if (cache, q) != (params.k, params.v):
+            self._launch.move(cache, q)
+            params.k, params.v = cache, q
+        params.out, params.lse = inputs.out.data_ptr(), inputs.lse.data_ptr()
+        params.context = inputs.context
+        if inputs.cache_seqlens is not None:
+            params.cache_seqlens = inputs.cache_seqlens.data_ptr()
+        if inputs.block_table is not None:
+            params.block_table = inputs.block_table.data_ptr()
+        self._launch.run()
+
+    def resources(self) -> LaunchResources:
+        binary = compile_cuda(self.build.source(capability(self.device)))
+        return self.build.resources(binary, self.grid)
+
+
+def _build(inputs: AttentionInputs) -> MlaBuild:
+    return MlaBuild.of_shape(
+        inputs.q.shape[2],
+        inputs.q_len,
+        inputs.q.dtype == torch.bfloat16,
+        inputs.causal,
+        inputs.cache_seqlens is not None,
+        inputs.page_size or 0,
+    )
+
+
+def _deal(
+    inputs: AttentionInputs, build: MlaBuild, config: MlaConfig, params: Params
+) -> tuple[int, int]:
+    """CTAs of the launch and bytes of its partials; writes the schedule to `params`."""
+    device, batch = inputs.q.device, inputs.q.shape[0]
+    slots = sm_count(device) // build.cluster
+    slots = min(slots, clusters_at_once(build, device))
+    end_tiles = _END_TILES if build.ragged else 0
+    real_tiles = max(1, -(-inputs.context // TILE))
+    tiles = real_tiles + end_tiles
+    per_sequence = build.row_tiles(inputs.q_len)
+    output_tiles = batch * per_sequence
+    total = output_tiles * tiles
+    check_counts(total, tiles * TILE)
+    aligned = config.align_grid and not build.ragged
+    work_ranges = stream_k_grid(
+        output_tiles * real_tiles, slots, config.min_tiles_per_cta, output_tiles if aligned else 1
+    )
+    params.tile_shift = TILE.bit_length() - 1
+    params.by_heads = Divisor.of(per_sequence)
+    params.share, params.longer = divmod(total, work_ranges)
+    params.longest_steps, params.merge_tiles = 31, _MERGE_TILES
+    params.end_tiles = end_tiles
+    params.min_tiles_per_range = config.min_tiles_per_cta
+    params.by_tiles = Divisor.of(tiles)
+    params.by_share = Divisor.of(params.share)
+    params.by_share_plus_1 = Divisor.of(params.share + 1)
+    # Each range's own, and one for the first split of each output tile that is split.
+    return work_ranges * build.cluster, 2 * work_ranges * build.cluster * build.partial_bytes
+
+
+def _params(inputs: AttentionInputs, build: MlaBuild) -> Params:
+    """What follows from the tensors alone. The second tensor map is the query's."""
+    params, q, out, cache = Params(), inputs.q, inputs.out, inputs.k_cache
+    batch, q_len, heads, _ = q.shape
+    params.k, params.v = cache.data_ptr(), q.data_ptr()
+    params.out, params.lse = out.data_ptr(), inputs.lse.data_ptr()
+    if inputs.cache_seqlens is not None:
+        params.cache_seqlens = inputs.cache_seqlens.data_ptr()
+    if inputs.block_table is not None:
+        params.block_table = inputs.block_table.data_ptr()
+        params.pages_per_sequence = inputs.block_table.shape[1]
+    params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
+    params.context, params.batch, params.kv_heads = inputs.context, batch, 1
+    params.qk_scale = qk_scale(inputs)
+    share = TILE // build.cluster
+    params.k_map.words[:] = tensor_map(params.k, cache.shape, cache.stride(), build, share)
+    rows = (batch, q_len * heads, 1, q.shape[3])
+    strides = (q.stride(0), q.stride(2), q.stride(2), 1)
+    params.v_map.words[:] = tensor_map(params.v, rows, strides, build, TILE)
+    return params

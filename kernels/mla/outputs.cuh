@@ -1,0 +1,180 @@
+// Both warpgroups: the output's columns of each, and what becomes of them where a part ends.
+#pragma once
+#include "lean/schedule.cuh"
+#include "mla/layout.cuh"
+#include "mla/wgmma.cuh"
+
+__device__ __forceinline__ void rescale(float (&o)[128], float first, float second) {
+#pragma unroll
+  for (int i = 0; i < 128; i++) o[i] *= i / 2 % 2 ? second : first;
+}
+
+// Tells a barrier that this warp does not use any more what may be overwritten.
+__device__ __forceinline__ void release(u32 barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+// The same to all CTAs of the cluster, which copy to one another.
+__device__ __forceinline__ void release_in_cluster(u32 barrier) {
+#if CLUSTER > 1
+  __syncwarp();
+  if (threadIdx.x % 32 < CLUSTER) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
+#else
+  release(barrier);
+#endif
+}
+
+// Writes two columns of a row, if there is such a row.
+__device__ __forceinline__ void write_pair(const Params &p, const Position &part, int row, int column,
+                                           float x, float y) {
+  if (row >= ALL_ROWS) return;
+  unsigned short *at = p.out + part.sequence * p.stride_out_batch +
+                       (i64)(row / GROUP_SIZE) * p.stride_out_token +
+                       (i64)(row % GROUP_SIZE) * p.stride_out_head + column;
+  *reinterpret_cast<u32 *>(at) = cvt_rn_x2<BF16>(x, y);
+}
+
+__device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
+                                          float l) {
+  if (row >= ALL_ROWS) return;
+  const i64 head = (i64)part.sequence * GROUP_SIZE + row % GROUP_SIZE;
+  p.lse[head * Q_LEN + row / GROUP_SIZE] =
+      l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+}
+
+__device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
+
+// The column of a thread's accumulator pair `unit`; it is of row own_row() + 8 * (unit % 2).
+__device__ __forceinline__ int column_of(int unit) {
+  return threadIdx.x / 128 * (VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
+}
+
+__device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
+                                           const float (&o)[128], float first, float second) {
+#pragma unroll
+  for (int unit = 0; unit < UNITS; unit++) {
+    const float scale = unit % 2 ? second : first;
+    write_pair(p, part, first_row + own_row() + 8 * (unit % 2), column_of(unit), o[2 * unit] * scale,
+               o[2 * unit + 1] * scale);
+  }
+}
+
+// Where the partial of split `split` of an output tile is: work ranges have a slot each, and another
+// for an output tile's first split, so that none has to be read before the next is stored.
+__device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
+                                             const Position &part, const Splits &splits, int split,
+                                             int rank) {
+  const int ranges = gridDim.x / CLUSTER;
+  int slot = range.slot + split - splits.mine;
+  if (split == 0)
+    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES + part.head
+                                                 : range.index - splits.mine);
+  return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
+}
+
+__device__ __forceinline__ void store_partial(float *slot, const float (&o)[128]) {
+#pragma unroll
+  for (int unit = 0; unit < UNITS; unit++)
+    reinterpret_cast<float2 *>(slot)[unit * CONSUMERS + threadIdx.x] =
+        make_float2(o[2 * unit], o[2 * unit + 1]);
+}
+
+// Once all threads of the CTA have stored theirs.
+__device__ __forceinline__ void publish_partial(float *slot, u32 epoch) {
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    st_release_gpu(slot + EPOCH_AT, epoch);
+  }
+}
+
+__device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
+  while (ld_acquire_gpu(slot + EPOCH_AT) != epoch) {
+  }
+}
+
+// Merges the partial of an output tile's second split, the last one, with the first one's, which this
+// CTA has at hand, and writes the rows. `shares`: of each row, what the two are multiplied by.
+__device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
+                                           const float *slot, const float (&o)[128],
+                                           const float (&m)[2], const float (&l)[2], float2 *shares,
+                                           u32 epoch) {
+  if (threadIdx.x < 128) {
+    if (threadIdx.x % 32 == 0) wait_for_partial(slot, epoch);
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int row = own_row() + 8 * half;
+      const float2 log = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + row);
+      const float high = fmaxf(m[half], log.x);
+      const float own = ex2_approx_ftz(m[half] - high), other = ex2_approx_ftz(log.x - high);
+      const float sum = own * l[half] + other * log.y, scale = reciprocal(sum);
+      if (threadIdx.x % 4 == 0) {
+        shares[row] = make_float2(own * scale, other * scale);
+        write_lse(p, part, first_row + row, high, sum);
+      }
+    }
+  }
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+#pragma unroll
+  for (int unit = 0; unit < UNITS; unit++) {
+    const int row = own_row() + 8 * (unit % 2);
+    const float2 share = shares[row];
+    const float2 other =
+        __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + threadIdx.x);
+    write_pair(p, part, first_row + row, column_of(unit),
+               share.x * o[2 * unit] + share.y * other.x,
+               share.x * o[2 * unit + 1] + share.y * other.y);
+  }
+}
+
+// Merges the partials of an output tile's splits and writes its rows, together with the other CTAs
+// that do: all but the one that has the last split, which goes on. They wait for one another, so all
+// CTAs of the launch must run at once: it is a cooperative one.
+__device__ __forceinline__ void merge(const Params &p, const WorkRange &range, const Position &part,
+                                      const Splits &splits, int rank, int first_row,
+                                      unsigned char *memory, u32 epoch) {
+  const int mergers = splits.count - 1;
+  for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
+    wait_for_partial(partial_of(p, range, part, splits, split, rank), epoch);
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+  // The stages are not used any more.
+  float2 *logs = reinterpret_cast<float2 *>(memory + STAGES_AT);
+  for (int i = threadIdx.x; i < splits.count * TILE; i += CONSUMERS)
+    logs[i] = __ldcg(reinterpret_cast<const float2 *>(
+                         partial_of(p, range, part, splits, i / TILE, rank) + WEIGHTS_AT) +
+                     i % TILE);
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+  const int row = threadIdx.x / 4;
+  float m = LOWEST, l = 0.0f;
+  for (int split = threadIdx.x % 4; split < splits.count; split += 4)
+    m = fmaxf(m, logs[split * TILE + row].x);
+  m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+  m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+  for (int split = threadIdx.x % 4; split < splits.count; split += 4) {
+    float2 &log = logs[split * TILE + row];
+    log.x = ex2_approx_ftz(log.x - m);
+    l += log.x * log.y;
+  }
+  l += __shfl_xor_sync(~0u, l, 1);
+  l += __shfl_xor_sync(~0u, l, 2);
+  const float scale = reciprocal(l);
+  for (int split = threadIdx.x % 4; split < splits.count; split += 4)
+    logs[split * TILE + row].x *= scale;
+  if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse(p, part, first_row + row, m, l);
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+  for (int unit = splits.mine; unit < UNITS; unit += mergers) {
+    const int at = own_row() + 8 * (unit % 2);
+    float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 16
+    for (int split = 0; split < splits.count; split++) {
+      const float2 o =
+          __ldcg(reinterpret_cast<const float2 *>(partial_of(p, range, part, splits, split, rank)) +
+                 unit * CONSUMERS + threadIdx.x);
+      const float weight = logs[split * TILE + at].x;
+      sum.x += weight * o.x, sum.y += weight * o.y;
+    }
+    write_pair(p, part, first_row + at, column_of(unit), sum.x, sum.y);
+  }
+}

@@ -1,0 +1,121 @@
+// Warpgroup 0: scores, softmax, weights for both warpgroups.
+#pragma once
+#include "lean/schedule.cuh"
+#include "mla/layout.cuh"
+#include "mla/wgmma.cuh"
+
+// What a row's weights stand against, and their sum so far, over this thread's tokens; of two rows.
+struct Softmax {
+  float m[2], l[2];
+  float scale[2];  // of what was summed before the latest stage
+  bool rescales;   // a row of this warp has a scale other than 1
+
+  __device__ __forceinline__ void reset() {
+    m[0] = m[1] = LOWEST;
+    l[0] = l[1] = 0.0f;
+  }
+
+  // Turns scores into weights.
+  __device__ __forceinline__ void weigh(float (&s)[32], bool first) {
+    rescales = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float high = -INFINITE;
+#pragma unroll
+      for (int i = 0; i < 16; i++) high = fmaxf(high, s[i / 2 * 4 + 2 * half + i % 2]);
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      scale[half] = 1.0f;
+      if (first) {
+        m[half] = fmaxf(high, LOWEST);
+      } else if (high > m[half] + RESCALE_THRESHOLD) {
+        scale[half] = ex2_approx_ftz(m[half] - high);
+        m[half] = high;
+        rescales = true;
+      }
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 16; i++) {
+        float &x = s[i / 2 * 4 + 2 * half + i % 2];
+        x = ex2_approx_ftz(x - m[half]);
+        sum += x;
+      }
+      l[half] = l[half] * scale[half] + sum;
+    }
+    rescales = __any_sync(~0u, rescales);
+  }
+
+  // The whole row's sum.
+  __device__ __forceinline__ float sum(int half) const {
+    float whole = l[half];
+    whole += __shfl_xor_sync(~0u, whole, 1);
+    return whole + __shfl_xor_sync(~0u, whole, 2);
+  }
+};
+
+// Weights as the left operands of a matrix instruction.
+__device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
+}
+
+// Starts S = Q K^T of a stage, the columns first whose copies come first.
+__device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, Stage stage) {
+  const u32 keys = shared + stage.at();
+#pragma unroll
+  for (int i = 0; i < QUERY_COLUMNS; i++) {
+    const int column = (i + LEFT_COLUMNS) % QUERY_COLUMNS;
+    if (i == 0) mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
+    if (column == 0) mbarrier_try_wait_parity(shared + LEFT_FULL + 8 * stage.index(), stage.parity());
+    if (i == 0 || column == 0) wgmma_fence();
+    const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
+    const u64 b = matrix_descriptor(keys + column * COLUMN, 16);
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+      wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, i > 0 || step > 0);
+  }
+  wgmma_commit_group();
+}
+
+// Clears the values of tokens past the sequence's end, NaN too, which weights of 0 would not do.
+__device__ __forceinline__ void clear_end(u32 shared, Stage stage, int tokens) {
+  mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
+  mbarrier_try_wait_parity(shared + LEFT_FULL + 8 * stage.index(), stage.parity());
+  const int pieces = (TILE - tokens) * 8;
+  for (int i = threadIdx.x; i < pieces * (VALUES / 64); i += 128)
+    st_shared_v4(shared + stage.at() + i / pieces * COLUMN + tokens * 128 + i % pieces * 16, 0);
+  fence_proxy_async_shared_cta();
+  bar_sync(OF_SCORES, 128);
+}
+
+// Scales scores to powers of two, and hides tokens: `visible` are those that the row sees, counted
+// from the stage's first.
+__device__ __forceinline__ void scale_and_mask(float (&s)[32], float scale, const int (&visible)[2]) {
+  const bool masks = min(visible[0], visible[1]) < TILE;
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+    const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    s[i] *= scale;
+    if (masks && token >= visible[i / 2 % 2]) s[i] = -INFINITE;
+  }
+}
+
+// Hands weights and scales to warpgroup 1.
+__device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const Softmax &softmax,
+                                        const u32 (&weights)[4][4]) {
+  const int row = own_row(), lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    const int half = i % 2, block = i / 2;
+    const int at = (row + 8 * half) * 128 + ((block ^ row % 8) * 16) + lane % 4 * 4;
+    *reinterpret_cast<u32 *>(memory + PROBABILITIES_AT + at) = weights[i / 4][i % 4];
+  }
+  if (lane % 4 == 0) {
+    float *scales = reinterpret_cast<float *>(memory + SCALES_AT);
+    scales[row] = softmax.scale[0], scales[row + 8] = softmax.scale[1];
+  }
+  if (lane == 0) reinterpret_cast<int *>(memory + RESCALES_AT)[threadIdx.x / 32] = softmax.rescales;
+  fence_proxy_async_shared_cta();
+  __syncwarp();
+  if (lane == 0) mbarrier_arrive(shared + WEIGHTS_FULL);
+}

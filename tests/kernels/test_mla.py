@@ -1,0 +1,108 @@
+"""lean_mla without a GPU: what it compiles to, what it refuses, what a call of
+`lean_mla_with_kvcache` says of wrong tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from leanbench.kernels.lean.cuda_build import HOPPER
+from leanbench.kernels.mla import LEAN_MLA
+from leanbench.kernels.mla.build import MlaBuild
+
+from leanbench import lean_mla_with_kvcache
+from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+
+H200 = find("h200")
+LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
+PROBLEM = AttentionProblem(2, 128, 1, 4096, 576, page_size=64, **LATENT)
+
+
+def test_a_cta_fits_an_h200():
+    [cta] = LEAN_MLA.compile(PROBLEM, LEAN_MLA.default_config(PROBLEM, H200), HOPPER)
+    # Three warpgroups, two of which take registers of the third.
+    assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
+    assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
+    assert cta.ctas == 2
+
+
+def test_other_gpus_are_refused_in_a_sentence():
+    build = MlaBuild.of_shape(128, 1, bf16=True, causal=True, ragged=False, page=64)
+    with pytest.raises(DoesNotFit, match=r"^lean_mla is written for compute capability 9.0, this"):
+        build.source((10, 0))
+
+
+@pytest.mark.parametrize(
+    ("heads", "q_len", "cluster", "row_tiles"), [(16, 1, 1, 1), (16, 5, 2, 1), (128, 3, 2, 3)]
+)
+def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
+    build = MlaBuild.of_shape(heads, q_len, bf16=True, causal=True, ragged=False, page=0)
+    assert (build.cluster, build.row_tiles(q_len)) == (cluster, row_tiles)
+
+
+@pytest.mark.parametrize(
+    ("problem", "sentence"),
+    [
+        (PROBLEM, None),
+        (
+            AttentionProblem(2, 16, 1, 100, 576),
+            "lean_mla takes latent caches with v_head_dim 512 alone: give latent and v_head_dim"
+            " 512",
+        ),
+        (
+            AttentionProblem(2, 16, 1, 100, 576, page_size=32, **LATENT),
+            "lean_mla does not take page_size 32: choose from 64 to 1048576 in steps of 64, or no"
+            " pages",
+        ),
+        (
+            AttentionProblem(2, 16, 1, 100, 128, latent=True),
+            "lean_mla does not take head_dim 128: choose one of 576",
+        ),
+    ],
+)
+def test_what_it_takes(problem, sentence):
+    assert LEAN_MLA.unsupported_reason(problem) == sentence
+
+
+Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128, 576)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            {"q": Q[..., :512]},
+            "q is (2, 1, 16, 512) and kv_cache (2, 128, 1, 576): expected (batch, q_len, q_heads,"
+            " 576) and (batch, tokens, 576), no size 0",
+        ),
+        (
+            {"kv_cache": CACHE[:1]},
+            "q is (2, 1, 16, 576) and kv_cache (1, 128, 1, 576): expected (batch, q_len, q_heads,"
+            " 576) and (batch, tokens, 576), no size 0",
+        ),
+        (
+            {"block_table": torch.zeros(2, 2, dtype=torch.int32)},
+            "q is (2, 1, 16, 576) and kv_cache (2, 128, 576): expected (batch, q_len, q_heads, 576)"
+            " and (pages, page_size, 1, 576), no size 0",
+        ),
+        ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
+        (
+            {"kv_cache": CACHE},
+            "q is torch.bfloat16 and kv_cache torch.float32: both bf16 or both fp16, please",
+        ),
+    ],
+)
+def test_wrong_tensors_are_a_sentence(arguments, sentence):
+    call = {"q": Q, "kv_cache": CACHE.bfloat16(), **arguments}
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        lean_mla_with_kvcache(**call)
+
+
+def test_there_must_be_a_hopper_gpu():
+    with pytest.raises(UserError, match=r"^lean_mla_with_kvcache runs on Hopper GPUs, q is on cpu"):
+        lean_mla_with_kvcache(Q, CACHE.bfloat16())

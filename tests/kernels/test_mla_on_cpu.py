@@ -1,0 +1,106 @@
+"""mla.cu executed on the CPU, against the fp64 reference; see lean_on_cpu.py and mla_on_cpu.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from lean_on_cpu import COMPILER, Mutation, Workspace
+from leanbench.kernels.mla.configs import MlaConfig
+from mla_on_cpu import Cpu
+
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
+#: Two CTAs of 64 rows share what they copy; one CTA.
+PAIR = AttentionProblem(3, 128, 1, 300, 576, **LATENT)
+SINGLE = AttentionProblem(3, 16, 1, 200, 576, **LATENT)
+
+
+class Case(NamedTuple):
+    problem: AttentionProblem
+    #: Work ranges are no shorter, in stages of 64 tokens.
+    min_tiles: int
+    sms: int
+    lazy: bool = True
+
+
+CASES = {
+    # Ranges that cross output tiles; output tiles with a partial of each CTA, and of two of them.
+    "crossing": Case(replace(PAIR, batch=2), 1, 6),
+    "single CTAs": Case(SINGLE, 1, 6),
+}
+DEEP_CASES = {
+    "a sequence each": Case(PAIR, 5, 6),
+    "split": Case(replace(PAIR, batch=1), 1, 12),
+    "split over many": Case(replace(SINGLE, batch=1, context=36 * 64), 1, 36),
+    "single CTAs, early copies": Case(replace(SINGLE, dtype="fp16"), 1, 4, lazy=False),
+    "pages": Case(
+        replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64), 1, 8
+    ),
+    # The first query token of the first sequence sees nothing.
+    "several query tokens": Case(
+        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
+    ),
+    "noncausal": Case(replace(SINGLE, q_len=3, causal=False), 1, 5),
+}
+
+
+#: Lines without which a launch is wrong, or ends in no order that a GPU allows.
+MUTATIONS: dict[str, Mutation] = {
+    "a stage is overwritten while it is read": (
+        "mla.cu",
+        "mbarrier_try_wait_parity(empty, stage.parity() ^ 1);",
+        "",
+    ),
+    "NaN past the end reaches the output": (
+        "mla.cu",
+        "    if (tokens < TILE) clear_end(shared, stage, tokens);\n",
+        "",
+    ),
+    "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mla_is_right(name, tmp_path):
+    run(CASES[name], tmp_path, seeds=1)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", DEEP_CASES)
+def test_mla_is_right_in_every_shape(name, tmp_path):
+    run(DEEP_CASES[name], tmp_path, seeds=3)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_missing_line_is_noticed(name, tmp_path):
+    cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
+    problem = replace(SINGLE, batch=2, context=300)
+    assert any(failure_of(cpu, workspace, Case(problem, 1, 4), seed) for seed in range(4))
+
+
+def run(case: Case, folder: Path, seeds: int) -> None:
+    cpu, workspace = Cpu(folder), Workspace(epoch=7)
+    for seed in range(seeds):
+        failure = failure_of(cpu, workspace, case, seed)
+        assert failure is None, failure
+
+
+def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | None:
+    """What is wrong with a launch, with NaN wherever a call must not look."""
+    inputs = poison_unused(make_inputs(case.problem, "cpu", seed=seed))
+    config = MlaConfig(case.min_tiles, align_grid=False)
+    try:
+        cpu.launch(inputs, config, case.sms, workspace, case.lazy, seed)
+    except AssertionError as error:
+        return str(error)
+    return Reference(inputs).check(inputs).failure(case.problem.dtype)
