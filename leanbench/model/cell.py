@@ -12,7 +12,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.memory import shortage_on
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
@@ -95,6 +95,11 @@ def _predicted(
         return _unsupported(reason)
     if unknown := [name for name in problem.special if name not in AXES]:
         return _unsupported(f"the performance model does not know {unknown[0]}: leave it out")
+    if problem.q_len > MAX_Q_LEN:
+        return _unsupported(
+            f"the performance model does not know how long the arithmetic of {problem.q_len} query"
+            f" tokens takes: choose q_len up to {MAX_Q_LEN}"
+        )
     if (reason := shortage_on(problem, spec)) is not None:
         return Outcome(status="out_of_memory", reason=reason)
     choice = lookup.resolve(kernel, problem, spec, configs)

@@ -325,3 +325,13 @@ def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
         "unsupported",
         "the performance model does not know page_size: leave it out",
     )
+
+
+def test_more_query_tokens_than_memory_hides_are_refused():
+    problem = AttentionProblem(1, 32, 8, 4096, 128, q_len=17)
+    row = predict_cell(problem, kernels()["lean_cuda"], "heuristic", H200)
+    assert (row["status"], row["reason"]) == (
+        "unsupported",
+        "the performance model does not know how long the arithmetic of 17 query tokens takes:"
+        " choose q_len up to 16",
+    )
