@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from leanbench.compile.cubin import cubin_resources
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, stream_k_with_ends, tile_rows
+from leanbench.core.extras import kinds_of
+from leanbench.core.inputs import dtype_name
 from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
     import torch
 
+    from leanbench.core.extras import Extras
     from leanbench.core.gpu_spec import GpuSpec
     from leanbench.core.inputs import AttentionInputs
 
@@ -196,8 +199,10 @@ class Relaunch(Protocol):
         block_table: torch.Tensor | None,
         out: torch.Tensor,
         lse: torch.Tensor,
+        extras: Extras | None = None,
     ) -> None:
-        """Launches; arguments as the fields of AttentionInputs.
+        """Launches; arguments as the fields of AttentionInputs, `extras` those of a call that is
+        not plain.
 
         Args:
             context: makes as many LeanTiles as that of the tensors it was prepared for.
@@ -319,18 +324,20 @@ def registers_per_thread(warps_per_sm: int) -> int | None:
 
 
 def problem_of(inputs: AttentionInputs) -> AttentionProblem:
-    """What these tensors ask for, without reading lengths from the device."""
-    import torch
-
+    """What these tensors ask for, without reading numbers from the device."""
+    _, token_stride, head_stride, _ = inputs.k_cache.stride()
     return AttentionProblem(
-        batch=inputs.q.shape[0],
-        q_heads=inputs.q.shape[2],
+        batch=inputs.batch,
+        q_heads=inputs.q_heads,
         kv_heads=inputs.kv_heads,
-        context=max(1, inputs.context),
+        context=max(1, inputs.context, inputs.new_tokens),
         head_dim=inputs.head_dim,
-        dtype="bf16" if inputs.q.dtype == torch.bfloat16 else "fp16",
+        dtype=dtype_name(inputs.out.dtype),
+        # HND: a head's tokens lie next to each other.
+        kv_layout="HND" if head_stride > token_stride else "NHD",
         q_len=inputs.q_len,
         page_size=inputs.page_size,
+        **kinds_of(inputs),
     )
 
 

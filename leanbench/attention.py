@@ -9,38 +9,55 @@ import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
-from leanbench.calls.call import Call, check_out
-from leanbench.calls.operator import operator, taken_apart
+from leanbench.calls.call import Call
+from leanbench.calls.extra_checks import check_tensors
+from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
+from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LeanConfig
 
-#: Arguments of flash_attn_with_kvcache that this version does not have, and the values that ask for
-#: nothing.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "k": (None,),
-    "v": (None,),
-    "rotary_cos": (None,),
-    "rotary_sin": (None,),
-    "cache_batch_idx": (None,),
-    "cache_leftpad": (None,),
-    "window_size": ((-1, -1),),
-    "softcap": (0.0,),
-    "rotary_interleaved": (True, False),
-    "alibi_slopes": (None,),
-    "num_splits": (0,),
+#: Arguments of FlashAttention-3's interface that this version does not have, and the value that
+#: asks for nothing.
+_UNSUPPORTED: dict[str, Any] = {
+    "qv": None,
+    "rotary_seqlens": None,
+    "cu_seqlens_k_new": None,
+    "attention_chunk": 0,
 }
+#: Those that change how it is computed and not what: taken and ignored.
+_HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")
+_NO_WINDOW = (-1, -1)
 
 
 def lean_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
     cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int, int] = _NO_WINDOW,
+    softcap: float = 0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: torch.Tensor | None = None,
+    num_splits: int = 0,
     return_softmax_lse: bool = False,
     *,
-    block_table: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    sinks: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     batch_invariant: bool = False,
     config: LeanConfig | None = None,
@@ -49,38 +66,79 @@ def lean_attn_with_kvcache(
     """Decode attention of a sequence's last query tokens over its cached tokens, by LeanAttention
     (arXiv 2405.10480).
 
+    Arguments, their positions and meanings are those of flash-attn's `flash_attn_with_kvcache`;
+    FlashAttention-3's further ones go by keyword. What no kernel here takes is refused by name
+    (`leanbench list kernels` says what `lean` takes).
+
     The reduction runs in a fixed order: the same inputs give the same bits. For inference: there is
     no gradient. `torch.compile` takes a call whole, as the operator
-    `torch.ops.leanbench.lean_attn_with_kvcache`.
+    `torch.ops.leanbench.lean_attn_with_kvcache`, or `lean_attn_with_kvcache_append`, which changes
+    the caches.
 
     Nothing is copied to or read from the host, so calls can be captured in a CUDA graph. One graph
     serves a whole generation: make the call once before the capture, which compiles, capture it
     with `cache_seqlens` and `block_table` as tensors, and between replays write new lengths and
     pages into those two with `copy_`. The caches as captured bound the lengths.
 
+    What tensors on the device say cannot be checked without waiting for it. Lengths below 0 or past
+    the cache count as the nearest ones that it has. Three things are the caller's: pages of
+    `block_table` and rows of `cache_batch_idx` lie in the caches, `cu_seqlens_q` does not fall, and
+    `cache_leftpad` is between 0 and the length.
+
     Partials travel through a workspace that belongs to the stream, or to the graph that captures
     the call: streams, and graphs with memory pools of their own, may run at the same time.
 
     Args:
-        q: (batch, q_len, q_heads, head_dim), fp16 or bf16, q_len 1 to 16. The query tokens are the
-            sequence's last, and their keys and values are in the cache already.
-        k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous. `q_heads` is
-            a multiple of `kv_heads`. A cache stored as (batch, kv_heads, tokens, head_dim) is
-            passed as `cache.transpose(1, 2)`. With a `block_table`: (pages, page_size, kv_heads,
-            head_dim), page_size 16, 32, 64, 128 or 256.
-        v_cache: like `k_cache`.
-        cache_seqlens: tokens in use, the query tokens included: one number, or (batch,) int32 on
-            the same device. None: all of them, with a `block_table` all of its pages. A sequence of
-            length 0 gives output 0 and LSE -inf.
-        softmax_scale: defaults to head_dim ** -0.5.
-        causal: True where there are several query tokens: the last one sees the whole sequence and
-            each one before it a token less; one that sees nothing gives output 0 and LSE -inf.
-            Makes no difference to a single one.
-        return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads,
-            q_len), fp32.
+        q: (batch, q_len, q_heads, head_dim), fp16 or bf16, or fp8 where the caches are. The query
+            tokens are the sequence's last. With `cu_seqlens_q`: (query tokens, q_heads, head_dim).
+        k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous; of the dtype
+            of `q`, or torch.float8_e4m3fn or float8_e5m2. `q_heads` is a multiple of `kv_heads`. A
+            cache stored as (batch, kv_heads, tokens, head_dim) is passed as
+            `cache.transpose(1, 2)`. With a `block_table`: (pages, page_size, kv_heads, head_dim).
+        v_cache: like `k_cache`; may have another head_dim, which the output then has.
+        k: (batch, new tokens, kv_heads, head_dim), in the caches' dtype: written into `k_cache` in
+            place, from each sequence's `cache_seqlens` on, then attended to. What is past the
+            cache's capacity, which the host cannot see of lengths on the device, is left out.
+        v: like `k`, for `v_cache`.
+        rotary_cos: (positions, rotary_dim / 2), in the dtype of `q`, with a position for every
+            token of the cache's capacity: `k` is rotated by rows `cache_seqlens`, `cache_seqlens` +
+            1 and so on, and so is `q` with a causal mask or a window; without, all of `q` by row
+            `cache_seqlens`. Both are rounded to their dtype again.
+        rotary_sin: like `rotary_cos`.
+        cache_seqlens: tokens in use, those of `k` not included, the query tokens otherwise
+            included: one number, or (batch,) int32 on the same device. None: all of them, with a
+            `block_table` all of its pages. A sequence of length 0 gives output 0 and LSE -inf.
+        cache_batch_idx: (batch,) int32: the row of the caches that each sequence has, which may
+            then have any number of rows; not with a `block_table`.
+        cache_leftpad: (batch,) int32: the token that each sequence begins with.
         block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
             page of a sequence is in the caches. Entries past a sequence's end are not followed.
-        out: where the output is written, shaped as `q`, head_dim contiguous; not a part of the
+        softmax_scale: defaults to head_dim ** -0.5.
+        causal: the last query token sees the whole sequence and each one before it a token less;
+            one that sees none gives output 0 and LSE -inf. False: all see the whole sequence. Makes
+            no difference to a single one.
+        window_size: (left, right): a query token at position p sees the tokens p - left to
+            p + right; -1: no limit.
+        softcap: scores s become softcap x tanh(s / softcap); 0: they stay.
+        rotary_interleaved: True: columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0
+            and rotary_dim / 2 (GPT-NeoX).
+        alibi_slopes: (q_heads,) or (batch, q_heads), fp32: scores less slope x distance.
+        num_splits: a hint that is ignored: work is not split into so many parts of a sequence.
+        return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads,
+            q_len), fp32; with `cu_seqlens_q`, (q_heads, query tokens).
+        page_table: FlashAttention-3's name of `block_table`.
+        q_descale: (batch, kv_heads), fp32, any strides: what fp8 numbers of `q` are multiplied by,
+            those of a KV head's group; None: 1. Ignored, as by FlashAttention-3, where `q` is not
+            fp8.
+        k_descale: like `q_descale`, for `k_cache` and `k`.
+        v_descale: like `q_descale`, for `v_cache` and `v`.
+        cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
+            number.
+        max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence.
+        sinks: (q_heads,), fp32, fp16 or bf16: a logit more in each row's denominator, with no value
+            (gpt-oss); the LSE includes it.
+        learnable_sink: another name of `sinks`.
+        out: where the output is written, shaped as it, head_dim contiguous; not a part of the
             inputs. None: a new tensor.
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
             length alone, not on the other sequences, how many there are, or the GPU's SMs. The
@@ -91,16 +149,17 @@ def lean_attn_with_kvcache(
             heuristic for these sizes, or else the heuristic's, as for several query tokens and
             pages; with a `cache_seqlens` tensor, the heuristic's for any length up to the
             cache's capacity. See leanbench.configs.lookup.
-        **flash_attn_arguments: the other arguments of `flash_attn_with_kvcache`, as long as
-            they ask for nothing.
+        **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored;
+            other arguments of FlashAttention-3 as long as they ask for nothing.
 
     Returns:
-        (batch, q_len, q_heads, head_dim) like `q`, and the LSE if asked for.
+        (batch, q_len, q_heads, head_dim of V) like `q`, bf16 where that is fp8, and the LSE if
+        asked for.
 
     Raises:
         NotImplementedError: an argument asks for what this version does not have, or a tensor for a
             gradient or a tangent.
-        TypeError: `flash_attn_with_kvcache` has no such argument either.
+        TypeError: flash-attn has no such argument either.
         ValueError: shapes, dtypes or devices do not fit together, or a `config` without
             `fixed_run_tiles` and `batch_invariant` do not.
         UserError: the tensors are not on a GPU, and Triton's interpreter was not asked for; or the
@@ -109,7 +168,6 @@ def lean_attn_with_kvcache(
     """
     if flash_attn_arguments:
         _refuse_unsupported(flash_attn_arguments)
-    _refuse_derivatives(q, k_cache, v_cache)
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -117,23 +175,52 @@ def lean_attn_with_kvcache(
     in_tensor = isinstance(cache_seqlens, torch.Tensor)
     lengths = cache_seqlens if in_tensor else None
     length = None if in_tensor else _whole_number(cache_seqlens)
-    if _is_traced(q, k_cache, v_cache):
-        result, lse = operator(
-            q,
-            k_cache,
-            v_cache,
-            lengths,
-            length,
-            block_table,
-            softmax_scale,
-            causal,
-            batch_invariant,
-            *taken_apart(config),
+    if page_table is not None:
+        block_table = _one_of("block_table", block_table, "page_table", page_table)
+    extras = None
+    # One by one: each of these costs a plain call 10 ns, a loop or a chain twice that.
+    if (
+        k is not None
+        or v is not None
+        or rotary_cos is not None
+        or rotary_sin is not None
+        or cache_batch_idx is not None
+        or cache_leftpad is not None
+        or alibi_slopes is not None
+        or q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or cu_seqlens_q is not None
+        or max_seqlen_q is not None
+        or sinks is not None
+        or learnable_sink is not None
+        or (window_size is not _NO_WINDOW and window_size != _NO_WINDOW)
+        or softcap
+    ):
+        if learnable_sink is not None:
+            sinks = _one_of("sinks", sinks, "learnable_sink", learnable_sink)
+        extras = Extras(
+            k,
+            v,
+            rotary_cos,
+            rotary_sin,
+            cache_batch_idx,
+            cache_leftpad,
+            alibi_slopes,
+            sinks,
+            q_descale if _is_fp8(q) else None,
+            k_descale if _is_fp8(k_cache) else None,
+            v_descale if _is_fp8(v_cache) else None,
+            cu_seqlens_q,
+            max_seqlen_q,
+            *_window(window_size, causal, q, max_seqlen_q),
+            float(softcap) if softcap else 0,
+            rotary_interleaved if rotary_cos is not None else False,
         )
-        if out is not None:
-            check_out(out, q)
-            result = out.copy_(result)
-        return (result, lse) if return_softmax_lse else result
+        if extras.asks_nothing:
+            extras = None
+        elif isinstance(k, torch.Tensor) and length is not None and k.dim() == 4:
+            length += k.shape[1]
     scale = None if softmax_scale is None else float(softmax_scale)
     call = Call(
         q,
@@ -147,9 +234,42 @@ def lean_attn_with_kvcache(
         causal,
         batch_invariant,
         config,
+        extras,
     )
-    result, lse = attend(call, return_softmax_lse)
+    if extras is not None:
+        check_tensors(call)
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        _refuse_derivatives(call)
+    if _is_traced(q, k_cache, v_cache):
+        result, lse = attend_traced(call, return_softmax_lse)
+    else:
+        result, lse = attend(call, return_softmax_lse)
     return result if lse is None else (result, lse)
+
+
+def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:
+    if value is not None:
+        raise ValueError(f"{name} and {other} are two names of one argument: pass one of them")
+    return alias
+
+
+def _is_fp8(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _window(
+    window_size: Any, causal: bool, q: torch.Tensor, max_seqlen_q: int | None
+) -> tuple[int, int]:
+    """(left, right), -1 for no limit, or none besides the causal one."""
+    try:
+        left, right = [operators.index(side) for side in window_size]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size is {window_size!r}: expected (left, right), two whole numbers, -1 for no"
+            " limit"
+        ) from None
+    q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
+    return max(-1, left), -1 if causal or q_len == 1 else max(-1, right)
 
 
 def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
@@ -163,36 +283,39 @@ def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) ->
     )
 
 
-def _refuse_derivatives(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+def _refuse_derivatives(call: Call) -> None:
     """Raises NotImplementedError where one would be asked of the call."""
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
-    ):
-        raise NotImplementedError(
-            "lean_attn_with_kvcache is for inference and has no gradient, but q, k_cache or v_cache"
-            " requires one: call it under torch.no_grad()"
-        )
+    tensors = call[:3] if call.extras is None else (*call[:3], *call.extras.tensors.values())
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                raise NotImplementedError(
+                    "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of"
+                    " the call requires one: call it under torch.no_grad()"
+                )
     if forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in (q, k_cache, v_cache)
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         raise NotImplementedError(
-            "lean_attn_with_kvcache is for inference and has no derivative, but q, k_cache or"
-            " v_cache carries a tangent: call it outside torch.func.jvp and forward_ad.dual_level"
+            "lean_attn_with_kvcache is for inference and has no derivative, but a tensor of the"
+            " call carries a tangent: call it outside torch.func.jvp and forward_ad.dual_level"
         )
 
 
 def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
     for name, value in flash_attn_arguments.items():
+        if name in _HINTS:
+            continue
         if name not in _UNSUPPORTED:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
-        if not any(value is accepted or value == accepted for accepted in _UNSUPPORTED[name]):
-            argument = (
-                f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
-            )
-            raise NotImplementedError(
-                f"lean_attn_with_kvcache does not support {argument} yet: leave it at its default,"
-                f" {_UNSUPPORTED[name][0]}"
-            )
+        nothing = _UNSUPPORTED[name]
+        if value is nothing or (not isinstance(value, torch.Tensor) and value == nothing):
+            continue
+        argument = f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support {argument} yet: leave it at its default,"
+            f" {nothing}"
+        )
 
 
 def _whole_number(cache_seqlens: Any) -> int | None:

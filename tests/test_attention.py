@@ -12,6 +12,7 @@ import torch
 from attention_calls import assert_right, attend
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.lean.triton_kernel import LeanTriton
 
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls import prepared, settings
@@ -20,6 +21,7 @@ from leanbench.configs.lookup import Choice
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 
 CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
@@ -150,41 +152,110 @@ def test_arguments_that_ask_for_nothing_are_taken(device):
         "softcap": 0.0,
         "rotary_interleaved": False,
         "alibi_slopes": None,
-        "num_splits": 0,
+        "num_splits": 4,
         "causal": True,
+        "page_table": None,
+        "q_descale": None,
+        "k_descale": torch.ones(1, 2, device=device),
+        "v_descale": 0.5,
+        "cu_seqlens_q": None,
+        "max_seqlen_q": None,
+        "sinks": None,
+        "learnable_sink": None,
+        "qv": None,
+        "rotary_seqlens": None,
+        "cu_seqlens_k_new": None,
+        "attention_chunk": 0,
+        "scheduler_metadata": torch.zeros(3),
+        "pack_gqa": True,
+        "sm_margin": 8,
     }
     for result, expected in zip(attend(inputs, **nothing), attend(inputs), strict=True):
         assert torch.equal(result, expected)
 
 
 TABLE = torch.zeros(1, 1, dtype=torch.int32)
+FP8 = torch.zeros(1, 30, 2, 64).to(torch.float8_e4m3fn)
+NONE = "leave it at its default, None"
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "words"),
-    [
-        ("k", TABLE, "a k tensor yet: leave it at its default, None"),
-        ("v", TABLE, "a v tensor yet"),
-        ("rotary_cos", TABLE, "a rotary_cos tensor yet"),
-        ("rotary_sin", TABLE, "a rotary_sin tensor yet"),
-        ("cache_batch_idx", TABLE, "a cache_batch_idx tensor yet"),
-        ("cache_leftpad", TABLE, "a cache_leftpad tensor yet"),
-        ("alibi_slopes", TABLE, "a alibi_slopes tensor yet"),
-        (
-            "window_size",
-            (128, 0),
-            r"window_size=\(128, 0\) yet: leave it at its default, \(-1, -1\)",
-        ),
-        ("softcap", 30.0, "softcap=30.0 yet: leave it at its default, 0.0"),
-        ("num_splits", 4, "num_splits=4 yet: leave it at its default, 0"),
-    ],
-)
-def test_what_this_version_does_not_have(argument, value, words, device):
-    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), device)
-    with pytest.raises(
-        NotImplementedError, match=f"^lean_attn_with_kvcache does not support {words}"
-    ):
-        attend(inputs, **{argument: value})
+@pytest.fixture
+def plain_kernel(monkeypatch) -> None:
+    """The kernel as if it took nothing besides plain decode."""
+    monkeypatch.setattr(LEAN, "axes", LeanTriton.axes, raising=False)
+    for name in ("head_dims", "page_sizes", "max_q_len"):
+        monkeypatch.setattr(LEAN, name, getattr(Kernel, name), raising=False)
+
+
+REFUSED_BY_NAME: dict[str, tuple[dict[str, Any], str]] = {
+    "k": ({"k": TABLE, "v": TABLE}, f"a k tensor yet: {NONE}"),
+    "v": ({"v": TABLE}, f"a v tensor yet: {NONE}"),
+    "rotary_cos": ({"rotary_cos": TABLE}, f"a rotary_cos tensor yet: {NONE}"),
+    "rotary_sin": ({"rotary_sin": TABLE}, f"a rotary_sin tensor yet: {NONE}"),
+    "cache_batch_idx": ({"cache_batch_idx": TABLE}, f"a cache_batch_idx tensor yet: {NONE}"),
+    "cache_leftpad": ({"cache_leftpad": TABLE}, f"a cache_leftpad tensor yet: {NONE}"),
+    "alibi_slopes": ({"alibi_slopes": TABLE}, f"a alibi_slopes tensor yet: {NONE}"),
+    "sinks": ({"sinks": TABLE}, f"a sinks tensor yet: {NONE}"),
+    "learnable_sink": ({"learnable_sink": TABLE}, f"a sinks tensor yet: {NONE}"),
+    "cu_seqlens_q": ({"cu_seqlens_q": TABLE}, f"a cu_seqlens_q tensor yet: {NONE}"),
+    "window_size": (
+        {"window_size": (128, 0)},
+        "window_size=(128, -1) yet: leave it at its default, (-1, -1)",
+    ),
+    "a window of tensors": (
+        {"window_size": torch.tensor([128, 3]), "q": torch.zeros(1, 2, 2, 64).half()},
+        "causal=False with 2 query tokens per sequence yet: pass causal=True",
+    ),
+    "softcap": ({"softcap": 30.0}, "softcap=30.0 yet: leave it at its default, 0.0"),
+    "qv": ({"qv": TABLE}, f"a qv tensor yet: {NONE}"),
+    "attention_chunk": (
+        {"attention_chunk": 64},
+        "attention_chunk=64 yet: leave it at its default, 0",
+    ),
+    "an fp8 cache with pages of one token": (
+        {"k_cache": FP8[:, :1], "v_cache": FP8[:, :1], "block_table": TABLE},
+        "a k_cache of torch.float8_e4m3fn yet: pass fp16 or bf16",
+    ),
+    "scales on the host": (
+        {"k_cache": FP8, "v_cache": FP8, "k_descale": 0.5},
+        "a k_cache of torch.float8_e4m3fn yet: pass fp16 or bf16",
+    ),
+    "V of another head_dim": (
+        {"v_cache": torch.zeros(1, 40, 2, 128).half()},
+        "a v_cache of head_dim 128 beside a k_cache of 64 yet: pass caches of one head_dim",
+    ),
+    "seventeen query tokens": (
+        {"q": torch.zeros(1, 17, 2, 64).half(), "causal": True},
+        "17 query tokens yet: pass at most 16 at a time",
+    ),
+    "pages of 40": (
+        {"block_table": TABLE},
+        "pages of 40 tokens yet: choose one of 16, 32, 64, 128, 256, or leave block_table out",
+    ),
+    "head_dim 72": (
+        {
+            "q": torch.zeros(1, 1, 2, 72).half(),
+            "k_cache": torch.zeros(1, 40, 2, 72).half(),
+            "v_cache": torch.zeros(1, 40, 2, 72).half(),
+        },
+        "head_dim 72 yet: choose one of 64, 80, 96, 128, 256",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED_BY_NAME.values(), ids=REFUSED_BY_NAME)
+@pytest.mark.usefixtures("plain_kernel")
+def test_what_no_kernel_takes_is_refused_by_name_first(arguments, words):
+    inputs = make_inputs(AttentionProblem(1, 2, 2, 40, 64), "cpu")
+    inputs = replace(inputs, **{name: arguments[name] for name in ("q",) if name in arguments})
+    tensors = {"q": inputs.q, "k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
+    # A block table that is none besides: the name comes first.
+    wrong = {} if "block_table" in arguments else {"block_table": TABLE.double()}
+    if "pages" not in words and "head_dim 72" not in words and "17" not in words:
+        tensors |= wrong
+    with pytest.raises(NotImplementedError) as caught:
+        lean_attn_with_kvcache(**{**tensors, **arguments})
+    assert str(caught.value) == f"lean_attn_with_kvcache does not support {words}"
 
 
 def test_an_argument_that_flash_attn_does_not_have_either(device):
@@ -226,23 +297,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "no size 0",
     ),
     "no sequences": ({"q": half(0, 1, 8, 64)}, ValueError, "no size 0"),
-    "query tokens without a mask": (
-        {"q": half(2, 3, 8, 64)},
-        NotImplementedError,
-        "q has 3 tokens per sequence and causal is False, only a causal mask is supported: pass"
-        " causal=True",
-    ),
-    "seventeen query tokens": (
-        {"q": half(2, 17, 8, 64), "causal": True},
-        NotImplementedError,
-        "q has 17 tokens per sequence, at most 16 are supported: pass fewer at a time",
-    ),
-    "pages of 30": (
-        {"block_table": table(2, 1)},
-        ValueError,
-        "the caches have pages of 30 tokens: choose one of 16, 32, 64, 128, 256, or leave"
-        " block_table out",
-    ),
     "caches that are no pages": (
         {"k_cache": half(2, 30, 256), "block_table": table(2, 1)},
         ValueError,
@@ -298,11 +352,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"q": half(2, 1, 6, 64)},
         ValueError,
         r"q \(2, 1, 6, 64\) .*q_heads must be a multiple of",
-    ),
-    "head_dim 72": (
-        {"q": half(2, 1, 8, 72), "k_cache": half(2, 30, 4, 72), "v_cache": half(2, 30, 4, 72)},
-        ValueError,
-        "head_dim 72 is not supported, choose one of 64, 80, 96, 128, 256",
     ),
     "fp32": (
         {"q": Q.float()},

@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leanbench import attention
 from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import operator as operators
 from leanbench.calls import prepared
 from leanbench.calls.operator import _put_together, operator, taken_apart
 from leanbench.calls.prepared import PreparedLaunches
@@ -124,7 +124,13 @@ def test_fake_tensors_give_shapes_without_a_launch(monkeypatch):
         table = torch.zeros(3, 4, dtype=torch.int32, device="cuda")
         lengths = torch.zeros(3, dtype=torch.int32, device="cuda")
         out, lse = lean_attn_with_kvcache(
-            q, cache, cache, lengths, None, True, True, block_table=table
+            q,
+            cache,
+            cache,
+            cache_seqlens=lengths,
+            block_table=table,
+            causal=True,
+            return_softmax_lse=True,
         )
         assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
         assert (lse.shape, lse.dtype, lse.device.type) == ((3, 8, 5), torch.float32, "cuda")
@@ -268,7 +274,7 @@ def test_plain_calls_pass_the_operator_by(device, monkeypatch):
     inputs = make_inputs(PROBLEMS["uniform"], device)
     attended: list[str] = []
     monkeypatch.setattr(
-        attention, "operator", lambda *operands: attended.append("operator") or operator(*operands)
+        operators, "operator", lambda *operands: attended.append("operator") or operator(*operands)
     )
 
     class Subclass(torch.Tensor):

@@ -126,19 +126,23 @@ class Lean(Kernel[LeanConfig]):
     ) -> tuple[LeanTriton | LeanCuda, Any]:
         """Which implementation runs, and how: tensors that the CUDA C++ one cannot take go to
         Triton's, with its heuristic.
+
+        Raises:
+            UserError: neither takes them.
         """
-        if isinstance(config, LeanTritonConfig):
-            return _TRITON, config
+        from leanbench.kernels.launch import problem_of, spec_of
         from leanbench.kernels.lean.cuda import refusal
 
-        reason = refusal(inputs)
-        if reason is None:
+        is_triton = isinstance(config, LeanTritonConfig)
+        reason = None if is_triton else refusal(inputs)
+        if not is_triton and reason is None:
             return _CUDA, config
-        from leanbench.kernels.launch import problem_of, spec_of
-
         problem, gpu = problem_of(inputs), spec_of(inputs.q.device)
-        if _TRITON.unsupported_reason(problem) is not None:
-            raise UserError(reason)
+        beyond = _TRITON.unsupported_reason(problem)
+        if beyond is not None:
+            raise UserError(reason or beyond)
+        if is_triton:
+            return _TRITON, config
         if config.fixed_run_tiles:
             return _TRITON, _TRITON.batch_invariant_config(problem, gpu)
         return _TRITON, _TRITON.default_config(problem, gpu)
@@ -163,7 +167,7 @@ class LeanBatchInvariant(Lean):
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanConfig]:
         """Not tuned; one for each implementation."""
-        able = [_TRITON] if _CUDA.unavailable_reason() else [_TRITON, _CUDA]
+        able = [kernel for kernel in (_TRITON, _CUDA) if kernel.unsupported_reason(problem) is None]
         return [kernel.batch_invariant_config(problem, gpu) for kernel in able]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from leanbench.kernels.launch import Relaunch, cache_strides, most_parts, qk_scale
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_append import append_tensors, pass_append, with_append
+from leanbench.kernels.lean.cuda_append import pass_append, with_append
 from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8
 from leanbench.kernels.lean.cuda_driver import (
     DriverLaunch,
@@ -23,7 +24,6 @@ from leanbench.kernels.lean.cuda_driver import (
 from leanbench.kernels.lean.cuda_masks import (
     dealt_tokens,
     dealt_window,
-    mask_tensors,
     pass_masks,
     read_dealt_lengths,
     with_masks,
@@ -45,11 +45,13 @@ from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, fixed_run_bytes
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
+from leanbench.core.extras import extra_tensors
 from leanbench.core.kernel import LaunchResources
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
+    from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
 #: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
@@ -73,6 +75,8 @@ class CudaLaunch:
     slots_bytes: int
     #: What the parameters point to: it lives as long as the launch.
     tensors: tuple[torch.Tensor | None, ...]
+    #: Names of the tensors of leanbench.core.extras that it takes.
+    extras: tuple[str, ...] = ()
 
     name = "lean_cuda"
 
@@ -134,6 +138,7 @@ class CudaRelaunch:
         )
         self._bulk = launch.build.bulk
         self.tile_tokens = 1 << launch.params.tile_shift
+        self._places = {name: pointer(self._launch.params, name) for name in launch.extras}
 
     def __call__(
         self,
@@ -145,6 +150,7 @@ class CudaRelaunch:
         block_table: torch.Tensor | None,
         out: torch.Tensor,
         lse: torch.Tensor,
+        extras: Extras | None = None,
     ) -> None:
         params = self._launch.params
         k, v = k_cache.data_ptr(), v_cache.data_ptr()
@@ -156,7 +162,18 @@ class CudaRelaunch:
             params.cache_seqlens = cache_seqlens.data_ptr()
         if block_table is not None:
             params.block_table = block_table.data_ptr()
+        if extras is not None:
+            for name, tensor in extras.tensors.items():
+                setattr(*self._places[name], tensor.data_ptr())
         self._launch.run()
+
+
+def pointer(params: Params, name: str) -> tuple[ctypes.Structure, str]:
+    """Where a tensor of leanbench.core.extras is pointed to: the field of its name, or that
+    structure's `at`.
+    """
+    field = getattr(params, name)
+    return (field, "at") if isinstance(field, ctypes.Structure) else (params, name)
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -296,9 +313,11 @@ def launch_of(
         params.by_share = Divisor.of(params.share)
         params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
-    held += (inputs.cache_seqlens, inputs.block_table, inputs.cu_seqlens_q, *mask_tensors(inputs))
-    held += (inputs.q_descale, inputs.k_descale, inputs.v_descale, *append_tensors(inputs))
-    return CudaLaunch(build, device, work_ranges * build.cluster, params, slots_bytes, held)
+    held += (inputs.cache_seqlens, inputs.block_table)
+    extras = extra_tensors(inputs)
+    held += tuple(extras.values())
+    grid = work_ranges * build.cluster
+    return CudaLaunch(build, device, grid, params, slots_bytes, held, tuple(extras))
 
 
 def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
@@ -326,7 +345,6 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         params.block_table = inputs.block_table.data_ptr()
         params.pages_per_sequence = inputs.block_table.shape[1]
     if inputs.cu_seqlens_q is not None:
-        params.cu_seqlens_q = inputs.cu_seqlens_q.data_ptr()
         params.total_queries = inputs.q.shape[0]
     else:
         params.stride_q_batch, params.stride_out_batch = inputs.q.stride(0), inputs.out.stride(0)
@@ -351,6 +369,8 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         params.q_descale, params.k_descale, params.v_descale = (
             Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)
         )
+    for name, tensor in extra_tensors(inputs).items():
+        setattr(*pointer(params, name), tensor.data_ptr())
     if build.bulk:
         k, v = inputs.k_cache, inputs.v_cache
         params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), build)

@@ -9,8 +9,6 @@ from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Params
 
 if TYPE_CHECKING:
-    import torch
-
     from leanbench.core.inputs import AttentionInputs
 
 
@@ -24,22 +22,14 @@ def with_append(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
     return replace(build, append=1, rotary_dim=rotary_dim, interleaved=interleaved)
 
 
-def append_tensors(inputs: AttentionInputs) -> tuple[torch.Tensor | None, ...]:
-    """What the parameters point to."""
-    return inputs.k_new, inputs.v_new, inputs.rotary_cos, inputs.rotary_sin
-
-
 def pass_append(params: Params, inputs: AttentionInputs) -> None:
-    """Sets the fields of `params` for it."""
+    """Sets the fields of `params` for it, besides pointers."""
     params.new_tokens = inputs.new_tokens
     for name, new in (("k", inputs.k_new), ("v", inputs.v_new)):
         if new is not None:
-            setattr(params, f"{name}_new", new.data_ptr())
             for step, stride in zip(("batch", "token", "head"), new.stride(), strict=False):
                 setattr(params, f"stride_{name}_new_{step}", stride)
-    if inputs.rotary_cos is not None and inputs.rotary_sin is not None:
-        params.rotary_cos = inputs.rotary_cos.data_ptr()
-        params.rotary_sin = inputs.rotary_sin.data_ptr()
+    if inputs.rotary_cos is not None:
         params.rotary_positions = inputs.rotary_cos.shape[0]
         # Without a causal mask or a window all query tokens have the position of the first, as in
         # flash-attn.

@@ -14,14 +14,10 @@ from leanbench.kernels.lean.cuda_params import INT32_MAX, Params
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
-    import torch
-
     from leanbench.core.inputs import AttentionInputs
 
 #: SINKS of build.cuh, by their dtype.
 _SINKS = {"float32": 1, "float16": 2, "bfloat16": 3}
-#: Tensors of which Params has the address alone.
-_TENSORS = ("sinks", "alibi_slopes", "cache_leftpad", "cache_batch_idx")
 
 
 def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
@@ -42,7 +38,7 @@ def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
 
 
 def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> None:
-    """Sets the parameters of `with_masks`."""
+    """Sets the parameters of `with_masks`, besides pointers."""
     params.window_left = min(inputs.window_left, INT32_MAX - inputs.q_len)
     params.window_tokens = _window_tokens(
         build, dealt_window(inputs.window_left, inputs.new_tokens), inputs.q_len
@@ -55,12 +51,6 @@ def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> Non
         params.qk_scale *= 2 / inputs.softcap
     slopes = inputs.alibi_slopes
     params.stride_slopes_batch = slopes.stride(0) if slopes is not None and slopes.ndim == 2 else 0
-    for name, tensor in zip(_TENSORS, mask_tensors(inputs), strict=True):
-        setattr(params, name, 0 if tensor is None else tensor.data_ptr())
-
-
-def mask_tensors(inputs: AttentionInputs) -> tuple[torch.Tensor | None, ...]:
-    return tuple(getattr(inputs, name) for name in _TENSORS)
 
 
 def dealt_window(window_left: int, new_tokens: int) -> int:

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     import torch
     from leanbench.kernels.lean.configs import LeanTritonConfig
 
+    from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
 
@@ -391,7 +392,9 @@ class TritonRelaunch:
         block_table: torch.Tensor | None,
         out: torch.Tensor,
         lse: torch.Tensor,
+        extras: Extras | None = None,
     ) -> None:
+        assert extras is None, "this kernel takes plain calls alone"
         tensors = (q, k_cache, v_cache, out, lse, cache_seqlens, block_table)
         self._run(
             *self._lent(), *tensors, self._table_stride, context, *self._sizes, **self._options

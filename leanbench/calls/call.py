@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES
+from leanbench.core.extras import NO_EXTRAS, Extras, fp8_name
+from leanbench.core.kinds import SAME
 from leanbench.kernels.lean.configs import LeanConfig
 
-DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class Call(NamedTuple):
@@ -20,7 +21,7 @@ class Call(NamedTuple):
     v_cache: torch.Tensor
     #: A tensor of lengths, or None for what `length` says.
     cache_seqlens: torch.Tensor | None = None
-    #: Tokens in use of every sequence; None: all.
+    #: Tokens in use of every sequence, appended ones included; None: all.
     length: int | None = None
     block_table: torch.Tensor | None = None
     #: None: a new tensor.
@@ -30,6 +31,8 @@ class Call(NamedTuple):
     batch_invariant: bool = False
     #: None: the default.
     config: LeanConfig | None = None
+    #: None: a plain call.
+    extras: Extras | None = None
 
     @property
     def capacity(self) -> int:
@@ -37,23 +40,57 @@ class Call(NamedTuple):
         pages = 1 if self.block_table is None else self.block_table.shape[1]
         return self.k_cache.shape[1] * pages
 
+    @property
+    def asked(self) -> Extras:
+        """The extras, those of a plain call with nothing in them."""
+        return NO_EXTRAS if self.extras is None else self.extras
+
+    @property
+    def q_len(self) -> int:
+        """Query tokens of a sequence, or the most of one."""
+        if self.asked.max_seqlen_q is not None:
+            return self.asked.max_seqlen_q
+        return self.q.shape[1] if self.q.dim() == 4 else 1
+
+    @property
+    def batch(self) -> int:
+        starts = self.asked.cu_seqlens_q
+        return self.q.shape[0] if starts is None else starts.shape[0] - 1
+
+    @property
+    def new_tokens(self) -> int:
+        k_new = self.asked.k_new
+        return 0 if k_new is None else k_new.shape[1]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (*self.q.shape[:-1], self.v_cache.shape[3])
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """That of `q`; bf16 where that is fp8."""
+        return self.q.dtype if self.q.dtype in _DTYPES else torch.bfloat16
+
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        if self.asked.cu_seqlens_q is not None:
+            return self.q.shape[1], self.q.shape[0]
+        return self.q.shape[0], self.q.shape[2], self.q.shape[1]
+
     def check(self) -> None:
         """Whether the tensors fit together, by what a tracer knows of them.
 
         Raises:
             ValueError: they do not; the sentence names what was given and what is expected.
-            NotImplementedError: more query tokens than there is a kernel for, or no causal mask.
         """
-        _check_tensors(self.q, self.k_cache, self.v_cache, self.block_table)
-        if self.q.shape[1] > 1 and not self.causal:
-            raise NotImplementedError(
-                f"q has {self.q.shape[1]} tokens per sequence and causal is False, only a causal"
-                " mask is supported: pass causal=True"
-            )
+        _check_shapes(self)
+        _check_memory(self.q, self.k_cache, self.v_cache)
+        if self.block_table is not None:
+            _check_pages(self.block_table, self.q, self.batch)
         if self.cache_seqlens is not None:
-            _check_lengths(self.cache_seqlens, self.q)
+            check_numbers("cache_seqlens", self.cache_seqlens, self.q, (self.batch,))
         if self.out is not None:
-            check_out(self.out, self.q)
+            self.check_out(self.out)
 
     def check_length(self) -> None:
         """Whether the length fits the cache; neither may be known while a call is traced.
@@ -61,123 +98,132 @@ class Call(NamedTuple):
         Raises:
             ValueError: it does not.
         """
-        if self.length is not None and not 0 <= self.length <= self.capacity:
+        if self.length is None or self.new_tokens <= self.length <= self.capacity:
+            return
+        if self.new_tokens:
             raise ValueError(
-                f"cache_seqlens {self.length} is outside the cache's 0 to {self.capacity} tokens"
+                f"cache_seqlens {self.length - self.new_tokens} and {self.new_tokens} appended"
+                f" tokens are outside the cache's 0 to {self.capacity} tokens: append at most what"
+                " there is room for"
+            )
+        raise ValueError(
+            f"cache_seqlens {self.length} is outside the cache's 0 to {self.capacity} tokens"
+        )
+
+    def check_out(self, out: torch.Tensor) -> None:
+        """Whether the output can be written to `out`.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        shape, dtype, device = self.out_shape, self.out_dtype, self.q.device
+        if out.shape != shape or out.dtype != dtype or out.device != device:
+            raise ValueError(
+                f"out is {tuple(out.shape)} {out.dtype} on {out.device}: expected {tuple(shape)}"
+                f" {dtype} on {device}, as q is"
+            )
+        if out.stride(-1) != 1:
+            raise ValueError(
+                f"the last stride of out is {out.stride(-1)}: head_dim must be contiguous, its"
+                " stride 1"
+            )
+        sizes = zip(out.shape, out.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in sizes):
+            raise ValueError(
+                f"out has strides {tuple(out.stride())}, so that some of its rows are one in"
+                " memory: pass a tensor that is not expanded"
             )
 
 
-def _check_tensors(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor | None
-) -> None:
-    caches = (
-        "(batch, tokens, kv_heads, head_dim)"
-        if block_table is None
-        else "(pages, page_size, kv_heads, head_dim)"
-    )
+def _check_shapes(call: Call) -> None:
+    q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
+    packed = call.asked.cu_seqlens_q is not None
+    queries = "(query tokens, q_heads, head_dim)" if packed else "(batch, q_len, q_heads, head_dim)"
+    rows = "(batch, tokens" if call.block_table is None else "(pages, page_size"
     if (
-        q.dim() != 4
+        q.dim() != (3 if packed else 4)
         or k_cache.dim() != 4
-        or v_cache.shape != k_cache.shape
-        or 0 in (*q.shape, *k_cache.shape)
+        or v_cache.shape[:-1] != k_cache.shape[:-1]
+        or 0 in (*q.shape, *k_cache.shape, *v_cache.shape)
     ):
         raise ValueError(
             f"q is {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache"
-            f" {tuple(v_cache.shape)}: expected (batch, q_len, q_heads, head_dim) and twice"
-            f" {caches}, no size 0"
+            f" {tuple(v_cache.shape)}: expected {queries} and twice {rows}, kv_heads, head_dim), no"
+            " size 0"
         )
-    if q.shape[1] > MAX_Q_LEN:
-        raise NotImplementedError(
-            f"q has {q.shape[1]} tokens per sequence, at most {MAX_Q_LEN} are supported: pass fewer"
-            " at a time"
-        )
-    if block_table is not None:
-        _check_pages(block_table, q, k_cache.shape[1])
-    elif q.shape[0] != k_cache.shape[0]:
+    is_own = call.block_table is None and call.asked.cache_batch_idx is None
+    if is_own and call.batch != k_cache.shape[0]:
         raise ValueError(
             f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in batch"
         )
-    if q.shape[3] != k_cache.shape[3] or q.shape[2] % k_cache.shape[2]:
+    if q.shape[-1] != k_cache.shape[3] or q.shape[-2] % k_cache.shape[2]:
         raise ValueError(
             f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in head_dim, and"
             " q_heads must be a multiple of kv_heads"
         )
-    if q.shape[3] not in HEAD_DIMS:
-        raise ValueError(
-            f"head_dim {q.shape[3]} is not supported, choose one of"
-            f" {', '.join(map(str, HEAD_DIMS))}"
-        )
-    if q.dtype not in DTYPE_NAMES or {k_cache.dtype, v_cache.dtype} != {q.dtype}:
+
+
+def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    q_is_fp8, kv_is_fp8 = fp8_name(q.dtype) != SAME, fp8_name(k_cache.dtype) != SAME
+    fits = kv_is_fp8 if q_is_fp8 else q.dtype in _DTYPES and (kv_is_fp8 or k_cache.dtype == q.dtype)
+    if not fits or k_cache.dtype != v_cache.dtype:
         raise ValueError(
             f"q is {q.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}: all fp16 or all bf16,"
-            " please"
+            " please, or fp8 caches of one dtype"
         )
     if not q.device == k_cache.device == v_cache.device:
         raise ValueError(
             f"q is on {q.device}, the caches on {k_cache.device} and {v_cache.device}: use one"
             " device"
         )
-    if q.stride(3) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
+    if q.stride(-1) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError(
-            f"the last strides of q and of the caches are {q.stride(3)}, {k_cache.stride(3)} and"
+            f"the last strides of q and of the caches are {q.stride(-1)}, {k_cache.stride(3)} and"
             f" {v_cache.stride(3)}: head_dim must be contiguous, its stride 1"
         )
 
 
-def _check_pages(block_table: torch.Tensor, q: torch.Tensor, page_size: int) -> None:
-    if page_size not in PAGE_SIZES:
-        raise ValueError(
-            f"the caches have pages of {page_size} tokens: choose one of"
-            f" {', '.join(map(str, PAGE_SIZES))}, or leave block_table out"
-        )
+def _check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int) -> None:
     if (
         block_table.dim() != 2
-        or block_table.shape[0] != q.shape[0]
+        or block_table.shape[0] != batch
         or block_table.shape[1] == 0
         or block_table.dtype != torch.int32
         or not block_table.is_contiguous()
     ):
         raise ValueError(
             f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
-            f" ({q.shape[0]}, pages of a sequence) contiguous torch.int32"
+            f" ({batch}, pages of a sequence) contiguous torch.int32"
         )
-    if block_table.device != q.device:
-        raise ValueError(f"block_table is on {block_table.device}, q on {q.device}: move it there")
+    check_device("block_table", block_table, q)
 
 
-def _check_lengths(cache_seqlens: torch.Tensor, q: torch.Tensor) -> None:
-    if (
-        cache_seqlens.shape != q.shape[:1]
-        or cache_seqlens.dtype != torch.int32
-        or not cache_seqlens.is_contiguous()
-    ):
-        raise ValueError(
-            f"cache_seqlens is {tuple(cache_seqlens.shape)} {cache_seqlens.dtype}: expected"
-            f" ({q.shape[0]},) contiguous torch.int32"
-        )
-    if cache_seqlens.device != q.device:
-        raise ValueError(
-            f"cache_seqlens is on {cache_seqlens.device}, q on {q.device}: move it there"
-        )
-
-
-def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
-    """Whether the output of `q` can be written to `out`.
+def check_numbers(
+    name: str,
+    tensor: torch.Tensor,
+    q: torch.Tensor,
+    *shapes: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...] = (torch.int32,),
+) -> None:
+    """Whether a tensor has one of the shapes and dtypes, is contiguous, and on the device of `q`.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it does not.
     """
-    if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
+    if tensor.shape not in shapes or tensor.dtype not in dtypes or not tensor.is_contiguous():
         raise ValueError(
-            f"out is {tuple(out.shape)} {out.dtype} on {out.device}: expected {tuple(q.shape)}"
-            f" {q.dtype} on {q.device}, as q is"
+            f"{name} is {tuple(tensor.shape)} {tensor.dtype}: expected"
+            f" {' or '.join(str(tuple(shape)) for shape in shapes)} contiguous"
+            f" {' or '.join(map(str, dtypes))}"
         )
-    if out.stride(3) != 1:
-        raise ValueError(
-            f"the last stride of out is {out.stride(3)}: head_dim must be contiguous, its stride 1"
-        )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
-        raise ValueError(
-            f"out has strides {tuple(out.stride())}, so that some of its rows are one in memory:"
-            " pass a tensor that is not expanded"
-        )
+    check_device(name, tensor, q)
+
+
+def check_device(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
+    """Whether a tensor is on the device of `q`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if tensor.device != q.device:
+        raise ValueError(f"{name} is on {tensor.device}, q on {q.device}: move it there")

@@ -1,30 +1,53 @@
-"""The operator under traced calls: `torch.ops.leanbench.lean_attn_with_kvcache`.
+"""The operators under traced calls: `torch.ops.leanbench.lean_attn_with_kvcache`, and
+`lean_attn_with_kvcache_append`, which changes the caches.
 
-Graphs that torch traces hold it as one node: shapes are checked while they are traced, settings are
-chosen and the kernel is launched when they run. It is registered without `torch.library.custom_op`,
-whose checks take 80 us of host time a call.
+Graphs that torch traces hold a call as one node: shapes are checked while they are traced, settings
+are chosen and the kernel is launched when they run. They are registered without
+`torch.library.custom_op`, whose checks take 80 us of host time a call.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from leanbench.calls.call import Call
+from leanbench.calls.extra_checks import check_extras
 from leanbench.calls.prepared import attend
+from leanbench.calls.refusals import refuse_kinds
 from leanbench.core.config import TAG, Switch, Words, limits, read_config
+from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 
-#: Arguments as the fields of leanbench.calls.call.Call, `config` and `implementation` as
-#: `taken_apart` makes them; output and LSE.
-_SCHEMA = (
-    "lean_attn_with_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens,"
-    " SymInt? length, Tensor? block_table, float? softmax_scale, bool causal, bool batch_invariant,"
-    " SymInt[]? config, str? implementation) -> (Tensor, Tensor)"
-)
-_LIBRARY = torch.library.Library("leanbench", "DEF")
-_LIBRARY.define(_SCHEMA, tags=torch.Tag.pt2_compliant_tag)
+#: Fields of Extras that only a call that appends can have.
+_OF_APPEND = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
+_TYPES = {
+    "max_seqlen_q": "SymInt? {}=None",
+    "window_left": "SymInt {}=-1",
+    "window_right": "SymInt {}=-1",
+    "softcap": "float {}=0.0",
+    "rotary_interleaved": "bool {}=False",
+}
+
+
+def _schema(name: str, caches: tuple[str, str], without: tuple[str, ...] = ()) -> str:
+    """Arguments as the fields of leanbench.calls.call.Call, `config` and `implementation` as
+    `taken_apart` makes them, then those of Extras; output and LSE.
+    """
+    k_cache, v_cache = caches
+    extras = ", ".join(
+        _TYPES.get(field, "Tensor? {}=None").format(field)
+        for field in Extras._fields
+        if field not in without
+    )
+    return (
+        f"{name}(Tensor q, {k_cache} k_cache, {v_cache} v_cache, Tensor? cache_seqlens,"
+        " SymInt? length, Tensor? block_table, float? softmax_scale, bool causal,"
+        f" bool batch_invariant, SymInt[]? config, str? implementation, *, {extras})"
+        " -> (Tensor, Tensor)"
+    )
 
 
 def _attend(
@@ -39,6 +62,7 @@ def _attend(
     batch_invariant: bool,
     config: list[int] | None,
     implementation: str | None,
+    **extras: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     given = None
     if config is not None and implementation is not None:
@@ -54,6 +78,7 @@ def _attend(
         causal=causal,
         batch_invariant=batch_invariant,
         config=given,
+        extras=_asked(extras),
     )
     out, lse = attend(call, with_lse=True)
     assert lse is not None
@@ -70,15 +95,73 @@ def _shapes(
     softmax_scale: float | None,
     causal: bool,
     *settings: object,
+    **extras: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    Call(q, k_cache, v_cache, cache_seqlens, block_table=block_table, causal=causal).check()
-    batch, q_len, q_heads, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty((batch, q_heads, q_len), dtype=torch.float32)
+    # A length that is not checked here: it may be a symbol.
+    call = Call(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        length,
+        block_table,
+        causal=causal,
+        extras=_asked(extras),
+    )
+    refuse_kinds(call)
+    call.check()
+    check_extras(call)
+    out = q.new_empty(call.out_shape, dtype=call.out_dtype)
+    return out, q.new_empty(call.lse_shape, dtype=torch.float32)
 
 
-_LIBRARY.impl("lean_attn_with_kvcache", _attend, "CompositeExplicitAutograd")
-torch.library.register_fake("leanbench::lean_attn_with_kvcache", _shapes, lib=_LIBRARY)
+def _asked(given: dict[str, Any]) -> Extras | None:
+    return Extras(**given) if given else None
+
+
+_LIBRARY = torch.library.Library("leanbench", "DEF")
+for _name, _caches, _without in (
+    ("lean_attn_with_kvcache", ("Tensor", "Tensor"), _OF_APPEND),
+    ("lean_attn_with_kvcache_append", ("Tensor(a!)", "Tensor(b!)"), ()),
+):
+    _LIBRARY.define(_schema(_name, _caches, _without), tags=torch.Tag.pt2_compliant_tag)
+    _LIBRARY.impl(_name, _attend, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"leanbench::{_name}", _shapes, lib=_LIBRARY)
 operator = torch.ops.leanbench.lean_attn_with_kvcache.default
+append_operator = torch.ops.leanbench.lean_attn_with_kvcache_append.default
+
+
+def attend_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output, and the LSE if asked for, through an operator; errors as in leanbench.attention."""
+    extras = {} if call.extras is None else _departing(call.extras)
+    changes_caches = any(name in extras for name in _OF_APPEND)
+    result, lse = (append_operator if changes_caches else operator)(
+        call.q,
+        call.k_cache,
+        call.v_cache,
+        call.cache_seqlens,
+        call.length,
+        call.block_table,
+        call.softmax_scale,
+        call.causal,
+        call.batch_invariant,
+        *taken_apart(call.config),
+        **extras,
+    )
+    if call.out is not None:
+        call.check_out(call.out)
+        result = call.out.copy_(result)
+    return result, lse if with_lse else None
+
+
+def _departing(extras: Extras) -> dict[str, Any]:
+    """The fields that are not at their defaults."""
+    numbers = {
+        name: value
+        for name, value in zip(extras._fields, extras, strict=True)
+        if not isinstance(value, torch.Tensor) and value != Extras._field_defaults[name]
+    }
+    return {**extras.tensors, **numbers}
 
 
 #: By implementation: what its settings take, by name.

@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from leanbench.calls.call import Call
+from leanbench.calls.extra_checks import check_extras
+from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import heuristic_of, lengths_with, settings_of
 from leanbench.configs.lookup import state
 from leanbench.core.errors import UserError
+from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.lean import LEAN
@@ -36,6 +39,9 @@ class Prepared(NamedTuple):
     #: Lengths that it is for; of a call without a number, its capacity alone.
     lengths: range
     lse_shape: torch.Size
+    #: Of the output where it is not the queries', and its dtype.
+    out_shape: torch.Size | None
+    out_dtype: torch.dtype
     #: Where LSEs go that nobody asked for; None: each call has its own.
     unasked_lse: torch.Tensor | None
 
@@ -61,7 +67,7 @@ class PreparedLaunches(threading.local):
 
     def unasked_lse(self, q: torch.Tensor, stream: int) -> torch.Tensor:
         """Room for the LSE of `q`, which all calls of a stream share: nobody reads it."""
-        rows = q.numel() // q.shape[3]
+        rows = q.numel() // q.shape[-1]
         room = self._lses.get((q.device, stream))
         if room is None or room.numel() < rows:
             size = 1 << (rows - 1).bit_length()
@@ -97,7 +103,11 @@ def _attend(
         return _attend_first(call, with_lse, stream, capturing, signature)
     out, lse = call.out, prepared.unasked_lse
     if out is None:
-        out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+        if prepared.out_shape is None:
+            out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
+        else:
+            shape, dtype = prepared.out_shape, prepared.out_dtype
+            out = torch.empty(shape, dtype=dtype, device=call.q.device)
     if lse is None:
         lse = torch.empty(prepared.lse_shape, dtype=torch.float32, device=call.q.device)
     prepared.relaunch(
@@ -109,6 +119,7 @@ def _attend(
         call.block_table,
         out,
         lse,
+        call.extras,
     )
     return out, lse if with_lse else None
 
@@ -123,13 +134,16 @@ def _attend_first(
     # A graph keeps its pointers: it writes to memory of its own.
     shared = not (with_lse or capturing)
     unasked_lse = _LAUNCHES.unasked_lse(call.q, stream) if shared else None
-    _LAUNCHES.put(signature, Prepared(relaunch, lengths, inputs.lse.shape, unasked_lse))
+    out, is_like_q = inputs.out, call.out_shape == call.q.shape and call.out_dtype == call.q.dtype
+    out_shape = None if is_like_q else out.shape
+    prepared = Prepared(relaunch, lengths, inputs.lse.shape, out_shape, call.out_dtype, unasked_lse)
+    _LAUNCHES.put(signature, prepared)
     return inputs.out, inputs.lse if with_lse else None
 
 
 def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hashable:
     """All that decides what is launched, besides pointers and the length."""
-    q, k, v, lengths, length, table, out, scale, causal, batch_invariant, config = call
+    q, k, v, lengths, length, table, out, scale, causal, batch_invariant, config, extras = call
     return (
         stream,
         capturing,
@@ -156,12 +170,19 @@ def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hash
         batch_invariant,
         with_lse,
         state() if config is None else config,
+        None if extras is None else _forms(extras),
     )
 
 
 def _form(tensor: torch.Tensor) -> Hashable:
     alignment = tensor.data_ptr() % _ALIGNMENT
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, alignment
+
+
+def _forms(extras: Extras) -> Hashable:
+    tensors: Any = extras[:EXTRA_TENSORS]
+    forms = [None if tensor is None else _form(tensor) for tensor in tensors]
+    return (*forms, *extras[EXTRA_TENSORS:])
 
 
 def _lengths(length: int, capacity: int, tile_tokens: int) -> range:
@@ -174,26 +195,35 @@ def _lengths(length: int, capacity: int, tile_tokens: int) -> range:
 
 def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     """Checks a call and launches it; its tensors, the outputs among them."""
+    refuse_kinds(call)
     call.check()
+    check_extras(call)
     call.check_length()
-    device = call.q.device
+    device, extras = call.q.device, call.asked
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
             f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
             " triton is imported to try it there"
         )
-    shape = batch, q_len, q_heads, _ = call.q.shape
+    out = call.out
+    if out is None:
+        out = torch.empty(call.out_shape, dtype=call.out_dtype, device=device)
+    scale = call.softmax_scale
     inputs = AttentionInputs(
         q=call.q,
         k_cache=call.k_cache,
         v_cache=call.v_cache,
         cache_seqlens=call.cache_seqlens,
         context=call.capacity if call.length is None else call.length,
-        softmax_scale=call.q.shape[3] ** -0.5 if call.softmax_scale is None else call.softmax_scale,
-        out=torch.empty(shape, dtype=call.q.dtype, device=device) if call.out is None else call.out,
-        lse=torch.empty((batch, q_heads, q_len), dtype=torch.float32, device=device),
+        softmax_scale=call.q.shape[-1] ** -0.5 if scale is None else scale,
+        out=out,
+        lse=torch.empty(call.lse_shape, dtype=torch.float32, device=device),
         block_table=call.block_table,
+        # The last query token sees all tokens either way.
+        causal=call.causal or call.q_len == 1,
+        **extras._asdict(),
     )
+    refuse_problem(inputs)
     return inputs, _launched(inputs, call.config, call.batch_invariant)
 
 
@@ -238,5 +268,6 @@ def _launch(inputs: AttentionInputs, config: Any) -> Relaunch:
         inputs.block_table,
         inputs.out,
         inputs.lse,
+        extras_of(inputs),
     )
     return relaunch

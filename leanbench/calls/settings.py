@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from leanbench.calls.call import DTYPE_NAMES
+from dataclasses import replace
+
 from leanbench.configs.lookup import Choice, choose
 from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.launch import spec_of
+from leanbench.kernels.launch import problem_of, spec_of
 from leanbench.kernels.lean import LEAN
 
 #: Lengths between two multiples of this share their settings, and a launch: a sequence that grows
@@ -39,21 +40,8 @@ def lengths_with(length: int) -> range:
 
 
 def _problem_of(inputs: AttentionInputs) -> AttentionProblem:
-    batch, q_len, q_heads, head_dim = inputs.q.shape
-    _, token_stride, head_stride, _ = inputs.k_cache.stride()
-    context = inputs.context
-    if inputs.cache_seqlens is None:
-        # The longest that shares these settings.
-        context = lengths_with(context)[-1]
-    return AttentionProblem(
-        batch=batch,
-        q_heads=q_heads,
-        kv_heads=inputs.kv_heads,
-        context=max(1, context),
-        head_dim=head_dim,
-        dtype=DTYPE_NAMES[inputs.q.dtype],
-        # HND: a head's tokens lie next to each other.
-        kv_layout="HND" if head_stride > token_stride else "NHD",
-        q_len=q_len,
-        page_size=inputs.page_size,
-    )
+    if inputs.cache_seqlens is not None:
+        return problem_of(inputs)
+    # The longest that shares these settings.
+    longest = lengths_with(inputs.context)[-1]
+    return problem_of(replace(inputs, context=longest))

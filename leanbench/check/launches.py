@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.config import KernelConfig
+from leanbench.core.extras import extras_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import BATCH_INVARIANT, Kernel, OwnOutputs
 
@@ -48,17 +49,12 @@ class ApiCall(OwnOutputs):
         from leanbench.attention import lean_attn_with_kvcache
 
         super().__init__(inputs)
-        on_host = inputs.cache_seqlens is None
         self._call = partial(
             lean_attn_with_kvcache,
             inputs.q,
             inputs.k_cache,
             inputs.v_cache,
-            inputs.context if on_host else inputs.cache_seqlens,
-            inputs.softmax_scale,
-            causal=True,
-            return_softmax_lse=True,
-            block_table=inputs.block_table,
+            **api_arguments(inputs),
             **settings,
         )
 
@@ -69,3 +65,29 @@ class ApiCall(OwnOutputs):
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = self._call()
         return out, lse
+
+
+def api_arguments(inputs: AttentionInputs) -> dict[str, Any]:
+    """What `lean_attn_with_kvcache` is given besides Q and the caches."""
+    length = inputs.cache_seqlens
+    arguments = {
+        "cache_seqlens": inputs.context - inputs.new_tokens if length is None else length,
+        "softmax_scale": inputs.softmax_scale,
+        "causal": inputs.causal,
+        "return_softmax_lse": True,
+        "block_table": inputs.block_table,
+    }
+    extras = extras_of(inputs)
+    if extras is None:
+        return arguments
+    names = {"k_new": "k", "v_new": "v"}
+    arguments |= {names.get(name, name): tensor for name, tensor in extras.tensors.items()}
+    if extras.max_seqlen_q is not None:
+        arguments["max_seqlen_q"] = extras.max_seqlen_q
+    if (extras.window_left, extras.window_right) != (-1, -1):
+        arguments["window_size"] = (extras.window_left, extras.window_right)
+    if extras.softcap:
+        arguments["softcap"] = extras.softcap
+    if extras.rotary_cos is not None:
+        arguments["rotary_interleaved"] = extras.rotary_interleaved
+    return arguments

@@ -161,10 +161,12 @@ class Appended:
 def _padded(rows: list[torch.Tensor], count: int) -> torch.Tensor:
     """Stacked, each with 0 for the rows that it has less than `count`."""
 
-    padded = rows[0].new_zeros((len(rows), count, *rows[0].shape[1:]))
-    for target, own in zip(padded, rows, strict=True):
-        target[: len(own)] = own
-    return padded
+    import torch
+
+    def padding(own: torch.Tensor) -> torch.Tensor:
+        return own.new_zeros((count - len(own), *own.shape[1:]))
+
+    return torch.stack([torch.cat([own, padding(own)]) for own in rows])
 
 
 def _worst_relative(got: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

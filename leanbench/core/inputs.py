@@ -176,6 +176,13 @@ def torch_dtype(name: str) -> torch.dtype:
     }[name]
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """`fp16` or `bf16`."""
+    import torch
+
+    return "bf16" if dtype == torch.bfloat16 else "fp16"
+
+
 def cache_shape(problem: AttentionProblem, columns: int | None = None) -> tuple[int, int, int, int]:
     """K as it lies in memory, with room for the capacity; of a paged cache, the pages in use.
 

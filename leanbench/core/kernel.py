@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -163,12 +163,12 @@ class Kernel(ABC, Generic[ConfigT]):
         if problem.head_dim not in self.head_dims:
             return (
                 f"{self.name} does not take head_dim {problem.head_dim}: choose"
-                f" {_choices(self.head_dims)}"
+                f" {size_choices(self.head_dims)}"
             )
         if problem.page_size is not None and problem.page_size not in self.page_sizes:
             return (
                 f"{self.name} does not take page_size {problem.page_size}: choose"
-                f" {_choices(self.page_sizes)}, or no pages"
+                f" {size_choices(self.page_sizes)}, or no pages"
             )
         if problem.q_len > self.max_q_len:
             return (
@@ -293,11 +293,12 @@ class Kernel(ABC, Generic[ConfigT]):
         return None
 
 
-def _choices(sizes: Container[int]) -> str:
+def size_choices(sizes: Container[int]) -> str:
+    """Sizes in a sentence: ``one of 64, 128``, ``from 8 to 256 in steps of 8``."""
     if isinstance(sizes, range):
         step = f" in steps of {sizes.step}" if sizes.step > 1 else ""
         return f"from {sizes[0]} to {sizes[-1]}{step}"
-    return f"one of {', '.join(map(str, sizes))}" if isinstance(sizes, tuple) else "another"
+    return f"one of {', '.join(map(str, sizes))}" if isinstance(sizes, Iterable) else "another"
 
 
 def _beyond(axis: Axis, problem: AttentionProblem) -> str:

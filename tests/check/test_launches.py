@@ -27,9 +27,9 @@ def calls(monkeypatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     attend = attention.lean_attn_with_kvcache
 
-    def note(q: Any, k: Any, v: Any, lengths: Any, scale: float, **options: Any) -> Any:
-        calls.append({"lengths": lengths, **options})
-        return attend(q, k, v, lengths, scale, **options)
+    def note(q: Any, k_cache: Any, v_cache: Any, **options: Any) -> Any:
+        calls.append(options)
+        return attend(q, k_cache, v_cache, **options)
 
     monkeypatch.setattr(attention, "lean_attn_with_kvcache", note)
     return calls
@@ -59,7 +59,8 @@ def test_lean_is_called_as_users_call_it(name, request_, config, settings, probl
     assert torch.equal(out, written.out)
     assert torch.equal(lse, written.lse)
     lengths = 40 if problem is UNIFORM else inputs.cache_seqlens
-    always = {"lengths": lengths, "causal": True, "return_softmax_lse": True}
+    always = {"cache_seqlens": lengths, "causal": True, "return_softmax_lse": True}
+    always["softmax_scale"] = 0.125
     always["block_table"] = inputs.block_table
     assert calls == [{**always, **settings, "out": inputs.out}, {**always, **settings}]
 

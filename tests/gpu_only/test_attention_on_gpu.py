@@ -278,7 +278,7 @@ def test_a_call_compiles_whole(batch_invariant, mode):
             q,
             k_cache,
             v_cache,
-            lengths,
+            cache_seqlens=lengths,
             causal=True,
             return_softmax_lse=True,
             block_table=table,

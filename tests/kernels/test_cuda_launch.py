@@ -15,6 +15,7 @@ from leanbench.kernels.lean.cuda_heuristic import any_length_heuristic
 from leanbench.kernels.lean.cuda_params import PARAMS_ALIGNMENT, Params
 from leanbench.kernels.lean.workspace import Lent
 
+from leanbench.core.extras import Extras
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -84,7 +85,27 @@ def launch_over(inputs: AttentionInputs) -> CudaLaunch:
     return CudaLaunch(CudaBuild.of(PROBLEM, config), torch.device("cuda", 0), 64, params, 4096, ())
 
 
-def call(relaunch: cuda.CudaRelaunch, inputs: AttentionInputs, context: int) -> None:
+def test_a_relaunch_points_to_the_extras_of_each_call(driver):
+    names = ("sinks", "alibi_slopes", "k_descale", "cu_seqlens_q")
+    inputs = make_inputs(PROBLEM, "cpu")
+    relaunch = cuda.CudaRelaunch(replace(launch_over(inputs), extras=names))
+    given = [Extras()._replace(**{name: torch.zeros(4) for name in names}) for _ in range(2)]
+    for extras in given:
+        call(relaunch, inputs, 90, extras)
+    for (params, *_), extras in zip(driver.launches, given, strict=True):
+        pointers = (params.sinks, params.alibi_slopes, params.k_descale.at, params.cu_seqlens_q)
+        assert pointers == tuple(extras.tensors[name].data_ptr() for name in names)
+    # What it was not prepared for is another launch.
+    with pytest.raises(KeyError):
+        call(relaunch, inputs, 90, Extras(v_descale=torch.zeros(4)))
+
+
+def call(
+    relaunch: cuda.CudaRelaunch,
+    inputs: AttentionInputs,
+    context: int,
+    extras: Extras | None = None,
+) -> None:
     relaunch(
         inputs.q,
         inputs.k_cache,
@@ -94,6 +115,7 @@ def call(relaunch: cuda.CudaRelaunch, inputs: AttentionInputs, context: int) -> 
         inputs.block_table,
         inputs.out,
         inputs.lse,
+        extras,
     )
 
 

@@ -1,0 +1,155 @@
+"""Whether what a call asks for besides plain decode fits its tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from leanbench.calls.call import Call, check_device, check_numbers
+from leanbench.calls.refusals import refuse_kinds
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_extras(call: Call) -> None:
+    """Whether the extras of a call fit its other tensors, by what a tracer knows of them.
+
+    Raises:
+        ValueError: they do not; the sentence names what was given and what is expected.
+    """
+    extras = call.extras
+    if extras is None:
+        return
+    _check_by_shape(call)
+    _check_packed(call)
+    _check_append(call)
+    _check_rotary(call)
+    if extras.softcap < 0:
+        raise ValueError(f"softcap is {extras.softcap}: expected 0 for none, or a number above it")
+
+
+def check_tensors(call: Call) -> None:
+    """Whether what must be tensors are tensors.
+
+    Raises:
+        ValueError: they are not.
+        NotImplementedError: no kernel takes them either.
+    """
+    for name, tensor in call.asked.tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            refuse_kinds(call)
+            raise _no_tensor(name, tensor)
+
+
+def _no_tensor(name: str, value: Any) -> ValueError:
+    if name.endswith("_descale"):
+        return ValueError(
+            f"{name} is {value!r}, on the host: pass a torch.float32 tensor on the device of q, one"
+            " scale for all as scale.expand(batch, kv_heads)"
+        )
+    return ValueError(f"{name} is {value!r}: expected a tensor")
+
+
+def _check_by_shape(call: Call) -> None:
+    """Those whose shapes and dtypes are all there is to check."""
+    extras, q, batch = call.asked, call.q, call.batch
+    q_heads, kv_heads = q.shape[-2], call.k_cache.shape[2]
+    if extras.sinks is not None:
+        check_numbers("sinks", extras.sinks, q, (q_heads,), dtypes=_FLOATS)
+    if extras.alibi_slopes is not None:
+        shapes = ((q_heads,), (batch, q_heads))
+        check_numbers("alibi_slopes", extras.alibi_slopes, q, *shapes, dtypes=(torch.float32,))
+    if extras.cache_leftpad is not None:
+        check_numbers("cache_leftpad", extras.cache_leftpad, q, (batch,))
+    if extras.cache_batch_idx is not None:
+        if call.block_table is not None:
+            raise ValueError(
+                "cache_batch_idx and block_table both say where a sequence is in the caches: pass"
+                " one of them"
+            )
+        check_numbers("cache_batch_idx", extras.cache_batch_idx, q, (batch,))
+    for name in ("q_descale", "k_descale", "v_descale"):
+        scales = getattr(extras, name)
+        if scales is None:
+            continue
+        if scales.shape != (batch, kv_heads) or scales.dtype != torch.float32:
+            raise ValueError(
+                f"{name} is {tuple(scales.shape)} {scales.dtype}: expected"
+                f" {(batch, kv_heads)} torch.float32, one scale for all as"
+                " scale.expand(batch, kv_heads)"
+            )
+        check_device(name, scales, q)
+
+
+def _check_packed(call: Call) -> None:
+    starts, most = call.asked.cu_seqlens_q, call.asked.max_seqlen_q
+    if (starts is None) != (most is None):
+        raise ValueError(
+            "cu_seqlens_q and max_seqlen_q go together, the starts of the sequences in q and the"
+            " most tokens of one: pass both or neither"
+        )
+    if starts is None or most is None:
+        return
+    if starts.dim() != 1 or starts.shape[0] < 2:
+        raise ValueError(f"cu_seqlens_q is {tuple(starts.shape)}: expected (batch + 1,)")
+    check_numbers("cu_seqlens_q", starts, call.q, (call.batch + 1,))
+    if not 1 <= most <= call.q.shape[0]:
+        raise ValueError(
+            f"max_seqlen_q {most} is outside the 1 to {call.q.shape[0]} tokens of q: pass the most"
+            " tokens of a sequence"
+        )
+
+
+def _check_append(call: Call) -> None:
+    k, v = call.asked.k_new, call.asked.v_new
+    if (k is None) != (v is None):
+        raise ValueError("k and v are appended together: pass both or neither")
+    if k is None or v is None:
+        return
+    if call.cache_seqlens is None and call.length is None:
+        raise ValueError("k and v are appended at cache_seqlens: pass that too")
+    for name, new, cache in (("k", k, call.k_cache), ("v", v, call.v_cache)):
+        expected = (call.batch, k.shape[1] if k.dim() == 4 else 0, *cache.shape[2:])
+        if new.shape != expected or new.shape[1] == 0 or new.dtype != cache.dtype:
+            raise ValueError(
+                f"{name} is {tuple(new.shape)} {new.dtype}: expected (batch, new tokens, kv_heads,"
+                f" head_dim) = ({expected[0]}, new tokens, {expected[2]}, {expected[3]})"
+                f" {cache.dtype}, as the caches are"
+            )
+        if new.stride(3) != 1:
+            raise ValueError(
+                f"the last stride of {name} is {new.stride(3)}: head_dim must be contiguous, its"
+                " stride 1"
+            )
+        check_device(name, new, call.q)
+    if k.shape[1] > call.capacity:
+        raise ValueError(
+            f"k has {k.shape[1]} tokens, the caches have room for {call.capacity} of a sequence:"
+            " append at most as many"
+        )
+
+
+def _check_rotary(call: Call) -> None:
+    cos, sin = call.asked.rotary_cos, call.asked.rotary_sin
+    if (cos is None) != (sin is None):
+        raise ValueError("rotary_cos and rotary_sin go together: pass both or neither")
+    if cos is None or sin is None:
+        return
+    if call.asked.k_new is None:
+        raise ValueError("rotary_cos and rotary_sin rotate k, which is None: pass k and v too")
+    # Queries beyond the appended tokens stand past a full cache's end.
+    positions = call.capacity + max(0, call.q_len - call.new_tokens)
+    if (
+        cos.dim() != 2
+        or cos.shape[0] < positions
+        or cos.shape[1] % 8
+        or not 0 < 2 * cos.shape[1] <= call.q.shape[-1]
+    ):
+        raise ValueError(
+            f"rotary_cos is {tuple(cos.shape)}: expected (positions, rotary_dim / 2), a position"
+            f" for each of {positions} tokens or more, and rotary_dim a multiple of 16 up to"
+            f" {call.q.shape[-1]}"
+        )
+    for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
+        check_numbers(name, table, call.q, tuple(cos.shape), dtypes=(call.q.dtype,))

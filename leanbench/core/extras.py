@@ -1,0 +1,96 @@
+"""What a call can ask for besides plain decode, in one object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from leanbench.core.kinds import FP8_DTYPES, SAME
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+
+
+class Extras(NamedTuple):
+    """Fields of leanbench.core.inputs.AttentionInputs that a plain call leaves at their defaults;
+    such a call has None in place of this.
+    """
+
+    k_new: torch.Tensor | None = None
+    v_new: torch.Tensor | None = None
+    rotary_cos: torch.Tensor | None = None
+    rotary_sin: torch.Tensor | None = None
+    cache_batch_idx: torch.Tensor | None = None
+    cache_leftpad: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    q_descale: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    max_seqlen_q: int | None = None
+    window_left: int = -1
+    window_right: int = -1
+    #: A whole number: torch.compile compiles anew for what hangs on a float.
+    softcap: float = 0
+    rotary_interleaved: bool = False
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by name."""
+        named: Any = zip(self._fields[:EXTRA_TENSORS], self[:EXTRA_TENSORS], strict=True)
+        return {name: tensor for name, tensor in named if tensor is not None}
+
+    @property
+    def asks_nothing(self) -> bool:
+        return not self.tensors and self[EXTRA_TENSORS:] == NO_EXTRAS[EXTRA_TENSORS:]
+
+
+#: How many of the fields are tensors; they are the first.
+EXTRA_TENSORS = Extras._fields.index("max_seqlen_q")
+#: Of a plain call.
+NO_EXTRAS = Extras()
+
+
+def extras_of(inputs: AttentionInputs) -> Extras | None:
+    """Those of the inputs; None where they are a plain call's."""
+    extras = Extras(*(getattr(inputs, name) for name in Extras._fields))
+    return None if extras.asks_nothing else extras
+
+
+def extra_tensors(inputs: AttentionInputs) -> dict[str, torch.Tensor]:
+    """Tensors of the inputs that no plain call has, by name."""
+    extras = extras_of(inputs)
+    return {} if extras is None else extras.tensors
+
+
+def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
+    """Fields of AttentionProblem that tensors ask for, besides their sizes. The query lengths of a
+    packed Q, which are on the device, are taken to be the longest.
+    """
+    packed = inputs.cu_seqlens_q is not None
+    return {
+        "causal": inputs.causal,
+        "window_left": inputs.window_left,
+        "window_right": inputs.window_right,
+        "softcap": inputs.softcap,
+        "sinks": inputs.sinks is not None,
+        "alibi": inputs.alibi_slopes is not None,
+        "leftpad": inputs.cache_leftpad is not None,
+        "batch_idx": inputs.cache_batch_idx is not None,
+        "append": inputs.new_tokens,
+        "rotary_dim": 0 if inputs.rotary_cos is None else 2 * inputs.rotary_cos.shape[1],
+        "rotary_interleaved": inputs.rotary_interleaved,
+        "kv_dtype": fp8_name(inputs.k_cache.dtype),
+        "q_dtype": fp8_name(inputs.q.dtype),
+        "v_head_dim": inputs.value_dim,
+        "q_lens": (inputs.q_len,) * inputs.batch if packed else None,
+        "latent": inputs.latent,
+    }
+
+
+def fp8_name(dtype: torch.dtype) -> str:
+    """`e4m3` or `e5m2`; `same` of a dtype that is not fp8."""
+    name = str(dtype)
+    return next((own for own in FP8_DTYPES if own in name), SAME)

@@ -1,0 +1,383 @@
+"""Calls of every kind: what reaches the kernel, in which shapes it answers, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_calls import assert_right
+from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.reference.torch import attend_all
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import prepared
+from leanbench.calls.operator import append_operator
+from leanbench.calls.prepared import PreparedLaunches
+from leanbench.check.launches import ApiCall, api_arguments
+from leanbench.core.axes import AXES
+from leanbench.core.extras import kinds_of
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+
+CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+PLAIN = AttentionProblem(2, 4, 2, 40, 64, q_len=3)
+KINDS: dict[str, dict[str, Any]] = {
+    "not causal": {"causal": False},
+    "a window": {"window_left": 7},
+    "a window on both sides": {"causal": False, "window_left": 7, "window_right": 1},
+    "softcap": {"softcap": 20.0},
+    "sinks": {"sinks": True},
+    "ALiBi": {"alibi": True},
+    "padding": {"leftpad": True},
+    "rows of the cache": {"batch_idx": True},
+    "appended": {"append": 2},
+    "appended to pages": {"append": 2, "page_size": 16, "context": (40, 17)},
+    "rotated": {"append": 3, "rotary_dim": 32},
+    "rotated neighbours": {"append": 3, "rotary_dim": 32, "rotary_interleaved": True},
+    "fp8": {"kv_dtype": "e4m3"},
+    "fp8 throughout": {"kv_dtype": "e5m2", "q_dtype": "e4m3", "dtype": "bf16"},
+    "V of another head_dim": {"v_head_dim": 32},
+    "packed": {"q_lens": (1, 4)},
+    "many at once": {
+        "leftpad": True,
+        "batch_idx": True,
+        "append": 2,
+        "rotary_dim": 16,
+        "alibi": True,
+        "sinks": True,
+        "softcap": 9.0,
+        "window_left": 11,
+    },
+}
+
+
+class Relaunched:
+    """A launch of the reference over what it is handed."""
+
+    tile_tokens = 32
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        self._scalars = {"softmax_scale": inputs.softmax_scale, "causal": inputs.causal}
+
+    def __call__(
+        self,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        cache_seqlens: Any,
+        context: Any,
+        block_table: Any,
+        out: Any,
+        lse: Any,
+        extras: Any = None,
+    ) -> None:
+        asked = {} if extras is None else extras._asdict()
+        attend_all(
+            AttentionInputs(
+                q=q,
+                k_cache=k_cache,
+                v_cache=v_cache,
+                cache_seqlens=cache_seqlens,
+                context=context,
+                block_table=block_table,
+                out=out,
+                lse=lse,
+                **self._scalars,
+                **asked,
+            )
+        )
+
+
+@pytest.fixture(autouse=True)
+def prepared_for(monkeypatch) -> list[AttentionInputs]:
+    """Inputs that launches were prepared for, by a kernel that takes everything."""
+    seen: list[AttentionInputs] = []
+
+    def relaunch(inputs: AttentionInputs, config: Any) -> Relaunched:
+        seen.append(inputs)
+        return Relaunched(inputs)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(LEAN, "relaunch", relaunch)
+    monkeypatch.setattr(LEAN, "axes", frozenset(AXES), raising=False)
+    monkeypatch.setattr(LEAN, "head_dims", range(8, 520, 8), raising=False)
+    monkeypatch.setattr(LEAN, "page_sizes", range(1, 513), raising=False)
+    monkeypatch.setattr(LEAN, "max_q_len", 64, raising=False)
+    monkeypatch.setattr(LEAN, "refusal", lambda problem: None)
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    return seen
+
+
+def called(inputs: AttentionInputs, **options: Any) -> Any:
+    """Output and LSE."""
+    arguments = {**api_arguments(inputs), "config": CONFIG, **options}
+    return lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **arguments)
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("lengths_on", ["host", "device"])
+def test_every_kind_reaches_the_kernel_at_first_and_again(kinds, lengths_on, prepared_for):
+    problem = replace(PLAIN, **{"lengths_on": lengths_on, **kinds})
+    for _ in range(2):
+        inputs = make_inputs(problem, "cpu")
+        out, lse = called(inputs)
+        assert (out.shape, out.dtype) == (inputs.out.shape, inputs.out.dtype)
+        assert (lse.shape, lse.dtype) == (inputs.lse.shape, torch.float32)
+        assert_right(inputs, out, lse)
+    assert len(prepared_for) == 1
+    asked = {**kinds_of(make_inputs(problem, "cpu"))}
+    assert kinds_of(prepared_for[0]) == asked
+    assert asked != kinds_of(make_inputs(PLAIN, "cpu"))
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_a_launch_of_check_and_sweeps_is_the_call(kinds):
+    inputs = make_inputs(replace(PLAIN, **kinds), "cpu")
+    launch = ApiCall(inputs, config=CONFIG)
+    launch()
+    assert_right(inputs, launch.results.out, launch.results.lse)
+    assert launch.results.out is inputs.out
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_torch_compile_takes_every_kind_whole(kinds):
+    torch._dynamo.reset()
+    inputs = make_inputs(replace(PLAIN, **kinds), "cpu", seed=7)
+
+    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = called(inputs)
+        return out * 2, lse
+
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
+    out, lse = compiled(inputs)
+    assert_right(inputs, (out / 2), lse)
+
+
+def test_the_operator_that_appends_changes_the_caches_and_no_other_does(prepared_for):
+    assert append_operator._schema.is_mutable
+    with FakeTensorMode():
+        q = torch.empty(2, 1, 8, 64, dtype=torch.bfloat16, device="cuda")
+        cache = torch.empty(2, 90, 2, 64, dtype=torch.bfloat16, device="cuda")
+        new = torch.empty(2, 1, 2, 64, dtype=torch.bfloat16, device="cuda")
+        out = lean_attn_with_kvcache(q, cache, cache, new, new, cache_seqlens=5, softcap=3.0)
+        assert isinstance(out, torch.Tensor)
+        assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
+    assert prepared_for == []
+
+
+def test_positions_are_flash_attns():
+    names = [
+        "q",
+        "k_cache",
+        "v_cache",
+        "k",
+        "v",
+        "rotary_cos",
+        "rotary_sin",
+        "cache_seqlens",
+        "cache_batch_idx",
+        "cache_leftpad",
+        "block_table",
+        "softmax_scale",
+        "causal",
+        "window_size",
+        "softcap",
+        "rotary_interleaved",
+        "alibi_slopes",
+        "num_splits",
+        "return_softmax_lse",
+    ]
+    parameters = inspect.signature(lean_attn_with_kvcache).parameters
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert [name for name, own in parameters.items() if own.kind == positional] == names
+    assert parameters["rotary_interleaved"].default is True
+    assert parameters["window_size"].default == (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "given", "same"),
+    [
+        ({"sinks": True}, "sinks", "learnable_sink"),
+        ({"page_size": 16}, "block_table", "page_table"),
+    ],
+)
+def test_other_names(kinds, given, same):
+    inputs = make_inputs(replace(PLAIN, **kinds), "cpu")
+    expected, _ = called(inputs)
+    arguments = api_arguments(inputs)
+    value = arguments.pop(given)
+    tensors = (inputs.q, inputs.k_cache, inputs.v_cache)
+    out, _ = lean_attn_with_kvcache(*tensors, **arguments, **{same: value}, config=CONFIG)
+    assert torch.equal(out, expected)
+    with pytest.raises(
+        ValueError, match=f"^{given} and {same} are two names of one argument: pass one of them$"
+    ):
+        lean_attn_with_kvcache(*tensors, **arguments, **{same: value, given: value})
+
+
+def test_what_asks_for_nothing_is_a_plain_call(prepared_for):
+    inputs = make_inputs(PLAIN, "cpu")
+    called(inputs)
+    for nothing in (
+        {"window_size": (-1, 3)},  # causal
+        {"window_size": [-5, -1], "softcap": 0},
+        {"k_descale": torch.ones(2, 2)},  # the cache is fp16
+    ):
+        called(inputs, **nothing)
+    assert len(prepared_for) == 1
+
+
+@pytest.mark.parametrize("length", [5, torch.tensor([5, 30], dtype=torch.int32)])
+def test_a_token_a_step_shares_a_launch(length, prepared_for):
+    problem = replace(PLAIN, q_len=1, append=1, capacity=60)
+    inputs = make_inputs(problem, "cpu")
+    for step in range(4):
+        now = length + step
+        context = now + 1 if isinstance(now, int) else 60
+        seqlens = None if isinstance(now, int) else now
+        stepped = replace(inputs, cache_seqlens=seqlens, context=context)
+        assert_right(stepped, *called(stepped, cache_seqlens=now))
+    assert len(prepared_for) == 1
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+Q, CACHE, NEW = half(2, 1, 8, 64), half(2, 30, 4, 64), half(2, 3, 4, 64)
+FP8 = {"k_cache": CACHE.to(torch.float8_e4m3fn), "v_cache": CACHE.to(torch.float8_e4m3fn)}
+APPEND = {"k": NEW, "v": NEW, "cache_seqlens": 20}
+TABLES = {"rotary_cos": half(30, 16), "rotary_sin": half(30, 16)}
+PACKED = {"q": half(5, 8, 64), "cu_seqlens_q": int32(0, 2, 5), "max_seqlen_q": 3}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "sinks for other heads": (
+        {"sinks": torch.zeros(4)},
+        r"^sinks is \(4,\) torch.float32: expected \(8,\) contiguous torch.float32 or torch.float16"
+        r" or torch.bfloat16$",
+    ),
+    "sinks of whole numbers": ({"sinks": int32(*range(8))}, r"^sinks is \(8,\) torch.int32"),
+    "sinks elsewhere": (
+        {"sinks": torch.zeros(8, device="meta")},
+        "^sinks is on meta, q on cpu: move it there$",
+    ),
+    "slopes in fp16": (
+        {"alibi_slopes": half(8)},
+        r"^alibi_slopes is \(8,\) torch.float16: expected \(8,\) or \(2, 8\) contiguous",
+    ),
+    "scales on the host": (
+        {**FP8, "k_descale": 0.5},
+        "^k_descale is 0.5, on the host: pass a torch.float32 tensor on the device of q, one scale",
+    ),
+    "a scale for all": (
+        {**FP8, "v_descale": torch.ones(1)},
+        r"^v_descale is \(1,\) torch.float32: expected \(2, 4\) torch.float32, one scale for all"
+        r" as scale.expand\(batch, kv_heads\)$",
+    ),
+    "scales elsewhere": (
+        {**FP8, "v_descale": torch.ones(2, 4, device="meta")},
+        "^v_descale is on meta, q on cpu: move it there$",
+    ),
+    "an fp8 query over a 16-bit cache": (
+        {"q": Q.to(torch.float8_e4m3fn)},
+        "^q is torch.float8_e4m3fn, the caches torch.float16 and torch.float16: all fp16",
+    ),
+    "k without v": ({"k": NEW, "cache_seqlens": 3}, "^k and v are appended together"),
+    "an append at no length": ({"k": NEW, "v": NEW}, "^k and v are appended at cache_seqlens"),
+    "an append of other heads": (
+        {**APPEND, "k": half(2, 3, 8, 64)},
+        r"^k is \(2, 3, 8, 64\) torch.float16: expected \(batch, new tokens, kv_heads, head_dim\) ="
+        r" \(2, new tokens, 4, 64\) torch.float16, as the caches are$",
+    ),
+    "an append of another length": ({**APPEND, "v": half(2, 2, 4, 64)}, r"^v is \(2, 2, 4, 64\)"),
+    "an append in bf16": ({**APPEND, "v": NEW.bfloat16()}, r"^v is .* torch.bfloat16: expected"),
+    "an append past the cache": (
+        {**APPEND, "cache_seqlens": 28},
+        "^cache_seqlens 28 and 3 appended tokens are outside the cache's 0 to 30 tokens: append at"
+        " most what there is room for$",
+    ),
+    "an append of more than the cache": (
+        {"k": half(2, 31, 4, 64), "v": half(2, 31, 4, 64), "cache_seqlens": int32(0, 0)},
+        "^k has 31 tokens, the caches have room for 30 of a sequence: append at most as many$",
+    ),
+    "an append past the block table": (
+        {**APPEND, "cache_seqlens": 28, "block_table": torch.zeros(2, 1, dtype=torch.int32)},
+        "^cache_seqlens 28 and 3 appended tokens are outside the cache's 0 to 30 tokens",
+    ),
+    "a rotation of nothing": (TABLES, "^rotary_cos and rotary_sin rotate k, which is None"),
+    "cos alone": ({**APPEND, "rotary_cos": half(30, 16)}, "^rotary_cos and rotary_sin go together"),
+    "a short table": (
+        {**APPEND, **TABLES, "rotary_cos": half(29, 16)},
+        r"^rotary_cos is \(29, 16\): expected .* a position for each of 30 tokens or more, and"
+        " rotary_dim a multiple of 16 up to 64$",
+    ),
+    "a rotary dim of 24": (
+        {**APPEND, "rotary_cos": half(30, 12), "rotary_sin": half(30, 12)},
+        r"^rotary_cos is \(30, 12\): expected",
+    ),
+    "sin of another shape": (
+        {**APPEND, **TABLES, "rotary_sin": half(40, 16)},
+        r"^rotary_sin is \(40, 16\) torch.float16: expected \(30, 16\) contiguous torch.float16$",
+    ),
+    "rows of pages": (
+        {
+            "block_table": torch.zeros(2, 1, dtype=torch.int32),
+            "cache_batch_idx": int32(0, 1),
+        },
+        "^cache_batch_idx and block_table both say where a sequence is in the caches",
+    ),
+    "rows for another batch": (
+        {"cache_batch_idx": int32(0)},
+        r"^cache_batch_idx is \(1,\) torch.int32: expected \(2,\) contiguous torch.int32$",
+    ),
+    "int64 padding": (
+        {"cache_leftpad": int32(0, 1).long()},
+        r"^cache_leftpad is \(2,\) torch.int64: expected \(2,\) contiguous torch.int32$",
+    ),
+    "packed queries without their most": (
+        {**PACKED, "max_seqlen_q": None},
+        "^cu_seqlens_q and max_seqlen_q go together",
+    ),
+    "a most that is none": ({**PACKED, "max_seqlen_q": 6}, "^max_seqlen_q 6 is outside the 1 to 5"),
+    "int64 starts": (
+        {**PACKED, "cu_seqlens_q": int32(0, 2, 5).long()},
+        r"^cu_seqlens_q is \(3,\) torch.int64: expected \(3,\) contiguous torch.int32$",
+    ),
+    "starts on the host": (
+        {**PACKED, "cu_seqlens_q": int32(0, 2, 5).to("meta")},
+        "^cu_seqlens_q is on meta, q on cpu: move it there$",
+    ),
+    "four dimensions of packed queries": (
+        {**PACKED, "q": Q},
+        r"^q is \(2, 1, 8, 64\), .*: expected \(query tokens, q_heads, head_dim\) and twice",
+    ),
+    "a window of one number": (
+        {"window_size": 128},
+        r"^window_size is 128: expected \(left, right\), two whole numbers, -1 for no limit$",
+    ),
+    "a window of fractions": ({"window_size": (1.5, 0)}, r"^window_size is \(1.5, 0\)"),
+    "a negative softcap": ({"softcap": -1.0}, "^softcap is -1.0: expected 0 for none"),
+    "sinks that are a number": ({"sinks": 1.0}, "^sinks is 1.0: expected a tensor$"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG.values(), ids=WRONG)
+def test_bad_input_is_one_sentence(arguments, words, prepared_for):
+    with pytest.raises(ValueError, match=words) as caught:
+        lean_attn_with_kvcache(**{"q": Q, "k_cache": CACHE, "v_cache": CACHE, **arguments})
+    assert "\n" not in str(caught.value)
+    assert prepared_for == []
+
+
+def test_a_window_above_the_length_is_right():
+    for length in (0, 1, 5, 40):
+        inputs = replace(make_inputs(replace(PLAIN, window_left=30), "cpu"), context=length)
+        assert_right(inputs, *called(inputs))
