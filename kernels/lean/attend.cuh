@@ -46,7 +46,7 @@ struct Query {
   // As operands have them, but for `divide_row`.
   __device__ __forceinline__ static u32 two_numbers(const QNumber *at) {
     if (Q_DTYPE == 0) return __ldg(reinterpret_cast<const u32 *>(at));
-    return to_fp16<Q_DTYPE>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0);
+    return to_fp16<Q_DTYPE>(__ldg(reinterpret_cast<const unsigned short *>(at)), 0, 1);
   }
 
   __device__ __forceinline__ const QNumber *row_of(const Params &p, int row) const {

@@ -85,7 +85,8 @@ constexpr bool MASKED_STARTS =
     (WINDOW_LEFT && (Q_LEN != 1 || APPEND)) || ((WINDOW_LEFT || LEFTPAD) && START_STEP > 1);
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
-constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > 48;
+constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && ROW_BLOCKS == 1) ? 48 : 47;
+constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 // Loads of V before the weights are known, as far as registers allow.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks

@@ -178,7 +178,8 @@ class CudaBuild:
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
-        shared_query = self.rows // 8 * (k_steps + 2 * v_steps) > 48
+        most_query = 48 if not self.kv_dtype or (self.bulk and self.rows == 8) else 47
+        shared_query = self.rows // 8 * (k_steps + 2 * v_steps) > most_query
         total = max(ring, scratch) if shared_query else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:

@@ -12,6 +12,7 @@ from leanbench.kernels.lean.cuda_build import BULK_TOKENS, HOPPER, CudaBuild, ro
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 # The thresholds of `heuristic`, for lengths that the host knows, say which quantity they limit and
@@ -312,6 +313,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         chunk, ctas_per_sm = _LEAST_CHUNK, 2
     elif problem.group_size > _FEW_QUERIES and queries <= rows:
         chunk, warps = _LEAST_CHUNK, 8
+    if problem.kv_dtype != SAME and rows == TILE_ROWS[-1]:
+        chunk = _LEAST_CHUNK  # more take more registers than there are
     copy = copy_of(problem, gpu)
     config = cuda_config(
         chunk, warps, stages, ctas_per_sm, cluster, rows, copy, 1, align_grid=False

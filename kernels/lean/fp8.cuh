@@ -18,11 +18,12 @@ __device__ __forceinline__ float scale_of(const Descale &scales, int sequence, i
   return scales.at ? __ldg(scales.at + at) : 1.0f;
 }
 
-// Bytes 2 `half` and 2 `half` + 1 of a word, in fp16.
+// Bytes `first` and `second` of a word, in fp16.
 template <int DTYPE>
-__device__ __forceinline__ u32 to_fp16(u32 word, int half) {
-  if (DTYPE == 1 && HAS_CVT) return cvt_rn_f16x2_e4m3x2((unsigned short)(word >> 16 * half));
-  const u32 high_bytes = __byte_perm(word, 0, half == 0 ? 0x1404 : 0x3424);
+__device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
+  if (DTYPE == 1 && HAS_CVT)
+    return cvt_rn_f16x2_e4m3x2((unsigned short)__byte_perm(word, 0, first | second << 4));
+  const u32 high_bytes = __byte_perm(word, 0, 0x0404 | first << 4 | second << 12);
   if (DTYPE == 2) return high_bytes;
   const u32 digits = high_bytes & 0x7f007f00;
   const u32 nan = digits + 0x01000100 & 0x80008000;  // all seven bits are set
@@ -34,16 +35,17 @@ __device__ __forceinline__ u32 to_fp16(u32 word, int half) {
 __device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int part) {
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    k[i] = KV_DTYPE == 0 ? loaded[i] : to_fp16<KV_DTYPE>(loaded[2 * part + i % 2], i / 2);
+    k[i] = KV_DTYPE == 0
+               ? loaded[i]
+               : to_fp16<KV_DTYPE>(loaded[2 * part + i % 2], i / 2 * 2, i / 2 * 2 + 1);
 }
 
 // The same of V: a lane has numbers 2g and 2g + 1 of two tokens, as rows g and g + 8.
 __device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], int part) {
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    v[i] = KV_DTYPE == 0
-               ? loaded[i]
-               : to_fp16<KV_DTYPE>(__byte_perm(loaded[part + i / 2 * 2], 0, 0x3120), i % 2);
+    v[i] = KV_DTYPE == 0 ? loaded[i]
+                         : to_fp16<KV_DTYPE>(loaded[part + i / 2 * 2], i % 2, i % 2 + 2);
 }
 
 // Rows of Q in bf16 are divided by a power of two each that brings their largest number to 2^14 or
