@@ -53,6 +53,9 @@ PROBLEMS = (
     AttentionProblem(
         2, 32, 8, 4096, 128, q_len=2, alibi=True, causal=False, leftpad=True, batch_idx=True
     ),
+    AttentionProblem(8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3"),
+    AttentionProblem(1, 28, 2, 8192, 128, "bf16", kv_dtype="e4m3", q_dtype="e4m3"),
+    AttentionProblem(2, 64, 8, 4096, 128, q_len=16, kv_dtype="e5m2"),
 )
 GPUS = ("a100", "h200", "b200")
 
@@ -273,6 +276,11 @@ def test_shared_memory_is_what_the_kernel_lays_out():
     states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8
     own = 16 * 128 + 16 * 2
     assert CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + own + 8 * 4 * 3
+    # In 8 bits a row is one column, of 64 bytes where it has no more.
+    fp8 = replace(PROBLEMS[0], kv_dtype="e4m3")
+    assert CudaBuild.of(fp8, config).shared_bytes == ring // 2 + states + own + 8 * 4 * 3
+    narrow = CudaBuild.of(replace(fp8, head_dim=64), config)
+    assert narrow.shared_bytes == ring // 4 + 4 * 4 * 4 * 68 + 8 * 4 * 8 + 16 * 64 + 32 + 96
     # 32 rows: states lie over the ring, and the query rows come beside.
     assert (
         CudaBuild.of(PROBLEMS[3], config).shared_bytes
