@@ -71,7 +71,8 @@ class AttentionInputs:
     #: (batch,), int32: the row of the caches that a sequence has; contiguous caches.
     cache_batch_idx: torch.Tensor | None = None
     #: (batch, new tokens, kv_heads, head_dim), in the caches' dtype: written to the caches from
-    #: `cache_seqlens` on, then attended to; those that the cache has no room for are neither.
+    #: `cache_seqlens` on, then attended to; those that the cache has no room for are neither, nor
+    #: are those of a sequence without query tokens (`cu_seqlens_q`).
     k_new: torch.Tensor | None = None
     v_new: torch.Tensor | None = None
     #: (positions, rotary_dim / 2), in the dtype of `q`, by which `k_new` and `q` are rotated, and
