@@ -78,7 +78,6 @@ struct Query {
               valid && step * 16 + half * 8 < HEAD_DIM
                   ? two_numbers(at + step * 16 + half * HALF_STEP)
                   : 0;
-      if (ROTARY_DIM > 0) rotate(angles_of(p, row), rows, lane);
     }
     if (KV_DTYPE == 0) return;
     const float scale = descaled(p, part);
@@ -92,19 +91,13 @@ struct Query {
     }
   }
 
-  // Turns the fragments of a block of rows: this lane has numbers 8 apart, partners among them.
-  __device__ __forceinline__ void rotate(const Angles &angles, int rows, int lane) {
-    constexpr int PIECES = ROTARY_DIM / (INTERLEAVED ? 8 : 16), PARTNER = ROTARY_DIM / 16;
+  // From shared memory, after `load_shared` and a barrier.
+  __device__ __forceinline__ void load_staged() {
 #pragma unroll
-    for (int piece = 0; piece < PIECES; piece++) {
-      u32 &low = fragments[piece / 2][rows][piece % 2];
-      if (INTERLEAVED) {
-        low = angles.turned_within(low, 4 * piece + lane % 4);
-      } else {
-        u32 &high = fragments[(piece + PARTNER) / 2][rows][(piece + PARTNER) % 2];
-        angles.turn(low, high, 8 * piece + lane % 4 * 2);
-      }
-    }
+    for (int step = 0; step < K_STEPS; step++)
+#pragma unroll
+      for (int rows = 0; rows < ROW_BLOCKS; rows++)
+        ldmatrix_x2(fragments[step][rows], shared_lane + 2 * (rows * 8 * QUERY_ROW + step * 16));
   }
 
   // KV_DTYPE: what scores of all rows are multiplied by.

@@ -87,6 +87,8 @@ constexpr bool MASKED_STARTS =
 // each time.
 constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && ROW_BLOCKS == 1) ? 48 : 47;
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
+// Rows of Q pass through shared memory: rotated by all threads, once.
+constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
 // Loads of V before the weights are known, as far as registers allow.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks
@@ -125,7 +127,7 @@ constexpr int LOGS_AT =
 constexpr int OWN_AT = LOGS_AT + 8 * WARPS * ROWS;
 constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
 // SINKS: of the part's rows, as they lie in `sinks`.
-constexpr int SINKS_AT = QUERY_AT + (SHARED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
+constexpr int SINKS_AT = QUERY_AT + (STAGED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
 // What rows of Q are divided by.
 constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
 constexpr int BARRIERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);

@@ -184,7 +184,7 @@ class CudaBuild:
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
-        if shared_query:
+        if shared_query or self.rotary_dim:
             total += 2 * self.rows * (16 * k_steps + 8)
             if self.bf16 and self.kv_dtype and not self.q_dtype:
                 total += 4 * self.rows

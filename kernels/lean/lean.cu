@@ -71,15 +71,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     bool fresh = true;
     while (true) {
       ring.fill(p, warp, range.end);
-      if (SHARED_QUERY && fresh) {
-        if (!first_part) __syncthreads();  // the part before has been computed
+      if (STAGED_QUERY && fresh) {
+        if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
         __syncthreads();
-        if (KV_DTYPE != 0) query.load_scales(p, part, shared, lane);
+        if (SHARED_QUERY && KV_DTYPE != 0) query.load_scales(p, part, shared, lane);
+        if (!SHARED_QUERY) query.load_staged();
         fresh = false;
       }
       if (part.chunk >= part.chunks) break;
-      if (!SHARED_QUERY && fresh) {
+      if (!STAGED_QUERY && fresh) {
         query.load(p, part, lane);
         fresh = false;
       }

@@ -22,32 +22,22 @@ struct Angles {
     cos = p.rotary_cos + row, sin = p.rotary_sin + row;
   }
 
-  // Turns the pair of numbers 2 `angle` and 2 `angle` + 1.
-  __device__ __forceinline__ u32 turned_within(u32 pair, int angle) const {
-    const float2 x = floats_of(pair);
-    const float c = floats_of(__ldg(cos + angle)).x, s = floats_of(__ldg(sin + angle)).x;
-    return cvt_rn_x2<BF16>(x.x * c - x.y * s, x.y * c + x.x * s);
-  }
-
-  // Turns the pairs of numbers `angle` and `angle` + 1 with those half of ROTARY_DIM further on.
-  __device__ __forceinline__ void turn(u32 &low, u32 &high, int angle) const {
-    const float2 x = floats_of(low), y = floats_of(high);
-    const float2 c = floats_of(__ldg(reinterpret_cast<const u32 *>(cos + angle)));
-    const float2 s = floats_of(__ldg(reinterpret_cast<const u32 *>(sin + angle)));
-    low = cvt_rn_x2<BF16>(x.x * c.x - y.x * s.x, x.y * c.y - y.y * s.y);
-    high = cvt_rn_x2<BF16>(y.x * c.x + x.x * s.x, y.y * c.y + x.y * s.y);
-  }
-
   // Turns two numbers of a row that were read from `at`, the first of them in `column`.
   __device__ __forceinline__ u32 turned(u32 own, const void *at, int column) const {
     if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return own;
-    if (INTERLEAVED) return turned_within(own, column / 2);
+    const float2 x = floats_of(own);
+    if (INTERLEAVED) {
+      const float c = floats_of(__ldg(cos + column / 2)).x;
+      const float s = floats_of(__ldg(sin + column / 2)).x;
+      return cvt_rn_x2<BF16>(x.x * c - x.y * s, x.y * c + x.x * s);
+    }
     const bool is_low = column < ROTARY_DIM / 2;
     const int angle = is_low ? column : column - ROTARY_DIM / 2;
-    const u32 partner =
-        __ldg(static_cast<const u32 *>(at) + (is_low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4));
-    u32 low = is_low ? own : partner, high = is_low ? partner : own;
-    turn(low, high, angle);
-    return is_low ? low : high;
+    const float2 y = floats_of(
+        __ldg(static_cast<const u32 *>(at) + (is_low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4)));
+    const float2 c = floats_of(__ldg(reinterpret_cast<const u32 *>(cos + angle)));
+    const float2 s = floats_of(__ldg(reinterpret_cast<const u32 *>(sin + angle)));
+    const float sign = is_low ? -1.0f : 1.0f;
+    return cvt_rn_x2<BF16>(x.x * c.x + sign * y.x * s.x, x.y * c.y + sign * y.y * s.y);
   }
 };
