@@ -449,21 +449,25 @@ struct WorkRange {
   }
 
 #if BULK && CLUSTER > 1
-  // RAGGED: where the unit's part starts if it turns out to be a first split, of whatever length;
-  // false: it does not look like one.
+  // RAGGED: where the unit's part starts if it turns out to be a first split; false: it does not look
+  // like one. The first chunk is the same for any length, but for windows and padded sequences, which
+  // wait for their own.
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
     const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
     const int each = head_tiles(p), output_tiles = p.batch * each;
-    // Where windows and padded sequences start is not known before their lengths.
-    if (!RAGGED || RAGGED_Q || FIXED_RUNS || WINDOW_LEFT || LEFTPAD) return false;
+    if (!RAGGED || RAGGED_Q || FIXED_RUNS || (WINDOW_LEFT && Q_LEN == 0)) return false;
     if (unit >= output_tiles || ranges >= 2 * output_tiles) return false;
     position.sequence = divide(unit, each);
     position.head = unit - position.sequence * each;
     position.enter_head(p);
     position.tokens = p.context;
-    position.token = 0;
+    position.token = position.leftpad = 0;
+    if (WINDOW_LEFT || LEFTPAD) {
+      position.enter_sequence(p);
+      position.token = copy_start(position.first_needed(p, 0));
+    }
     position.chunk = range_warp;
-    return range_warp * CHUNK < p.context;
+    return position.token + range_warp * CHUNK < position.tokens;
   }
 #endif
 

@@ -454,7 +454,11 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("paged windows in clusters", ("attend.cuh", "max(part.leftpad, own", "max(0, own")),
     (
         "paged windows in clusters",
-        ("schedule.cuh", "|| WINDOW_LEFT || LEFTPAD) return", ") return"),
+        (
+            "schedule.cuh",
+            "position.token = copy_start(position.",
+            "position.token = 0 * (position.",
+        ),
     ),
     ("paged windows in clusters", ("attend.cuh", "fabsf(ahead +", "(ahead +")),
     (
