@@ -103,7 +103,8 @@ def lean_attn_with_kvcache(
         rotary_cos: (positions, rotary_dim / 2), in the dtype of `q`, with a position for every
             token of the cache's capacity: `k` is rotated by rows `cache_seqlens`, `cache_seqlens` +
             1 and so on, and so is `q` with a causal mask or a window; without, all of `q` by row
-            `cache_seqlens`. Both are rounded to their dtype again.
+            `cache_seqlens`; queries past the last row by that. Both are rounded to their dtype
+            again.
         rotary_sin: like `rotary_cos`.
         cache_seqlens: tokens in use, those of `k` not included, the query tokens otherwise
             included: one number, or (batch,) int32 on the same device. None: all of them, with a

@@ -138,17 +138,15 @@ def _check_rotary(call: Call) -> None:
         return
     if call.asked.k_new is None:
         raise ValueError("rotary_cos and rotary_sin rotate k, which is None: pass k and v too")
-    # Queries beyond the appended tokens stand past a full cache's end.
-    positions = call.capacity + max(0, call.q_len - call.new_tokens)
     if (
         cos.dim() != 2
-        or cos.shape[0] < positions
+        or cos.shape[0] < call.capacity
         or cos.shape[1] % 8
         or not 0 < 2 * cos.shape[1] <= call.q.shape[-1]
     ):
         raise ValueError(
             f"rotary_cos is {tuple(cos.shape)}: expected (positions, rotary_dim / 2), a position"
-            f" for each of {positions} tokens or more, and rotary_dim a multiple of 16 up to"
+            f" for each of {call.capacity} tokens or more, and rotary_dim a multiple of 16 up to"
             f" {call.q.shape[-1]}"
         )
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):

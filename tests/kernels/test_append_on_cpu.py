@@ -197,6 +197,16 @@ def test_what_the_cache_has_no_room_for_is_left_out(cpu: Cpu) -> None:
     attend(cpu, inputs, BULK, 7)
 
 
+def test_queries_past_the_last_position_have_it(cpu: Cpu) -> None:
+    """More query tokens than appended ones, at the end of a cache for which the tables are made."""
+    case = CASES["row tiles"]
+    inputs = make_inputs(replace(case.problem, context=(768, 760, 40)), "cpu", 1)
+    assert inputs.rotary_cos is not None
+    assert inputs.rotary_sin is not None
+    tables = {"rotary_cos": inputs.rotary_cos[:768], "rotary_sin": inputs.rotary_sin[:768]}
+    attend(cpu, replace(inputs, **tables), case.config, 5)
+
+
 def test_a_call_that_is_made_again_appends_again(cpu: Cpu) -> None:
     """At the lengths that the tensor then holds, as a CUDA graph is replayed."""
     problem = replace(CASES["rotated"].problem, context=(300, 5, 700, 64), append=5)
