@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
     @property
     def out_dtype(self) -> torch.dtype:
-        """That of `q`; bf16 where that is fp8."""
+        """That of `q`; where that is fp8, bf16 unless `out` is fp16."""
         return self.q.dtype if self.q.dtype in _DTYPES else torch.bfloat16
 
     @property
@@ -117,7 +117,8 @@ class Call(NamedTuple):
             ValueError: it cannot.
         """
         shape, dtype, device = self.out_shape, self.out_dtype, self.q.device
-        if out.shape != shape or out.dtype != dtype or out.device != device:
+        dtypes = (dtype,) if self.q.dtype == dtype else _DTYPES
+        if out.shape != shape or out.dtype not in dtypes or out.device != device:
             raise ValueError(
                 f"out is {tuple(out.shape)} {out.dtype} on {out.device}: expected {tuple(shape)}"
                 f" {dtype} on {device}, as q is"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from leanbench.check.fuzz_kinds import GROUP_SIZES, Family, draw_family, draw_member
 from leanbench.check.grid import CheckCase, wild_case
 from leanbench.core.lengths import Context, draw_context, traces
 from leanbench.core.problem import (
@@ -17,8 +18,7 @@ from leanbench.core.problem import (
 )
 
 #: Cases that share compiled kernels and launch settings: compiling takes longer than running.
-_FAMILY = 50
-_GROUP_SIZES = (1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 12, 16, 24, 32, 48)
+_FAMILY, _KIND_FAMILY = 50, 20
 _SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
 #: Of a cache over its longest sequence.
 _ROOM = (None, None, "1.01x", "2x", "4x")
@@ -29,19 +29,28 @@ _MOST_TOKENS, _MOST_PAIRS = 60_000, 24
 
 
 def fuzz_cases(count: int, seed: int) -> list[CheckCase]:
-    """`count` random cases, always the same ones for a seed; their inputs are drawn afresh."""
+    """`count` random cases, always the same ones for a seed; their inputs are drawn afresh. Half of
+    them are plain decode, the others have any kinds that go together, and any sizes.
+    """
     draw = random.Random(seed)
     cases: list[CheckCase] = []
     while len(cases) < count:
-        head_dim, dtype = draw.choice(HEAD_DIMS), draw.choice(DTYPES)
-        group_size = draw.choice(_GROUP_SIZES)
-        q_len = draw.choice((1, 1, 1, draw.randint(2, 16)))
-        page_size = draw.choice((None, None, draw.choice(PAGE_SIZES)))
+        # As many cases of both.
+        is_plain = draw.random() < _KIND_FAMILY / (_FAMILY + _KIND_FAMILY)
+        family = _plain_family(draw) if is_plain else draw_family(draw)
         settings = draw.randrange(1 << 30)
-        for _ in range(min(_FAMILY, count - len(cases))):
-            problem = _problem(draw, head_dim, dtype, group_size, q_len, page_size)
+        for _ in range(min(_FAMILY if is_plain else _KIND_FAMILY, count - len(cases))):
+            problem = draw_member(draw, family, _problem(draw, family))
             cases.append(_case(draw, problem, settings))
     return cases
+
+
+def _plain_family(draw: random.Random) -> Family:
+    head_dim, dtype = draw.choice(HEAD_DIMS), draw.choice(DTYPES)
+    group_size = draw.choice(GROUP_SIZES)
+    q_len = draw.choice((1, 1, 1, draw.randint(2, 16)))
+    page_size = draw.choice((None, None, draw.choice(PAGE_SIZES)))
+    return Family(head_dim, dtype, group_size, q_len, page_size)
 
 
 def _case(draw: random.Random, problem: AttentionProblem, settings: int) -> CheckCase:
@@ -52,27 +61,21 @@ def _case(draw: random.Random, problem: AttentionProblem, settings: int) -> Chec
     return CheckCase(problem, sharpness, variant, settings)
 
 
-def _problem(
-    draw: random.Random,
-    head_dim: int,
-    dtype: str,
-    group_size: int,
-    q_len: int,
-    page_size: int | None,
-) -> AttentionProblem:
+def _problem(draw: random.Random, family: Family) -> AttentionProblem:
+    """A plain problem of the family's sizes."""
     kv_heads = draw.choice((1, 1, 2, 3, 4, 8))
     batch = draw.randint(1, max(1, _MOST_PAIRS // kv_heads)) if draw.random() < 0.5 else 1
     longest = min(_LONGEST, _MOST_TOKENS // (batch * kv_heads))
     return AttentionProblem(
         batch,
-        kv_heads * group_size,
+        kv_heads * family.group_size,
         kv_heads,
         _context(draw, batch, longest),
-        head_dim,
-        dtype,
+        family.head_dim,
+        family.dtype,
         draw.choice(KV_LAYOUTS),
-        q_len,
-        page_size,
+        family.q_len,
+        family.page_size,
         draw.choice(_ROOM),
         draw.choice(LENGTHS_ON),
     )

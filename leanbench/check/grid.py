@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from leanbench.check.kind_cases import kind_problems
 from leanbench.check.launches import launch_of
 from leanbench.configs.lookup import resolve
+from leanbench.core.axes import KINDS
 from leanbench.core.config import KernelConfig
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import written_by
@@ -57,6 +59,8 @@ class CheckCase:
             problem.group_size,
             problem.q_len,
             problem.page_size,
+            *(problem.special.get(name) is not None for name in KINDS),
+            (problem.kv_dtype, problem.q_dtype, problem.v_head_dim, problem.rotary_dim),
             self.settings,
         )
 
@@ -77,6 +81,11 @@ class CaseResult:
 
 
 def gpu_cases() -> list[CheckCase]:
+    """Those of plain decode, then every kind and size."""
+    return [*plain_cases(), *_kind_cases()]
+
+
+def plain_cases() -> list[CheckCase]:
     """Every head_dim with every grouping, both dtypes and layouts in turn, every context; then
     ragged batches. Then pages and several query tokens, and calls as servers make them.
     """
@@ -163,29 +172,40 @@ def _server_cases(longest: int, heads: tuple[tuple[int, int], ...]) -> Iterator[
         yield wild_case(replace(on_device, page_size=next(pages)), 1.0, number)
 
 
+def _kind_cases() -> Iterator[CheckCase]:
+    for number, problem in enumerate(kind_problems()):
+        yield CheckCase(problem, 4.0 if number % 5 == 4 else 1.0, number)
+        if problem.lengths_on == "device" and number % 4 == 0:
+            yield wild_case(problem, 1.0, number)
+
+
 #: What a tensor of lengths says, and of a sequence for which it does: whether it is a full one.
 _WILD_LENGTHS = ((0, False), (2**31 - 1, True), (-1, False), (2**30, True), (-(2**31), False))
 
 
 def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> CheckCase:
     """A batch of one sequence as in `problem` and of such as no tensor of lengths should name."""
-    full = problem.cache_capacity
-    contexts = [full if is_full else 1 for _, is_full in _WILD_LENGTHS]
+    full, least = problem.cache_capacity, max(1, problem.append)
+    contexts = [full if is_full else least for _, is_full in _WILD_LENGTHS]
     lengths = [length for length, _ in _WILD_LENGTHS]
+    q_lens = problem.q_lens
+    if q_lens is not None:
+        q_lens = (max(q_lens), *itertools.islice(itertools.cycle(q_lens), len(lengths)))
     batch = replace(
         problem,
         batch=1 + len(lengths),
         context=(problem.max_context, *contexts),
         capacity=full,
         lengths_on="device",
+        q_lens=q_lens,
     )
-    return CheckCase(batch, score_scale, variant, lengths=(problem.max_context, *lengths))
+    cached = problem.max_context - problem.append
+    return CheckCase(batch, score_scale, variant, lengths=(cached, *lengths))
 
 
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """The kernel's default, with what costs no compilation varied from case to case."""
-    # The interpreter runs no CUDA C++.
-    asked = kernel("lean_triton" if interpreted and name == "lean" else name)
+    asked = kernel(_runs_as(name, interpreted))
     config: Any = cast("Any", resolve(asked, case.problem, gpu, "heuristic").config)
     if config is None:
         return None
@@ -198,6 +218,11 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
     if isinstance(config, LeanConfig) and not config.fixed_run_tiles:
         config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
     return config
+
+
+def _runs_as(name: str, interpreted: bool) -> str:
+    """The kernel that runs: the interpreter runs no CUDA C++."""
+    return "lean_triton" if interpreted and name == "lean" else name
 
 
 def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
@@ -244,7 +269,7 @@ def run_family(
         (name, case)
         for case in cases
         for name in names
-        if kernel(name).unsupported_reason(case.problem) is None
+        if kernel(_runs_as(name, device == "cpu")).unsupported_reason(case.problem) is None
         and (case.lengths is None or kernel(name).guards_lengths)
     ]
     return [_run_or_fail(name, case, gpu, device) for name, case in runnable]

@@ -33,7 +33,8 @@ def _used(inputs: AttentionInputs) -> list[tuple[int, int]]:
     firsts = [0] * inputs.batch
     if inputs.cache_leftpad is not None:
         firsts = inputs.cache_leftpad.tolist()
-    return list(zip(firsts, inputs.read_cached(), strict=True))
+    ends = inputs.read_cached()
+    return [(min(first, end), end) for first, end in zip(firsts, ends, strict=True)]
 
 
 def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:

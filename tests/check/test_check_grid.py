@@ -16,10 +16,12 @@ from leanbench.check.grid import (
     case_config,
     gpu_cases,
     interpreter_cases,
+    plain_cases,
     run_case,
     run_family,
 )
 from leanbench.check.poison import poison_unused
+from leanbench.core.axes import KINDS
 from leanbench.core.config import TileConfig
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
@@ -48,7 +50,7 @@ def test_the_gpu_grid_is_large():
 
 
 def test_the_gpu_grid_has_every_pair_that_is_compiled_apart():
-    cases = gpu_cases()
+    cases = plain_cases()
     assert values(cases, "head_dim", "group_size") == set(itertools.product(HEAD_DIMS, GROUP_SIZES))
     assert values(cases, "head_dim", "dtype") == set(itertools.product(HEAD_DIMS, DTYPES))
     assert values(cases, "group_size", "dtype") == set(itertools.product(GROUP_SIZES, DTYPES))
@@ -62,7 +64,7 @@ def test_the_gpu_grid_has_every_pair_that_is_compiled_apart():
 
 def test_the_gpu_grid_has_every_context_in_every_family():
     contexts = defaultdict(set)
-    for case in one_token(gpu_cases()):
+    for case in one_token(plain_cases()):
         contexts[case.problem.head_dim, case.problem.group_size].add(case.problem.context)
     for family in contexts.values():
         assert {1, 2, 127, 128, 129, 1000, 16_384, 65_537} <= family
@@ -74,7 +76,7 @@ def test_the_gpu_grid_has_every_context_in_every_family():
 
 
 def test_the_gpu_grid_has_both_layouts_with_everything():
-    cases = one_token(gpu_cases())
+    cases = one_token(plain_cases())
     pairs = {
         "head_dim": HEAD_DIMS,
         "group_size": GROUP_SIZES,
@@ -90,7 +92,7 @@ def test_the_gpu_grid_has_both_layouts_with_everything():
 
 
 def test_the_gpu_grid_has_pages_and_query_tokens_with_everything():
-    cases = [case for case in gpu_cases() if case not in one_token(gpu_cases())]
+    cases = [case for case in plain_cases() if case not in one_token(plain_cases())]
     pages = (None, *PAGE_SIZES)
     pairs = set(itertools.product((1, 2, 4, 7, 16), pages)) - {(1, None)}
     assert values(cases, "q_len", "page_size") == pairs
@@ -117,7 +119,7 @@ def test_the_gpu_grid_has_pages_and_query_tokens_with_everything():
 
 
 def test_the_gpu_grid_varies_what_needs_no_compilation():
-    cases = gpu_cases()
+    cases = plain_cases()
     assert {case.score_scale for case in cases} == {1.0, 12.0}
     default = {case.problem: default_splits(case) for case in cases}
     configs: list[Any] = [
@@ -191,7 +193,7 @@ def test_an_exception_is_that_kernels_failure(monkeypatch):
 
 
 def test_the_gpu_grid_has_calls_as_servers_make_them():
-    cases = [case for case in gpu_cases() if case.problem.capacity is not None]
+    cases = [case for case in plain_cases() if case.problem.capacity is not None]
     assert values(cases, "lengths_on") == {"device"}
     assert values(cases, "page_size") == {None, *PAGE_SIZES}
     assert values(cases, "kv_layout", "dtype") == set(itertools.product(KV_LAYOUTS, DTYPES))
@@ -213,7 +215,39 @@ def test_some_cases_say_lengths_that_the_cache_does_not_have(cases):
         # Full where the tensor says more: pages are there for what is read.
         full = case.problem.cache_capacity
         for length, context in zip(lengths, case.problem.contexts, strict=True):
-            assert context == min(max(1, length), full)
+            new = case.problem.append
+            assert context == min(max(1, new, length + new), full)
+
+
+@pytest.mark.parametrize("cases", [gpu_cases(), fuzz_cases(6000, 2)], ids=["grid", "fuzz"])
+def test_every_kind_is_tried_alone_and_with_others(cases):
+    seen: dict[str, set[Any]] = defaultdict(set)
+    together = set()
+    for case in cases:
+        kinds = [name for name in KINDS if name in case.problem.special]
+        together.add(len(kinds))
+        for name in kinds:
+            seen[name].add(case.problem.special[name])
+    # Latent caches are lean_mla's.
+    assert set(KINDS) - set(seen) <= {"latent"}
+    assert seen["kv_dtype"] == {"e4m3", "e5m2"}
+    assert seen["rotary_interleaved"] == {True}
+    assert {0, 1, 2, 3, 5} <= together
+    assert {case.problem.page_size for case in cases} > {1, None}
+    assert max(case.problem.q_len for case in cases) > 60
+    assert any(case.problem.append for case in cases if case.lengths is not None)
+
+
+def test_half_of_fuzz_is_plain():
+    plain = [not set(KINDS) & case.problem.special.keys() for case in fuzz_cases(6000, 3)]
+    assert 0.4 < sum(plain) / 6000 < 0.65
+
+
+def test_kinds_that_triton_lacks_are_passed_over_in_the_interpreter():
+    cases = [case for case in gpu_cases() if case.problem.sinks][:1]
+    cases = [replace(cases[0], problem=replace(cases[0].problem, context=40))]
+    (result,) = run_family(("lean", "reference"), cases, H200, "cpu")
+    assert (result.kernel, result.failure) == ("reference", None)
 
 
 def test_fuzz_has_every_kind_of_lengths_and_room():
