@@ -22,6 +22,9 @@ from leanbench.core.kernel import LaunchResources
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 
+#: Modules that a compiling process imports; tensors without memory take torch._dynamo along.
+_COMPILING = ("torch", "torch._dynamo", "triton", "cuda.core.utils", "leanbench.compile.build")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -44,14 +47,20 @@ class Build:
 
 
 @contextlib.contextmanager
-def process_pool(workers: int | None = None) -> Iterator[ProcessPoolExecutor]:
+def process_pool(
+    workers: int | None = None, preload: Sequence[str] = ()
+) -> Iterator[ProcessPoolExecutor]:
     """Processes that compile and compute, one for each core unless `workers` says otherwise; jobs
     that did not start are dropped at the end.
+
+    Args:
+        preload: modules that jobs import, besides those that compiling does. Imported by each of 64
+            processes at once, those of a prediction took 25 s.
     """
-    # Not fork: this process may hold a CUDA context. The server imports torch and triton once, for
-    # all workers.
+    # Not fork: this process may hold a CUDA context. The server imports modules once, for all
+    # workers.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "triton", "leanbench.compile.build"])
+    context.set_forkserver_preload([*_COMPILING, *preload])
     # Triton's interpreter, where this process uses it, compiles nothing.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 Compiled = Sequence[tuple[Progress, "dict[BuildKey, Build]"]]
 
 
+#: Modules that ranking by the performance model, and fitting, import.
+_PREDICTING = ("leanbench.tune.search", "leanbench.model.cell", "scipy.optimize")
+
+
 @dataclass(frozen=True)
 class Request:
     """Families to tune, their target and objective."""
@@ -55,7 +59,7 @@ def tune(request: Request, observer: Observer) -> list[tuple[Summary, Family]]:
         # What would not run there is not among the candidates.
         request = replace(request, kernel=request.kernel.implementation_on(request.target.spec))
     plan = replace(request.plan, reserve_s=_power_s(request))
-    with process_pool() as pool:
+    with process_pool(preload=_PREDICTING) as pool:
         search = Search(request.kernel, request.target.spec, plan, observer)
         compiled = search.compile(request.families, pool)
         if request.target.local_index is None:

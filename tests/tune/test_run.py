@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -55,7 +58,7 @@ def worlds(tmp_path, monkeypatch):
     monkeypatch.setenv("LEANBENCH_HOME", str(tmp_path))
     monkeypatch.setattr(stopwatch, "GpuStopwatch", Watch)
     monkeypatch.setattr(Search, "compile", compile)
-    monkeypatch.setattr(run, "process_pool", lambda: contextlib.nullcontext(Here()))
+    monkeypatch.setattr(run, "process_pool", lambda preload: contextlib.nullcontext(Here()))
     monkeypatch.setattr(run, "model_ranker", lambda kernel, spec, pool: no_ranking)
     monkeypatch.setattr(environment, "measured_environment", lambda index: described)
     return made
@@ -138,3 +141,31 @@ def test_windows_must_fit_the_budget(worlds):
         tune(request(objective="edp", budget_s=30.0), Silent())
     with pytest.raises(UserError, match="--objective energy cannot be predicted yet"):
         tune(Request(LEAN, [FAMILY], Target(H200, None), Plan(1e9), "energy"), Silent())
+
+
+#: In a process that has imported what the processes of a tuning have.
+PREDICTING = """
+import importlib, json, sys
+from leanbench.compile import build
+from leanbench.tune import run
+for name in (*build._COMPILING, *run._PREDICTING):
+    importlib.import_module(name)
+before = {*sys.modules}
+from leanbench.configs.space import FamilyKey
+from leanbench.core.inputs import shape_only
+from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
+from leanbench.tune.predicted import predict_us
+problem, h200 = FamilyKey(64, 4).problem(8, 1024), find("h200")
+shape_only(problem)
+predict_us("lean", problem, kernel("lean").tuning_space(problem, h200)[:1], h200, [1])
+print(json.dumps([*{name.partition(".")[0] for name in {*sys.modules} - before}]))
+"""
+
+
+def test_processes_predict_without_importing_libraries():
+    """64 processes at once took 25 s for it on a machine with an H200, each time anew."""
+    result = subprocess.run(
+        [sys.executable, "-c", PREDICTING], capture_output=True, text=True, check=True
+    )
+    assert {*json.loads(result.stdout)} <= {"leanbench", "pydantic"}
