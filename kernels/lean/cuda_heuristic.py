@@ -77,6 +77,9 @@ _LINE_BYTES = 128
 _FEW_QUERIES = 4
 #: Lengths on the device: output tiles to an SM from which on two CTAs share it (entry 34).
 _MANY_OUTPUT_TILES = 1.5
+#: Caches in 8 bits, in [fp8] reports/h200/settings/fp8.json (entry 40): bytes above which pairs of
+#: CTAs are faster, whatever a partial has.
+_MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
@@ -117,9 +120,20 @@ def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
     number_bytes = problem.token_bytes // (problem.head_dim + problem.value_dim)
     split_lines = number_bytes * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
     shared_lines = problem.kv_layout == "NHD" and problem.kv_heads > 1 and split_lines
+    if problem.kv_dtype != SAME and problem.token_bytes == _LINE_BYTES:
+        # Rows of 64 bytes: bulk copies are faster where these lie apart, by 5% and more, slower
+        # where they do not, by 15% [fp8].
+        shared_lines = not shared_lines
     whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
     hopper = gpu.compute_capability >= HOPPER
     return "bulk" if hopper and whole_boxes and not shared_lines else "async"
+
+
+def _wide_in_8_bits(problem: AttentionProblem, rows: int) -> bool:
+    """Whether a chunk may have twice the tokens of 16 bits: the same bytes, in as many
+    registers as there are.
+    """
+    return problem.kv_dtype != SAME and 64 < problem.head_dim <= 128 and rows == TILE_ROWS[0]
 
 
 def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -161,12 +175,14 @@ def _tile_rows(problem: AttentionProblem) -> int:
     all_rows = problem.group_size * problem.q_len
     heads = problem.batch * problem.kv_heads
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    # What is read again in 8 bits is converted again, number by number.
+    most_reread = _MAX_REREAD_BYTES / (1 if problem.kv_dtype == SAME else 2)
     # Output tiles of a KV head, and so reads of its K and V.
     reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
     able = [
         rows
         for rows, times in reads.items()
-        if rows == most or problem.kv_bytes * (times - 1) < _MAX_REREAD_BYTES
+        if rows == most or problem.kv_bytes * (times - 1) < most_reread
     ]
     enough = [rows for rows in reversed(able) if heads * reads[rows] >= _FEW_TILES]
     if problem.kv_bytes < (
@@ -186,6 +202,7 @@ def _cluster_size(
     lean_tiles: int,
     kv_bytes: int,
     align_bytes: float,
+    in_8_bits: bool,
     gpu: GpuSpec,
 ) -> int:
     """The largest cluster of which one for each output tile finds room, and no second one: partials
@@ -195,11 +212,14 @@ def _cluster_size(
     Args:
         row_tiles: output tiles of a KV head.
         lean_tiles: of an output tile; a CTA of the cluster has more than half of one.
+        in_8_bits: half of the SMs do not compute as fast then as memory can be read.
     """
     if row_tiles > 1 and kv_bytes > _MAX_BYTES_FOR_SHARED_CLUSTERS:
         return 1
     for size in (8, 4, 2):
         if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _MAX_BYTES_FOR_LARGE_CLUSTERS):
+            continue
+        if size > 2 and output_tiles > 1 and in_8_bits:
             continue
         if output_tiles > _PROCESSING_CLUSTERS and kv_bytes > _MAX_BYTES_FOR_UNEVEN_CLUSTERS[size]:
             continue
@@ -217,6 +237,9 @@ def _hopper_build(
     """Chunk, warps and stages of one CTA to an SM."""
     if problem.head_dim > 128:
         return _LEAST_CHUNK, 4, 3
+    if _wide_in_8_bits(problem, rows):
+        # Copies of small pages are smaller.
+        return (64, 4, 2) if (problem.page_size or 64) % 64 == 0 else (32, 4, 3)
     # Many rows to a chunk, where more warps share their softmax; or others that read the same
     # chunk, as timed.
     many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
@@ -254,10 +277,11 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if problem.head_dim <= 64 else 3
         config = cuda_config(
-            _small_chunk(problem), 4, stages, 2, 1, rows, copy_of(problem, gpu), 1, True
+            small_chunk(problem, rows), 4, stages, 2, 1, rows, copy_of(problem, gpu), 1, True
         )
     elif gpu.compute_capability < HOPPER:
-        chunk = _LEAST_CHUNK if rows > 16 or problem.head_dim > 128 else 2 * _small_chunk(problem)
+        few_rows = rows <= 16 and problem.head_dim <= 128
+        chunk = (64 if problem.head_dim <= 64 else 32) if few_rows else _LEAST_CHUNK
         config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(problem, gpu), 1, True)
     else:
         config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
@@ -279,7 +303,8 @@ def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     as the SMs hold, each with all rows that share its K and V.
     """
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-    config = cuda_config(_small_chunk(problem), 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
+    chunk = small_chunk(problem, rows)
+    config = cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
     return fitted(config, problem, gpu)
 
 
@@ -297,9 +322,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     output_tiles = problem.batch * problem.kv_heads * -(-queries // rows)
     hopper = gpu.compute_capability >= HOPPER
-    cluster = (
-        _any_length_cluster(output_tiles, min(rows, queries) * problem.value_dim) if hopper else 1
-    )
+    partial, in_8_bits = min(rows, queries) * problem.value_dim, problem.kv_dtype != SAME
+    cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     if problem.head_dim > 128:
         chunk, stages = _LEAST_CHUNK, 3
@@ -310,10 +334,12 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         ctas_per_sm = 2
     elif output_tiles >= _MANY_OUTPUT_TILES * gpu.sms:
         # One CTA reads while the other ends an output tile.
-        chunk, ctas_per_sm = _LEAST_CHUNK, 2
+        chunk, ctas_per_sm = small_chunk(problem, rows), 2
+    elif _wide_in_8_bits(problem, rows):
+        chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
     elif problem.group_size > _FEW_QUERIES and queries <= rows:
         chunk, warps = _LEAST_CHUNK, 8
-    if problem.kv_dtype != SAME and rows == TILE_ROWS[-1]:
+    if in_8_bits and rows == TILE_ROWS[-1]:
         chunk = _LEAST_CHUNK  # more take more registers than there are
     copy = copy_of(problem, gpu)
     config = cuda_config(
@@ -322,14 +348,17 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     return fitted(config, problem, gpu)
 
 
-def _any_length_cluster(output_tiles: int, partial: int) -> int:
+def _any_length_cluster(output_tiles: int, partial: int, in_8_bits: bool) -> int:
     """CTAs of a cluster, of which there is at least one for each output tile: partials meet without
     a detour through memory.
 
     Args:
         partial: numbers of an output tile's partial. Only large ones are worth the SMs that
             clusters leave idle.
+        in_8_bits: as of `_cluster_size`.
     """
+    if in_8_bits and output_tiles >= _FEW_TILES:
+        return 1
     for size, (most_tiles, least_partial) in _ANY_LENGTH_CLUSTERS.items():
         if output_tiles <= most_tiles and partial >= least_partial:
             return size
@@ -347,7 +376,10 @@ def _hopper_heuristic(
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
     row_tiles = output_tiles // (problem.batch * problem.kv_heads)
     align_bytes = _MAX_IDLE_BYTES * rows / 8
-    cluster = _cluster_size(output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, gpu)
+    in_8_bits = problem.kv_dtype != SAME
+    cluster = _cluster_size(
+        output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, in_8_bits, gpu
+    )
     if cluster > 1 and output_tiles > 1:
         build = _hopper_build(problem, rows, output_tiles, cluster)
         return cuda_config(*build, 1, cluster, rows, copy, lean_tiles, True)
@@ -370,6 +402,8 @@ def _hopper_heuristic(
     least_bytes = min(
         least for numbers, least in _MIN_BYTES_FOR_PAIRS.items() if partial >= numbers
     )
+    if in_8_bits:
+        least_bytes = min(least_bytes, _MIN_BYTES_FOR_PAIRS_IN_8_BITS)
     few_idle = pairs % output_tiles <= _FEW_IDLE_SHARE * pairs
     alone = row_tiles > 1 and output_tiles >= _MANY_SHARED_TILES
     size = 2 if problem.kv_bytes > least_bytes and few_idle and not alone else 1
@@ -378,5 +412,6 @@ def _hopper_heuristic(
     )
 
 
-def _small_chunk(problem: AttentionProblem) -> int:
-    return 32 if problem.head_dim <= 64 else _LEAST_CHUNK
+def small_chunk(problem: AttentionProblem, rows: int) -> int:
+    """Tokens of a chunk where two CTAs share an SM."""
+    return 32 if problem.head_dim <= 64 or _wide_in_8_bits(problem, rows) else _LEAST_CHUNK

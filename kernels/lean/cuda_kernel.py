@@ -18,6 +18,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     cuda_config,
     fitted,
     heuristic,
+    small_chunk,
 )
 from leanbench.kernels.lean.cuda_masks import as_seen
 from leanbench.kernels.lean.cuda_schedule import cuda_schedule
@@ -27,6 +28,7 @@ from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel, LaunchResources, TracedCall
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ HEAD_DIMS = (*range(8, 257, 8), 512)
 #: Tokens of a page, and query tokens of a sequence, at most.
 MAX_PAGE_SIZE, MAX_Q_LEN = 2**20, 2**20
 #: What `leanbench tune` considers, as (chunk_tokens, num_warps, num_stages, ctas_per_sm), by the
-#: largest head_dim. Bulk copies where the GPU has them: over six problems of 6 MB to 2 GB cp.async
-#: was 0.1% faster at most on an H200.
+#: largest head_dim in 16 bits. Bulk copies where the GPU has them: over six problems of 6 MB to
+#: 2 GB cp.async was 0.1% faster at most on an H200.
 _TUNED_BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     64: (
         (64, 4, 3, 1),
@@ -103,8 +105,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         # Chunk, warps, rows and the run's tokens decide about bits and follow from the family;
         # stages do not.
-        chunk = 32 if problem.head_dim <= 64 else 16
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        chunk = small_chunk(problem, rows)
         config = replace(
             cuda_config(chunk, 4, 3, 2, 1, rows, copy_of(problem, gpu), 1, False),
             fixed_run_tiles=_FIXED_RUN_TILES,
@@ -119,7 +121,9 @@ class LeanCuda(Kernel[LeanCudaConfig]):
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         hopper = gpu.compute_capability >= HOPPER
-        builds = next(builds for most, builds in _TUNED_BUILDS.items() if problem.head_dim <= most)
+        # In 8 bits a row has the bytes of half its head_dim.
+        numbers = problem.head_dim if problem.kv_dtype == SAME else problem.head_dim // 2
+        builds = next(builds for most, builds in _TUNED_BUILDS.items() if numbers <= most)
         space: list[LeanCudaConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.value_dim)

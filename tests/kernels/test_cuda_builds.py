@@ -372,6 +372,43 @@ def test_a_cache_of_any_lengths(batch, heads, kv_heads, capacity, head_dim, buil
         )
 
 
+@pytest.mark.parametrize(
+    ("problem", "settings"),
+    [
+        ("1 32/8 32768 128 NHD host", (64, 4, 2, 1, 1, "bulk")),
+        ("8 32/8 8192 128 NHD host", (64, 4, 2, 1, 2, "bulk")),
+        ("1 64/8 131072 128 NHD host", (64, 4, 2, 1, 2, "bulk")),
+        ("64 32/8 8192 128 NHD host", (32, 4, 3, 2, 1, "bulk")),
+        ("16 16/1 32768 128 NHD host", (16, 8, 2, 1, 2, "bulk")),
+        ("4 16/8 16384 256 NHD host", (16, 4, 3, 1, 2, "bulk")),
+        ("8 64/8 16384 64 NHD host", (64, 4, 3, 1, 2, "bulk")),
+        ("16 64/8 16384 64 HND host", (32, 8, 2, 1, 1, "async")),
+        ("1 32/8 32768 128 NHD device", (64, 4, 2, 1, 1, "bulk")),
+        ("64 32/8 8192 128 NHD device", (32, 4, 2, 2, 1, "bulk")),
+    ],
+)
+def test_settings_of_caches_in_8_bits(problem, settings):
+    """The fastest of reports/h200/settings/fp8.json, or within 2% of it: (chunk, warps, stages,
+    CTAs to an SM, CTAs of a cluster, copy).
+    """
+    batch, heads, context, head_dim, layout, lengths_on = problem.split()
+    q_heads, kv_heads = map(int, heads.split("/"))
+    shape = (int(batch), q_heads, kv_heads, int(context), int(head_dim), "bf16", layout)
+    fp8 = AttentionProblem(*shape, kv_dtype="e4m3", lengths_on=lengths_on)
+    lean = kernel("lean_cuda")
+    choose = lean.any_length_config if lengths_on == "device" else lean.default_config
+    config = choose(fp8, find("h200"))
+    assert config is not None
+    assert settings == (
+        config.chunk_tokens,
+        config.num_warps,
+        config.num_stages,
+        config.ctas_per_sm,
+        config.cluster_size,
+        config.copy,
+    )
+
+
 def test_any_length_in_triton_keeps_the_build_of_a_full_cache():
     problem, spec = AttentionProblem(1, 64, 1, 131_072, 128), find("a100-80gb")
     full = kernel("lean").default_config(problem, spec)
