@@ -90,7 +90,9 @@ def lean_attn_with_kvcache(
 
     Args:
         q: (batch, q_len, q_heads, head_dim), fp16 or bf16, or fp8 where the caches are. The query
-            tokens are the sequence's last. With `cu_seqlens_q`: (query tokens, q_heads, head_dim).
+            tokens are the sequence's last. A head_dim that is no multiple of 8 is padded, as by
+            flash-attn, which copies the caches in every call. With `cu_seqlens_q`: (query tokens,
+            q_heads, head_dim).
         k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous; of the dtype
             of `q`, or torch.float8_e4m3fn or float8_e5m2. `q_heads` is a multiple of `kv_heads`. A
             cache stored as (batch, kv_heads, tokens, head_dim) is passed as

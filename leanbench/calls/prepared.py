@@ -16,6 +16,7 @@ import torch
 
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
+from leanbench.calls.padding import needs_padding, padded, write_back
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import heuristic_of, lengths_with, settings_of
 from leanbench.configs.lookup import state
@@ -127,6 +128,8 @@ def _attend(
 def _attend_first(
     call: Call, with_lse: bool, stream: int, capturing: bool, signature: Hashable
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if needs_padding(call):
+        return _attend_padded(call, with_lse)
     inputs, relaunch = _launch_first(call)
     lengths = range(call.capacity, call.capacity + 1)
     if call.length is not None:
@@ -139,6 +142,13 @@ def _attend_first(
     prepared = Prepared(relaunch, lengths, inputs.lse.shape, out_shape, call.out_dtype, unasked_lse)
     _LAUNCHES.put(signature, prepared)
     return inputs.out, inputs.lse if with_lse else None
+
+
+def _attend_padded(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    _check(call)
+    wide = padded(call)
+    out, lse = attend(wide, with_lse)
+    return write_back(call, wide, out), lse
 
 
 def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hashable:
@@ -193,12 +203,16 @@ def _lengths(length: int, capacity: int, tile_tokens: int) -> range:
     return range(first, last + 1)
 
 
-def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
-    """Checks a call and launches it; its tensors, the outputs among them."""
+def _check(call: Call) -> None:
     refuse_kinds(call)
     call.check()
     check_extras(call)
     call.check_length()
+
+
+def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
+    """Checks a call and launches it; its tensors, the outputs among them."""
+    _check(call)
     device, extras = call.q.device, call.asked
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(

@@ -245,6 +245,28 @@ def test_a_token_a_step_shares_a_launch(length, prepared_for):
     assert len(prepared_for) == 1
 
 
+@pytest.mark.parametrize("out_is_given", [False, True])
+@pytest.mark.parametrize(
+    "kinds", [{}, {"append": 2, "rotary_dim": 16}, {"v_head_dim": 64}, {"q_lens": (1, 4)}]
+)
+def test_a_head_dim_that_is_no_multiple_of_8_is_padded(kinds, out_is_given, prepared_for):
+    wide = make_inputs(replace(PLAIN, **kinds), "cpu")
+    names = (
+        ("q", "k_cache", "k_new")
+        if "v_head_dim" in kinds
+        else (*("q", "k_cache", "k_new", "v_cache", "v_new", "out"),)
+    )
+    cut = {name: getattr(wide, name)[..., :59] for name in names if getattr(wide, name) is not None}
+    inputs = replace(wide, **cut)
+    for _ in range(2):
+        given = {"out": torch.empty_like(inputs.out)} if out_is_given else {}
+        out, lse = called(inputs, **given)
+        assert out.shape == inputs.out.shape
+        assert_right(inputs, out, lse)
+    assert [prepared.q.shape[-1] for prepared in prepared_for] == [64]
+    assert prepared_for[0].softmax_scale == inputs.softmax_scale
+
+
 def half(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
