@@ -9,7 +9,6 @@ import torch
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs
-from leanbench.kernels.launch import spec_of
 from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 from leanbench.kernels.mla.launch import MlaLaunch
@@ -51,7 +50,7 @@ def lean_mla_with_kvcache(
         cache_seqlens: tokens in use: one number, or (batch,) int32 on the same device. None: all.
             A sequence of length 0 gives output 0 and LSE -inf.
         block_table: (batch, pages of a sequence), int32, contiguous: where each page is.
-        softmax_scale: 576 ** -0.5 by default.
+        softmax_scale: above 0; 576 ** -0.5 by default.
         head_dim_v: 512.
         causal: True: the last of several query tokens sees the whole sequence, each one before it a
             token less. False: each sees all tokens.
@@ -63,7 +62,7 @@ def lean_mla_with_kvcache(
         UserError: the tensors are not on a Hopper GPU, or NVRTC is missing.
     """
     cache = kv_cache.unsqueeze(2) if kv_cache.dim() == 3 and block_table is None else kv_cache
-    _check(q, cache, cache_seqlens, block_table, head_dim_v, out)
+    _check(q, cache, cache_seqlens, block_table, softmax_scale, head_dim_v, out)
     batch, q_len, heads, _ = q.shape
     capacity = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     on_device = isinstance(cache_seqlens, torch.Tensor)
@@ -113,9 +112,7 @@ def _prepared(inputs: AttentionInputs) -> MlaLaunch:
             raise UserError(reason)
         if len(launches) >= _KEPT:
             launches.pop(next(iter(launches)))
-        config = LEAN_MLA.config_of(
-            inputs.batch, inputs.q_heads * inputs.q_len, inputs.context, spec_of(inputs.q.device)
-        )
+        config = LEAN_MLA.config_of(inputs.context)
         launches[signature] = MlaLaunch(inputs, config)
     return launches[signature]
 
@@ -125,6 +122,7 @@ def _check(
     cache: torch.Tensor,
     lengths: torch.Tensor | int | None,
     table: torch.Tensor | None,
+    softmax_scale: float | None,
     head_dim_v: int,
     out: torch.Tensor | None,
 ) -> None:
@@ -142,6 +140,8 @@ def _check(
         )
     if head_dim_v != VALUE_DIM:
         raise ValueError(f"head_dim_v is {head_dim_v}: only {VALUE_DIM} is supported, pass that")
+    if softmax_scale is not None and not softmax_scale > 0:
+        raise ValueError(f"softmax_scale is {softmax_scale}: pass a number above 0")
     if q.dtype not in _DTYPES or cache.dtype != q.dtype:
         raise ValueError(
             f"q is {q.dtype} and kv_cache {cache.dtype}: both bf16 or both fp16, please"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: Tokens that pages have a multiple of: those of a stage.
 PAGE_TOKENS = 64
 _MOST_PAGE_TOKENS = 1 << 20
+_MOST_SHORT_SPLITS = 32
 
 
 class LeanMla(Kernel[MlaConfig]):
@@ -58,12 +59,17 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        rows, context = problem.q_heads * problem.q_len, problem.known_to_host.max_context
-        return self.config_of(problem.batch, rows, context, gpu)
+        context = problem.known_to_host.max_context
+        return self.config_of(context)
 
-    def config_of(self, batch: int, rows: int, context: int, gpu: GpuSpec) -> MlaConfig:
-        """The heuristic, for `rows` of a sequence: query heads at all positions."""
-        return MlaConfig(min_tiles_per_cta=1, align_grid=True)
+    def config_of(self, context: int) -> MlaConfig:
+        """The heuristic: of splits shorter than two stages no more than merge well (H200, entry 40
+        of the performance log).
+        """
+        stages = -(-context // PAGE_TOKENS)
+        return MlaConfig(
+            min_tiles_per_cta=1 if stages <= _MOST_SHORT_SPLITS else 2, align_grid=True
+        )
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
         return [

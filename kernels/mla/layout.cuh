@@ -15,8 +15,10 @@ constexpr int VALUES = 512;        // the first of them: V
 constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
 constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
 constexpr int QUERY_COLUMNS = LATENT / 64;
-constexpr int LEFT_COLUMNS = VALUES / 128;                      // of warpgroup 0's half of V
-constexpr int RIGHT_COLUMNS = QUERY_COLUMNS - LEFT_COLUMNS;     // the other half, and what K has more
+// Of 64 numbers of a token: those that warpgroup 0 is the last to read (its half of V, and what K has
+// more), and those that warpgroup 1 is.
+constexpr int RIGHT_COLUMNS = VALUES / 128;
+constexpr int LEFT_COLUMNS = QUERY_COLUMNS - RIGHT_COLUMNS;
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
@@ -59,6 +61,11 @@ struct Stage {
   __device__ __forceinline__ int parity() const { return filled / LATENT_STAGES % 2; }
   __device__ __forceinline__ int at() const { return STAGES_AT + index() * LATENT_STAGE; }
 };
+
+// The columns in the order in which they are copied and read: the left ones first.
+__device__ __forceinline__ constexpr int column_in_turn(int i) {
+  return i < VALUES / 128 ? i : i == VALUES / 128 ? QUERY_COLUMNS - 1 : i - 1;
+}
 
 // The output row that a thread's accumulators 0 and 1 are of; 2 and 3 are 8 rows further.
 __device__ __forceinline__ int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }

@@ -40,13 +40,13 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       const u32 to = shared + stage.at() + rank * (COLUMN / CLUSTER);
 #pragma unroll
       for (int i = 0; i < QUERY_COLUMNS; i++) {
-        const int column = (i + LEFT_COLUMNS) % QUERY_COLUMNS;
-        const u32 full = shared + (column < LEFT_COLUMNS ? LEFT_FULL : RIGHT_FULL) + 8 * stage.index();
-        const u32 empty =
-            shared + (column < LEFT_COLUMNS ? LEFT_EMPTY : RIGHT_EMPTY) + 8 * stage.index();
-        if (i == 0 || column == 0) {
+        const int column = column_in_turn(i);
+        const bool left = i < LEFT_COLUMNS;
+        const u32 full = shared + (left ? LEFT_FULL : RIGHT_FULL) + 8 * stage.index();
+        if (i == 0 || i == LEFT_COLUMNS) {
+          const u32 empty = shared + (left ? LEFT_EMPTY : RIGHT_EMPTY) + 8 * stage.index();
           mbarrier_try_wait_parity(empty, stage.parity() ^ 1);
-          mbarrier_arrive_expect_tx(full, (column == 0 ? LEFT_COLUMNS : RIGHT_COLUMNS) * COLUMN);
+          mbarrier_arrive_expect_tx(full, (left ? LEFT_COLUMNS : RIGHT_COLUMNS) * COLUMN);
         }
 #if CLUSTER > 1
         cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, at, 0, row,
@@ -57,6 +57,11 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       }
     }
     part.leave_part(p);
+  }
+  // Until all CTAs of the cluster have arrived at this one's barriers for the last time.
+  for (int i = 0; i < LATENT_STAGES; i++, stage.filled++) {
+    mbarrier_try_wait_parity(shared + LEFT_EMPTY + 8 * stage.index(), stage.parity() ^ 1);
+    mbarrier_try_wait_parity(shared + RIGHT_EMPTY + 8 * stage.index(), stage.parity() ^ 1);
   }
 }
 
@@ -92,30 +97,30 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
     start_scores(s, shared, stage);
     wgmma_wait_group<0>();
     hold(s);
-    scale_and_mask(s, p.qk_scale, visible);
-    softmax.weigh(s, true);
+    mask(s, visible);
+    softmax.weigh(s, p.qk_scale, true);
     pack_weights(s, weights);
     mbarrier_try_wait_parity(shared + WEIGHTS_EMPTY, (stage.filled & 1) ^ 1);
     publish(shared, memory, softmax, weights);
   }
   if (part.chunks <= 1) release(shared + QUERY_EMPTY);
-  // Scores of a stage are computed before the values of the one before, and turned into weights
-  // beside these.
+  // The tensor cores have this warpgroup's values of a stage and scores of the next one; and the other
+  // warpgroup's values, also while these scores become weights.
   for (int chunk = 1; chunk < part.chunks; chunk++) {
     const Stage next = {stage.filled + 1};
+    start_values(o, weights, shared, stage);
     if (tokens - chunk * TILE < TILE) clear_end(shared, next, tokens - chunk * TILE);
     start_scores(s, shared, next);
-    start_values(o, weights, shared, stage);
     wgmma_wait_group<1>();
+    hold(o);
+    release_in_cluster(shared + LEFT_EMPTY + 8 * stage.index());
+    wgmma_wait_group<0>();
     hold(s);
     if (chunk + 1 == part.chunks) release(shared + QUERY_EMPTY);
     visible[0] -= TILE, visible[1] -= TILE;
-    scale_and_mask(s, p.qk_scale, visible);
-    softmax.weigh(s, false);
-    wgmma_wait_group<0>();
-    hold(o);
+    mask(s, visible);
+    softmax.weigh(s, p.qk_scale, false);
     pack_weights(s, weights);
-    release_in_cluster(shared + LEFT_EMPTY + 8 * stage.index());
     stage = next;
     mbarrier_try_wait_parity(shared + WEIGHTS_EMPTY, (stage.filled & 1) ^ 1);
     publish(shared, memory, softmax, weights);
@@ -142,7 +147,7 @@ __device__ __forceinline__ void attend_right(const Position &part, Stage &stage,
       const float *scales = reinterpret_cast<const float *>(memory + SCALES_AT) + own_row();
       rescale(o, scales[0], scales[8]);
     }
-    const u64 values = matrix_descriptor(shared + stage.at() + LEFT_COLUMNS * COLUMN, COLUMN);
+    const u64 values = matrix_descriptor(shared + stage.at() + VALUES / 128 * COLUMN, COLUMN);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -150,8 +155,8 @@ __device__ __forceinline__ void attend_right(const Position &part, Stage &stage,
     wgmma_commit_group();
     wgmma_wait_group<0>();
     hold(o);
-    release_in_cluster(shared + RIGHT_EMPTY + 8 * stage.index());
     release(shared + WEIGHTS_EMPTY);
+    release_in_cluster(shared + RIGHT_EMPTY + 8 * stage.index());
   }
 }
 
@@ -163,6 +168,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
 #if CLUSTER > 1
   rank = cluster_ctarank();
 #endif
+  if (threadIdx.x == COPY_WARP * 32) {
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+  }
   if (threadIdx.x == 0) {
     mbarrier_init(shared + QUERY_FULL, 1);
     mbarrier_init(shared + QUERY_EMPTY, 4);
@@ -181,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
   if (RAGGED) lengths.start(p, lane);
   __syncthreads();
 #if CLUSTER > 1
-  barrier_cluster_arrive();
+  barrier_cluster_arrive_relaxed();
   barrier_cluster_wait();
 #endif
   WorkRange range;
@@ -246,9 +255,4 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
       part.enter_part(p, range.end, 0);
     }
   }
-#if CLUSTER > 1
-  // No peer copies to this CTA, or arrives at its barriers, any more.
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
-#endif
 }

@@ -83,10 +83,7 @@ __device__ __forceinline__ void store_partial(float *slot, const float (&o)[128]
 // Once all threads of the CTA have stored theirs.
 __device__ __forceinline__ void publish_partial(float *slot, u32 epoch) {
   bar_sync(OF_CONSUMERS, CONSUMERS);
-  if (threadIdx.x == 0) {
-    __threadfence();
-    st_release_gpu(slot + EPOCH_AT, epoch);
-  }
+  if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);
 }
 
 __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
@@ -129,6 +126,53 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
   }
 }
 
+template <int AT_ONCE, int SPLITS>
+struct AtOnce {
+  static constexpr int UNITS_AT_ONCE = AT_ONCE, SPLITS_AT_ONCE = SPLITS;
+};
+
+// Adds up this CTA's share of the units of all splits, weighted, and writes them.
+template <int AT_ONCE, int SPLITS>
+__device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
+                                            const Position &part, const Splits &splits, int rank,
+                                            int first_row, const float2 *weights) {
+  const int mergers = splits.count - 1;
+  for (int first = splits.mine; first < UNITS; first += AT_ONCE * mergers) {
+    float2 sum[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) sum[i] = make_float2(0.0f, 0.0f);
+    for (int split = 0; split < splits.count; split += SPLITS) {
+      float2 o[SPLITS][AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < SPLITS; j++) {
+        const auto *slot = reinterpret_cast<const float2 *>(
+            partial_of(p, range, part, splits, min(split + j, splits.count - 1), rank));
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+          const int unit = first + i * mergers;
+          o[j][i] = make_float2(0.0f, 0.0f);
+          if (unit < UNITS) o[j][i] = __ldcg(slot + unit * CONSUMERS + threadIdx.x);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < SPLITS; j++)
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+          const int row = own_row() + 8 * ((first + i * mergers) % 2);
+          const float weight = split + j < splits.count ? weights[(split + j) * TILE + row].x : 0.0f;
+          sum[i].x += weight * o[j][i].x, sum[i].y += weight * o[j][i].y;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int unit = first + i * mergers;
+      if (unit < UNITS)
+        write_pair(p, part, first_row + own_row() + 8 * (unit % 2), column_of(unit), sum[i].x,
+                   sum[i].y);
+    }
+  }
+}
+
 // Merges the partials of an output tile's splits and writes its rows, together with the other CTAs
 // that do: all but the one that has the last split, which goes on. They wait for one another, so all
 // CTAs of the launch must run at once: it is a cooperative one.
@@ -141,10 +185,20 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   bar_sync(OF_CONSUMERS, CONSUMERS);
   // The stages are not used any more.
   float2 *logs = reinterpret_cast<float2 *>(memory + STAGES_AT);
-  for (int i = threadIdx.x; i < splits.count * TILE; i += CONSUMERS)
-    logs[i] = __ldcg(reinterpret_cast<const float2 *>(
-                         partial_of(p, range, part, splits, i / TILE, rank) + WEIGHTS_AT) +
-                     i % TILE);
+  constexpr int AT_ONCE = 8;
+  const int rows = splits.count * TILE;
+  for (int first = threadIdx.x; first < rows; first += AT_ONCE * CONSUMERS) {
+    float2 log[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+      const int i = min(first + j * CONSUMERS, rows - 1);
+      const float *slot = partial_of(p, range, part, splits, i / TILE, rank);
+      log[j] = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + i % TILE);
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+      if (first + j * CONSUMERS < rows) logs[first + j * CONSUMERS] = log[j];
+  }
   bar_sync(OF_CONSUMERS, CONSUMERS);
   const int row = threadIdx.x / 4;
   float m = LOWEST, l = 0.0f;
@@ -164,17 +218,17 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
     logs[split * TILE + row].x *= scale;
   if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse(p, part, first_row + row, m, l);
   bar_sync(OF_CONSUMERS, CONSUMERS);
-  for (int unit = splits.mine; unit < UNITS; unit += mergers) {
-    const int at = own_row() + 8 * (unit % 2);
-    float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll 16
-    for (int split = 0; split < splits.count; split++) {
-      const float2 o =
-          __ldcg(reinterpret_cast<const float2 *>(partial_of(p, range, part, splits, split, rank)) +
-                 unit * CONSUMERS + threadIdx.x);
-      const float weight = logs[split * TILE + at].x;
-      sum.x += weight * o.x, sum.y += weight * o.y;
-    }
-    write_pair(p, part, first_row + at, column_of(unit), sum.x, sum.y);
-  }
+  const auto units = [&](auto groups) {
+    merge_units<decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
+        p, range, part, splits, rank, first_row, logs);
+  };
+  // As many reads in flight as registers allow.
+  if (mergers >= 32)
+    units(AtOnce<2, 32>());
+  else if (mergers >= 16)
+    units(AtOnce<4, 16>());
+  else if (mergers >= 8)
+    units(AtOnce<8, 8>());
+  else
+    units(AtOnce<16, 4>());
 }

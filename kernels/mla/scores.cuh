@@ -15,8 +15,8 @@ struct Softmax {
     l[0] = l[1] = 0.0f;
   }
 
-  // Turns scores into weights.
-  __device__ __forceinline__ void weigh(float (&s)[32], bool first) {
+  // Turns scores into weights; `qk_scale`, above 0, takes them to powers of two.
+  __device__ __forceinline__ void weigh(float (&s)[32], float qk_scale, bool first) {
     rescales = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -24,7 +24,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < 16; i++) high = fmaxf(high, s[i / 2 * 4 + 2 * half + i % 2]);
       high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2)) * qk_scale;
       scale[half] = 1.0f;
       if (first) {
         m[half] = fmaxf(high, LOWEST);
@@ -37,7 +37,7 @@ struct Softmax {
 #pragma unroll
       for (int i = 0; i < 16; i++) {
         float &x = s[i / 2 * 4 + 2 * half + i % 2];
-        x = ex2_approx_ftz(x - m[half]);
+        x = ex2_approx_ftz(__fmaf_rn(x, qk_scale, -m[half]));
         sum += x;
       }
       l[half] = l[half] * scale[half] + sum;
@@ -64,10 +64,11 @@ __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, Stage s
   const u32 keys = shared + stage.at();
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
-    const int column = (i + LEFT_COLUMNS) % QUERY_COLUMNS;
-    if (i == 0) mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
-    if (column == 0) mbarrier_try_wait_parity(shared + LEFT_FULL + 8 * stage.index(), stage.parity());
-    if (i == 0 || column == 0) wgmma_fence();
+    const int column = column_in_turn(i);
+    if (i == 0) mbarrier_try_wait_parity(shared + LEFT_FULL + 8 * stage.index(), stage.parity());
+    if (i == LEFT_COLUMNS)
+      mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
+    if (i == 0 || i == LEFT_COLUMNS) wgmma_fence();
     const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
     const u64 b = matrix_descriptor(keys + column * COLUMN, 16);
 #pragma unroll
@@ -88,15 +89,13 @@ __device__ __forceinline__ void clear_end(u32 shared, Stage stage, int tokens) {
   bar_sync(OF_SCORES, 128);
 }
 
-// Scales scores to powers of two, and hides tokens: `visible` are those that the row sees, counted
-// from the stage's first.
-__device__ __forceinline__ void scale_and_mask(float (&s)[32], float scale, const int (&visible)[2]) {
-  const bool masks = min(visible[0], visible[1]) < TILE;
+// Hides tokens: `visible` are those that the row sees, counted from the stage's first.
+__device__ __forceinline__ void mask(float (&s)[32], const int (&visible)[2]) {
+  if (min(visible[0], visible[1]) >= TILE) return;
 #pragma unroll
   for (int i = 0; i < 32; i++) {
     const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-    s[i] *= scale;
-    if (masks && token >= visible[i / 2 % 2]) s[i] = -INFINITE;
+    if (token >= visible[i / 2 % 2]) s[i] = -INFINITE;
   }
 }
 

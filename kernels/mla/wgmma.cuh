@@ -19,17 +19,25 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier that CTA `rank` of the cluster has at this address.
+// At the barrier that CTA `rank` of the cluster has at this address. It says that reads have ended,
+// so that there is nothing to release at the scope of the cluster, which takes a microsecond.
 __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier, int rank) {
   asm volatile(
       "{\n"
       ".reg .b32 there;\n"
       "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
       "}" ::"r"(barrier),
       "r"(rank)
       : "memory");
 }
+
+#if CLUSTER > 1
+// Of what was written before, others see what a fence has released.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+#endif
 
 __device__ __forceinline__ void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -60,6 +68,10 @@ __device__ __forceinline__ u32 ld_acquire_gpu(const void *at) {
 }
 
 // ---- copies ------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap *map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 // To the same place of all CTAs of the cluster, whose barriers at `barrier` count the bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map,

@@ -90,6 +90,7 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
             "q is (2, 1, 16, 576) and kv_cache (2, 128, 576): expected (batch, q_len, q_heads, 576)"
             " and (pages, page_size, 1, 576), no size 0",
         ),
+        ({"softmax_scale": 0.0}, "softmax_scale is 0.0: pass a number above 0"),
         ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
         (
             {"kv_cache": CACHE},
@@ -106,3 +107,9 @@ def test_wrong_tensors_are_a_sentence(arguments, sentence):
 def test_there_must_be_a_hopper_gpu():
     with pytest.raises(UserError, match=r"^lean_mla_with_kvcache runs on Hopper GPUs, q is on cpu"):
         lean_mla_with_kvcache(Q, CACHE.bfloat16())
+
+
+@pytest.mark.parametrize(("context", "stages"), [(64, 1), (2048, 1), (2049, 2), (131_072, 2)])
+def test_more_than_32_splits_have_two_stages_at_least(context, stages):
+    problem = AttentionProblem(1, 128, 1, context, 576, **LATENT)
+    assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == stages

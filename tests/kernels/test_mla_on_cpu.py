@@ -62,7 +62,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "NaN past the end reaches the output": (
         "mla.cu",
-        "    if (tokens < TILE) clear_end(shared, stage, tokens);\n",
+        "    if (tokens - chunk * TILE < TILE) clear_end(shared, next, tokens - chunk * TILE);\n",
         "",
     ),
     "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
@@ -84,7 +84,7 @@ def test_mla_is_right_in_every_shape(name, tmp_path):
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_missing_line_is_noticed(name, tmp_path):
     cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
-    problem = replace(SINGLE, batch=2, context=300)
+    problem = replace(SINGLE, batch=2, context=300, capacity=512)
     assert any(failure_of(cpu, workspace, Case(problem, 1, 4), seed) for seed in range(4))
 
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-inline void __threadfence() {}
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 template <class T>
 inline T __ldcg(const T *at) {
   return *at;
@@ -37,6 +37,10 @@ inline void mbarrier_arrive(u32 address) { arrive_at(barrier_at(address)); }
 inline void mbarrier_arrive_cluster(u32 address, int rank) {
   arrive_at(machine.current->cta->cluster->ctas[rank]->barriers.at(address));
 }
+
+#if CLUSTER > 1
+inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
+#endif
 
 // A wait for what other warps do as well: lanes come alone.
 inline void wait_for_phase(u32 address, u32 parity) {
@@ -75,6 +79,8 @@ inline u32 ld_acquire_gpu(const void *at) {
   memcpy(&x, at, 4);
   return x;
 }
+
+inline void prefetch_tensormap(const TensorMap *) {}
 
 #if CLUSTER > 1
 inline void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map, u32 barrier, int x, int y,

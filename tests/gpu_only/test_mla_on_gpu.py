@@ -1,0 +1,76 @@
+"""lean_mla and `lean_mla_with_kvcache` on a Hopper GPU, against the fp64 reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from leanbench.kernels.mla import LEAN_MLA
+
+from leanbench import lean_mla_with_kvcache
+from leanbench.check.grid import CheckCase, run_case, wild_case
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.local import spec_of_device
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="lean_mla is for Hopper",
+)
+
+LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512}
+ONE = AttentionProblem(1, 128, 1, 4096, 576, "bf16", page_size=64, **LATENT)
+PROBLEMS = [
+    *(replace(ONE, context=context) for context in (1, 63, 64, 65, 1000, 131_072)),
+    *(replace(ONE, q_heads=heads, context=1000, page_size=None) for heads in (1, 16, 24, 64, 96)),
+    replace(ONE, batch=100, context=1024, kv_layout="NHD"),
+    replace(ONE, batch=3, context=4100, dtype="fp16", page_size=128),
+    replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None),
+    replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4),
+    replace(ONE, batch=3, context=(700, 2, 65), q_len=3, dtype="fp16"),
+    replace(ONE, batch=2, context=700, q_len=2, causal=False),
+]
+
+
+@pytest.mark.parametrize("scale", [1.0, 12.0])
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+def test_right_and_the_same_bits_again(problem, scale):
+    result = run_case("lean_mla", CheckCase(problem, scale, 0), spec_of_device(0), "cuda")
+    assert result.failure is None
+
+
+@pytest.mark.parametrize("page_size", [None, 64])
+def test_lengths_that_the_cache_does_not_have(page_size):
+    problem = replace(ONE, context=1000, capacity=5056, page_size=page_size, lengths_on="device")
+    result = run_case("lean_mla", wild_case(problem, 1.0, 0), spec_of_device(0), "cuda")
+    assert result.failure is None
+
+
+def test_a_call_takes_other_tensors_and_lengths_with_the_same_launch():
+    problem = replace(ONE, batch=2, context=1000, page_size=None, capacity=1024)
+    for length in (1000, 961, 1024, 1, 1000):
+        inputs = replace(make_inputs(problem, "cuda"), context=length)
+        out, lse = lean_mla_with_kvcache(
+            inputs.q, inputs.k_cache[:, :, 0], length, return_softmax_lse=True
+        )
+        written = replace(inputs, out=out, lse=lse)
+        assert Reference(inputs).check(written).failure("bf16") is None
+
+
+def test_a_graph_is_replayed_with_other_lengths():
+    inputs = make_inputs(replace(ONE, batch=3, context=(4096, 1, 700)), "cuda")
+    lengths = inputs.cache_seqlens
+    assert lengths is not None
+    run = LEAN_MLA.prepare(inputs, LEAN_MLA.default_config(ONE, spec_of_device(0)))
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for tokens in ((4096, 1, 700), (5, 4000, 0), (64, 64, 4096)):
+        lengths.copy_(torch.tensor(tokens).clamp(max=torch.tensor((4096, 64, 704))))
+        inputs.poison()
+        graph.replay()
+        assert Reference(inputs).check(inputs).failure("bf16") is None
