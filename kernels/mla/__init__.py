@@ -63,7 +63,7 @@ class LeanMla(Kernel[MlaConfig]):
         return self.config_of(context)
 
     def config_of(self, context: int) -> MlaConfig:
-        """The heuristic: of splits shorter than two stages no more than merge well (H200, entry 40
+        """The heuristic: of splits shorter than two stages no more than merge well (H200, entry 41
         of the performance log).
         """
         stages = -(-context // PAGE_TOKENS)
