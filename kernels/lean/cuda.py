@@ -38,7 +38,9 @@ from leanbench.kernels.lean.cuda_params import (
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
     most_fixed_runs,
+    rereads_memory,
     split_limits,
+    whole_ranges,
 )
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, fixed_run_bytes
 
@@ -295,7 +297,8 @@ def launch_of(
         tiles = real_tiles + end_tiles
         total = output_tiles * tiles
         check_counts(total, max(inputs.context, tiles * config.tile_tokens))
-        aligned = config.align_grid and not build.ragged
+        rereads = rereads_memory(build, _kv_bytes(inputs))
+        aligned = (config.align_grid or rereads) and not build.ragged
         work_ranges = stream_k_grid(
             output_tiles * real_tiles,
             slots,
@@ -304,9 +307,11 @@ def launch_of(
         )
         # The workspace holds a partial for each work range.
         work_ranges = min(work_ranges, WORKSPACE_BYTES // build.partial_bytes)
+        if rereads and not build.ragged and work_ranges < output_tiles:
+            work_ranges = whole_ranges(work_ranges, output_tiles)
         slots_bytes = work_ranges * build.partial_bytes
         params.share, params.longer = divmod(total, work_ranges)
-        params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens)
+        params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens, rereads)
         params.end_tiles = end_tiles
         params.min_tiles_per_range = config.min_tiles_per_cta
         params.by_tiles = Divisor.of(tiles)
@@ -318,6 +323,13 @@ def launch_of(
     held += tuple(extras.values())
     grid = work_ranges * build.cluster
     return CudaLaunch(build, device, grid, params, slots_bytes, held, tuple(extras))
+
+
+def _kv_bytes(inputs: AttentionInputs) -> int:
+    """Bytes of K and V that the call reads, with lengths on the device at most."""
+    columns = inputs.head_dim + inputs.value_dim
+    numbers = inputs.batch * inputs.context * inputs.kv_heads * columns
+    return numbers * inputs.k_cache.element_size()
 
 
 def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:

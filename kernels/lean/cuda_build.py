@@ -30,7 +30,7 @@ HOPPER = (9, 0)
 BULK_TOKENS = 16
 #: Query tokens of a sequence up to which a build is made for their number; it is a parameter of the
 #: launch above.
-_MOST_BUILT_Q_LEN = 16
+MOST_BUILT_Q_LEN = 16
 #: Dtypes by the numbers that KV_DTYPE and Q_DTYPE in build.cuh have for them.
 _FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
@@ -56,6 +56,11 @@ def refusal_of_fp8(kv_dtype: str, head_dim: int, v_head_dim: int) -> str | None:
         f"lean_cuda takes fp8 KV caches with head_dims that are multiples of 16, these are"
         f" {head_dim} and {v_head_dim}: pad them, or keep the cache in fp16 or bf16"
     )
+
+
+def looks_up_rows(problem: AttentionProblem) -> bool:
+    """Whether a page is looked up for each row of a copy: PAGED_ROWS in build.cuh."""
+    return (problem.page_size or 0) % 8 > 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class CudaBuild:
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
-            q_len=0 if ragged_q or problem.q_len > _MOST_BUILT_Q_LEN else problem.q_len,
+            q_len=0 if ragged_q or problem.q_len > MOST_BUILT_Q_LEN else problem.q_len,
             rows=min(
                 config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.value_dim)
             ),

@@ -7,7 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import BULK_TOKENS, HOPPER, CudaBuild, rows_of
+from leanbench.kernels.lean.cuda_build import (
+    BULK_TOKENS,
+    HOPPER,
+    MOST_BUILT_Q_LEN,
+    CudaBuild,
+    looks_up_rows,
+    rows_of,
+)
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
@@ -72,6 +79,7 @@ _UNEVEN_SHARE = 0.02
 _ANY_LENGTH_CLUSTERS = {8: (8, 512), 4: (16, 2048)}
 #: Of the L2.
 _LINE_BYTES = 128
+_SECTOR_BYTES = 32
 #: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
 #: (entry 32).
 _FEW_QUERIES = 4
@@ -113,6 +121,11 @@ def cuda_config(
     )
 
 
+def widest(problem: AttentionProblem) -> int:
+    """The larger head_dim of K's and V's."""
+    return max(problem.head_dim, problem.value_dim)
+
+
 def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
     """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
     reads all of it for each.
@@ -125,8 +138,10 @@ def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
         # where they do not, by 15% [fp8].
         shared_lines = not shared_lines
     whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
-    hopper = gpu.compute_capability >= HOPPER
-    return "bulk" if hopper and whole_boxes and not shared_lines else "async"
+    # Rows that start within a sector of 32 bytes: bulk copies take 2 to 15% longer (entry 42).
+    whole_sectors = number_bytes * (problem.head_dim | problem.value_dim) % _SECTOR_BYTES == 0
+    bulk = whole_boxes and whole_sectors and not shared_lines
+    return "bulk" if bulk and gpu.compute_capability >= HOPPER else "async"
 
 
 def _wide_in_8_bits(problem: AttentionProblem, rows: int) -> bool:
@@ -235,7 +250,7 @@ def _hopper_build(
     problem: AttentionProblem, rows: int, output_tiles: int, cluster: int
 ) -> tuple[int, int, int]:
     """Chunk, warps and stages of one CTA to an SM."""
-    if problem.head_dim > 128:
+    if widest(problem) > 128:
         return _LEAST_CHUNK, 4, 3
     if _wide_in_8_bits(problem, rows):
         # Copies of small pages are smaller.
@@ -243,9 +258,9 @@ def _hopper_build(
     # Many rows to a chunk, where more warps share their softmax; or others that read the same
     # chunk, as timed.
     many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
-    if problem.head_dim > 64 and many_rows and cluster <= 2:
+    if widest(problem) > 64 and many_rows and cluster <= 2:
         return _LEAST_CHUNK, 8, 2
-    if problem.head_dim > 64:
+    if widest(problem) > 64:
         few_pairs = cluster == 2 and output_tiles < _FEW_TILES
         deep = (
             output_tiles <= 64
@@ -267,6 +282,8 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Settings chosen by sizes, after some 10,000 timings on an H200: see
     docs/performance-log.md.
     """
+    if problem.q_len > MOST_BUILT_Q_LEN or looks_up_rows(problem):
+        return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:
         return _single_tile(problem, gpu)
     rows = _tile_rows(problem)
@@ -275,13 +292,13 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     lean_tiles = -(-problem.max_context // TILE_TOKENS)
     if output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
-        stages = 2 if problem.head_dim <= 64 else 3
+        stages = 2 if widest(problem) <= 64 else 3
         config = cuda_config(
             small_chunk(problem, rows), 4, stages, 2, 1, rows, copy_of(problem, gpu), 1, True
         )
     elif gpu.compute_capability < HOPPER:
-        few_rows = rows <= 16 and problem.head_dim <= 128
-        chunk = (64 if problem.head_dim <= 64 else 32) if few_rows else _LEAST_CHUNK
+        few_rows = rows <= 16 and widest(problem) <= 128
+        chunk = (64 if widest(problem) <= 64 else 32) if few_rows else _LEAST_CHUNK
         config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(problem, gpu), 1, True)
     else:
         config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
@@ -325,12 +342,12 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     partial, in_8_bits = min(rows, queries) * problem.value_dim, problem.kv_dtype != SAME
     cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
-    if problem.head_dim > 128:
+    if widest(problem) > 128:
         chunk, stages = _LEAST_CHUNK, 3
     elif cluster > 1:
-        chunk = 64 if problem.head_dim <= 64 and rows <= 16 else chunk
-        stages = 3 if rows == TILE_ROWS[0] or problem.head_dim <= 64 else 2
-    elif problem.head_dim <= 64:
+        chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
+        stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
+    elif widest(problem) <= 64:
         ctas_per_sm = 2
     elif output_tiles >= _MANY_OUTPUT_TILES * gpu.sms:
         # One CTA reads while the other ends an output tile.
@@ -339,6 +356,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
     elif problem.group_size > _FEW_QUERIES and queries <= rows:
         chunk, warps = _LEAST_CHUNK, 8
+    if build := _timed_build(problem, rows, output_tiles, cluster, gpu):
+        chunk, warps, stages, ctas_per_sm, cluster = build
     if in_8_bits and rows == TILE_ROWS[-1]:
         chunk = _LEAST_CHUNK  # more take more registers than there are
     copy = copy_of(problem, gpu)
@@ -346,6 +365,33 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         chunk, warps, stages, ctas_per_sm, cluster, rows, copy, 1, align_grid=False
     )
     return fitted(config, problem, gpu)
+
+
+def _timed_build(
+    problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
+) -> tuple[int, int, int, int, int] | None:
+    """Chunk, warps, stages, CTAs of an SM and of a cluster where pages are looked up for each row,
+    and of several query tokens; None where those of one query token are as fast. Entry 42.
+    """
+    few_tiles = output_tiles < _MANY_OUTPUT_TILES * gpu.sms
+    if looks_up_rows(problem):
+        # Each look-up takes instructions of a warp: many warps.
+        if widest(problem) <= 64:
+            return 2 * _LEAST_CHUNK, 4, 2, 2, 1
+        return (_LEAST_CHUNK, 8, 2, 1, 1) if few_tiles else (_LEAST_CHUNK, 4, 2, 2, 1)
+    if problem.q_len > MOST_BUILT_Q_LEN:
+        return small_chunk(problem, rows), 4, 2, 2, 1
+    if (
+        problem.q_len == 1
+        or problem.kv_dtype != SAME
+        or not 64 < widest(problem) <= 128
+        or not few_tiles
+    ):
+        return None
+    if problem.group_size * problem.q_len > rows:
+        return _LEAST_CHUNK, 8, 2, 1, 1
+    pairs = rows == TILE_ROWS[-1] or (rows > TILE_ROWS[0] and cluster == 1)
+    return (_LEAST_CHUNK, 8, 2, 1, 2) if pairs and gpu.compute_capability >= HOPPER else None
 
 
 def _any_length_cluster(output_tiles: int, partial: int, in_8_bits: bool) -> int:
@@ -414,4 +460,4 @@ def _hopper_heuristic(
 
 def small_chunk(problem: AttentionProblem, rows: int) -> int:
     """Tokens of a chunk where two CTAs share an SM."""
-    return 32 if problem.head_dim <= 64 or _wide_in_8_bits(problem, rows) else _LEAST_CHUNK
+    return 32 if widest(problem) <= 64 or _wide_in_8_bits(problem, rows) else _LEAST_CHUNK

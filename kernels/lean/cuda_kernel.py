@@ -19,6 +19,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     fitted,
     heuristic,
     small_chunk,
+    widest,
 )
 from leanbench.kernels.lean.cuda_masks import as_seen
 from leanbench.kernels.lean.cuda_schedule import cuda_schedule
@@ -122,7 +123,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         hopper = gpu.compute_capability >= HOPPER
         # In 8 bits a row has the bytes of half its head_dim.
-        numbers = problem.head_dim if problem.kv_dtype == SAME else problem.head_dim // 2
+        numbers = widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
         builds = next(builds for most, builds in _TUNED_BUILDS.items() if numbers <= most)
         space: list[LeanCudaConfig] = []
         clusters = _TUNED_CLUSTERS if hopper else (1,)

@@ -32,6 +32,8 @@ _LONGEST_STEPS = 0
 _LONGEST_STEPS_OF_CLUSTERS = 31
 #: What a CTA of a cluster reads while a merge through memory goes on, about a microsecond (H200).
 _MERGE_BYTES = 70e3
+#: Bytes of K and V that the L2 holds for row tiles that are not in step; an H200's has 50 MB.
+_MOST_L2_BYTES = 40e6
 #: Fixed runs of a lone sequence, for as many CTAs; and tokens past which they are no longer.
 _FIXED_RUNS = 128
 _MOST_RUN_TOKENS = 1 << 17
@@ -40,11 +42,30 @@ _MOST_RUN_TOKENS = 1 << 17
 MERGE_AT_ONCE = 16
 
 
-def split_limits(build: CudaBuild, tile_tokens: int) -> tuple[int, int]:
-    """`longest_steps` and `merge_tiles` of leanbench.core.decomposition.longest_split."""
+def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> tuple[int, int]:
+    """`longest_steps` and `merge_tiles` of leanbench.core.decomposition.longest_split.
+
+    Args:
+        rereads: see `rereads_memory`.
+    """
     tile_bytes = 2 * build.kv_bytes * tile_tokens * build.head_dim
-    steps = _LONGEST_STEPS if build.cluster == 1 else _LONGEST_STEPS_OF_CLUSTERS
+    in_step = build.cluster > 1 or rereads
+    steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else _LONGEST_STEPS
     return steps, int(build.cluster * _MERGE_BYTES // tile_bytes)
+
+
+def rereads_memory(build: CudaBuild, kv_bytes: int) -> bool:
+    """Whether row tiles of many query tokens that are not in step with those that share their K and
+    V read these from memory again.
+    """
+    return build.q_len == 0 and kv_bytes > _MOST_L2_BYTES
+
+
+def whole_ranges(work_ranges: int, output_tiles: int) -> int:
+    """Work ranges, at most `work_ranges`, of a whole number of output tiles each, or nearly: where
+    there are more output tiles than ranges, those that share K and V are then in step.
+    """
+    return output_tiles // -(-output_tiles // work_ranges)
 
 
 def fixed_run_tokens(tokens: int, per_sequence: int, config: LeanCudaConfig) -> int:
@@ -73,11 +94,12 @@ def cuda_schedule(
     """The launch's schedule, a segment's `cta` counting clusters.
 
     Over a ragged batch, segments are of LeanTiles as they are counted, see
-    leanbench.core.decomposition.stream_k_with_ends. None for ragged numbers of query tokens.
+    leanbench.core.decomposition.stream_k_with_ends. None where the number of query
+    tokens is no part of the build.
     """
-    if problem.q_lens is not None:
-        return None
     build = CudaBuild.of(problem, config)
+    if build.q_len == 0:
+        return None
     lengths = dealt_lengths(build, problem)
     tiles = TileGrid.of(problem, config.tile_tokens, build.rows, lengths)
     slots = cluster_slots(gpu.sms, build.ctas_per_sm, build.cluster)

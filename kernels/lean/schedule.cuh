@@ -387,7 +387,7 @@ struct WorkRange {
     int shortest = share, count = 0;
     // Whole, where a merge takes longer than splitting saves.
     bool whole = lengths.most <= share + p.merge_tiles, enough = false;
-    if (!whole && CLUSTER > 1) {
+    if (!whole && (CLUSTER > 1 || Q_LEN == 0)) {
       // Candidates, a sixteenth of the share apart; the shortest that needs no more than `ranges`.
       const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
       count = lengths.splits_by_lane(p, lane, share + longer_by) * Lengths::heads(p);
@@ -507,6 +507,9 @@ struct WorkRange {
       used = min(ranges, p.min_tiles_per_range > 1 ? divide(real, p.min_tiles_per_range) : real);
       used = max(1, used);
       longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
+      // Row tiles that share K and V are in step: leanbench.kernels.lean.cuda_schedule.whole_ranges.
+      if (Q_LEN == 0 && CLUSTER == 1 && longest == 0 && p.longest_steps > 0 && used < output_tiles)
+        used = divide(output_tiles, divide(output_tiles + used - 1, used));
       if (unit >= used) return false;
       if (longest > 0) {
         enter_split(p, lane, unit, used, output_tiles, range_warp, position);

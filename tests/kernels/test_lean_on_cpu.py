@@ -374,6 +374,30 @@ def test_lengths_that_are_none(cpu: Cpu) -> None:
     assert inputs.lse[:2].isneginf().all()
 
 
+@pytest.mark.parametrize(
+    ("problem", "sms", "ctas"),
+    [
+        # 30 output tiles: six to a CTA, and one; with 40 places, splits of one length.
+        (CHUNK, 5, 5),
+        (CHUNK, 40, 40),
+        (MIXED, 7, 7),
+        # 20 output tiles, lengths on the host: four to each of 5 CTAs, two CTAs to each.
+        (AttentionProblem(2, 8, 2, 200, 64, q_len=33), 6, 5),
+        (AttentionProblem(2, 8, 2, 300, 64, q_len=33), 45, 40),
+    ],
+)
+def test_row_tiles_that_share_tokens_are_in_step(
+    cpu: Cpu, monkeypatch: pytest.MonkeyPatch, problem: AttentionProblem, sms: int, ctas: int
+) -> None:
+    """As where their tokens do not fit into the L2."""
+    monkeypatch.setattr("leanbench.kernels.lean.cuda_schedule._MOST_L2_BYTES", 0)
+    inputs = poison_unused(make_inputs(problem, "cpu", 1))
+    reference = Reference(inputs)
+    launch = cpu.launch(inputs, CASES["chunks of queries"].config, sms, Workspace(1000))
+    assert launch.grid == ctas
+    assert reference.check(inputs).failure("fp16") is None
+
+
 def test_sequences_without_query_tokens_write_nothing(cpu: Cpu) -> None:
     inputs = poison_unused(make_inputs(MIXED, "cpu", 1))
     assert inputs.cu_seqlens_q is not None
