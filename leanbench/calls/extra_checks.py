@@ -8,6 +8,8 @@ import torch
 
 from leanbench.calls.call import Call, check_device, check_numbers
 from leanbench.calls.refusals import refuse_kinds
+from leanbench.core.extras import fp8_name
+from leanbench.core.kinds import SAME
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

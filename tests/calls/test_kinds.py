@@ -336,6 +336,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a rotation of nothing": (TABLES, "^rotary_cos and rotary_sin rotate k, which is None"),
     "cos alone": ({**APPEND, "rotary_cos": half(30, 16)}, "^rotary_cos and rotary_sin go together"),
+    "a rotation of fp8": (
+        {
+            **FP8,
+            **TABLES,
+            "k": NEW.to(torch.float8_e4m3fn),
+            "v": NEW.to(torch.float8_e4m3fn),
+            "cache_seqlens": 3,
+        },
+        "^rotary_cos rotates fp16 and bf16, the caches are torch.float8_e4m3fn and so is k: rotate"
+        " q and k before the call$",
+    ),
     "a short table": (
         {**APPEND, **TABLES, "rotary_cos": half(29, 16)},
         r"^rotary_cos is \(29, 16\): expected .* a position for each of 30 tokens or more, and"
