@@ -140,6 +140,11 @@ def _check_rotary(call: Call) -> None:
         return
     if call.asked.k_new is None:
         raise ValueError("rotary_cos and rotary_sin rotate k, which is None: pass k and v too")
+    if fp8_name(call.k_cache.dtype) != SAME:
+        raise ValueError(
+            f"rotary_cos rotates fp16 and bf16, the caches are {call.k_cache.dtype} and so is k:"
+            " rotate q and k before the call"
+        )
     if (
         cos.dim() != 2
         or cos.shape[0] < call.capacity
