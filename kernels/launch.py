@@ -239,22 +239,23 @@ def most_parts(
     work_ranges: int,
     min_tiles_per_range: int,
     end_tiles: int = 0,
+    packs: bool = False,
 ) -> int:
     """The most output tiles, `per_sequence` of them a sequence, that one work range of a stream-K
     launch over sequences of these lengths has a part of. See
     leanbench.core.decomposition.stream_k_with_ends.
     """
     tiles = TileGrid(tuple(max(1, -(-length // tile_tokens)) for length in lengths), per_sequence)
-    return _most_segments(tiles, work_ranges, min_tiles_per_range, end_tiles)
+    return _most_segments(tiles, work_ranges, min_tiles_per_range, end_tiles, packs)
 
 
 # Rotating buffers have the same lengths.
 @lru_cache(maxsize=8)
 def _most_segments(
-    tiles: TileGrid, work_ranges: int, min_tiles_per_range: int, end_tiles: int
+    tiles: TileGrid, work_ranges: int, min_tiles_per_range: int, end_tiles: int, packs: bool
 ) -> int:
-    segments = stream_k_with_ends(tiles, work_ranges, min_tiles_per_range, end_tiles).segments
-    return max(Counter(segment.cta for segment in segments).values())
+    schedule = stream_k_with_ends(tiles, work_ranges, min_tiles_per_range, end_tiles, packs=packs)
+    return max(Counter(segment.cta for segment in schedule.segments).values())
 
 
 def cache_strides(cache: torch.Tensor) -> tuple[int, int, int]:

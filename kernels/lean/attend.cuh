@@ -17,12 +17,14 @@ struct Query {
   u32 fragments[SHARED_QUERY ? 1 : K_STEPS][ROW_BLOCKS][2];
   const QNumber *base;         // of the KV head's query heads
   int row_offset, all_rows;    // of the output tile; of the KV head
+  int sequence = -1, head;     // FIXED_RUNS: whose rows these are
   int position;                // ROTARY_DIM: of the first query token
   float slopes[ROW_BLOCKS][2];  // ALIBI: of the lane's rows, see State
   u32 shared_lane;             // SHARED_QUERY: the lane's address
   float scales[ROW_BLOCKS][2];  // KV_DTYPE: of the scores of the lane's rows
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+  // Whether the rows are others than before; fixed runs of an output tile have the same.
+  __device__ __forceinline__ bool enter_part(const Params &p, const Position &part) {
     const HeadTile tile = part.head_tile();
     row_offset = tile.row_offset;
     all_rows = ::all_rows(part.queries.count);
@@ -30,6 +32,9 @@ struct Query {
                            : part.sequence * p.stride_q_batch) +
            (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
     if (ROTARY_DIM > 0) position = length_of(p, part.sequence);
+    const bool others = !FIXED_RUNS || sequence != part.sequence || head != part.head;
+    sequence = part.sequence, head = part.head;
+    return others;
   }
 
   __device__ __forceinline__ void load_slopes(const Params &p, const Position &part, int lane) {

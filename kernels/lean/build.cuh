@@ -89,6 +89,11 @@ constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && ROW_BLOCKS == 1) ? 48 : 47;
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 // Rows of Q pass through shared memory: rotated by all threads, once.
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
+// Whether output tiles can be packed: short ones are a single warp's each, several at a time.
+constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !STAGED_QUERY && !SINKS && !APPEND &&
+                       CLUSTER == 1 && WARPS > 1;
+// Tokens up to which they are, and where a CTA has more than two output tiles.
+constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
 // Loads of V before the weights are known, as far as registers allow.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks

@@ -43,7 +43,7 @@ struct Warp {
 #pragma unroll
     for (int i = 0; i < LANE_PAGES; i++) {
       const int box = lane + 32 * i;
-      const int at = position.token + (chunk + box / BOXES * RANGE_WARPS) * CHUNK +
+      const int at = position.token + (chunk + box / BOXES * position.step()) * CHUNK +
                      box % BOXES * BOX;
       page[i] = box < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1)
                                                                    : 0;
@@ -76,7 +76,7 @@ struct Warp {
     const u32 to = ring + stage * STAGE;
     int pages[BOXES];
     int boxes = 1;
-    if (PAGE > 0 && (known == 0 || position.chunk == range_warp))
+    if (PAGE > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
       look_up_pages(p, position, position.chunk);
     if (PAGE > 0 && !PAGED_ROWS) {
 #pragma unroll
@@ -141,7 +141,7 @@ struct Warp {
       }
       known--;
       // For the next copy: they arrive while others are made.
-      if (known == 0) look_up_pages(p, position, position.chunk + RANGE_WARPS);
+      if (known == 0) look_up_pages(p, position, position.chunk + position.step());
     } else if (has_k || has_v) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
@@ -189,7 +189,7 @@ struct Ring {
 
   __device__ __forceinline__ void copy_next(const Params &p, Warp &warp) {
     warp.copy_chunk(p, next, next_stage);
-    next.chunk += RANGE_WARPS;
+    next.chunk += next.step();
     next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
   }
 

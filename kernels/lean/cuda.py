@@ -122,7 +122,13 @@ class CudaLaunch:
         tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
         lengths = read_dealt_lengths(self.build, inputs)
         return most_parts(
-            lengths, tile_tokens, per_sequence, work_ranges, min_tiles, params.end_tiles
+            lengths,
+            tile_tokens,
+            per_sequence,
+            work_ranges,
+            min_tiles,
+            params.end_tiles,
+            self.build.packs,
         )
 
     def resources(self) -> LaunchResources:

@@ -176,21 +176,38 @@ class CudaBuild:
         return self.box if self.page else 1
 
     @property
+    def shared_query(self) -> bool:
+        """Whether query rows lie in shared memory: SHARED_QUERY in build.cuh."""
+        k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
+        most_query = 48 if not self.kv_dtype or (self.bulk and self.rows == 8) else 47
+        return self.rows // 8 * (k_steps + 2 * v_steps) > most_query
+
+    @property
+    def packs(self) -> bool:
+        """Whether short output tiles may be a single warp's: PACKS in build.cuh."""
+        never = (
+            self.ragged_q
+            or self.fixed_runs
+            or self.shared_query
+            or self.rotary_dim
+            or self.sinks
+            or self.append
+        )
+        return bool(self.ragged) and not never and self.cluster == 1 and self.warps > 1
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
         numbers = self.column_bytes // self.kv_bytes
         columns = -(-self.head_dim // numbers) + -(-self.v_head_dim // numbers)
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
-        k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
-        most_query = 48 if not self.kv_dtype or (self.bulk and self.rows == 8) else 47
-        shared_query = self.rows // 8 * (k_steps + 2 * v_steps) > most_query
-        total = max(ring, scratch) if shared_query else ring + scratch
+        total = max(ring, scratch) if self.shared_query else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
-        if shared_query or self.rotary_dim:
-            total += 2 * self.rows * (16 * k_steps + 8)
+        if self.shared_query or self.rotary_dim:
+            total += 2 * self.rows * (16 * -(-self.head_dim // 16) + 8)
             if self.bf16 and self.kv_dtype and not self.q_dtype:
                 total += 4 * self.rows
         if self.sinks:

@@ -75,16 +75,17 @@ _FEW_IDLE_SHARE = 0.04
 _LARGE_PARTIAL = 512
 _UNEVEN_SHARE = 0.02
 #: Lengths on the device: by the size of a cluster, output tiles up to which each has one, and the
-#: numbers of a partial from which on that pays (entry 36).
-_ANY_LENGTH_CLUSTERS = {8: (8, 512), 4: (16, 2048)}
+#: numbers of a partial from which on that pays (entries 36 and 43).
+_ANY_LENGTH_CLUSTERS = {8: (8, 512), 4: (24, 1536)}
 #: Of the L2.
 _LINE_BYTES = 128
 _SECTOR_BYTES = 32
 #: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
 #: (entry 32).
 _FEW_QUERIES = 4
-#: Lengths on the device: output tiles to an SM from which on two CTAs share it (entry 34).
-_MANY_OUTPUT_TILES = 1.5
+#: Lengths on the device: output tiles to an SM above which two CTAs share it (entry 43); of caches
+#: in 8 bits, which were timed with no other (entry 34).
+_MANY_OUTPUT_TILES, _MANY_OUTPUT_TILES_IN_8_BITS = 1, 1.5
 #: Caches in 8 bits, in [fp8] reports/h200/settings/fp8.json (entry 40): bytes above which pairs of
 #: CTAs are faster, whatever a partial has.
 _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
@@ -331,7 +332,7 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     They follow from the model's shape and the batch alone, not from capacity or lengths; the kernel
     deals the work by the lengths (leanbench.core.decomposition.stream_k_by_lengths). Chosen by the
     regret over batches from traces and other distributions on an H200: docs/performance-log.md,
-    entries 34 and 36.
+    entries 34, 36 and 43.
     """
     queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
@@ -341,6 +342,7 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     hopper = gpu.compute_capability >= HOPPER
     partial, in_8_bits = min(rows, queries) * problem.value_dim, problem.kv_dtype != SAME
     cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
+    many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     if widest(problem) > 128:
         chunk, stages = _LEAST_CHUNK, 3
@@ -349,7 +351,7 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
         stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
     elif widest(problem) <= 64:
         ctas_per_sm = 2
-    elif output_tiles >= _MANY_OUTPUT_TILES * gpu.sms:
+    elif output_tiles > many * gpu.sms:
         # One CTA reads while the other ends an output tile.
         chunk, ctas_per_sm = small_chunk(problem, rows), 2
     elif _wide_in_8_bits(problem, rows):

@@ -108,7 +108,8 @@ def cuda_schedule(
             fixed_run_tokens(length, tiles.per_sequence, config) // config.tile_tokens
             for length in lengths
         ]
-        return replace(fixed_runs(tiles, runs, slots), cluster_size=build.cluster)
+        schedule = fixed_runs(tiles, runs, slots, MERGE_AT_ONCE)
+        return replace(schedule, cluster_size=build.cluster)
     # The workspace holds a partial for each work range.
     most = min(slots, WORKSPACE_BYTES // build.partial_bytes)
     min_tiles = config.min_tiles_per_cta
@@ -121,7 +122,9 @@ def cuda_schedule(
         capacity_tiles = -(-most_tokens // config.tile_tokens)
         launched = stream_k_grid(tiles.output_tiles * capacity_tiles, most, min_tiles)
         limits = split_limits(build, config.tile_tokens)
-        schedule = stream_k_by_lengths(tiles, launched, min_tiles, END_TILES, *limits)
+        schedule = stream_k_by_lengths(
+            tiles, launched, min_tiles, END_TILES, *limits, packs=build.packs
+        )
     else:
         schedule = stream_k(tiles, most, min_tiles, config.align_grid)
     return replace(schedule, cluster_size=build.cluster)

@@ -2,7 +2,7 @@
 //
 // Compiled at run time; build.cuh has the parameters of a build. Each warp has a ring of STAGES
 // chunks of its own and walks every RANGE_WARPS-th chunk of the work range, with its own running
-// softmax; warps meet only where an output tile ends.
+// softmax; warps meet only where an output tile ends. Short output tiles may be a warp's alone.
 //
 // Words, schedule and reduction are those of kernels/lean/triton.py.
 
@@ -53,11 +53,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Query query;
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
-  bool first_part = true;
+  bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
   while (true) {
     State state;
     state.reset();
-    query.enter_part(p, part);
+    fresh |= query.enter_part(p, part);
     Append append;
     if (APPEND) append.enter_part(p, part);
     if (ALIBI) query.load_slopes(p, part, lane);
@@ -68,10 +68,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
     const float v_scale =
         KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, part.head_tile().kv_head);
-    bool fresh = true;
     while (true) {
       ring.fill(p, warp, range.end);
-      if (STAGED_QUERY && fresh) {
+      if (STAGED_QUERY && fresh && !part.is_rest) {
         if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
         __syncthreads();
@@ -89,28 +88,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       if (appends) append.write_chunk(p, part, stage, lane);
       attend_chunk(state, p, query, stage, part, lane);
       ring.release();
-      part.chunk += RANGE_WARPS;
+      part.chunk += part.step();
     }
 
-    // The ring, or the part before, has been read.
-    if (SCRATCH_OVER_RING || !first_part) __syncthreads();
-    state.store(reinterpret_cast<float *>(shared + SCRATCH_AT),
-                reinterpret_cast<float2 *>(shared + LOGS_AT), warp_number, lane,
-                v_scale * KV_UNIT);
-    if (SINKS && threadIdx.x < ROWS)
-      reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
-    __syncthreads();
     const int output_tile = part.sequence * head_tiles(p) + part.head;
-    // What a reduction waits for comes in while it goes on, and counts as part of it.
-    const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
-    if (reduces) events.record(TILES, output_tile);
-    const int slot = FIXED_RUNS ? part.at : range.slot;
-    reduce_part(p, part, splits, slot, rank, shared, first_part, p.epoch + replays);
-    events.record(reduces ? REDUCTION : TILES, output_tile);
-    first_part = false;
+    float *scratch = reinterpret_cast<float *>(shared + SCRATCH_AT);
+    float2 *logs = reinterpret_cast<float2 *>(shared + LOGS_AT);
+    const bool is_shared = part.is_shared();
+    if (is_shared) {
+      // The ring, or the part before, has been read.
+      if (SCRATCH_OVER_RING || !first_part) __syncthreads();
+      state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
+      if (SINKS && threadIdx.x < ROWS)
+        reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
+      __syncthreads();
+      // What a reduction waits for comes in while it goes on, and counts as part of it.
+      const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
+      if (reduces) events.record(TILES, output_tile);
+      const int slot = FIXED_RUNS ? part.at : range.slot;
+      reduce_part(p, part, splits, slot, rank, shared, first_part, p.epoch + replays);
+      events.record(reduces ? REDUCTION : TILES, output_tile);
+      first_part = false;
+    } else if (part.packed) {
+      if (part.mine) {
+        state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
+        __syncwarp();
+        write_packed(p, part, warp_number, lane, scratch, logs);
+        __syncwarp();
+      }
+      events.record(TILES, output_tile);
+    }
     part.leave_part(p);
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, warp.range_warp);
+    if (PACKS && is_shared && part.packed) __syncthreads();  // the scratch has been read
     if (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read
 #if BULK
@@ -121,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     }
   }
 #if CLUSTER > 1
-  barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
+  if (!first_part) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
 #endif
   events.end();
 }

@@ -60,6 +60,21 @@ __device__ __forceinline__ Piece merge_warps(const float *scratch, const float2 
   return parts.template merged<TEAM>();
 }
 
+// Writes a packed output tile, by the warp that walked it.
+__device__ __forceinline__ void write_packed(const Params &p, const Position &part, int warp,
+                                             int lane, const float *scratch, const float2 *logs) {
+#pragma unroll 2
+  for (int quad = lane; quad < QUADS; quad += 32) {
+    const int row = quad / ROW_QUADS;
+    const float2 state = logs[warp * ROWS + row];
+    write_output(p, part, quad,
+                 {*reinterpret_cast<const float4 *>(scratch + warp * SCRATCH_WARP +
+                                                    row * SCRATCH_ROW + quad % ROW_QUADS * 4),
+                  state.x, state.y},
+                 nullptr);
+  }
+}
+
 #if CLUSTER > 1
 // A piece of the cluster's partial: its CTAs'.
 template <int TEAM>

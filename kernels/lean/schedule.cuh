@@ -97,6 +97,21 @@ __device__ __forceinline__ int tiles_of_sequence(const Params &p, int sequence) 
   return tiles_of(p, leftpad, tokens, Queries::of(p, sequence).count);
 }
 
+// RAGGED: empty LeanTiles that an output tile counts at its end. Where output tiles are packed,
+// those of one LeanTile count none: other warps go on meanwhile.
+__device__ __forceinline__ int end_tiles_of(const Params &p, int tiles, bool packs) {
+  return packs && tiles == 1 ? 0 : p.end_tiles;
+}
+
+// RAGGED: whether output tiles are packed: few have more than a LeanTile. Where many do, the other
+// warps would wait in those for the one that walks a packed one.
+__device__ __forceinline__ bool packs(int lean_tiles, int output_tiles) {
+  return PACKS && lean_tiles - output_tiles <= output_tiles / 8 * 3;
+}
+
+// RAGGED: LeanTiles at an output tile's end that take no longer than a merge.
+__device__ __forceinline__ int short_rest(const Params &p) { return max(1, p.merge_tiles); }
+
 // First LeanTile of a work range.
 __device__ __forceinline__ int range_start(int range, int share, int longer) {
   return range * share + min(range, longer);
@@ -131,10 +146,28 @@ struct Position {
   int first, last;      // LeanTiles of the output tile
   int token;            // first token of the part
   int chunks, chunk;    // of the part; this warp's next
+  // PACKS: tokens up to which a whole output tile is packed, 0: none is; whether this part is, and
+  // this warp's; the warp whose turn is next.
+  int packed_tokens, turn;
+  bool packed, mine;
+  bool is_rest;  // RAGGED: of the work range before
+  // FIXED_RUNS: whether the CTA has come to the runs that wait for others; where it began.
+  bool merging;
+  int begin_at, begin_first, begin_tiles, begin_sequence, begin_sequence_start;
+
+  // Chunks from one of this warp's to its next; its first one.
+  __device__ __forceinline__ int step() const { return PACKS && packed ? 1 : RANGE_WARPS; }
+  __device__ __forceinline__ int first_chunk(int range_warp) const {
+    return PACKS && packed ? 0 : range_warp;
+  }
+
+  // Whether all warps of the CTA walk the part.
+  __device__ __forceinline__ bool is_shared() const { return !packed && !is_rest; }
 
   __device__ __forceinline__ void enter_part(const Params &p, int end, int range_warp) {
     if (RAGGED) {
       enter_sequence(p);
+      end_tiles = end_tiles_of(p, tiles, packed_tokens > 0);
       tiles += end_tiles;
       int within = at - sequence_start;
       head = divide(within, tiles);
@@ -146,7 +179,12 @@ struct Position {
       sequence = divide(output_tile, p.by_heads);
       head = output_tile - sequence * head_tiles(p);
     }
-    enter_tiles(p, end, range_warp);
+    int stop = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
+    const bool deals_rests = RAGGED && !FIXED_RUNS;
+    if (deals_rests && is_short_rest(p, stop)) stop = tiles;
+    enter_tiles(p, stop, range_warp);
+    is_rest = deals_rests && first > 0 && is_short_rest(p, first);
+    if (is_rest) chunk = chunks;
   }
 
   // Enters output tile `head` of the sequence.
@@ -199,10 +237,16 @@ struct Position {
     tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len);
   }
 
-  // Enters the part from LeanTile `first` of the output tile on.
-  __device__ __forceinline__ void enter_tiles(const Params &p, int end, int range_warp) {
+  // RAGGED: whether an output tile's rest from LeanTile `from` on takes no longer than a merge: it
+  // belongs to the work range before.
+  __device__ __forceinline__ bool is_short_rest(const Params &p, int from) const {
+    return tiles - from <= short_rest(p) + end_tiles;
+  }
+
+  // Enters the part from LeanTile `first` of the output tile to before LeanTile `stop`.
+  __device__ __forceinline__ void enter_tiles(const Params &p, int stop_tile, int range_warp) {
     enter_head(p);
-    last = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
+    last = stop_tile;
     const int dealt = dealt_tokens(p, leftpad, tokens, queries.count);
     const int shift = tile_shift(p, dealt);
     const int start = copy_start(first_needed(p, 0));
@@ -217,25 +261,58 @@ struct Position {
     }
     chunks = max(0, stop - token + CHUNK - 1) / CHUNK;
     chunk = range_warp;
+    packed = PACKS && dealt <= packed_tokens && first == 0 && last == tiles;
+    is_rest = false;
+    if (packed) {
+      mine = turn == range_warp;
+      turn = turn + 1 == WARPS ? 0 : turn + 1;
+      chunk = mine ? 0 : chunks;
+    }
   }
 
-  // To the LeanTile that the CTA walks next; at the work range's end there is none. FIXED_RUNS: the
-  // one before in the output tile, as a fixed run waits for those after it; then the last one of the
-  // next output tile, whose first one, if the CTA has that, waits for other CTAs.
+  // FIXED_RUNS: whether a run waits for others, whose partials it merges.
+  __device__ __forceinline__ bool merges() const { return first % MERGE == 0; }
+
+  // FIXED_RUNS: to the run before in the output tile, or the last one of the next output tile.
+  __device__ __forceinline__ void to_next_run(const Params &p) {
+    if (first > 0 && at > lowest) {
+      at -= 1, first -= 1;
+      return;
+    }
+    at += tiles - first;
+    if (RAGGED && at >= sequence_start + tiles * head_tiles(p)) {
+      sequence_start = at;
+      sequence += 1;
+      if (at <= highest) tiles = tiles_of_sequence(p, sequence);
+    }
+    if (at > highest) return;
+    first = min(tiles - 1, highest - at);
+    at += first;
+  }
+
+  // FIXED_RUNS: at the end of the first output tile, where the CTA begins.
+  __device__ __forceinline__ void begin_runs(const Params &p) {
+    const int ahead = min(tiles - 1 - first, highest - at);
+    at += ahead, first += ahead;
+    merging = lowest == highest;
+    begin_at = at, begin_first = first, begin_tiles = tiles;
+    begin_sequence = sequence, begin_sequence_start = sequence_start;
+    if (merges() && !merging) leave_part(p);
+  }
+
+  // To the LeanTile that the CTA walks next; at the work range's end there is none. FIXED_RUNS: first
+  // all runs that wait for no other, then the others, each output tile's from the last to the first:
+  // what they wait for has mostly come by then.
   __device__ __forceinline__ void leave_part(const Params &p) {
     if (FIXED_RUNS) {
-      if (first > 0 && at > lowest) {
-        at -= 1;
-        return;
-      }
-      at += tiles - first;
-      int next_tiles = tiles;
-      if (RAGGED && at >= sequence_start + tiles * head_tiles(p)) {
-        sequence_start = at;
-        sequence += 1;
-        if (at <= highest) next_tiles = tiles_of_sequence(p, sequence);
-      }
-      if (at <= highest) at = min(at + next_tiles - 1, highest);
+      do {
+        to_next_run(p);
+        if (at > highest && !merging) {
+          merging = true;
+          at = begin_at, first = begin_first, tiles = begin_tiles;
+          sequence = begin_sequence, sequence_start = begin_sequence_start;
+        }
+      } while (at <= highest && merges() != merging);
       return;
     }
     at += last - first;
@@ -270,6 +347,7 @@ struct Lengths {
   int own;           // of sequence `lane`; 0: there is none, or it has no query tokens
   int sum, most;     // of all sequences, with RAGGED_Q of all their row tiles; of the longest
   int output_tiles;  // of all sequences
+  int longer_than_one;  // PACKS: sequences of more than a LeanTile
 
   __device__ __forceinline__ static int of(const Params &p, int sequence) {
     return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
@@ -289,12 +367,13 @@ struct Lengths {
   __device__ __forceinline__ void start(const Params &p, int lane) { own = of(p, lane); }
 
   __device__ __forceinline__ void finish(const Params &p, int lane) {
-    sum = own * rows_of(p, lane), most = own;
+    sum = own * rows_of(p, lane), most = own, longer_than_one = own > 1;
     for (int i = lane + 32; i < p.batch; i += 32) {
       const int tiles = of(p, i);
-      sum += tiles * rows_of(p, i), most = max(most, tiles);
+      sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
     }
     sum = __reduce_add_sync(~0u, sum);
+    if (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
     most = __reduce_max_sync(~0u, most);
     output_tiles = p.batch * head_tiles(p);
     if (RAGGED_Q) {
@@ -336,7 +415,7 @@ __device__ __forceinline__ int units_of(const Params &p, int sequence, int longe
   const int tiles = tiles_of_sequence(p, sequence);
   const int units = RAGGED_Q && longest < 0 ? 1
                     : longest > 0           ? split_count(tiles, longest) - 1
-                                            : tiles + p.end_tiles;
+                                            : tiles + end_tiles_of(p, tiles, longest < 0);
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
 
@@ -445,7 +524,7 @@ struct WorkRange {
     position.first = range_start(split, length, rest);
     position.at = head * position.tiles + position.first;
     end = head * position.tiles + range_start(split + 1, length, rest);
-    position.enter_tiles(p, end, range_warp);
+    position.enter_tiles(p, position.first + end - position.at, range_warp);
   }
 
 #if BULK && CLUSTER > 1
@@ -481,6 +560,8 @@ struct WorkRange {
     int used = ranges;
     share = p.share, longer = p.longer, longest = 0;
     position.sequence = position.sequence_start = position.end_tiles = 0;
+    position.turn = 0;
+    position.packed_tokens = 0;
     if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
       // Dealt from the last to the first.
@@ -496,7 +577,7 @@ struct WorkRange {
       if (RAGGED)
         find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
       position.enter_part(p, end, range_warp);
-      position.at = min(position.at - position.first + position.tiles - 1, position.highest);
+      position.begin_runs(p);
       position.enter_part(p, end, range_warp);
       return true;
     }
@@ -515,10 +596,13 @@ struct WorkRange {
         enter_split(p, lane, unit, used, output_tiles, range_warp, position);
         return true;
       }
-      const int total = real + p.end_tiles * output_tiles;
+      const bool packed = packs(real, output_tiles);
+      if (packed)
+        position.packed_tokens = output_tiles > 2 * used ? PACKED_TOKENS_OF_MANY : PACKED_TOKENS;
+      const int ends = packed ? lengths.longer_than_one * head_tiles(p) : output_tiles;
+      const int total = real + p.end_tiles * ends;
       share = divide(total, used);
       longer = total - share * used;
-      position.end_tiles = p.end_tiles;
     } else {
       position.enter_host_length(p);
     }
@@ -526,7 +610,8 @@ struct WorkRange {
     end = range_start(index + 1, share, longer);
     position.at = range_start(index, share, longer);
     if (RAGGED)
-      find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
+      find_sequence(p, lane, position.packed_tokens > 0 ? -1 : 0, position.at, position.sequence,
+                    position.sequence_start);
     position.enter_part(p, end, range_warp);
     return true;
   }
@@ -550,7 +635,10 @@ struct Splits {
     }
     const int tile_start = part.at - part.first;
     const int host = range_of(p, tile_start, range.share, range.longer);
-    count = range_of(p, tile_start + part.tiles - 1, range.share, range.longer) - host + 1;
+    // Not counted: who would have a short rest.
+    const int rest = RAGGED ? part.end_tiles + short_rest(p) : 0;
+    const int last = max(0, part.tiles - 1 - rest);
+    count = range_of(p, tile_start + last, range.share, range.longer) - host + 1;
     mine = range.index - host;
   }
 };

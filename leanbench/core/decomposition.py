@@ -174,13 +174,21 @@ def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:
 
 
 def stream_k(
-    tiles: TileGrid, max_grid: int, min_tiles_per_cta: int = 1, aligned: bool = False
+    tiles: TileGrid,
+    max_grid: int,
+    min_tiles_per_cta: int = 1,
+    aligned: bool = False,
+    short_rests: Sequence[int] = (),
 ) -> Schedule:
     """Schedule of LeanAttention: all LeanTiles end to end, an equal work range for each CTA
     (section IV, Algorithm 2).
 
     Work ranges are dealt from the last to the first: the host block of an output tile waits for its
     other parts, and those then belong to CTAs of lower index, which the hardware starts earlier.
+
+    Args:
+        short_rests: LeanTiles up to which the rest of an output tile goes to the work range before,
+            for each sequence; none does by default.
     """
     grid = stream_k_grid(
         tiles.total, max_grid, min_tiles_per_cta, tiles.output_tiles if aligned else 1
@@ -200,22 +208,43 @@ def stream_k(
                 of = tiles.lean_tiles[sequence]
                 head, first = divmod(at - starts[sequence], of)
                 last = min(of, first + end - at)
-                yield Segment(cta, sequence * tiles.per_sequence + head, first, last, of)
+                short_rest = short_rests[sequence] if short_rests else 0
+                if of - last <= short_rest:
+                    last = of
+                if first == 0 or of - first > short_rest:
+                    yield Segment(cta, sequence * tiles.per_sequence + head, first, last, of)
                 at += last - first
 
     return Schedule("stream_k", grid, tuple(walk()))
 
 
 def stream_k_with_ends(
-    tiles: TileGrid, max_grid: int, min_tiles_per_cta: int, end_tiles: int
+    tiles: TileGrid,
+    max_grid: int,
+    min_tiles_per_cta: int,
+    end_tiles: int,
+    merge_tiles: int = 0,
+    packs: bool = False,
 ) -> Schedule:
     """Schedule of stream-K over a ragged batch in which every output tile counts `end_tiles`
     LeanTiles more, empty ones at its end, for what ending it takes: a CTA with many short sequences
     ends many. The number of CTAs follows from the real LeanTiles. Segments, and their `of`, count
     the added ones.
+
+    Args:
+        merge_tiles: LeanTiles that take as long as a merge: the rest of an output tile goes to the
+            work range before where it has no more.
+        packs: output tiles of one LeanTile count no end where few have more: a CTA then walks
+            several at a time.
     """
-    counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
-    return stream_k(counted, stream_k_grid(tiles.total, max_grid, min_tiles_per_cta))
+    few = tiles.total - tiles.output_tiles <= tiles.output_tiles // 8 * 3
+    ends = [0 if packs and few and count == 1 else end_tiles for count in tiles.lean_tiles]
+    counted = TileGrid(
+        tuple(count + end for count, end in zip(tiles.lean_tiles, ends, strict=True)),
+        tiles.per_sequence,
+    )
+    grid = stream_k_grid(tiles.total, max_grid, min_tiles_per_cta)
+    return stream_k(counted, grid, short_rests=[merge_tiles + end for end in ends])
 
 
 #: Candidates for the longest split are this share of the mean work range apart, and so many.
@@ -253,6 +282,7 @@ def stream_k_by_lengths(
     end_tiles: int,
     longest_steps: int,
     merge_tiles: int,
+    packs: bool = False,
 ) -> Schedule:
     """Schedule of stream-K as lean.cu deals it by lengths on the device: equal splits of each
     output tile, none longer than `longest_split`, or else `stream_k_with_ends`.
@@ -262,7 +292,9 @@ def stream_k_by_lengths(
     most = stream_k_grid(tiles.total, max_grid, min_tiles_per_cta)
     longest = longest_split(tiles, most, longest_steps, merge_tiles)
     if longest == 0:
-        return stream_k_with_ends(tiles, max_grid, min_tiles_per_cta, end_tiles)
+        return stream_k_with_ends(
+            tiles, max_grid, min_tiles_per_cta, end_tiles, max(1, merge_tiles), packs
+        )
     counts = [-(-count // longest) for count in tiles.lean_tiles]
     others = [
         (output_tile, split)
@@ -282,22 +314,30 @@ def stream_k_by_lengths(
 
 
 def fixed_runs(
-    tiles: TileGrid, run_tiles: int | Sequence[int], max_grid: int | None = None
+    tiles: TileGrid,
+    run_tiles: int | Sequence[int],
+    max_grid: int | None = None,
+    merge_at_once: int = 1,
 ) -> Schedule:
     """Schedule of stream-K in fixed runs, which depend on a sequence's own length alone: of
     `run_tiles` LeanTiles, for all sequences or for each, and of what is left of an output tile.
 
     Dealt from the last to the first, as in `stream_k`, as many to each of `max_grid` CTAs. None: a
-    CTA for each. A CTA walks an output tile's from the last to the first, but its first output tile
-    first: other CTAs may wait for that, it may wait for others in its last one.
+    CTA for each. A CTA walks the runs that wait for others last, which are every
+    `merge_at_once`-th of an output tile, and an output tile's from the last to the first.
     """
     of_sequences = [run_tiles] * len(tiles.lean_tiles) if isinstance(run_tiles, int) else run_tiles
+
+    def run_of(output_tile: int) -> int:
+        return of_sequences[output_tile // tiles.per_sequence]
+
+    def is_merging(output_tile: int, first: int) -> bool:
+        return first // run_of(output_tile) % merge_at_once == 0
+
     runs = [
         (output_tile, first)
         for output_tile in range(tiles.output_tiles)
-        for first in range(
-            0, tiles.of_output_tile(output_tile), of_sequences[output_tile // tiles.per_sequence]
-        )
+        for first in range(0, tiles.of_output_tile(output_tile), run_of(output_tile))
     ]
     total = len(runs)
     grid = min(total, max_grid or total)
@@ -306,10 +346,13 @@ def fixed_runs(
         for cta in range(grid):
             lowest = total - stream_k_start(cta + 1, total, grid)
             end = total - stream_k_start(cta, total, grid)
-            for output_tile, first in sorted(runs[lowest:end], key=lambda run: (run[0], -run[1])):
+            for _, output_tile, negative in sorted(
+                (is_merging(output_tile, first), output_tile, -first)
+                for output_tile, first in runs[lowest:end]
+            ):
                 of = tiles.of_output_tile(output_tile)
-                run = of_sequences[output_tile // tiles.per_sequence]
-                yield Segment(cta, output_tile, first, min(of, first + run), of)
+                last = min(of, run_of(output_tile) - negative)
+                yield Segment(cta, output_tile, -negative, last, of)
 
     return Schedule("stream_k", grid, tuple(walk()))
 

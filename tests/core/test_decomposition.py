@@ -94,18 +94,26 @@ def test_stream_k_hosts_wait_for_lower_ctas_only(tiles, max_grid):
             assert first_of[segment.cta] is segment
 
 
-@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3))
+@given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
 def test_counted_ends_change_where_it_is_cut_and_not_into_how_many(
-    tiles, max_grid, min_tiles, end_tiles
+    tiles, max_grid, min_tiles, end_tiles, merge_tiles
 ):
-    schedule = stream_k_with_ends(tiles, max_grid, min_tiles, end_tiles)
+    schedule = stream_k_with_ends(tiles, max_grid, min_tiles, end_tiles, merge_tiles)
     assert schedule.grid == stream_k(tiles, max_grid, min_tiles).grid
     counted = TileGrid(tuple(count + end_tiles for count in tiles.lean_tiles), tiles.per_sequence)
     walked(schedule, counted)
     share = [0] * schedule.grid
     for segment in schedule.segments:
         share[segment.cta] += segment.last - segment.first
-    assert max(share) - min(share) <= 1
+    # A work range may lose a rest to the one before, and take one from the one after.
+    assert max(share) - min(share) <= 1 + 2 * (end_tiles + merge_tiles)
+
+
+@given(tile_grids, st.integers(1, 300), st.integers(0, 3), st.integers(0, 3))
+def test_a_rest_is_longer_than_a_merge_takes(tiles, max_grid, end_tiles, merge_tiles):
+    for segment in stream_k_with_ends(tiles, max_grid, 1, end_tiles, merge_tiles).segments:
+        assert segment.is_host or segment.of - segment.first > end_tiles + merge_tiles
+        assert segment.is_finishing or segment.of - segment.last > end_tiles + merge_tiles
 
 
 @pytest.mark.parametrize("end_tiles", [0, 1, 2])

@@ -87,7 +87,7 @@ static void walk() {
     while (true) {
       Splits splits;
       splits.find(*params, part, range);
-      if (lane == 0 && count < most)
+      if (lane == 0 && count < most && !part.is_rest)
         parts[count++] = {cta,       part.sequence, part.head,    part.first,
                           part.last, part.tiles,    splits.count, splits.mine};
       part.leave_part(*params);

@@ -84,6 +84,22 @@ def test_hosts_wait_for_lower_ctas_only_whose_slots_follow_their_own(tiles, run_
         assert hosts[segment.output_tile] - segment.cta == segment.first // run_tiles
 
 
+@given(tile_grids, st.integers(1, 6), st.integers(1, 9), st.integers(2, 5))
+def test_runs_that_wait_come_last(tiles, run_tiles, max_grid, merge_at_once):
+    """A run merges the next ones of its output tile: no CTA comes to it before it has walked all
+    that others may wait for.
+    """
+    segments = fixed_runs(tiles, run_tiles, max_grid, merge_at_once).segments
+    for cta in range(max_grid):
+        own = [segment for segment in segments if segment.cta == cta]
+        merging = [segment.first // run_tiles % merge_at_once == 0 for segment in own]
+        assert merging == sorted(merging)
+        waits = [
+            (s.output_tile, -s.first) for s, merges in zip(own, merging, strict=True) if merges
+        ]
+        assert waits == sorted(waits)
+
+
 @given(tile_grids)
 def test_runs_of_one_lean_tile_are_stream_k_with_a_cta_each(tiles):
     assert fixed_runs(tiles, 1) == stream_k(tiles, tiles.total)

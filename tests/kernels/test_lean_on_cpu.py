@@ -63,6 +63,7 @@ ODD_PAGES = on_device((300, 77, 1, 515), "8/2", 64, 640, page_size=1)
 CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 FP8 = replace(ONE_LONG, kv_dtype="e4m3")
+MANY_SHORT = on_device((5, 100, 2, 300, 128, 64, 16, 129, 33, 1, 127, 15), "8/2", 64, 512)
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
 #: Sequences shorter than the window, longer, and with a row that sees nothing but its sink.
 WINDOWS = on_device(
@@ -135,6 +136,15 @@ CASES = {
     ),
     "fp8, bf16 queries": Case(
         cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((replace(PAGED, kv_dtype="e5m2"), 8),)
+    ),
+    # Output tiles that are a warp's alone, among others.
+    "short output tiles": Case(
+        cuda_config(16, 4, 2, 1, 1, 8, "bulk", 1, False),
+        (
+            (replace(MANY_SHORT, page_size=16), 2),
+            (MANY_SHORT, 5),
+            (replace(MANY_SHORT, page_size=16, kv_layout="NHD"), 1),
+        ),
     ),
     "fixed runs": Case(
         fixed(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)),
@@ -251,6 +261,9 @@ DEEP_CASES = {
     "padding of lengths that the host knows": Case(
         cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False),
         ((replace(EQUAL, leftpad=True, alibi=True, q_len=2, causal=False), 9),),
+    ),
+    "short output tiles, 16-byte copies": Case(
+        cuda_config(16, 2, 3, 1, 1, 8, "async", 1, False), ((MANY_SHORT, 3), (MANY_SHORT, 7))
     ),
     "pages, 16-byte copies": Case(
         cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False), ((PAGED, 5), (PAGED, 9))
@@ -448,7 +461,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("device", ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w")),
     ("device", ("lean.cu", "p.epoch + replays", "p.epoch")),
     ("device", ("lean.cu", "if (SCRATCH_OVER_RING || !first_part) __syncthreads();", "")),
-    ("device", ("lean.cu", "__syncthreads();\n    const int output", "const int output")),
+    ("device", ("lean.cu", "__syncthreads();\n      // What a", "// What a")),
     ("many rows", ("lean.cu", "__syncthreads();  // the states have been read", "")),
     ("many rows", ("lean.cu", "__syncthreads();\n        fresh = false;", "fresh = false;")),
     ("clusters", ("lean.cu", "barrier_cluster_wait();  // no peer reads", "//")),
@@ -500,7 +513,14 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("device", ("attend.cuh", "l[rows][j] *= scale;", "")),
     ("device", ("reduce.cuh", "slot + stride, stride", "slot, stride")),
     ("device", ("schedule.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)")),
-    ("fixed runs", ("schedule.cuh", "        at -= 1;", "        at += 1;")),
+    ("fixed runs", ("schedule.cuh", "at -= 1, first -= 1;", "at += 1, first += 1;")),
+    ("fixed runs", ("schedule.cuh", "merging = lowest == highest;", "merging = true;")),
+    ("fixed runs", ("attend.cuh", "head != part.head;", "false;")),
+    ("short output tiles", ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)")),
+    ("short output tiles", ("copy.cuh", "position.first_chunk(range_warp)", "range_warp")),
+    ("short output tiles", ("schedule.cuh", "chunk = mine ? 0 : chunks;", "")),
+    ("short output tiles", ("schedule.cuh", "if (is_rest) chunk = chunks;", "is_rest = false;")),
+    ("device", ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0")),
     ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
     ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
     ("pages of one token", ("copy.cuh", "position.chunk + RANGE_WARPS);", "position.chunk);")),
