@@ -85,14 +85,16 @@ def lean_attn_with_kvcache(
     `block_table` and rows of `cache_batch_idx` lie in the caches, `cu_seqlens_q` does not fall, and
     `cache_leftpad` is between 0 and the length.
 
+    A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, and
+    tensors that start at or step by no multiple of 16 bytes are copied where no kernel reads them.
+    Such calls copy the caches every time, and back where they append: for compatibility, not speed.
+
     Partials travel through a workspace that belongs to the stream, or to the graph that captures
     the call: streams, and graphs with memory pools of their own, may run at the same time.
 
     Args:
         q: (batch, q_len, q_heads, head_dim), fp16 or bf16, or fp8 where the caches are. The query
-            tokens are the sequence's last. A head_dim that is no multiple of 8 is padded, as by
-            flash-attn, which copies the caches in every call. With `cu_seqlens_q`: (query tokens,
-            q_heads, head_dim).
+            tokens are the sequence's last. With `cu_seqlens_q`: (query tokens, q_heads, head_dim).
         k_cache: (batch, tokens, kv_heads, head_dim); any strides, head_dim contiguous; of the dtype
             of `q`, or torch.float8_e4m3fn or float8_e5m2. `q_heads` is a multiple of `kv_heads`. A
             cache stored as (batch, kv_heads, tokens, head_dim) is passed as
@@ -116,7 +118,7 @@ def lean_attn_with_kvcache(
         cache_leftpad: (batch,) int32: the token that each sequence begins with.
         block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
             page of a sequence is in the caches. Entries past a sequence's end are not followed.
-        softmax_scale: defaults to head_dim ** -0.5.
+        softmax_scale: defaults to head_dim ** -0.5, of `q` as passed.
         causal: the last query token sees the whole sequence and each one before it a token less;
             one that sees none gives output 0 and LSE -inf. False: all see the whole sequence. Makes
             no difference to a single one.

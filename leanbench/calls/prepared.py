@@ -10,13 +10,14 @@ import os
 import threading
 import warnings
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
-from leanbench.calls.padding import needs_padding, padded, write_back
+from leanbench.calls.padding import launch_padded, needs_padding
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import heuristic_of, lengths_with, settings_of
 from leanbench.configs.lookup import state
@@ -128,8 +129,6 @@ def _attend(
 def _attend_first(
     call: Call, with_lse: bool, stream: int, capturing: bool, signature: Hashable
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if needs_padding(call):
-        return _attend_padded(call, with_lse)
     inputs, relaunch = _launch_first(call)
     lengths = range(call.capacity, call.capacity + 1)
     if call.length is not None:
@@ -142,13 +141,6 @@ def _attend_first(
     prepared = Prepared(relaunch, lengths, inputs.lse.shape, out_shape, call.out_dtype, unasked_lse)
     _LAUNCHES.put(signature, prepared)
     return inputs.out, inputs.lse if with_lse else None
-
-
-def _attend_padded(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    _check(call)
-    wide = padded(call)
-    out, lse = attend(wide, with_lse)
-    return write_back(call, wide, out), lse
 
 
 def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hashable:
@@ -203,16 +195,12 @@ def _lengths(length: int, capacity: int, tile_tokens: int) -> range:
     return range(first, last + 1)
 
 
-def _check(call: Call) -> None:
+def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
+    """Checks a call and launches it; its tensors, the outputs among them."""
     refuse_kinds(call)
     call.check()
     check_extras(call)
     call.check_length()
-
-
-def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
-    """Checks a call and launches it; its tensors, the outputs among them."""
-    _check(call)
     device, extras = call.q.device, call.asked
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
@@ -237,8 +225,8 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         causal=call.causal or call.q_len == 1,
         **extras._asdict(),
     )
-    refuse_problem(inputs)
-    return inputs, _launched(inputs, call.config, call.batch_invariant)
+    launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
+    return inputs, launch_padded(inputs, launch) if needs_padding(inputs) else launch(inputs)
 
 
 def _launched(
@@ -249,6 +237,7 @@ def _launched(
     Tuned settings were timed with the compiler and on the GPU of their day: where they do not fit
     any more, the heuristic's run.
     """
+    refuse_problem(inputs)
     if config is not None:
         return _launch(inputs, config)
     choice = settings_of(inputs, batch_invariant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from leanbench.calls.call import Call
-from leanbench.calls.padding import COLUMNS
+from leanbench.calls.padding import padded_dim
 from leanbench.core.extras import Extras, fp8_name
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import size_choices
@@ -39,7 +39,7 @@ def refuse_kinds(call: Call) -> None:
             raise NotImplementedError(_sentence(argument, fix))
     if call.q.dim() == 0 or call.k_cache.dim() != 4:
         return
-    head_dim = -(-int(call.q.shape[-1]) // COLUMNS) * COLUMNS
+    head_dim = padded_dim(int(call.q.shape[-1]), call.k_cache)
     page_size = 0 if call.block_table is None else int(call.k_cache.shape[1])
     if head_dim and head_dim not in LEAN.head_dims:
         raise NotImplementedError(

@@ -9,22 +9,16 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right
-from leanbench.kernels.lean import LEAN
-from leanbench.kernels.lean.configs import LeanTritonConfig
-from leanbench.kernels.reference.torch import attend_all
+from every_kind import CONFIG, called, take_every_kind
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from leanbench.attention import lean_attn_with_kvcache
-from leanbench.calls import prepared
 from leanbench.calls.operator import append_operator
-from leanbench.calls.prepared import PreparedLaunches
 from leanbench.check.launches import ApiCall, api_arguments
-from leanbench.core.axes import AXES
 from leanbench.core.extras import kinds_of
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 
-CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
 PLAIN = AttentionProblem(2, 4, 2, 40, 64, q_len=3)
 KINDS: dict[str, dict[str, Any]] = {
     "not causal": {"causal": False},
@@ -56,67 +50,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Relaunched:
-    """A launch of the reference over what it is handed."""
-
-    tile_tokens = 32
-
-    def __init__(self, inputs: AttentionInputs) -> None:
-        self._scalars = {"softmax_scale": inputs.softmax_scale, "causal": inputs.causal}
-
-    def __call__(
-        self,
-        q: Any,
-        k_cache: Any,
-        v_cache: Any,
-        cache_seqlens: Any,
-        context: Any,
-        block_table: Any,
-        out: Any,
-        lse: Any,
-        extras: Any = None,
-    ) -> None:
-        asked = {} if extras is None else extras._asdict()
-        attend_all(
-            AttentionInputs(
-                q=q,
-                k_cache=k_cache,
-                v_cache=v_cache,
-                cache_seqlens=cache_seqlens,
-                context=context,
-                block_table=block_table,
-                out=out,
-                lse=lse,
-                **self._scalars,
-                **asked,
-            )
-        )
-
-
 @pytest.fixture(autouse=True)
 def prepared_for(monkeypatch) -> list[AttentionInputs]:
     """Inputs that launches were prepared for, by a kernel that takes everything."""
-    seen: list[AttentionInputs] = []
-
-    def relaunch(inputs: AttentionInputs, config: Any) -> Relaunched:
-        seen.append(inputs)
-        return Relaunched(inputs)
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(LEAN, "relaunch", relaunch)
-    monkeypatch.setattr(LEAN, "axes", frozenset(AXES), raising=False)
-    monkeypatch.setattr(LEAN, "head_dims", range(8, 520, 8), raising=False)
-    monkeypatch.setattr(LEAN, "page_sizes", range(1, 513), raising=False)
-    monkeypatch.setattr(LEAN, "max_q_len", 64, raising=False)
-    monkeypatch.setattr(LEAN, "refusal", lambda problem: None)
-    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
-    return seen
-
-
-def called(inputs: AttentionInputs, **options: Any) -> Any:
-    """Output and LSE."""
-    arguments = {**api_arguments(inputs), "config": CONFIG, **options}
-    return lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **arguments)
+    return take_every_kind(monkeypatch)
 
 
 @pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
@@ -243,28 +180,6 @@ def test_a_token_a_step_shares_a_launch(length, prepared_for):
         stepped = replace(inputs, cache_seqlens=seqlens, context=context)
         assert_right(stepped, *called(stepped, cache_seqlens=now))
     assert len(prepared_for) == 1
-
-
-@pytest.mark.parametrize("out_is_given", [False, True])
-@pytest.mark.parametrize(
-    "kinds", [{}, {"append": 2, "rotary_dim": 16}, {"v_head_dim": 64}, {"q_lens": (1, 4)}]
-)
-def test_a_head_dim_that_is_no_multiple_of_8_is_padded(kinds, out_is_given, prepared_for):
-    wide = make_inputs(replace(PLAIN, **kinds), "cpu")
-    names = (
-        ("q", "k_cache", "k_new")
-        if "v_head_dim" in kinds
-        else (*("q", "k_cache", "k_new", "v_cache", "v_new", "out"),)
-    )
-    cut = {name: getattr(wide, name)[..., :59] for name in names if getattr(wide, name) is not None}
-    inputs = replace(wide, **cut)
-    for _ in range(2):
-        given = {"out": torch.empty_like(inputs.out)} if out_is_given else {}
-        out, lse = called(inputs, **given)
-        assert out.shape == inputs.out.shape
-        assert_right(inputs, out, lse)
-    assert [prepared.q.shape[-1] for prepared in prepared_for] == [64]
-    assert prepared_for[0].softmax_scale == inputs.softmax_scale
 
 
 def half(*shape: int) -> torch.Tensor:

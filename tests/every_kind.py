@@ -1,0 +1,87 @@
+"""A kernel that takes every kind and size, in the place of `lean`: the fp64 reference over the
+tensors that it is handed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.reference.torch import attend_all
+
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import prepared
+from leanbench.calls.prepared import PreparedLaunches
+from leanbench.check.launches import api_arguments
+from leanbench.core.axes import AXES
+from leanbench.core.inputs import AttentionInputs
+
+CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+
+
+class Relaunched:
+    """A launch of the reference over what it is handed: tensors of the strides that it was prepared
+    for.
+    """
+
+    tile_tokens = 32
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        self._scalars = {"softmax_scale": inputs.softmax_scale, "causal": inputs.causal}
+        self._strides = [inputs.q.stride(), inputs.k_cache.stride(), inputs.v_cache.stride()]
+
+    def __call__(
+        self,
+        q: Any,
+        k_cache: Any,
+        v_cache: Any,
+        cache_seqlens: Any,
+        context: Any,
+        block_table: Any,
+        out: Any,
+        lse: Any,
+        extras: Any = None,
+    ) -> None:
+        assert [q.stride(), k_cache.stride(), v_cache.stride()] == self._strides
+        asked = {} if extras is None else extras._asdict()
+        attend_all(
+            AttentionInputs(
+                q=q,
+                k_cache=k_cache,
+                v_cache=v_cache,
+                cache_seqlens=cache_seqlens,
+                context=context,
+                block_table=block_table,
+                out=out,
+                lse=lse,
+                **self._scalars,
+                **asked,
+            )
+        )
+
+
+def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
+    """Puts that kernel in the place of `lean`; inputs that its launches are prepared for."""
+    seen: list[AttentionInputs] = []
+
+    def relaunch(inputs: AttentionInputs, config: Any) -> Relaunched:
+        seen.append(inputs)
+        return Relaunched(inputs)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(LEAN, "relaunch", relaunch)
+    monkeypatch.setattr(LEAN, "axes", frozenset(AXES), raising=False)
+    monkeypatch.setattr(LEAN, "head_dims", range(8, 520, 8), raising=False)
+    monkeypatch.setattr(LEAN, "page_sizes", range(1, 513), raising=False)
+    monkeypatch.setattr(LEAN, "max_q_len", 64, raising=False)
+    monkeypatch.setattr(LEAN, "refusal", lambda problem: None)
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    return seen
+
+
+def called(inputs: AttentionInputs, **options: Any) -> Any:
+    """Output and LSE of a call with what the inputs ask for."""
+    arguments = {**api_arguments(inputs), "config": CONFIG, **options}
+    return lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **arguments)
