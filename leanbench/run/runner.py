@@ -45,7 +45,8 @@ class Limits:
 
     #: One kernel on one problem, everything included.
     timeout_s: float = 120.0
-    #: No cell starts after this many seconds; None is no limit.
+    #: No cell starts after this many seconds, also not once more because another kernel of its
+    #: problem failed; None is no limit.
     budget_s: float | None = None
 
 
@@ -65,10 +66,9 @@ def run_cells(
     """
     todo = [cell for cell in cells if cell.key not in run.finished]
     left = len(todo)
-    started = time.monotonic()
-    with _stop_on_signals(), contextlib.closing(_Workers(run, target, limits.timeout_s)) as workers:
+    with _stop_on_signals(), contextlib.closing(_Workers(run, target, limits)) as workers:
         for cells_together in _by_problem(todo):
-            if limits.budget_s is not None and time.monotonic() - started >= limits.budget_s:
+            if workers.budget_is_spent:
                 break
             observer.starts(cells_together[0])
             for cell, row, samples in workers.run(cells_together):
@@ -87,16 +87,22 @@ def _by_problem(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 class _Workers:
     """One worker at a time, replaced when it dies."""
 
-    def __init__(self, run: RunDirectory, target: WorkerTarget, timeout_s: float) -> None:
-        self._run, self._target, self._timeout_s = run, target, timeout_s
+    def __init__(self, run: RunDirectory, target: WorkerTarget, limits: Limits) -> None:
+        self._run, self._target, self._limits = run, target, limits
+        self._created_s = time.monotonic()
         self._worker: WorkerProcess | None = None
         self._environment = ""
+
+    @property
+    def budget_is_spent(self) -> bool:
+        budget_s = self._limits.budget_s
+        return budget_s is not None and time.monotonic() - self._created_s >= budget_s
 
     def run(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any], Samples | None]]:
         """One row for each cell of a problem, validated, and the raw samples behind it.
 
         Whoever fails gets a row and leaves; the others are asked for again, of a new worker if need
-        be.
+        be, unless the budget is spent.
         """
         left = {cell.kernel: cell for cell in cells}
         while left:
@@ -104,9 +110,11 @@ class _Workers:
             begun = time.monotonic()
             usable = False
             try:
-                outcomes, usable = worker.run(list(left.values()), self._timeout_s)
+                outcomes, usable = worker.run(list(left.values()), self._limits.timeout_s)
             except WorkerTimeout as late:
-                reason = f"no result within {self._timeout_s:g} s, raise the limit with --timeout"
+                reason = (
+                    f"no result within {self._limits.timeout_s:g} s, raise the limit with --timeout"
+                )
                 outcomes = _blame(late.blamed, left, {"status": "timeout", "reason": reason})
             except WorkerLost as lost:
                 outcomes = _blame(
@@ -120,6 +128,8 @@ class _Workers:
                 raw = outcome.pop("raw_samples", None)
                 samples = None if raw is None else Samples(cell=cell.key, **raw)
                 yield cell, self._row(cell, outcome, wall_s), samples
+            if self.budget_is_spent:
+                return
 
     def close(self) -> None:
         if self._worker is not None:

@@ -155,10 +155,19 @@ def _failure(error: Exception) -> tuple[Outcome, bool]:
     # A log on a full disk must not cost the reason.
     with contextlib.suppress(OSError):
         traceback.print_exception(error)
-    reason = _first_line(error)
+    reason = _first_line(_what_broke(error))
     if isinstance(error, MemoryError) or _is_torch_error(error, "OutOfMemoryError"):
         return {"status": "out_of_memory", "reason": reason}, True
     return {"status": "crashed", "reason": reason}, not _is_sticky(error)
+
+
+def _what_broke(error: Exception) -> Exception:
+    """The error of a launch that was captured, where `error` is of the capture's end:
+    `torch.cuda.graph` ends a capture that a launch has broken, which raises in its place.
+    """
+    launch = error.__context__
+    ends_capture = _is_torch_error(error, "AcceleratorError") and "captur" in str(error)
+    return launch if ends_capture and isinstance(launch, Exception) else error
 
 
 def _is_sticky(error: Exception) -> bool:

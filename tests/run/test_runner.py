@@ -335,6 +335,28 @@ def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
     assert [row["wall_s"] for row in read_rows(tmp_path / "r")] == [1.0] * 6
 
 
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_spent_budget_ends_a_problem_of_which_a_kernel_failed(tmp_path, monkeypatch, usable):
+    """Its other kernels would start anew. They are left, and --resume asks for them."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+
+    def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
+        clock.now_s += 3.0
+        return failed("lean", "crashed", usable=usable)(cells)
+
+    within, past = Workers(act), Workers(act)
+    assert go(tmp_path / "within", monkeypatch, within, limits=Limits(budget_s=4.0)) == 0
+    assert [kernels for kernels, _ in within.asked] == [KERNELS, ("fa2", "fixed_split")]
+    clock.now_s = 0.0
+    assert go(tmp_path / "past", monkeypatch, past, CELLS, limits=Limits(budget_s=2.0)) == 8
+    assert [kernels for kernels, _ in past.asked] == [KERNELS]
+    assert found(tmp_path / "past") == [("lean", 1024, "crashed", None)]
+    resumed = Workers()
+    assert go(tmp_path / "past", monkeypatch, resumed, CELLS[:3]) == 0
+    assert [kernels for kernels, _ in resumed.asked] == [("fa2", "fixed_split")]
+
+
 def test_a_malformed_result_is_that_kernels_row(tmp_path, monkeypatch):
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
         rows, usable = measured(cells)

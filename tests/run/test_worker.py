@@ -104,6 +104,53 @@ def test_errors_become_rows_and_cuda_errors_end_the_worker(error, status, reason
     assert type(error).__name__ in capsys.readouterr().err
 
 
+@contextmanager
+def capture_of_a_graph() -> Iterator[None]:
+    """As torch.cuda.graph: the end of a capture that was broken is an error, too."""
+    try:
+        yield
+    finally:
+        raise torch.AcceleratorError(
+            "CUDA error: operation failed due to a previous error during capture"
+        )
+
+
+def test_a_broken_capture_is_told_by_the_launch_that_broke_it(capsys):
+    refused = "Triton Error [CUDA]: operation not permitted when stream is capturing"
+
+    def run_problem(problem, kernels, configs, overrides):
+        with capture_of_a_graph():
+            raise RuntimeError(refused)
+
+    def end_early(problem, kernels, configs, overrides):
+        with capture_of_a_graph():
+            pass
+
+    def lose(problem, kernels, configs, overrides):
+        try:
+            raise KeyError("no plan yet")
+        except KeyError:
+            raise torch.AcceleratorError("CUDA error: misaligned address")  # noqa: B904
+
+    reasons = [
+        (run_problem, f"RuntimeError: {refused}"),
+        (
+            end_early,
+            "AcceleratorError: CUDA error: operation failed due to a previous error during capture",
+        ),
+        (lose, "AcceleratorError: CUDA error: misaligned address"),
+    ]
+    for run, reason in reasons:
+        assert _attempt(run, request("lean", "fa2"), announced("fa2")) == (
+            {"fa2": {"status": "crashed", "reason": reason}},
+            False,
+        )
+    # The log has both.
+    logged = capsys.readouterr().err
+    assert refused in logged
+    assert "previous error during capture" in logged
+
+
 def test_what_a_kernel_refuses_when_it_is_prepared_is_a_sentence(capsys):
     def run_problem(problem, kernels, configs, overrides):
         raise UserError("flash-attn 1.0 is too old: update it")
