@@ -54,8 +54,7 @@ def process_pool(
     that did not start are dropped at the end.
 
     Args:
-        preload: modules that jobs import, besides those that compiling does. Imported by each of 64
-            processes at once, those of a prediction took 25 s.
+        preload: modules that jobs import, besides those that compiling does.
     """
     # Not fork: this process may hold a CUDA context. The server imports modules once, for all
     # workers.
