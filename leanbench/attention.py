@@ -266,6 +266,8 @@ def _window(
     window_size: Any, causal: bool, q: torch.Tensor, max_seqlen_q: int | None
 ) -> tuple[int, int]:
     """(left, right), -1 for no limit, or none besides the causal one."""
+    if window_size is _NO_WINDOW:
+        return _NO_WINDOW
     try:
         left, right = [operators.index(side) for side in window_size]
     except (TypeError, ValueError):

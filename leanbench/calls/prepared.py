@@ -19,7 +19,7 @@ from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
 from leanbench.calls.padding import launch_padded, needs_padding
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
-from leanbench.calls.settings import heuristic_of, lengths_with, settings_of
+from leanbench.calls.settings import heuristic_of, lengths_with, settings_of, shared_problem
 from leanbench.configs.lookup import state
 from leanbench.core.errors import UserError
 from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
@@ -201,7 +201,7 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     call.check()
     check_extras(call)
     call.check_length()
-    device, extras = call.q.device, call.asked
+    device = call.q.device
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
             f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
@@ -223,7 +223,7 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         block_table=call.block_table,
         # The last query token sees all tokens either way.
         causal=call.causal or call.q_len == 1,
-        **extras._asdict(),
+        **({} if call.extras is None else call.extras._asdict()),
     )
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
     return inputs, launch_padded(inputs, launch) if needs_padding(inputs) else launch(inputs)
@@ -237,10 +237,11 @@ def _launched(
     Tuned settings were timed with the compiler and on the GPU of their day: where they do not fit
     any more, the heuristic's run.
     """
-    refuse_problem(inputs)
+    problem = shared_problem(inputs)
+    refuse_problem(problem)
     if config is not None:
         return _launch(inputs, config)
-    choice = settings_of(inputs, batch_invariant)
+    choice = settings_of(inputs, problem, batch_invariant)
     if choice.how != "tuned":
         return _launch(inputs, choice.config)
     tuned = inputs.q.device, choice.config
@@ -257,7 +258,7 @@ def _launched(
                 " again",
                 stacklevel=2,
             )
-    return _launch(inputs, heuristic_of(inputs))
+    return _launch(inputs, heuristic_of(inputs, problem))
 
 
 def _launch(inputs: AttentionInputs, config: Any) -> Relaunch:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from leanbench.calls.call import Call
 from leanbench.calls.padding import padded_dim
 from leanbench.core.extras import Extras, fp8_name
-from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import SAME
-from leanbench.kernels.launch import problem_of
+from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean import LEAN
 
 #: Of arguments that are tensors: the axis that each asks for.
@@ -58,13 +57,13 @@ def refuse_kinds(call: Call) -> None:
         )
 
 
-def refuse_problem(inputs: AttentionInputs) -> None:
-    """Asks the kernel about a call whose tensors fit together.
+def refuse_problem(problem: AttentionProblem) -> None:
+    """Asks the kernel about the problem of a call whose tensors fit together.
 
     Raises:
         NotImplementedError: what the kernel says.
     """
-    reason = LEAN.unsupported_reason(problem_of(inputs))
+    reason = LEAN.unsupported_reason(problem)
     if reason is not None:
         raise NotImplementedError(f"lean_attn_with_kvcache does not support this yet: {reason}")
 
@@ -77,7 +76,18 @@ def _asked(call: Call) -> Iterator[tuple[str, str, str]]:
             f"causal=False with {call.q_len} query tokens per sequence",
             "pass causal=True",
         )
-    extras = call.extras or Extras()
+    if call.extras is not None:
+        yield from _asked_by(call.extras)
+    for axis, name, tensor in (("kv_dtype", "k_cache", call.k_cache), ("q_dtype", "q", call.q)):
+        if fp8_name(tensor.dtype) != SAME:
+            yield axis, f"a {name} of {tensor.dtype}", "pass fp16 or bf16"
+    k_cache, v_cache = call.k_cache, call.v_cache
+    if k_cache.dim() == v_cache.dim() == 4 and k_cache.shape[3] != v_cache.shape[3]:
+        dims = f"{v_cache.shape[3]} beside a k_cache of {k_cache.shape[3]}"
+        yield "v_head_dim", f"a v_cache of head_dim {dims}", "pass caches of one head_dim"
+
+
+def _asked_by(extras: Extras) -> Iterator[tuple[str, str, str]]:
     window = f"window_size=({extras.window_left}, {extras.window_right})"
     for axis in ("window_left", "window_right"):
         if getattr(extras, axis) >= 0:
@@ -89,13 +99,6 @@ def _asked(call: Call) -> Iterator[tuple[str, str, str]]:
             yield axis, f"a {argument} tensor", "leave it at its default, None"
     if extras.rotary_cos is not None and extras.rotary_interleaved:
         yield "rotary_interleaved", "rotary_interleaved=True", "pass rotary_interleaved=False"
-    for axis, name, tensor in (("kv_dtype", "k_cache", call.k_cache), ("q_dtype", "q", call.q)):
-        if fp8_name(tensor.dtype) != SAME:
-            yield axis, f"a {name} of {tensor.dtype}", "pass fp16 or bf16"
-    k_cache, v_cache = call.k_cache, call.v_cache
-    if k_cache.dim() == v_cache.dim() == 4 and k_cache.shape[3] != v_cache.shape[3]:
-        dims = f"{v_cache.shape[3]} beside a k_cache of {k_cache.shape[3]}"
-        yield "v_head_dim", f"a v_cache of head_dim {dims}", "pass caches of one head_dim"
 
 
 def _sentence(argument: str, fix: str) -> str:

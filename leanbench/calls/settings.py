@@ -16,18 +16,24 @@ from leanbench.kernels.lean import LEAN
 LENGTHS_TOGETHER = 64
 
 
-def settings_of(inputs: AttentionInputs, batch_invariant: bool) -> Choice:
-    """The settings for these tensors, whatever numbers they hold."""
-    problem, spec = _problem_of(inputs), spec_of(inputs.q.device)
+def settings_of(
+    inputs: AttentionInputs, problem: AttentionProblem, batch_invariant: bool
+) -> Choice:
+    """The settings for these tensors, whatever numbers they hold.
+
+    Args:
+        problem: `shared_problem` of them.
+    """
+    spec = spec_of(inputs.q.device)
     if batch_invariant:
         why = "these settings do not depend on the rest of the batch"
         return Choice(LEAN.batch_invariant_config(problem, spec), "heuristic", why)
     return choose(LEAN, problem, spec, uniform=inputs.cache_seqlens is None)
 
 
-def heuristic_of(inputs: AttentionInputs) -> KernelConfig:
-    """The settings for these tensors where tuned ones do not run."""
-    return LEAN.default_config(_problem_of(inputs), spec_of(inputs.q.device))
+def heuristic_of(inputs: AttentionInputs, problem: AttentionProblem) -> KernelConfig:
+    """The settings for these tensors where tuned ones do not run; `problem` as of `settings_of`."""
+    return LEAN.default_config(problem, spec_of(inputs.q.device))
 
 
 def lengths_with(length: int) -> range:
@@ -39,9 +45,9 @@ def lengths_with(length: int) -> range:
     return range(first + 1, first + LENGTHS_TOGETHER) if rest else range(length, length + 1)
 
 
-def _problem_of(inputs: AttentionInputs) -> AttentionProblem:
+def shared_problem(inputs: AttentionInputs) -> AttentionProblem:
+    """What these tensors ask for, with the longest of the lengths that share their settings."""
     if inputs.cache_seqlens is not None:
         return problem_of(inputs)
-    # The longest that shares these settings.
     longest = lengths_with(inputs.context)[-1]
     return problem_of(replace(inputs, context=longest))

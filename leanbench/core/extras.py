@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.core.kinds import FP8_DTYPES, SAME
@@ -39,23 +40,27 @@ class Extras(NamedTuple):
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Those that there are, by name."""
-        named: Any = zip(self._fields[:EXTRA_TENSORS], self[:EXTRA_TENSORS], strict=True)
+        named: Any = zip(_TENSORS, self, strict=False)
         return {name: tensor for name, tensor in named if tensor is not None}
 
     @property
     def asks_nothing(self) -> bool:
-        return not self.tensors and self[EXTRA_TENSORS:] == NO_EXTRAS[EXTRA_TENSORS:]
+        for tensor in self[:EXTRA_TENSORS]:
+            if tensor is not None:
+                return False
+        return self[EXTRA_TENSORS:] == NO_EXTRAS[EXTRA_TENSORS:]
 
 
 #: How many of the fields are tensors; they are the first.
 EXTRA_TENSORS = Extras._fields.index("max_seqlen_q")
+_TENSORS = Extras._fields[:EXTRA_TENSORS]
 #: Of a plain call.
 NO_EXTRAS = Extras()
 
 
 def extras_of(inputs: AttentionInputs) -> Extras | None:
     """Those of the inputs; None where they are a plain call's."""
-    extras = Extras(*(getattr(inputs, name) for name in Extras._fields))
+    extras = Extras(*[getattr(inputs, name) for name in Extras._fields])
     return None if extras.asks_nothing else extras
 
 
@@ -90,6 +95,7 @@ def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
     }
 
 
+@cache
 def fp8_name(dtype: torch.dtype) -> str:
     """`e4m3` or `e5m2`; `same` of a dtype that is not fp8."""
     name = str(dtype)

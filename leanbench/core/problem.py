@@ -161,8 +161,10 @@ class AttentionProblem:
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
-            if field.name != "context":
-                field.check(getattr(self, field.name))
+            value = getattr(self, field.name)
+            # Every call of the API with a new shape makes a problem, of defaults for the most part.
+            if value is not field.default and field.name != "context":
+                field.check(value)
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"q_heads {self.q_heads} is not a multiple of kv_heads {self.kv_heads}: every KV"
@@ -393,18 +395,21 @@ class AttentionProblem:
         the contexts of a ragged batch.
         """
         values = {
-            field.name: getattr(self, field.name)
-            for field in PROBLEM_AXES
-            if not field.is_required and self._departs(field)
+            name: value
+            for name, default in _DEFAULTS
+            if (value := getattr(self, name)) != default and not self._follows(name)
         }
         return {**values, **({"lengths": self.contexts} if self.is_ragged else {})}
 
     def _departs(self, field: Axis) -> bool:
         """Whether the value is not the default, and does not follow from others either."""
-        implied = (field.name == "lengths_on" and self.is_ragged) or (
-            field.name == "q_len" and self.q_lens is not None
+        return getattr(self, field.name) != field.default and not self._follows(field.name)
+
+    def _follows(self, name: str) -> bool:
+        """Whether the value of an axis follows from others."""
+        return (name == "lengths_on" and self.is_ragged) or (
+            name == "q_len" and self.q_lens is not None
         )
-        return not implied and getattr(self, field.name) != field.default
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -472,6 +477,8 @@ class AttentionProblem:
 
 #: The fields of AttentionProblem, in their order.
 PROBLEM_AXES: tuple[Axis, ...] = axes_of(AttentionProblem)
+#: Names and defaults of those that a problem may leave out.
+_DEFAULTS = tuple((field.name, field.default) for field in PROBLEM_AXES if not field.is_required)
 #: Those that mean what they say alone: batch and context make up the lengths of a batch, q_heads
 #: and kv_heads the heads.
 PLAIN_AXES = tuple(

@@ -44,9 +44,10 @@ def choose_config(
     """
     problem, spec = loaded.problem, loaded.instruments.spec
     if finds_settings(kernel, request):
-        from leanbench.calls.settings import settings_of
+        from leanbench.calls.settings import settings_of, shared_problem
 
-        return settings_of(loaded.buffers[0], batch_invariant=False)
+        inputs = loaded.buffers[0]
+        return settings_of(inputs, shared_problem(inputs), batch_invariant=False)
     choice = lookup.resolve(kernel, problem, spec, request)
     if request != "best" or choice.config is None:
         return choice
