@@ -4,10 +4,12 @@ median is known.
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -155,10 +157,24 @@ def capture(launches: Launches, count: int) -> torch.cuda.CUDAGraph:
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with _garbage_kept(), torch.cuda.graph(graph):
         for index in range(count):
             launches[index % len(launches)]()
     return graph
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """No garbage is collected in here: a graph among it would be destroyed, which CUDA refuses
+    while another one is captured and which invalidates that one.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def run_rounds(
@@ -266,7 +282,8 @@ def fastest(
         except OutOfResources:
             continue
         except UserError as refusal:
-            refusals.append(refusal)
+            # Its traceback would keep this function's graphs alive until garbage is collected.
+            refusals.append(refusal.with_traceback(None))
     if not replays and refusals:
         raise refusals[0]
     if not replays:

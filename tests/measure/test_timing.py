@@ -4,9 +4,12 @@ launches.
 
 from __future__ import annotations
 
+import gc
 import statistics
+import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,6 +184,25 @@ def test_fastest_passes_over_what_a_library_refuses():
         fastest({"a": refused("no room"), "b": refused("too old"), "c": too_large})
 
 
+def test_fastest_leaves_no_graph_to_the_garbage_collector(made, monkeypatch):
+    """It would destroy them at any time, also while the graph of another kernel is captured."""
+    alive: weakref.WeakSet[FakeReplay] = weakref.WeakSet()
+
+    class Watched(FakeReplay):
+        def __init__(self, launches: Launches, sample_ms: float) -> None:
+            super().__init__(launches, sample_ms)
+            alive.add(self)
+
+    monkeypatch.setattr(module, "Replay", Watched)
+    gc.disable()
+    try:
+        assert fastest({"a": candidate("a", 1.0, 1.0), "b": refused("no room")}) == ("a", 1)
+        assert len(alive) == 0
+    finally:
+        gc.enable()
+    assert made == [("a", RANKING.sample_ms)]
+
+
 @pytest.mark.usefixtures("made")
 def test_fastest_lets_other_errors_through():
     def wrong() -> Launches:
@@ -188,6 +210,43 @@ def test_fastest_lets_other_errors_through():
 
     with pytest.raises(ValueError, match="a bug"):
         fastest({"a": candidate("a", 1.0, 1.0), "b": wrong})
+
+
+@pytest.fixture
+def collected_in_captures(monkeypatch) -> list[bool]:
+    """Whether garbage may be collected, at the beginning and at the end of each capture."""
+    seen: list[bool] = []
+
+    @contextmanager
+    def graph(graph: object) -> Iterator[None]:
+        seen.append(gc.isenabled())
+        try:
+            yield
+        finally:
+            seen.append(gc.isenabled())
+
+    monkeypatch.setattr("torch.cuda.CUDAGraph", object)
+    monkeypatch.setattr("torch.cuda.graph", graph)
+    return seen
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured(collected_in_captures):
+    """A graph among it would be destroyed, which breaks the capture."""
+    launched, launches = counted(2)
+    assert gc.isenabled()
+    module.capture([*launches, lambda: collected_in_captures.append(gc.isenabled())], 5)
+    assert launched == {0: 2, 1: 2}
+    assert collected_in_captures == [False, False, False]
+    assert gc.isenabled()
+    with pytest.raises(OutOfResources):
+        module.capture([too_large], 1)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        module.capture(launches, 2)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
