@@ -9,7 +9,7 @@ import torch
 from leanbench.calls.call import Call, check_device, check_numbers
 from leanbench.calls.refusals import refuse_kinds
 from leanbench.core.extras import fp8_name
-from leanbench.core.kinds import SAME
+from leanbench.core.kinds import MOST_SOFTCAP, SAME
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -27,21 +27,31 @@ def check_extras(call: Call) -> None:
     _check_packed(call)
     _check_append(call)
     _check_rotary(call)
-    if extras.softcap < 0:
-        raise ValueError(f"softcap is {extras.softcap}: expected 0 for none, or a number above it")
+    # A NaN is outside, too.
+    if not 0 <= extras.softcap <= MOST_SOFTCAP:
+        raise ValueError(
+            f"softcap is {extras.softcap}: expected 0 for none, or a number above it, at most"
+            f" {MOST_SOFTCAP:g}"
+        )
 
 
 def check_tensors(call: Call) -> None:
-    """Whether what must be tensors are tensors.
+    """Whether what must be tensors are tensors, and `max_seqlen_q` a number.
 
     Raises:
         ValueError: they are not.
         NotImplementedError: no kernel takes them either.
     """
+    most = call.asked.max_seqlen_q
+    # A tensor's number could change under a prepared launch.
+    if most is not None and not isinstance(most, int | torch.SymInt):
+        raise ValueError(
+            f"max_seqlen_q is {most!r}: expected the most query tokens of a sequence as an int"
+        )
     for name, tensor in call.asked.tensors.items():
         if not isinstance(tensor, torch.Tensor):
             refuse_kinds(call)
-            raise _no_tensor(name, tensor)
+            raise _no_tensor(name.removesuffix("_new"), tensor)
 
 
 def _no_tensor(name: str, value: Any) -> ValueError:

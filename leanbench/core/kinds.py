@@ -12,8 +12,8 @@ from leanbench.core.lengths import QueryLengths
 FP8_DTYPES = ("e4m3", "e5m2")
 #: A dtype that is another axis' own.
 SAME = "same"
-#: Above the longest context that there is.
-_MOST_SOFTCAP = 1e6
+#: Scores are far below: a larger cap would change none of them.
+MOST_SOFTCAP = 1e6
 _WINDOW = "a number of tokens such as 1024, or none for no window"
 
 CAUSAL = axis(
@@ -45,7 +45,7 @@ WINDOW_RIGHT = axis(
     refusal="has no window to the right",
 )
 SOFTCAP = axis(
-    Decimals(_MOST_SOFTCAP, "a soft cap", "30 or 50", or_none="no soft cap", none=0.0),
+    Decimals(MOST_SOFTCAP, "a soft cap", "30 or 50", or_none="no soft cap", none=0.0),
     "cap",
     default=0.0,
     help="Scores s become softcap x tanh(s / softcap): none,50.",

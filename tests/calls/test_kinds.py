@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -294,6 +295,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {**PACKED, "max_seqlen_q": None},
         "^cu_seqlens_q and max_seqlen_q go together",
     ),
+    "a most in a tensor": (
+        {**PACKED, "max_seqlen_q": torch.tensor(3)},
+        r"^max_seqlen_q is tensor\(3\): expected the most query tokens of a sequence as an int",
+    ),
     "a most that is none": ({**PACKED, "max_seqlen_q": 6}, "^max_seqlen_q 6 is outside the 1 to 5"),
     "int64 starts": (
         {**PACKED, "cu_seqlens_q": int32(0, 2, 5).long()},
@@ -313,6 +318,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a window of fractions": ({"window_size": (1.5, 0)}, r"^window_size is \(1.5, 0\)"),
     "a negative softcap": ({"softcap": -1.0}, "^softcap is -1.0: expected 0 for none"),
+    "a softcap that is no number": ({"softcap": math.nan}, "^softcap is nan: expected 0 for none"),
+    "an infinite softcap": ({"softcap": math.inf}, "^softcap is inf: .* at most 1e\\+06$"),
     "sinks that are a number": ({"sinks": 1.0}, "^sinks is 1.0: expected a tensor$"),
 }
 
