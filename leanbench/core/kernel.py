@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from leanbench.core.axes import AXES, LENGTHS
 from leanbench.core.axis import Axis
+from leanbench.core.axis_values import Switch
 from leanbench.core.config import KernelConfig, read_config
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
@@ -307,4 +308,6 @@ def _beyond(axis: Axis, problem: AttentionProblem) -> str:
     if axis is LENGTHS:
         return f"{does}, all sequences must have the same context"
     value = axis.write(getattr(problem, axis.name))
-    return f"{does}, this problem has {axis.name} {value}: leave it out"
+    # A switch's words name it: not "sinks sinks".
+    what = value if isinstance(axis.values, Switch) else f"{axis.name} {value}"
+    return f"{does}, this problem has {what}: leave it out"

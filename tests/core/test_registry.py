@@ -223,6 +223,7 @@ class Narrow(Kernel):
             {"window_left": 4, "head_dim": 72},
             "narrow has no sliding window, this problem has window_left 4: leave it out",
         ),
+        ({"sinks": True}, "narrow has no sinks, this problem has sinks: leave it out"),
         (
             {"append": 1},
             "narrow appends nothing to the cache, this problem has append 1: leave it out",

@@ -103,6 +103,6 @@ def test_what_flash_mla_does_not_take_is_a_sentence(problem, sentence):
 
 def test_other_kernels_refuse_a_latent_cache():
     assert kernel("lean").unsupported_reason(AttentionProblem(1, 8, 1, 64, 64, latent=True)) == (
-        "lean takes no latent cache, in which V is a part of K, this problem has latent latent:"
-        " leave it out"
+        "lean takes no latent cache, in which V is a part of K, this problem has latent: leave"
+        " it out"
     )
