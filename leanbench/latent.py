@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Hashable
 
@@ -58,15 +59,21 @@ def lean_mla_with_kvcache(
         out: (batch, q_len, q_heads, 512), where the output is written; None: a new tensor.
 
     Raises:
+        NotImplementedError: a tensor requires a gradient.
         ValueError: shapes, dtypes, strides or devices do not fit together.
         UserError: the tensors are not on a Hopper GPU, or NVRTC is missing.
     """
+    if torch.is_grad_enabled() and (q.requires_grad or kv_cache.requires_grad):
+        raise NotImplementedError(
+            "lean_mla_with_kvcache is for inference and has no gradient, but a tensor of the call"
+            " requires one: call it under torch.no_grad()"
+        )
     cache = kv_cache.unsqueeze(2) if kv_cache.dim() == 3 and block_table is None else kv_cache
     _check(q, cache, cache_seqlens, block_table, softmax_scale, head_dim_v, out)
     batch, q_len, heads, _ = q.shape
     capacity = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     on_device = isinstance(cache_seqlens, torch.Tensor)
-    length = capacity if on_device or cache_seqlens is None else int(cache_seqlens)
+    length = capacity if on_device or cache_seqlens is None else _whole_number(cache_seqlens)
     if not 0 <= length <= capacity:
         raise ValueError(
             f"cache_seqlens {length} is outside the cache's 0 to {capacity} tokens: pass a length"
@@ -85,7 +92,9 @@ def lean_mla_with_kvcache(
         causal=causal,
         latent=True,
     )
-    _prepared(inputs).run_over(inputs)
+    # Kernels are launched on the current device.
+    with torch.cuda.device(q.device):
+        _prepared(inputs).run_over(inputs)
     return (inputs.out, inputs.lse) if return_softmax_lse else inputs.out
 
 
@@ -115,6 +124,14 @@ def _prepared(inputs: AttentionInputs) -> MlaLaunch:
         config = LEAN_MLA.config_of(inputs.context)
         launches[signature] = MlaLaunch(inputs, config)
     return launches[signature]
+
+
+def _whole_number(cache_seqlens: object) -> int:
+    if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
+        raise ValueError(
+            f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
+        )
+    return operator.index(cache_seqlens)  # pyright: ignore[reportArgumentType]
 
 
 def _check(
@@ -186,6 +203,7 @@ def _check_others(
     if table is not None and (
         table.dim() != 2
         or table.shape[0] != q.shape[0]
+        or table.shape[1] == 0
         or table.dtype != torch.int32
         or not table.is_contiguous()
     ):
@@ -193,14 +211,8 @@ def _check_others(
             f"block_table is {tuple(table.shape)} {table.dtype}: expected ({q.shape[0]}, pages of a"
             " sequence) contiguous torch.int32"
         )
-    shape = (*q.shape[:3], VALUE_DIM)
-    if out is not None and (
-        out.shape != shape or out.dtype != q.dtype or out.stride(3) != 1 or out.data_ptr() % 4
-    ):
-        raise ValueError(
-            f"out is {tuple(out.shape)} {out.dtype} with strides {tuple(out.stride())}: expected"
-            f" {shape} {q.dtype}, the last stride 1"
-        )
+    if out is not None:
+        _check_out(q, out)
     for name, tensor in (
         ("kv_cache", cache),
         ("cache_seqlens", lengths),
@@ -209,3 +221,19 @@ def _check_others(
     ):
         if isinstance(tensor, torch.Tensor) and tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}: move it there")
+
+
+def _check_out(q: torch.Tensor, out: torch.Tensor) -> None:
+    """Raises ValueError: the kernel writes pairs of numbers, 4 bytes at a time."""
+    shape = (*q.shape[:3], VALUE_DIM)
+    if out.shape != shape or out.dtype != q.dtype or out.stride(3) != 1:
+        raise ValueError(
+            f"out is {tuple(out.shape)} {out.dtype} with strides {tuple(out.stride())}: expected"
+            f" {shape} {q.dtype}, the last stride 1"
+        )
+    steps = [stride for size, stride in zip(shape[:3], out.stride()[:3], strict=True) if size > 1]
+    if 0 in steps or out.data_ptr() % 4 or any(step % 2 for step in steps):
+        raise ValueError(
+            f"out has strides {tuple(out.stride())}: it must start at and step by multiples of 4"
+            " bytes, and not be expanded"
+        )

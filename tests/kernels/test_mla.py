@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from leanbench import lean_mla_with_kvcache
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.latent import _check_out, _whole_number
 
 H200 = find("h200")
 LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
@@ -102,6 +104,39 @@ def test_wrong_tensors_are_a_sentence(arguments, sentence):
     call = {"q": Q, "kv_cache": CACHE.bfloat16(), **arguments}
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         lean_mla_with_kvcache(**call)
+
+
+def test_a_gradient_is_refused():
+    cache = CACHE.bfloat16()
+    with pytest.raises(NotImplementedError, match=r"^lean_mla_with_kvcache .* has no gradient"):
+        lean_mla_with_kvcache(Q.clone().requires_grad_(), cache)
+    with torch.no_grad(), pytest.raises(UserError, match="Hopper"):
+        lean_mla_with_kvcache(Q.clone().requires_grad_(), cache)
+
+
+OUT = torch.zeros(2, 1, 16, 514, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (OUT[..., :512], None),
+        (OUT, r"^out is \(2, 1, 16, 514\) .*: expected \(2, 1, 16, 512\) torch.bfloat16, the last"),
+        (OUT[..., 1:513], "^out has strides .*: it must start at and step by multiples of 4 bytes"),
+        (OUT[..., :513].contiguous()[..., :512], "^out has strides .*: it must start at and step"),
+        (OUT[:, :, :1, :512].expand(2, 1, 16, 512), "^out has strides .*, and not be expanded$"),
+    ],
+    ids=["even steps", "columns", "odd start", "odd steps", "expanded"],
+)
+def test_an_output_that_is_not_written_in_pairs_is_refused(out, words):
+    with nullcontext() if words is None else pytest.raises(ValueError, match=words):
+        _check_out(Q, out)
+
+
+@pytest.mark.parametrize("length", [3.7, True, "64"])
+def test_a_length_that_is_no_whole_number_is_refused(length):
+    with pytest.raises(ValueError, match=rf"^cache_seqlens is {length!r}: expected a number"):
+        _whole_number(length)
 
 
 def test_there_must_be_a_hopper_gpu():
