@@ -282,8 +282,9 @@ def fastest(
         except OutOfResources:
             continue
         except UserError as refusal:
-            # Its traceback would keep this function's graphs alive until garbage is collected.
-            refusals.append(refusal.with_traceback(None))
+            # Made anew: its traceback, and its cause's, would keep the graphs alive until garbage
+            # is collected.
+            refusals.append(type(refusal)(*refusal.args))
     if not replays and refusals:
         raise refusals[0]
     if not replays:

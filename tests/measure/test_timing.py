@@ -171,7 +171,10 @@ def test_fastest_says_when_nothing_fits():
 
 def refused(sentence: str) -> Callable[[], Launches]:
     def prepare() -> Launches:
-        raise UserError(sentence)
+        try:
+            raise RuntimeError("Buffer overflow")
+        except RuntimeError as error:
+            raise UserError(sentence) from error
 
     return prepare
 
