@@ -13,7 +13,6 @@ from typing import Any
 
 from leanbench.core.axis_values import HeadPairs
 from leanbench.core.errors import UserError, nearest
-from leanbench.core.problem import HEAD_DIMS
 from leanbench.core.syntax import parse_names
 
 _FILE = Path(__file__).with_suffix(".toml")
@@ -47,14 +46,8 @@ class Model:
         more GPUs than KV heads every GPU has one, the same one on several.
 
         Raises:
-            UserError: the heads cannot be shared out so, or no kernel has the head_dim.
+            UserError: the heads cannot be shared out so.
         """
-        if self.head_dim not in HEAD_DIMS:
-            known = ", ".join(map(str, HEAD_DIMS))
-            raise UserError(
-                f"{self.name} has head_dim {self.head_dim}, no kernel does: choose a model with one"
-                f" of {known}"
-            )
         if not self._divides(tp):
             can = ", ".join(
                 str(number) for number in range(1, self.q_heads + 1) if self._divides(number)
