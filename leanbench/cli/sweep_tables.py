@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from leanbench.cli import output
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.memory import shortage_on
+from leanbench.core.registry import kernel
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import Cell
 from leanbench.run.estimate import estimated_seconds
@@ -21,28 +22,38 @@ LISTED = 40
 def show_dry_run(
     cells: list[Cell], gpu: GpuSpec, measure: MeasureOptions, *, predicted: bool
 ) -> None:
-    """One line for each of the first `LISTED` cells, then the sum over those that fit."""
+    """One line for each of the first `LISTED` cells, then the sum over those that can run."""
     table = output.table(f"{len(cells)} cells for {gpu.name}")
     for column in ("kernel", "problem", "configs"):
         table.add_column(column)
     for column in ("KV bytes", "about", "fits memory"):
         table.add_column(column, justify="right")
-    total, large = 0.0, 0
+    total, large, refused = 0.0, 0, 0
     for number, cell in enumerate(cells):
-        seconds = estimated_seconds(cell, gpu, predicted, measure)
         is_large = shortage_on(cell.problem, gpu) is not None
-        total += 0.0 if is_large else seconds
+        is_refused = kernel(cell.kernel).unsupported_reason(cell.problem) is not None
         large += is_large
+        refused += is_refused
+        takes = "unsupported"
+        if not is_refused:
+            seconds = estimated_seconds(cell, gpu, predicted, measure)
+            total += 0.0 if is_large else seconds
+            takes = _about(seconds)
         if number < LISTED:
             size = output.si_bytes(cell.problem.kv_bytes)
             fit = "no" if is_large else "yes"
-            table.add_row(cell.kernel, cell.problem.label, cell.request, size, _about(seconds), fit)
+            table.add_row(cell.kernel, cell.problem.label, cell.request, size, takes, fit)
     output.show_table(table)
     if len(cells) > LISTED:
         output.show(f"and {len(cells) - LISTED} more")
-    too_large = f" ({large} do not fit its memory)" if large else ""
+    counts = [
+        f"{count} {what}"
+        for count, what in ((large, "do not fit its memory"), (refused, "unsupported"))
+        if count
+    ]
+    left_out = f" ({', '.join(counts)})" if counts else ""
     takes = "less than 1 s" if total < 1 else f"about {output.duration(total)}"
-    output.show(f"{len(cells)} cells{too_large}, {takes}; nothing was run.")
+    output.show(f"{len(cells)} cells{left_out}, {takes}; nothing was run.")
 
 
 def _about(seconds: float) -> str:

@@ -265,6 +265,19 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_says_which_cells_are_unsupported():
+    flags = ("--sinks", "yes", "--context", "1k", "--kernels", "lean,fa2")
+    result = invoke("sweep", *flags, "--gpu", "h200", "--dry-run")
+    assert result.exit_code == 0
+    takes = {
+        line.split()[0]: "unsupported" in line
+        for line in result.stdout.splitlines()
+        if line.startswith(("lean", "fa2"))
+    }
+    assert takes == {"lean": False, "fa2": True}
+    assert "2 cells (1 unsupported), less than 1 s; nothing was run." in result.stdout
+
+
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
     words = "--model Llama-3.3-70B,qwen2.5-72b --tp 1,8 --context 4k --batch 1".split()
     result = invoke("sweep", *words, "--kernels", "lean", "--dry-run")
