@@ -36,7 +36,7 @@ def needs_padding(inputs: AttentionInputs) -> bool:
     takes fewer kinds and sizes.
     """
     for cache in (inputs.k_cache, inputs.v_cache):
-        if padded_dim(cache.shape[3], cache) != cache.shape[3]:
+        if cache.shape[3] * cache.element_size() % _PIECE_BYTES:
             return True
     if misalignment(inputs) is None:
         return False
