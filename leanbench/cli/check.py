@@ -103,11 +103,11 @@ def check(
     )
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))
+    more = ", or raise --limit" if limit else ", or raise --fuzz" if fuzz else ""
     for name in names:
         if not any(result.kernel == name for result in results):
             raise UserError(
-                f"{name} supports none of these {len(cases)} problems: leave it out, or raise"
-                " --limit"
+                f"{name} supports none of these {len(cases)} problems: leave it out{more}"
             )
     _print_summary(results, len(cases))
     if any(result.failure for result in results):

@@ -117,6 +117,10 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
     assert done.stderr.splitlines()[-1] == (
         "Error: absent supports none of these 2 problems: leave it out, or raise --limit"
     )
+    done = check_fixtures("--kernels", "absent", "--fuzz", "2")
+    assert done.stderr.splitlines()[-1] == (
+        "Error: absent supports none of these 2 problems: leave it out, or raise --fuzz"
+    )
 
 
 @pytest.mark.parametrize(
