@@ -132,7 +132,7 @@ def _attend_first(
     inputs, relaunch = _launch_first(call)
     lengths = range(call.capacity, call.capacity + 1)
     if call.length is not None:
-        lengths = _lengths(call.length, call.capacity, relaunch.tile_tokens)
+        lengths = _lengths(call.length, call.new_tokens, call.capacity, relaunch.tile_tokens)
     # A graph keeps its pointers: it writes to memory of its own.
     shared = not (with_lse or capturing)
     unasked_lse = _LAUNCHES.unasked_lse(call.q, stream) if shared else None
@@ -187,11 +187,14 @@ def _forms(extras: Extras) -> Hashable:
     return (*forms, *extras[EXTRA_TENSORS:])
 
 
-def _lengths(length: int, capacity: int, tile_tokens: int) -> range:
-    """The lengths that share their settings with `length` and have as many LeanTiles."""
+def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
+    """The lengths from `least` to `capacity` that share their settings with `length` and have as
+    many LeanTiles.
+    """
     shared = lengths_with(length)
     most = -(-length // tile_tokens) * tile_tokens
-    first, last = max(shared[0], most - tile_tokens + 1), min(shared[-1], most, capacity)
+    first = max(shared[0], most - tile_tokens + 1, least)
+    last = min(shared[-1], most, capacity)
     return range(first, last + 1)
 
 

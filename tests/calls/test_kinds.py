@@ -332,6 +332,18 @@ def test_bad_input_is_one_sentence(arguments, words, prepared_for):
     assert prepared_for == []
 
 
+def test_appending_before_the_cache_is_refused_where_a_launch_is_prepared(prepared_for):
+    new = half(2, 5, 4, 64)
+    arguments = {"q": Q, "k_cache": CACHE.clone(), "v_cache": CACHE.clone(), "k": new, "v": new}
+    lean_attn_with_kvcache(**arguments, cache_seqlens=2, config=CONFIG)
+    before = arguments["k_cache"].clone()
+    # The 7 and 3 tokens with the appended ones would share a launch.
+    with pytest.raises(ValueError, match=r"^cache_seqlens -2 and 5 appended tokens are outside"):
+        lean_attn_with_kvcache(**arguments, cache_seqlens=-2, config=CONFIG)
+    assert torch.equal(arguments["k_cache"], before)
+    assert len(prepared_for) == 1
+
+
 def test_a_window_above_the_length_is_right():
     for length in (0, 1, 5, 40):
         inputs = replace(make_inputs(replace(PLAIN, window_left=30), "cpu"), context=length)
