@@ -32,7 +32,7 @@ class LibraryKernel(Kernel):
     #: adapter was written for.
     distribution: str = "torch"
     written_for: str = "2.13"
-    head_dims: tuple[int, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+    head_dims: tuple[int, ...]
     axes = Kernel.axes | {"capacity"}
 
     def unavailable_reason(self) -> str | None:

@@ -127,9 +127,10 @@ class Kernel(ABC, Generic[ConfigT]):
     #: several of them. A problem that is not at the default of any other axis is refused, so an
     #: axis that comes later is never ignored.
     axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
-    #: Of the axes of sizes, what it takes.
-    head_dims: Container[int] = HEAD_DIMS
-    page_sizes: Container[int] = PAGE_SIZES
+    #: Of the axes of sizes, what it takes: containers of int. Any, because a variable's type may not
+    #: be narrowed, and some kernels say theirs are tuples.
+    head_dims: Any = HEAD_DIMS
+    page_sizes: Any = PAGE_SIZES
     max_q_len: int = MAX_Q_LEN
 
     def __init_subclass__(cls, **options: Any) -> None:
