@@ -127,8 +127,8 @@ class Kernel(ABC, Generic[ConfigT]):
     #: several of them. A problem that is not at the default of any other axis is refused, so an
     #: axis that comes later is never ignored.
     axes: frozenset[str] = frozenset({"dtype", "kv_layout"})
-    #: Of the axes of sizes, what it takes: containers of int. Any, because the type of a variable may
-    #: not be narrowed, and some kernels say that theirs are tuples.
+    #: Of the axes of sizes, what it takes: containers of int. Any, because the type of a variable
+    #: may not be narrowed, and some kernels say that theirs are tuples.
     head_dims: Any = HEAD_DIMS
     page_sizes: Any = PAGE_SIZES
     max_q_len: int = MAX_Q_LEN
