@@ -172,7 +172,9 @@ def lean_attn_with_kvcache(
         RuntimeError: a CUDA graph is captured, and no call was made on this GPU before.
     """
     if flash_attn_arguments:
-        _refuse_unsupported(flash_attn_arguments)
+        # FlashAttention-3 reads these two with `k` and with rotary embedding alone.
+        unread = {"cu_seqlens_k_new": k is None, "rotary_seqlens": rotary_cos is None}
+        _refuse_unsupported(flash_attn_arguments, unread)
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -309,9 +311,9 @@ def _refuse_derivatives(call: Call) -> None:
         )
 
 
-def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
+def _refuse_unsupported(flash_attn_arguments: dict[str, Any], unread: dict[str, bool]) -> None:
     for name, value in flash_attn_arguments.items():
-        if name in _HINTS:
+        if name in _HINTS or unread.get(name):
             continue
         if name not in _UNSUPPORTED:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")

@@ -135,6 +135,12 @@ def _check_append(call: Call) -> None:
                 " stride 1"
             )
         check_device(name, new, call.q)
+        sizes = zip(cache.shape, cache.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in sizes):
+            raise ValueError(
+                f"{name}_cache has strides {tuple(cache.stride())}, so that some of its rows are"
+                " one in memory: append to a cache that is not expanded"
+            )
     if k.shape[1] > call.capacity:
         raise ValueError(
             f"k has {k.shape[1]} tokens, the caches have room for {call.capacity} of a sequence:"

@@ -295,6 +295,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {**PACKED, "max_seqlen_q": None},
         "^cu_seqlens_q and max_seqlen_q go together",
     ),
+    "an expanded cache to append to": (
+        {**APPEND, "v_cache": CACHE[:1].expand(2, -1, -1, -1)},
+        r"^v_cache has strides \(0, .*: append to a cache that is not expanded$",
+    ),
     "a most in a tensor": (
         {**PACKED, "max_seqlen_q": torch.tensor(3)},
         r"^max_seqlen_q is tensor\(3\): expected the most query tokens of a sequence as an int",
@@ -330,6 +334,15 @@ def test_bad_input_is_one_sentence(arguments, words, prepared_for):
         lean_attn_with_kvcache(**{"q": Q, "k_cache": CACHE, "v_cache": CACHE, **arguments})
     assert "\n" not in str(caught.value)
     assert prepared_for == []
+
+
+def test_what_flash_attention_3_does_not_read_is_not_refused(prepared_for):
+    unread = {"cu_seqlens_k_new": int32(0, 1, 2), "rotary_seqlens": int32(5, 5)}
+    lean_attn_with_kvcache(Q, CACHE, CACHE, **unread, config=CONFIG)
+    assert len(prepared_for) == 1
+    for name, argument in unread.items():
+        with pytest.raises(NotImplementedError, match=f"does not support a {name} tensor yet"):
+            lean_attn_with_kvcache(Q, CACHE, CACHE, **APPEND, **TABLES, **{name: argument})
 
 
 def test_appending_before_the_cache_is_refused_where_a_launch_is_prepared(prepared_for):
