@@ -337,7 +337,7 @@ def test_bad_input_is_one_sentence(arguments, words, prepared_for):
 
 
 def test_what_flash_attention_3_does_not_read_is_not_refused(prepared_for):
-    unread = {"cu_seqlens_k_new": int32(0, 1, 2), "rotary_seqlens": int32(5, 5)}
+    unread: dict[str, Any] = {"cu_seqlens_k_new": int32(0, 1, 2), "rotary_seqlens": int32(5, 5)}
     lean_attn_with_kvcache(Q, CACHE, CACHE, **unread, config=CONFIG)
     assert len(prepared_for) == 1
     for name, argument in unread.items():
@@ -347,7 +347,8 @@ def test_what_flash_attention_3_does_not_read_is_not_refused(prepared_for):
 
 def test_appending_before_the_cache_is_refused_where_a_launch_is_prepared(prepared_for):
     new = half(2, 5, 4, 64)
-    arguments = {"q": Q, "k_cache": CACHE.clone(), "v_cache": CACHE.clone(), "k": new, "v": new}
+    caches = {"k_cache": CACHE.clone(), "v_cache": CACHE.clone()}
+    arguments: dict[str, Any] = {"q": Q, **caches, "k": new, "v": new}
     lean_attn_with_kvcache(**arguments, cache_seqlens=2, config=CONFIG)
     before = arguments["k_cache"].clone()
     # The 7 and 3 tokens with the appended ones would share a launch.
