@@ -9,7 +9,7 @@ import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
-from leanbench.calls.call import Call
+from leanbench.calls.call import Call, whole_number
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
@@ -181,7 +181,7 @@ def lean_attn_with_kvcache(
         )
     in_tensor = isinstance(cache_seqlens, torch.Tensor)
     lengths = cache_seqlens if in_tensor else None
-    length = None if in_tensor else _whole_number(cache_seqlens)
+    length = None if in_tensor else whole_number(cache_seqlens)
     if page_table is not None:
         block_table = _one_of("block_table", block_table, "page_table", page_table)
     extras = None
@@ -325,16 +325,3 @@ def _refuse_unsupported(flash_attn_arguments: dict[str, Any], unread: dict[str, 
             f"lean_attn_with_kvcache does not support {argument} yet: leave it at its default,"
             f" {nothing}"
         )
-
-
-def _whole_number(cache_seqlens: Any) -> int | None:
-    # A traced number stays a symbol.
-    if cache_seqlens is None or (
-        isinstance(cache_seqlens, int | torch.SymInt) and not isinstance(cache_seqlens, bool)
-    ):
-        return cache_seqlens  # pyright: ignore[reportReturnType]
-    if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
-        raise ValueError(
-            f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
-        )
-    return operators.index(cache_seqlens)

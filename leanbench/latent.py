@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Hashable
 
 import torch
 
+from leanbench.calls.call import check_device, check_numbers, check_pages, whole_number
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
@@ -73,7 +73,9 @@ def lean_mla_with_kvcache(
     batch, q_len, heads, _ = q.shape
     capacity = cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     on_device = isinstance(cache_seqlens, torch.Tensor)
-    length = capacity if on_device or cache_seqlens is None else _whole_number(cache_seqlens)
+    length = None if on_device else whole_number(cache_seqlens)
+    if length is None:
+        length = capacity
     if not 0 <= length <= capacity:
         raise ValueError(
             f"cache_seqlens {length} is outside the cache's 0 to {capacity} tokens: pass a length"
@@ -124,14 +126,6 @@ def _prepared(inputs: AttentionInputs) -> MlaLaunch:
         config = LEAN_MLA.config_of(inputs.context)
         launches[signature] = MlaLaunch(inputs, config)
     return launches[signature]
-
-
-def _whole_number(cache_seqlens: object) -> int:
-    if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
-        raise ValueError(
-            f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
-        )
-    return operator.index(cache_seqlens)  # pyright: ignore[reportArgumentType]
 
 
 def _check(
@@ -189,38 +183,18 @@ def _check_others(
     table: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> None:
-    if isinstance(lengths, torch.Tensor) and (
-        lengths.shape != q.shape[:1] or lengths.dtype != torch.int32 or lengths.stride(0) != 1
-    ):
-        raise ValueError(
-            f"cache_seqlens is {tuple(lengths.shape)} {lengths.dtype}: expected"
-            f" ({q.shape[0]},) contiguous torch.int32"
-        )
+    if isinstance(lengths, torch.Tensor):
+        check_numbers("cache_seqlens", lengths, q, (q.shape[0],))
     if table is not None and cache.shape[1] % PAGE_TOKENS:
         raise ValueError(
             f"kv_cache has pages of {cache.shape[1]} tokens: choose a multiple of {PAGE_TOKENS}"
         )
-    if table is not None and (
-        table.dim() != 2
-        or table.shape[0] != q.shape[0]
-        or table.shape[1] == 0
-        or table.dtype != torch.int32
-        or not table.is_contiguous()
-    ):
-        raise ValueError(
-            f"block_table is {tuple(table.shape)} {table.dtype}: expected ({q.shape[0]}, pages of a"
-            " sequence) contiguous torch.int32"
-        )
+    if table is not None:
+        check_pages(table, q, q.shape[0])
+    check_device("kv_cache", cache, q)
     if out is not None:
+        check_device("out", out, q)
         _check_out(q, out)
-    for name, tensor in (
-        ("kv_cache", cache),
-        ("cache_seqlens", lengths),
-        ("block_table", table),
-        ("out", out),
-    ):
-        if isinstance(tensor, torch.Tensor) and tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}: move it there")
 
 
 def _check_out(q: torch.Tensor, out: torch.Tensor) -> None:

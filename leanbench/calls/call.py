@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import operator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -86,7 +87,7 @@ class Call(NamedTuple):
         _check_shapes(self)
         _check_memory(self.q, self.k_cache, self.v_cache)
         if self.block_table is not None:
-            _check_pages(self.block_table, self.q, self.batch)
+            check_pages(self.block_table, self.q, self.batch)
         if self.cache_seqlens is not None:
             check_numbers("cache_seqlens", self.cache_seqlens, self.q, (self.batch,))
         if self.out is not None:
@@ -184,7 +185,12 @@ def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         )
 
 
-def _check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int) -> None:
+def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int) -> None:
+    """Whether a block table has a row for each sequence, and lies on the device of `q`.
+
+    Raises:
+        ValueError: it does not.
+    """
     if (
         block_table.dim() != 2
         or block_table.shape[0] != batch
@@ -228,3 +234,21 @@ def check_device(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
     """
     if tensor.device != q.device:
         raise ValueError(f"{name} is on {tensor.device}, q on {q.device}: move it there")
+
+
+def whole_number(cache_seqlens: Any) -> int | None:
+    """A length on the host; None, which stands for all tokens, stays None.
+
+    Raises:
+        ValueError: it is no whole number.
+    """
+    # A traced number stays a symbol.
+    if cache_seqlens is None or (
+        isinstance(cache_seqlens, int | torch.SymInt) and not isinstance(cache_seqlens, bool)
+    ):
+        return cache_seqlens  # pyright: ignore[reportReturnType]
+    if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):
+        raise ValueError(
+            f"cache_seqlens is {cache_seqlens!r}: expected a number of tokens, or a tensor of them"
+        )
+    return operator.index(cache_seqlens)

@@ -256,11 +256,8 @@ inline void mbarrier_arrive_expect_tx(u32 address, u32 bytes) {
   complete_phase(barrier);
 }
 
-inline void mbarrier_try_wait_parity(u32 address, u32 parity) {
-  // Lane 0 starts copies, which the others may come to wait for before it.
-  __syncwarp();
-  Barrier &barrier = barrier_at(address);
-  if ((barrier.phase & 1) != parity) return;
+// Those that a barrier waits for.
+inline void arrive_copies(u32 address) {
   auto &copies = machine.current->cta->copies;
   for (size_t i = 0; i < copies.size();) {
     if (copies[i].barrier != address) {
@@ -271,6 +268,14 @@ inline void mbarrier_try_wait_parity(u32 address, u32 parity) {
     copies.erase(copies.begin() + i);
     arrive_copy(copy);
   }
+}
+
+inline void mbarrier_try_wait_parity(u32 address, u32 parity) {
+  // Lane 0 starts copies, which the others may come to wait for before it.
+  __syncwarp();
+  Barrier &barrier = barrier_at(address);
+  if ((barrier.phase & 1) != parity) return;
+  arrive_copies(address);
   if ((barrier.phase & 1) == parity) fail("a copy that is waited for never arrives");
 }
 #endif

@@ -15,10 +15,11 @@ from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
 
 from leanbench import lean_mla_with_kvcache
+from leanbench.calls.call import whole_number
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
-from leanbench.latent import _check_out, _whole_number
+from leanbench.latent import _check_out
 
 H200 = find("h200")
 LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
@@ -136,7 +137,7 @@ def test_an_output_that_is_not_written_in_pairs_is_refused(out, words):
 @pytest.mark.parametrize("length", [3.7, True, "64"])
 def test_a_length_that_is_no_whole_number_is_refused(length):
     with pytest.raises(ValueError, match=rf"^cache_seqlens is {length!r}: expected a number"):
-        _whole_number(length)
+        whole_number(length)
 
 
 def test_there_must_be_a_hopper_gpu():

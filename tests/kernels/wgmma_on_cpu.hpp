@@ -47,16 +47,7 @@ inline void wait_for_phase(u32 address, u32 parity) {
   while (true) {
     Barrier &barrier = barrier_at(address);
     if ((barrier.phase & 1) != parity) return;
-    auto &copies = machine.current->cta->copies;
-    for (size_t i = 0; i < copies.size();) {
-      if (copies[i].barrier != address) {
-        i++;
-        continue;
-      }
-      const Copy copy = std::move(copies[i]);
-      copies.erase(copies.begin() + i);
-      arrive_copy(copy);
-    }
+    arrive_copies(address);
     if ((barrier.phase & 1) == parity) yield_to_others();
   }
 }
