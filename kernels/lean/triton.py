@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 @triton.jit(
     do_not_specialize=[
         "epoch",
+        "replays",  # a capture's begins at any multiple of 4 bytes, a plain call's at one of 16
         "stride_table",
         "batch",
         "kv_heads",

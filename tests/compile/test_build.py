@@ -9,14 +9,18 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
+import torch
 from depth import DEEP
 from leanbench.kernels.lean.configs import LeanTritonConfig
+from leanbench.kernels.lean.triton_kernel import LeanTriton
 
 from leanbench.compile.build import Build, Job, build_all, process_pool
+from leanbench.compile.triton_target import triton_target
 from leanbench.configs.store import SHIPPED
 from leanbench.configs.tuned_file import read
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
+from leanbench.core.inputs import shape_only
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -104,6 +108,34 @@ def test_pages_and_query_tokens_keep_as_many_stages_in_flight(pool):
     builds = build_all([Job("lean", problem, config) for problem in problems], (9, 0), pool)
     assert [built.failure for built in builds] == [None] * 4
     assert len({built.resources[0].shared_bytes for built in builds}) == 1
+
+
+def builds_of_counters(counters: int) -> int:
+    """Builds that calls need which are lent these numbers, 4 bytes apart, as their counter of
+    replays.
+    """
+    (launch,) = LeanTriton().launches(shape_only(PROBLEM), CONFIG)
+    slots, host_slots, epoch, _ = launch.lent()
+    numbers = torch.zeros(counters, dtype=torch.int32)
+    with triton_target((9, 0)):
+        return len(
+            {
+                launch.function.warmup(
+                    *(slots, host_slots, epoch, numbers[index : index + 1]),
+                    *launch.arguments,
+                    grid=(launch.grid,),
+                    **launch.options,
+                ).hash
+                for index in range(counters)
+            }
+        )
+
+
+def test_a_captured_call_runs_the_build_of_the_plain_one_before_it(pool):
+    """Compiling and loading another build inside the capture can break it. The counter of a plain
+    call starts at a multiple of 16 bytes, those of three captures out of four do not.
+    """
+    assert pool.submit(builds_of_counters, 4).result() == 1
 
 
 def test_one_process_compiles_for_several_architectures(pool):

@@ -234,6 +234,17 @@ def test_other_shapes_need_no_compilation(ragged, head_dim):
         )
 
 
+def test_captures_compile_nothing():
+    """After a plain call, whichever counter of replays they have."""
+    inputs = make_inputs(MHA, "cuda")
+    attend(inputs, config=CONFIG)
+    before = compiled_kernels()
+    for _ in range(4):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            attend(inputs, config=CONFIG)
+        assert compiled_kernels() == before
+
+
 @contextmanager
 def synchronisation_raises() -> Iterator[None]:
     torch.cuda.synchronize()
