@@ -22,7 +22,6 @@ from leanbench.core.inputs import (
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.kernels.lean.workspace import WORKSPACES
 from leanbench.measure.buffers import cold_copies, free_memory, rotating_inputs
 from leanbench.measure.timing import Replay, Sampler, Timing
 
@@ -100,28 +99,6 @@ _POOL_SHARE = 0.5
 #: ||out - the first config's out|| over its norm: both differ from the truth by a few roundings of
 #: the output.
 _RELATIVE_LIMIT = {"fp16": 4e-3, "bf16": 2e-2}
-#: Triton compiles a kernel once for pointers to multiples of this, and once more for others.
-_ALIGNED_BYTES = 16
-
-
-def align_counters(device: torch.device) -> None:
-    """Puts the counters that captured launches are lent on 16-byte boundaries, as builds that are
-    compiled ahead expect their pointers.
-
-    The workspace has them 4 bytes apart: three of four captures then compile their build again,
-    one after the other in this process. A family's first problem launches 16 to 27 Triton builds
-    and took 25 to 37 s (H200).
-    """
-    import torch
-
-    WORKSPACES.lend(device, 8)
-    counters, no_replays = WORKSPACES.counters[device]
-    if counters.stride(0) * counters.element_size() % _ALIGNED_BYTES == 0:
-        return
-    step = _ALIGNED_BYTES // counters.element_size()
-    apart = torch.zeros(step * counters.numel(), dtype=counters.dtype, device=device)[::step]
-    # Graphs that are there count in the memory that `no_replays` is a part of.
-    WORKSPACES.counters[device] = apart, no_replays
 
 
 class GpuStopwatch:
@@ -137,7 +114,6 @@ class GpuStopwatch:
         self._kernel, self._spec = kernel, spec
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
-        align_counters(self._device)
         free, _ = torch.cuda.mem_get_info(self._device)
         #: What a problem may need of memory.
         self.room_bytes = int(_POOL_SHARE * free)

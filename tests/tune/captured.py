@@ -15,7 +15,6 @@ from leanbench.compile.triton_target import triton_target
 from leanbench.core.inputs import shape_only
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
-from leanbench.tune.stopwatch import align_counters
 
 META = torch.device("meta")
 
@@ -41,7 +40,6 @@ def builds_compiled(folder: Path) -> tuple[int, int]:
     config = lean.tuning_space(problem, find("h200"))[0]
     lean.compile(problem, config, (9, 0))
     ahead = len(list(folder.rglob("*.cubin")))
-    align_counters(META)
     (launch,) = lean.launches(shape_only(problem), config)
     for counter in counters_of_captures(META, 5):
         lent = (*launch.lent()[:-1], counter)

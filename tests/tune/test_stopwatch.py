@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from captured import builds_compiled, counters_of_captures
-from leanbench.kernels.lean import Lean, workspace
+from captured import builds_compiled
+from leanbench.kernels.lean import Lean
 
 from leanbench.check.reference import Reference
 from leanbench.compile.build import process_pool
@@ -22,7 +22,6 @@ from leanbench.tune.stopwatch import (
     GpuStopwatch,
     Time,
     _time,
-    align_counters,
     knock_out,
 )
 
@@ -114,22 +113,6 @@ def test_what_the_pool_does_not_hold_has_memory_of_its_own(problem, monkeypatch)
 def test_captured_launches_are_the_builds_that_were_compiled_ahead(tmp_path):
     with process_pool(1) as pool:
         assert pool.submit(builds_compiled, tmp_path).result() == (1, 1)
-
-
-def test_counters_of_captures_are_aligned_and_count_as_before(monkeypatch):
-    workspaces, cpu = workspace.Workspaces(), torch.device("cpu")
-    monkeypatch.setattr("leanbench.tune.stopwatch.WORKSPACES", workspaces)
-    monkeypatch.setattr(workspace, "WORKSPACES", workspaces)
-    align_counters(cpu)
-    aligned = workspaces.counters[cpu]
-    counters = counters_of_captures(cpu, 9)
-    assert len({counter.data_ptr() for counter in counters}) == 9
-    assert {counter.data_ptr() % 16 for counter in counters} == {0}
-    assert {counter.item() for counter in counters} == {workspace._REPLAY_STEP}
-    assert workspaces.lend(cpu, 1000).replays.item() == 0
-    # Graphs of an earlier stopwatch go on counting where they do.
-    align_counters(cpu)
-    assert workspaces.counters[cpu] is aligned
 
 
 @pytest.fixture
