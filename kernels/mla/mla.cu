@@ -7,7 +7,7 @@
 #include "lean/ptx.cuh"
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
-#include "mla/wgmma.cuh"
+#include "lean/wgmma.cuh"
 #include "mla/scores.cuh"
 #include "mla/outputs.cuh"
 

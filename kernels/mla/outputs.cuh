@@ -2,7 +2,7 @@
 #pragma once
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
-#include "mla/wgmma.cuh"
+#include "lean/wgmma.cuh"
 
 __device__ __forceinline__ void rescale(float (&o)[128], float first, float second) {
 #pragma unroll

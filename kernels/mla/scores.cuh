@@ -2,7 +2,7 @@
 #pragma once
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
-#include "mla/wgmma.cuh"
+#include "lean/wgmma.cuh"
 
 // What a row's weights stand against, and their sum so far, over this thread's tokens; of two rows.
 struct Softmax {

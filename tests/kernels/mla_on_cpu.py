@@ -94,7 +94,7 @@ def compiled(build: MlaBuild, folder: Path, mutation: Mutation | None) -> ctypes
             (folder / family / path.name).write_text(text, encoding="utf-8")
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "lean" / "ptx.cuh")
     shutil.copy(_HERE / "cuda_on_cpu.hpp", folder / "lean")
-    shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "mla" / "wgmma.cuh")
+    shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "lean" / "wgmma.cuh")
     source, library = folder / "mla" / "mla.cu", folder / "mla.so"
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
     defines += [f"-DENTRY={build.entry}", "-D__CUDA_ARCH__=900", f"-I{folder}"]

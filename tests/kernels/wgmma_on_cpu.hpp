@@ -1,7 +1,7 @@
-// wgmma.cuh of kernels/mla for cuda_on_cpu.hpp: the same functions in C++. Matrix instructions read
+// wgmma.cuh of kernels/lean for cuda_on_cpu.hpp: the same functions in C++. Matrix instructions read
 // shared memory when they are waited for.
 #pragma once
-#include "lean/ptx.cuh"
+#include "ptx.cuh"
 
 #include <functional>
 #include <map>

@@ -1,7 +1,7 @@
 // Instructions of Hopper alone: matrix instructions of a warpgroup, copies to all CTAs of a cluster,
 // barriers of other CTAs; each under its own name.
 #pragma once
-#include "lean/ptx.cuh"
+#include "ptx.cuh"
 
 #if BF16
 #define DTYPE "bf16"
