@@ -1,0 +1,101 @@
+"""The attention of a layer, as transformers calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.core.errors import UserError
+from leanbench.integrations.hf_masks import lengths_of
+
+
+def lean_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of a layer: LeanAttention for decode steps and chunks, for prompts that are padded
+    or longer than the layer's window, and for all of a model with sinks or soft caps; else torch's
+    `scaled_dot_product_attention`.
+
+    Args:
+        query: (batch, q_heads, q_len, head_dim), fp16 or bf16.
+        key: (batch, kv_heads, tokens, head_dim), of a static cache its whole capacity.
+        value: like `key`; may have another head_dim.
+        attention_mask: what `leanbench.integrations.hf_masks.lean_mask` made, or a mask of the
+            caller's as for sdpa.
+        scaling: of the scores; None: head_dim ** -0.5. OPT scales its queries and passes 1.
+        sliding_window: tokens that a query token sees, itself included; None: all before it.
+        s_aux: (q_heads,): a sink's logit for each head (gpt-oss).
+
+    Returns:
+        (batch, q_len, q_heads, head_dim of V), and None in place of the attention's weights.
+
+    Raises:
+        UserError: the model asks for what neither of the two has.
+        ValueError, NotImplementedError: as of `leanbench.lean_attn_with_kvcache`.
+    """
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    q_len, capacity = query.shape[2], key.shape[2]
+    if sliding_window is not None and sliding_window >= capacity:
+        sliding_window = None
+    is_prompt = attention_mask is None and q_len > 1
+    if is_prompt and is_causal and capacity > q_len:
+        # An empty static cache.
+        key, value = key[:, :, :q_len], value[:, :, :q_len]
+    plain = sliding_window is None and softcap is None and s_aux is None
+    of_sdpa = is_prompt and plain if attention_mask is None else attention_mask.dtype != torch.int32
+    if of_sdpa or not is_causal or position_bias is not None:
+        _refuse_for_sdpa(softcap, s_aux)
+        return sdpa_attention_forward(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=is_causal,
+            position_bias=position_bias,
+            **options,
+        )
+    if dropout:
+        raise UserError(f"dropout is {dropout}, and lean has none: call model.eval() first")
+    lengths, starts = lengths_of(attention_mask)
+    out = lean_attn_with_kvcache(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        cache_seqlens=lengths,
+        cache_leftpad=starts,
+        softmax_scale=scaling,
+        causal=q_len > 1,
+        window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, -1),
+        softcap=0 if softcap is None else softcap,
+        sinks=s_aux,
+    )
+    return out, None  # pyright: ignore[reportReturnType]
+
+
+def _refuse_for_sdpa(softcap: float | None, sinks: torch.Tensor | None) -> None:
+    if softcap is None and sinks is None:
+        return
+    kind = "sinks" if sinks is not None else f"a soft cap of {softcap}"
+    raise UserError(
+        f"a layer with {kind} has a mask that is not causal, which attn_implementation='lean' does"
+        " not take together: use attn_implementation='eager'"
+    )

@@ -1,0 +1,174 @@
+"""What transformers hands each layer in place of a mask: the lengths of the sequences, computed
+once a step, on the device, with no mask in memory.
+
+A model asks for the masks of a step before its first layer. Three things may come back:
+
+- None: of several query tokens, a prompt from its start, no padding; of one, every key is seen.
+- int32, (batch, 1, 1, 1 or 2): tokens in use of each sequence and, where there is padding, the
+  token that it begins with. Four dimensions: transformers passes such a tensor on as it is.
+- bool, (batch, 1, q_len, tokens): of masks that lengths do not say, made as for sdpa.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.utils.import_utils import is_cuda_stream_capturing, is_tracing
+
+from leanbench.core.errors import UserError
+
+
+def lean_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    config: Any = None,
+    **options: Any,
+) -> torch.Tensor | None:
+    """The mask of a step's layers of a kind; arguments and call are those of
+    transformers.masking_utils.sdpa_mask.
+
+    Args:
+        q_offset: cached tokens; on the device where a static cache counts them there.
+        kv_offset: tokens that a sliding window's cache has dropped.
+        attention_mask: (batch, tokens), bool: False where a token is padding.
+        local_size: tokens of the window, or of a chunk in models of chunked attention.
+
+    Raises:
+        UserError: `attention_mask` has padding between tokens, or a CUDA graph is captured while a
+            static cache of a sliding window fills.
+    """
+    if _lengths_say_it(q_length, local_size, allow_is_causal_skip, use_vmap, config, options):
+        tokens = q_offset + q_length - kv_offset
+        starts = _starts(attention_mask, q_length, kv_offset)
+        if starts is None and _sees_all(q_length, kv_length, q_offset, tokens, local_size):
+            return None
+        _refuse_captured(kv_length, tokens)
+        return _packed(batch_size, tokens, starts, device)
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        use_vmap=use_vmap,
+        device=device,
+        config=config,
+        **options,
+    )
+
+
+def lengths_of(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Tokens in use, and the first token, of each sequence: (batch,), int32, contiguous; None for
+    all, and for 0.
+    """
+    if mask is None:
+        return None, None
+    if mask.shape[-1] == 1:
+        return mask.view(-1), None
+    return mask[:, 0, 0, 0], mask[:, 0, 0, 1]
+
+
+def _lengths_say_it(
+    q_length: int,
+    local_size: int | None,
+    allow_is_causal_skip: bool,
+    use_vmap: bool,
+    config: Any,
+    options: dict[str, Any],
+) -> bool:
+    """Whether the mask is causal, with a window or without, and no more than that."""
+    if use_vmap or "allow_is_bidirectional_skip" in options:
+        return False
+    if local_size is not None and local_size != getattr(config, "sliding_window", None):
+        return False  # Chunked attention.
+    # Packed sequences and blocks that see one another do not allow it. A decode step over a static
+    # cache does not either, whatever its mask.
+    return allow_is_causal_skip or q_length == 1
+
+
+def _starts(
+    attention_mask: torch.Tensor | None, q_length: int, kv_offset: int
+) -> torch.Tensor | None:
+    """The first token of each sequence among those in the cache; None: 0 of all."""
+    if attention_mask is None:
+        return None
+    if not is_tracing(attention_mask):
+        if attention_mask.all():
+            return None
+        _refuse_holes(attention_mask)
+    starts = attention_mask.int().argmax(-1)
+    if kv_offset:
+        starts = (starts - kv_offset).clamp(min=0)
+    return starts.to(torch.int32)
+
+
+def _refuse_holes(attention_mask: torch.Tensor) -> None:
+    tokens = attention_mask.sum(-1)
+    first = attention_mask.int().argmax(-1)
+    past_last = attention_mask.shape[-1] - attention_mask.flip(-1).int().argmax(-1)
+    holes = (tokens > 0) & (tokens != past_last - first)
+    if holes.any():
+        raise UserError(
+            f"attention_mask of sequence {int(holes.int().argmax())} has padding between tokens:"
+            " attn_implementation='lean' takes it before and after them, so pad prompts on the left"
+        )
+
+
+def _sees_all(
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor,
+    tokens: int | torch.Tensor,
+    local_size: int | None,
+) -> bool:
+    """Whether `causal` alone says what the query tokens see."""
+    if q_length == 1:
+        return not isinstance(tokens, torch.Tensor) and tokens == kv_length
+    if local_size is not None and q_length > local_size:
+        return False
+    if isinstance(q_offset, torch.Tensor) and is_tracing(q_offset):
+        return False
+    return bool(q_offset == 0)
+
+
+def _refuse_captured(kv_length: int, tokens: int | torch.Tensor) -> None:
+    """A static cache of a window counts on the host until it is full: a graph would replay the
+    length of its capture.
+    """
+    is_on_host = not isinstance(tokens, torch.Tensor)
+    if is_on_host and tokens < kv_length and is_cuda_stream_capturing():
+        raise UserError(
+            f"a CUDA graph is captured with {tokens} of {kv_length} tokens in a sliding window's"
+            " static cache, and would keep that length: capture it once the window is full"
+        )
+
+
+def _packed(
+    batch_size: int,
+    tokens: int | torch.Tensor,
+    starts: torch.Tensor | None,
+    device: torch.device | str,
+) -> torch.Tensor:
+    if isinstance(tokens, torch.Tensor):
+        lengths = tokens.to(torch.int32).expand(batch_size).contiguous()
+    else:
+        lengths = torch.full((batch_size,), tokens, dtype=torch.int32, device=device)
+    # Columns of the result are contiguous, as the kernel reads them.
+    columns = lengths[None] if starts is None else torch.stack((lengths, starts))
+    return columns.t()[:, None, None]

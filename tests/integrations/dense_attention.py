@@ -1,0 +1,64 @@
+"""`lean_attn_with_kvcache` written out in a few lines of torch, in any dtype, on any device: what
+the integrations are tested with where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class DenseAttention:
+    """Callable like `lean_attn_with_kvcache`; remembers the arguments of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        self.calls.append({"q": q, "k_cache": k_cache, **options})
+        return dense_attention(q, k_cache, v_cache, **options)
+
+
+def dense_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Output like `q`, (batch, q_len, q_heads, head_dim of V); the arguments' meaning is
+    flash-attn's.
+    """
+    (batch, q_len, heads), capacity = q.shape[:3], k_cache.shape[1]
+    group = heads // k_cache.shape[2]
+    k = k_cache.repeat_interleave(group, dim=2).float()
+    v = v_cache.repeat_interleave(group, dim=2).float()
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    ends = torch.full((batch,), capacity) if cache_seqlens is None else cache_seqlens
+    starts = torch.zeros(batch) if cache_leftpad is None else cache_leftpad
+    tokens = torch.arange(capacity)
+    places = ends[:, None] - q_len + torch.arange(q_len)
+    seen = (tokens < ends[:, None]) & (tokens >= starts[:, None])
+    seen = seen[:, None].expand(batch, q_len, capacity)
+    if causal:
+        seen = seen & (tokens <= places[..., None])
+    if window_size[0] >= 0:
+        seen = seen & (tokens >= places[..., None] - window_size[0])
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    if sinks is not None:
+        extra = sinks.float()[None, :, None, None].expand(batch, heads, q_len, 1)
+        scores = torch.cat((scores, extra), dim=-1)
+    weights = scores.softmax(-1)[..., :capacity].nan_to_num(0)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).to(q.dtype)

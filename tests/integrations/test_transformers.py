@@ -1,0 +1,164 @@
+"""`attn_implementation="lean"`: what a model says with it, compared with eager attention, in fp32
+and with `lean_attn_with_kvcache` written out in torch. On a GPU, the kernel itself:
+tests/gpu_only/test_transformers_on_gpu.py.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+
+from leanbench.core.errors import UserError
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from dense_attention import DenseAttention
+from tiny_models import KINDS, prompts, tiny_model
+
+from leanbench.integrations import hf_attention
+from leanbench.integrations.hf_masks import lean_mask, lengths_of
+from leanbench.integrations.transformers import register
+
+NEW_TOKENS = 6
+PADDING = torch.tensor([[0] * 5 + [1] * 6, [1] * 11, [0] + [1] * 10])
+
+
+@pytest.fixture
+def lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
+    register()
+    dense = DenseAttention()
+    monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense)
+    return dense
+
+
+def generated(model: Any, implementation: str, **options: Any) -> Any:
+    model.set_attn_implementation(implementation)
+    return model.generate(
+        prompts(),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        disable_compile=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+
+
+def assert_same(result: Any, expected: Any) -> None:
+    assert torch.equal(result.sequences, expected.sequences)
+    for logits, wanted in zip(result.logits, expected.logits, strict=True):
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_says_the_same_with_padding_on_the_left(kind, cache, lean):
+    model = tiny_model(kind)
+    options = {"attention_mask": PADDING, "cache_implementation": cache}
+    result = generated(model, "lean", **options)
+    layers = model.config.num_hidden_layers
+    assert len(lean.calls) == layers * NEW_TOKENS
+    assert_same(result, generated(model, "eager", **options))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt-oss"])
+def test_a_model_says_the_same_without_padding(kind, cache, lean):
+    model = tiny_model(kind)
+    options = {"attention_mask": torch.ones_like(PADDING), "cache_implementation": cache}
+    result = generated(model, "lean", **options)
+    assert_same(result, generated(model, "eager", **options))
+    lengths = [call["cache_seqlens"] for call in lean.calls]
+    assert all(call["cache_leftpad"] is None for call in lean.calls)
+    if cache == "static":
+        assert lengths[-1].tolist() == [11 + NEW_TOKENS - 1] * 3
+
+
+def test_prompts_go_to_sdpa_and_tokens_to_lean(lean):
+    generated(tiny_model("llama"), "lean", attention_mask=torch.ones_like(PADDING))
+    assert [call["q"].shape[1] for call in lean.calls] == [1] * 2 * (NEW_TOKENS - 1)
+
+
+def test_opt_scales_its_queries_itself(lean):
+    generated(tiny_model("opt"), "lean", attention_mask=PADDING)
+    assert {call["softmax_scale"] for call in lean.calls} == {1.0}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_chunk_over_cached_tokens(kind, lean):
+    """As speculative decoding and chunked prompts pass several tokens at once."""
+    model, tokens = tiny_model(kind), prompts()
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model(tokens).logits
+        model.set_attn_implementation("lean")
+        first = model(tokens[:, :6])
+        rest = model(tokens[:, 6:], past_key_values=first.past_key_values)
+    assert lean.calls[-1]["causal"] is True
+    torch.testing.assert_close(
+        torch.cat((first.logits, rest.logits), dim=1), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_padding_between_tokens_is_refused(lean):
+    with pytest.raises(UserError, match=r"sequence 1 has padding between tokens.*on the left"):
+        lean_mask(2, 1, 4, q_offset=3, attention_mask=torch.tensor([[1] * 4, [1, 1, 0, 1]]).bool())
+
+
+def test_lengths_of_a_static_cache_come_from_its_tensor(lean):
+    mask = lean_mask(2, 1, 64, q_offset=torch.tensor(9), allow_is_causal_skip=False)
+    assert mask is not None
+    lengths, starts = lengths_of(mask)
+    assert starts is None
+    assert lengths is not None
+    assert (lengths.tolist(), lengths.dtype) == ([10, 10], torch.int32)
+
+
+def test_a_window_that_moves_takes_padding_along(lean):
+    padding = torch.tensor([[0] * 6 + [1] * 5, [1] * 11]).bool()
+    mask = lean_mask(2, 1, 7, q_offset=10, kv_offset=4, attention_mask=padding)
+    lengths, starts = lengths_of(mask)
+    assert lengths is not None
+    assert starts is not None
+    assert (lengths.tolist(), starts.tolist()) == ([7, 7], [2, 0])
+    assert lengths.is_contiguous()
+    assert starts.is_contiguous()
+
+
+def test_a_mask_of_the_callers_goes_to_sdpa(lean):
+    model, tokens = tiny_model("llama"), prompts(1)
+    own = torch.ones(1, 1, 11, 11).tril(3).bool()
+    with torch.no_grad():
+        result = model(tokens, attention_mask=own).logits
+        model.set_attn_implementation("sdpa")
+        expected = model(tokens, attention_mask=own).logits
+    assert lean.calls == []
+    assert torch.equal(result, expected)
+
+
+def test_what_neither_kernel_takes_is_refused(lean):
+    model, tokens = tiny_model("gpt-oss"), prompts(1)
+    with torch.no_grad(), pytest.raises(UserError, match=r"with sinks has a mask.*'eager'"):
+        model(tokens, attention_mask=torch.ones(1, 1, 11, 11).bool())
+    training = tiny_model("mistral", attention_dropout=0.5).train()
+    with torch.no_grad(), pytest.raises(UserError, match=r"dropout is 0.5.*model.eval\(\)"):
+        training(tokens)
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.4.0", "6.0.0"])
+def test_other_versions_are_refused(version, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    with pytest.raises(UserError, match=rf"{version} is not supported: install"):
+        register()
+
+
+def test_missing_transformers_is_one_sentence(monkeypatch):
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(UserError, match="not installed: pip install"):
+        register()
