@@ -1,5 +1,5 @@
-"""A kernel that takes every kind and size, in the place of `lean`: the fp64 reference over the
-tensors that it is handed.
+"""Every kind, and a kernel that takes every kind and size, in the place of `lean`: the fp64
+reference over the tensors that it is handed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,40 @@ from leanbench.calls.prepared import PreparedLaunches
 from leanbench.check.launches import api_arguments
 from leanbench.core.axes import AXES
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.problem import AttentionProblem
 
 CONFIG = LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
+
+
+PLAIN = AttentionProblem(2, 4, 2, 40, 64, q_len=3)
+KINDS: dict[str, dict[str, Any]] = {
+    "not causal": {"causal": False},
+    "a window": {"window_left": 7},
+    "a window on both sides": {"causal": False, "window_left": 7, "window_right": 1},
+    "softcap": {"softcap": 20.0},
+    "sinks": {"sinks": True},
+    "ALiBi": {"alibi": True},
+    "padding": {"leftpad": True},
+    "rows of the cache": {"batch_idx": True},
+    "appended": {"append": 2},
+    "appended to pages": {"append": 2, "page_size": 16, "context": (40, 17)},
+    "rotated": {"append": 3, "rotary_dim": 32},
+    "rotated neighbours": {"append": 3, "rotary_dim": 32, "rotary_interleaved": True},
+    "fp8": {"kv_dtype": "e4m3"},
+    "fp8 throughout": {"kv_dtype": "e5m2", "q_dtype": "e4m3", "dtype": "bf16"},
+    "V of another head_dim": {"v_head_dim": 32},
+    "packed": {"q_lens": (1, 4)},
+    "many at once": {
+        "leftpad": True,
+        "batch_idx": True,
+        "append": 2,
+        "rotary_dim": 16,
+        "alibi": True,
+        "sinks": True,
+        "softcap": 9.0,
+        "window_left": 11,
+    },
+}
 
 
 class Relaunched:
@@ -74,7 +106,7 @@ def take_every_kind(monkeypatch: pytest.MonkeyPatch) -> list[AttentionInputs]:
     monkeypatch.setattr(LEAN, "relaunch", relaunch)
     monkeypatch.setattr(LEAN, "axes", frozenset(AXES), raising=False)
     monkeypatch.setattr(LEAN, "head_dims", range(8, 520, 8), raising=False)
-    monkeypatch.setattr(LEAN, "page_sizes", range(1, 513), raising=False)
+    monkeypatch.setattr(LEAN, "page_sizes", range(1, 1025), raising=False)
     monkeypatch.setattr(LEAN, "max_q_len", 64, raising=False)
     monkeypatch.setattr(LEAN, "refusal", lambda problem: None)
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())

@@ -70,8 +70,13 @@ def _check_by_shape(call: Call) -> None:
     if extras.sinks is not None:
         check_numbers("sinks", extras.sinks, q, (q_heads,), dtypes=_FLOATS)
     if extras.alibi_slopes is not None:
-        shapes = ((q_heads,), (batch, q_heads))
-        check_numbers("alibi_slopes", extras.alibi_slopes, q, *shapes, dtypes=(torch.float32,))
+        slopes = extras.alibi_slopes
+        # Sequences may share theirs: a tensor that is expanded.
+        if slopes.shape == (batch, q_heads) and slopes.stride() == (0, 1):
+            slopes = slopes[0]
+        check_numbers(
+            "alibi_slopes", slopes, q, (q_heads,), (batch, q_heads), dtypes=(torch.float32,)
+        )
     if extras.cache_leftpad is not None:
         check_numbers("cache_leftpad", extras.cache_leftpad, q, (batch,))
     if extras.cache_batch_idx is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import assert_right
-from every_kind import CONFIG, called, take_every_kind
+from every_kind import CONFIG, KINDS, PLAIN, called, take_every_kind
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from leanbench.attention import lean_attn_with_kvcache
@@ -18,37 +18,6 @@ from leanbench.calls.operator import append_operator
 from leanbench.check.launches import ApiCall, api_arguments
 from leanbench.core.extras import kinds_of
 from leanbench.core.inputs import AttentionInputs, make_inputs
-from leanbench.core.problem import AttentionProblem
-
-PLAIN = AttentionProblem(2, 4, 2, 40, 64, q_len=3)
-KINDS: dict[str, dict[str, Any]] = {
-    "not causal": {"causal": False},
-    "a window": {"window_left": 7},
-    "a window on both sides": {"causal": False, "window_left": 7, "window_right": 1},
-    "softcap": {"softcap": 20.0},
-    "sinks": {"sinks": True},
-    "ALiBi": {"alibi": True},
-    "padding": {"leftpad": True},
-    "rows of the cache": {"batch_idx": True},
-    "appended": {"append": 2},
-    "appended to pages": {"append": 2, "page_size": 16, "context": (40, 17)},
-    "rotated": {"append": 3, "rotary_dim": 32},
-    "rotated neighbours": {"append": 3, "rotary_dim": 32, "rotary_interleaved": True},
-    "fp8": {"kv_dtype": "e4m3"},
-    "fp8 throughout": {"kv_dtype": "e5m2", "q_dtype": "e4m3", "dtype": "bf16"},
-    "V of another head_dim": {"v_head_dim": 32},
-    "packed": {"q_lens": (1, 4)},
-    "many at once": {
-        "leftpad": True,
-        "batch_idx": True,
-        "append": 2,
-        "rotary_dim": 16,
-        "alibi": True,
-        "sinks": True,
-        "softcap": 9.0,
-        "window_left": 11,
-    },
-}
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,63 @@
+"""20,000 calls of `lean_attn_with_kvcache` with every pair of values of its arguments, against an
+fp64 reference with flash-attn's criterion. `pytest -s` prints what was right, wrong and refused.
+
+tests/argument_grid.py has the values.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+import pytest
+from argument_grid import COMPILED, Row, calls_of, draw_call, failure, pairwise_rows, run_call
+
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.core.errors import UserError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
+
+CALLS_OF_ROW = 80
+MOST_PROCESSES = 24
+RIGHT = "right"
+
+
+def run_row(row: Row, seed: int) -> list[tuple[str, str]]:
+    """(`right`, `wrong` or `refused`, what and why) of each call of a row."""
+    results = []
+    for number, call in enumerate(calls_of(row, CALLS_OF_ROW, seed)):
+        drawn = draw_call(call, seed * CALLS_OF_ROW + number, "cuda")
+        try:
+            wrong = failure(drawn, *run_call(drawn, lean_attn_with_kvcache))
+        except (NotImplementedError, ValueError, UserError) as refusal:
+            results.append(("refused", str(refusal)))
+            continue
+        except Exception as error:
+            wrong = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        results.append((RIGHT, "") if wrong is None else ("wrong", f"{wrong}: {call}"))
+    return results
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_every_argument_beside_every_other(seed):
+    rows = [row for part in range(2) for row in pairwise_rows(COMPILED, 2 * seed + part)]
+    processes = min(MOST_PROCESSES, os.cpu_count() or 1)
+    context = multiprocessing.get_context("spawn")
+    counts: Counter[str] = Counter()
+    sentences: Counter[str] = Counter()
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        # Distinct numbers for each row: its calls draw from them.
+        jobs = [pool.submit(run_row, row, seed * len(rows) + at) for at, row in enumerate(rows)]
+        for job in as_completed(jobs):
+            for status, sentence in job.result():
+                counts[status] += 1
+                if status != RIGHT:
+                    sentences[f"{status}: {sentence}"] += 1
+    for sentence, count in sentences.most_common():
+        print(count, sentence)
+    print(f"{counts.total()} calls: {dict(counts)}")
+    assert counts.total() >= 20_000
+    assert counts["wrong"] == 0
+    assert counts["refused"] < counts.total() / 50

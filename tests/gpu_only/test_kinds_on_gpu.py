@@ -1,0 +1,149 @@
+"""Every kind of call on a GPU: under torch.compile, in CUDA graphs whose lengths change, and on
+several streams at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from every_kind import KINDS, PLAIN, called
+
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs, make_inputs
+from leanbench.core.problem import AttentionProblem
+
+# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
+
+Call = Callable[[AttentionInputs], tuple[torch.Tensor, torch.Tensor]]
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+def problem_of(kind: dict[str, Any]) -> AttentionProblem:
+    """Lengths on the device, in caches with room for more."""
+    own = {"context": (700, 430), "capacity": 1024, **kind}
+    if isinstance(own["context"], tuple):
+        own["context"] = (700, 430)
+    return replace(PLAIN, head_dim=64, lengths_on="device", **own)
+
+
+def called_by_default(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """With settings that nobody gave."""
+    return called(inputs, config=None)
+
+
+def assert_right(inputs: AttentionInputs, call: Call) -> None:
+    """Right results, and caches that have what was appended."""
+    reference = Reference(inputs, max_elements=1 << 62)
+    out, lse = call(inputs)
+    check = reference.check(replace(inputs, out=out, lse=lse))
+    assert check.failure("fp16" if out.dtype == torch.float16 else "bf16") is None
+
+
+def redraw(inputs: AttentionInputs, seed: int) -> None:
+    """Other lengths, other starts of sequences, other query lengths, in place."""
+    draw, batch = random.Random(seed), inputs.batch
+    assert inputs.cache_seqlens is not None
+    most = inputs.context - inputs.new_tokens
+    lengths = [draw.randint(0, most) for _ in range(batch)]
+    inputs.cache_seqlens.copy_(torch.tensor(lengths))
+    if inputs.cache_leftpad is not None:
+        pads = [draw.randint(0, length) for length in lengths]
+        inputs.cache_leftpad.copy_(torch.tensor(pads))
+    if inputs.block_table is not None:
+        pages = torch.randperm(inputs.k_cache.shape[0], device=inputs.q.device)
+        table = inputs.block_table
+        inputs.block_table.copy_(pages[: table.numel()].view(table.shape))
+    if inputs.cu_seqlens_q is not None:
+        tokens, most = inputs.q.shape[0], inputs.q_len
+        first = draw.randint(tokens - most, most)
+        starts = [0, first, tokens - draw.randint(0, tokens - first - 1)]
+        inputs.cu_seqlens_q.copy_(torch.tensor(starts))
+
+
+def whole_pages(inputs: AttentionInputs) -> AttentionInputs:
+    """The inputs with pages for the whole capacity of each sequence."""
+    if inputs.block_table is None:
+        return inputs
+    pages, size = inputs.block_table.numel(), inputs.k_cache.shape[1]
+    caches = {
+        name: torch.randn(pages, size, *getattr(inputs, name).shape[2:], device=inputs.q.device).to(
+            inputs.q.dtype
+        )
+        for name in ("k_cache", "v_cache")
+    }
+    return replace(inputs, **caches)
+
+
+@kinds
+def test_torch_compile_takes_every_kind_whole(kind):
+    torch._dynamo.reset()
+
+    def twice(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = called_by_default(inputs)
+        return out * 2, lse
+
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
+
+    def halved(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = compiled(inputs)
+        return out / 2, lse
+
+    for _ in range(2):
+        assert_right(make_inputs(problem_of(kind), "cuda"), halved)
+
+
+@pytest.mark.parametrize("name", ["rotated", "sinks"])
+def test_inductor_takes_what_changes_the_caches_and_what_does_not(name):
+    torch._dynamo.reset()
+    compiled = torch.compile(called_by_default, fullgraph=True)
+    assert_right(make_inputs(problem_of(KINDS[name]), "cuda"), compiled)
+
+
+@kinds
+def test_a_captured_call_follows_what_changes_in_its_tensors(kind):
+    inputs = whole_pages(make_inputs(problem_of(kind), "cuda"))
+    called_by_default(inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = called_by_default(inputs)
+
+    def replayed(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        out.fill_(float("nan"))
+        lse.fill_(float("nan"))
+        graph.replay()
+        return out, lse
+
+    for seed in range(6):
+        redraw(inputs, seed)
+        assert_right(inputs, replayed)
+        first = out.clone(), lse.clone()
+        # What is appended is the same again.
+        again = called_by_default(inputs)
+        assert torch.equal(first[0], again[0])
+        assert torch.equal(first[1], again[1])
+
+
+@kinds
+def test_streams_run_at_the_same_time(kind):
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    sets = [make_inputs(problem_of(kind), "cuda") for _ in streams]
+    references = [Reference(inputs, max_elements=1 << 62) for inputs in sets]
+    results: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in streams]
+    torch.cuda.synchronize()
+    for _ in range(40):
+        for stream, inputs, own in zip(streams, sets, results, strict=True):
+            with torch.cuda.stream(stream):
+                own.append(called_by_default(inputs))
+    torch.cuda.synchronize()
+    for inputs, reference, own in zip(sets, references, results, strict=True):
+        out, lse = own[0]
+        dtype = "fp16" if out.dtype == torch.float16 else "bf16"
+        assert reference.check(replace(inputs, out=out, lse=lse)).failure(dtype) is None
+        assert all(torch.equal(out, later) for later, _ in own)
+        assert all(torch.equal(lse, later) for _, later in own)
