@@ -62,7 +62,7 @@ def redraw(inputs: AttentionInputs, seed: int) -> None:
     if inputs.cu_seqlens_q is not None:
         tokens, most = inputs.q.shape[0], inputs.q_len
         first = draw.randint(tokens - most, most)
-        starts = [0, first, tokens - draw.randint(0, tokens - first - 1)]
+        starts = [0, first, tokens]
         inputs.cu_seqlens_q.copy_(torch.tensor(starts))
 
 
