@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leanbench.compile.cubin import cubin_resources
@@ -31,6 +32,12 @@ INTERPRETER_SMS = 5
 PARTIAL_ROW_EXTRA = 4
 #: Events that a CTA's row holds; the most is 16 KB, and more would need some 400k output tiles.
 _LEAST_EVENTS, _MOST_EVENTS = 8, 1024
+
+#: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
+#: of.
+_COPY_BYTES = 16
+#: Tensors that are read 4 bytes at a time, in calls that have them.
+_READ_IN_WORDS = ("k_new", "v_new", "rotary_cos", "rotary_sin")
 
 
 @dataclass(frozen=True)
@@ -322,6 +329,26 @@ def registers_per_thread(warps_per_sm: int) -> int | None:
     """
     cap = min(255, 65536 // (32 * warps_per_sm) // 8 * 8)
     return cap if cap >= _MIN_REGISTERS else None
+
+
+def misalignment(inputs: AttentionInputs) -> str | None:
+    """One sentence on a tensor that cannot be read or written in whole copies, or None."""
+    for name, tensor, most, why in (
+        ("k_cache", inputs.k_cache, _COPY_BYTES, "copies 16 bytes at a time"),
+        ("v_cache", inputs.v_cache, _COPY_BYTES, "copies 16 bytes at a time"),
+        ("q", inputs.q, 2 * inputs.q.element_size(), "reads two numbers at a time"),
+        *((name, getattr(inputs, name), 4, "reads 4 bytes at a time") for name in _READ_IN_WORDS),
+        ("out", inputs.out, 8, "writes four numbers at a time"),
+    ):
+        if tensor is None:
+            continue
+        steps = reduce(or_, tensor.stride()[:-1])
+        if (tensor.data_ptr() | tensor.element_size() * steps) % most:
+            return (
+                f"{name} starts at or steps by no multiple of {most} bytes (strides"
+                f" {tuple(tensor.stride())}): lean_cuda {why}"
+            )
+    return None
 
 
 def problem_of(inputs: AttentionInputs) -> AttentionProblem:

@@ -18,12 +18,7 @@ from leanbench.kernels.lean.configs import LeanConfig
 
 #: Arguments of FlashAttention-3's interface that this version does not have, and the value that
 #: asks for nothing.
-_UNSUPPORTED: dict[str, Any] = {
-    "qv": None,
-    "rotary_seqlens": None,
-    "cu_seqlens_k_new": None,
-    "attention_chunk": 0,
-}
+_UNSUPPORTED: dict[str, Any] = {"qv": None, "attention_chunk": 0}
 #: Those that change how it is computed and not what: taken and ignored.
 _HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")
 _NO_WINDOW = (-1, -1)
@@ -56,6 +51,8 @@ def lean_attn_with_kvcache(
     v_descale: torch.Tensor | None = None,
     cu_seqlens_q: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -113,8 +110,8 @@ def lean_attn_with_kvcache(
         cache_seqlens: tokens in use, those of `k` not included, the query tokens otherwise
             included: one number, or (batch,) int32 on the same device. None: all of them, with a
             `block_table` all of its pages. A sequence of length 0 gives output 0 and LSE -inf.
-        cache_batch_idx: (batch,) int32: the row of the caches that each sequence has, which may
-            then have any number of rows; not with a `block_table`.
+        cache_batch_idx: (batch,) int32: the row of the caches, or of the `block_table`, that each
+            sequence has; they may then have any number of rows.
         cache_leftpad: (batch,) int32: the token that each sequence begins with.
         block_table: (batch, pages of a sequence), int32, contiguous, on the same device: where each
             page of a sequence is in the caches. Entries past a sequence's end are not followed.
@@ -140,6 +137,10 @@ def lean_attn_with_kvcache(
         cu_seqlens_q: (batch + 1,) int32: where each sequence's query tokens begin in `q`, and their
             number.
         max_seqlen_q: with `cu_seqlens_q`: the most query tokens of a sequence.
+        cu_seqlens_k_new: (batch + 1,) int32: where each sequence's new tokens begin in `k` and `v`,
+            and their number; `k` and `v` are then (new tokens, kv_heads, head_dim).
+        rotary_seqlens: (batch,) int32: rows of the rotary tables in place of those that begin at
+            `cache_seqlens`.
         sinks: (q_heads,), fp32, fp16 or bf16: a logit more in each row's denominator, with no value
             (gpt-oss); the LSE includes it.
         learnable_sink: another name of `sinks`.
@@ -172,9 +173,7 @@ def lean_attn_with_kvcache(
         RuntimeError: a CUDA graph is captured, and no call was made on this GPU before.
     """
     if flash_attn_arguments:
-        # FlashAttention-3 reads these two with `k` and with rotary embedding alone.
-        unread = {"cu_seqlens_k_new": k is None, "rotary_seqlens": rotary_cos is None}
-        _refuse_unsupported(flash_attn_arguments, unread)
+        _refuse_unsupported(flash_attn_arguments)
     if batch_invariant and config is not None and not config.fixed_run_tiles:
         raise ValueError(
             "batch_invariant needs a config with fixed_run_tiles: set it, or leave config out"
@@ -219,6 +218,9 @@ def lean_attn_with_kvcache(
             k_descale if _is_fp8(k_cache) else None,
             v_descale if _is_fp8(v_cache) else None,
             cu_seqlens_q,
+            # FlashAttention-3 reads these two with `k` and with rotary embedding alone.
+            None if k is None else cu_seqlens_k_new,
+            None if rotary_cos is None else rotary_seqlens,
             max_seqlen_q,
             *_window(window_size, causal, q, max_seqlen_q),
             float(softcap) if softcap else 0,
@@ -226,7 +228,12 @@ def lean_attn_with_kvcache(
         )
         if extras.asks_nothing:
             extras = None
-        elif isinstance(k, torch.Tensor) and length is not None and k.dim() == 4:
+        elif (
+            isinstance(k, torch.Tensor)
+            and length is not None
+            and k.dim() == 4
+            and cu_seqlens_k_new is None
+        ):
             length += k.shape[1]
     scale = None if softmax_scale is None else float(softmax_scale)
     call = Call(
@@ -311,9 +318,9 @@ def _refuse_derivatives(call: Call) -> None:
         )
 
 
-def _refuse_unsupported(flash_attn_arguments: dict[str, Any], unread: dict[str, bool]) -> None:
+def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
     for name, value in flash_attn_arguments.items():
-        if name in _HINTS or unread.get(name):
+        if name in _HINTS:
             continue
         if name not in _UNSUPPORTED:
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")

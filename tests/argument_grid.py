@@ -36,6 +36,8 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "append": (None, "q_len", "fewer"),
     # Share of head_dim that is rotated, and whether neighbours are.
     "rotary": (None, (0.5, False), (0.5, True), (1.0, False), (1.0, True)),
+    "cu_seqlens_k_new": (False, True),
+    "rotary_seqlens": (False, True),
     "cache_seqlens": ("tensor", "int", None),
     "batch_invariant": (False, True),
     "capacity": (130, 339, 1024),
@@ -71,14 +73,12 @@ def go_together(first: str, value: Any, second: str, other: Any) -> bool:
         ("rotary", "append"),
         ("append", "cache_seqlens"),
         ("rotary", "cache_seqlens"),
+        ("cu_seqlens_k_new", "append"),
+        ("cu_seqlens_k_new", "cache_seqlens"),
     ):
-        if pair.get(name) is not None and needed in pair and pair[needed] is None:
+        if pair.get(name) and needed in pair and pair[needed] is None:
             return False
-    if pair.get("cache_batch_idx") and pair.get("page_size") is not None:
-        return False
-    if pair.get("append") == "fewer" and pair.get("q_len") == 1:
-        return False
-    return not (pair.get("rotary") is not None and pair.get("fp8") is not None)
+    return not (pair.get("append") == "fewer" and pair.get("q_len") == 1)
 
 
 def pairs(row: Row) -> set[tuple[str, Any, str, Any]]:
@@ -155,14 +155,16 @@ class Drawn:
     #: (batch,): tokens in the caches before the call.
     cached: torch.Tensor
     leftpad: torch.Tensor
+    #: (batch, new tokens, kv_heads, head_dim), and how many of them each sequence has.
+    k_new: torch.Tensor | None
+    v_new: torch.Tensor | None
+    new_lens: torch.Tensor
+    #: (batch,): rows of the rotary tables where each sequence begins.
+    first_angles: torch.Tensor
     #: (batch, capacity): where in `arguments["k_cache"].flatten(0, 1)` each token is.
     places: torch.Tensor
     scale: float
     descales: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def new_tokens(self) -> int:
-        return 0 if self.arguments["k"] is None else self.arguments["k"].shape[1]
 
 
 def draw_call(row: Row, seed: int, device: str) -> Drawn:
@@ -197,7 +199,7 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     # Caches.
     rows, tokens = (BATCH + 2 if row["cache_batch_idx"] else BATCH), capacity
     if page_size is not None:
-        rows, tokens = BATCH * (capacity // page_size) + 3, page_size
+        rows, tokens = rows * (capacity // page_size) + 3, page_size
     k_cache, v_cache = _caches(row, rows, tokens, (head_dim, v_dim), kv_dtype, normal)
     block_table, cache_batch_idx = None, None
     places = (
@@ -206,23 +208,34 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     )
     if page_size is not None:
         order = torch.randperm(rows, generator=generator, device=device)
-        block_table = order[: rows - 3].view(BATCH, -1).int().contiguous()
+        table_rows = BATCH + 2 if row["cache_batch_idx"] else BATCH
+        block_table = order[: rows - 3].view(table_rows, -1).int().contiguous()
+        picked = torch.arange(BATCH, device=device)
+        if row["cache_batch_idx"]:
+            picked = torch.randperm(table_rows, generator=generator, device=device)[:BATCH]
+            cache_batch_idx = picked.int()
         inner = torch.arange(page_size, device=device)
-        places = (block_table.long()[..., None] * page_size + inner).flatten(1)
+        places = (block_table[picked].long()[..., None] * page_size + inner).flatten(1)
     elif row["cache_batch_idx"]:
         cache_batch_idx = torch.randperm(rows, generator=generator, device=device)[:BATCH].int()
         places = cache_batch_idx.long()[:, None] * capacity + torch.arange(capacity, device=device)
     # New tokens.
-    new, k_new, v_new = 0, None, None
+    new, k_new, v_new, new_lens = 0, None, None, [0] * BATCH
     if row["append"] is not None:
         new = q_len if row["append"] == "q_len" else draw.randint(1, q_len - 1)
         k_new = normal(BATCH, new, kv_heads, head_dim).to(kv_dtype)
         v_new = normal(BATCH, new, kv_heads, v_dim).to(kv_dtype)
+        new_lens = [new] * BATCH
+        if row["cu_seqlens_k_new"]:
+            new_lens = [draw.randint(0, new), new, draw.randint(0, new)]
     cached = _lengths(row, draw, capacity - new)
     leftpads = [0] * BATCH
     if row["cache_leftpad"]:
         leftpads = [draw.randint(0, max(0, length - 1)) for length in cached]
-    cos, sin = _rotary_tables(row, capacity + q_len, dtype, generator, device)
+    cos, sin = _rotary_tables(row, capacity + q_len, q_dtype, generator, device)
+    first_angles = cached
+    if row["rotary_seqlens"]:
+        first_angles = [draw.randint(0, length) for length in cached]
     if row["unused"] == "NaN":
         used = torch.zeros(k_cache.shape[:2], dtype=torch.bool, device=device).flatten()
         for sequence, length in enumerate(cached):
@@ -265,6 +278,14 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     if row["batch_invariant"]:
         arguments["batch_invariant"] = True
     arguments |= {f"{name}_descale": own for name, own in descales.items()}
+    if row["rotary_seqlens"]:
+        arguments["rotary_seqlens"] = int32(first_angles)
+    if row["cu_seqlens_k_new"]:
+        for name, padded in (("k", k_new), ("v", v_new)):
+            assert padded is not None
+            own = [new[:count] for new, count in zip(padded, new_lens, strict=True)]
+            arguments[name] = torch.cat([tokens.view(torch.uint8) for tokens in own]).view(kv_dtype)
+        arguments["cu_seqlens_k_new"] = int32(accumulate(new_lens, initial=0))
     if row["cu_seqlens_q"]:
         arguments["q"] = torch.cat([own[:count] for own, count in zip(q, q_lens, strict=True)])
         arguments["cu_seqlens_q"] = int32(accumulate(q_lens, initial=0))
@@ -283,6 +304,10 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
         torch.tensor(q_lens, device=device),
         torch.tensor(cached, device=device),
         torch.tensor(leftpads, device=device),
+        k_new,
+        v_new,
+        torch.tensor(new_lens, device=device),
+        torch.tensor(first_angles, device=device),
         places,
         row["softmax_scale"] or head_dim**-0.5,
         descales,
@@ -368,18 +393,14 @@ def run_call(drawn: Drawn, function: Any) -> tuple[torch.Tensor, torch.Tensor | 
 def appended(drawn: Drawn) -> tuple[torch.Tensor, torch.Tensor]:
     """(batch, tokens, kv_heads, head_dim) of K and V after the call, in the caches' dtype."""
     k, v = drawn.k.clone(), drawn.v.clone()
-    k_new, v_new = drawn.arguments["k"], drawn.arguments["v"]
-    if k_new is None:
+    if drawn.k_new is None or drawn.v_new is None:
         return k, v
-    steps = torch.arange(drawn.new_tokens, device=k.device)
-    at = drawn.cached[:, None] + steps
-    rows = torch.arange(BATCH, device=k.device)[:, None]
-    k_new = rotated(drawn, k_new, at)
-    if k.element_size() == 1:
-        for cache, new in ((k, k_new), (v, v_new)):
-            cache.view(torch.uint8)[rows, at] = new.view(torch.uint8)
-    else:
-        k[rows, at], v[rows, at] = k_new, v_new
+    steps = torch.arange(drawn.k_new.shape[1], device=k.device)
+    k_new = rotated(drawn, drawn.k_new, drawn.first_angles[:, None] + steps)
+    for sequence, count in enumerate(drawn.new_lens.tolist()):
+        first = int(drawn.cached[sequence])
+        for cache, new in ((k, k_new), (v, drawn.v_new)):
+            _bits(cache[sequence])[first : first + count] = _bits(new[sequence])[:count]
     return k, v
 
 
@@ -388,12 +409,13 @@ def rotated(drawn: Drawn, numbers: torch.Tensor, positions: torch.Tensor) -> tor
     cos, sin = drawn.arguments["rotary_cos"], drawn.arguments["rotary_sin"]
     if cos is None:
         return numbers
-    half, result = cos.shape[1], numbers.double()
-    c, s = cos.double()[positions][:, :, None], sin.double()[positions][:, :, None]
+    half, result = cos.shape[1], numbers.float()
+    c, s = cos.float()[positions][:, :, None], sin.float()[positions][:, :, None]
     if drawn.arguments["rotary_interleaved"]:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:
         first, second = slice(0, half), slice(half, 2 * half)
+    result = result.clone()
     x, y = result[..., first].clone(), result[..., second].clone()
     result[..., first], result[..., second] = x * c - y * s, x * s + y * c
     return result.to(numbers.dtype)
@@ -412,11 +434,11 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     row, arguments = drawn.row, drawn.arguments
     batch, q_len, q_heads, _ = drawn.q.shape
     kv_heads, tokens = k.shape[2], k.shape[1]
-    q_at = drawn.cached[:, None].expand(batch, q_len)
+    q_at = drawn.first_angles[:, None].expand(batch, q_len)
     if row["causal"] or row["window_size"] != (-1, -1):
         q_at = q_at + torch.arange(q_len, device=k.device)
     q = rotated(drawn, drawn.q, q_at) if arguments["rotary_cos"] is not None else drawn.q
-    ends = drawn.cached + drawn.new_tokens
+    ends = drawn.cached + drawn.new_lens
     places = torch.arange(tokens, device=k.device)
     is_token = (places >= drawn.leftpad[:, None]) & (places < ends[:, None])
     q = _scaled(
@@ -499,8 +521,9 @@ def failure(drawn: Drawn, out: torch.Tensor, lse: torch.Tensor | None) -> str | 
 
 def _cache_failure(drawn: Drawn, k: torch.Tensor, v: torch.Tensor) -> str | None:
     is_new = torch.zeros(k.shape[:2], dtype=torch.bool, device=k.device)
+    counts = drawn.new_lens.tolist()
     for sequence, length in enumerate(drawn.cached.tolist()):
-        is_new[sequence, length : length + drawn.new_tokens] = True
+        is_new[sequence, length : length + counts[sequence]] = True
     for name, expected in (("k", k), ("v", v)):
         own = _rows(drawn.arguments[f"{name}_cache"], drawn.places)
         if not torch.equal(_bits(own)[~is_new], _bits(expected)[~is_new]):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
-from operator import or_
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
-from leanbench.kernels.launch import Relaunch, cache_strides, most_parts, qk_scale
+from leanbench.kernels.launch import (
+    Relaunch,
+    cache_strides,
+    misalignment,
+    most_parts,
+    qk_scale,
+)
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_append import pass_append, with_append
 from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8
@@ -56,11 +61,6 @@ if TYPE_CHECKING:
     from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
-#: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
-#: of.
-_COPY_BYTES = 16
-#: Tensors that are read 4 bytes at a time, in calls that have them.
-_READ_IN_WORDS = ("k_new", "v_new", "rotary_cos", "rotary_sin")
 _FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
 
@@ -194,26 +194,6 @@ def refusal(inputs: AttentionInputs) -> str | None:
     kv_dtype = _FP8_NAMES.get(inputs.k_cache.dtype, SAME)
     reason = refusal_of_fp8(kv_dtype, inputs.head_dim, inputs.value_dim)
     return reason or misalignment(inputs)
-
-
-def misalignment(inputs: AttentionInputs) -> str | None:
-    """One sentence on a tensor that cannot be read or written in whole copies, or None."""
-    for name, tensor, most, why in (
-        ("k_cache", inputs.k_cache, _COPY_BYTES, "copies 16 bytes at a time"),
-        ("v_cache", inputs.v_cache, _COPY_BYTES, "copies 16 bytes at a time"),
-        ("q", inputs.q, 2 * inputs.q.element_size(), "reads two numbers at a time"),
-        *((name, getattr(inputs, name), 4, "reads 4 bytes at a time") for name in _READ_IN_WORDS),
-        ("out", inputs.out, 8, "writes four numbers at a time"),
-    ):
-        if tensor is None:
-            continue
-        steps = reduce(or_, tensor.stride()[:-1])
-        if (tensor.data_ptr() | tensor.element_size() * steps) % most:
-            return (
-                f"{name} starts at or steps by no multiple of {most} bytes (strides"
-                f" {tuple(tensor.stride())}): lean_cuda {why}"
-            )
-    return None
 
 
 def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:

@@ -71,7 +71,7 @@ def _queries(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tens
         q = inputs.q[starts[sequence] : starts[sequence + 1]]
     q = q[:, _heads(inputs, kv_head)]
     if inputs.rotary_cos is not None:
-        first = inputs.read_cached()[sequence]
+        first = _first_angle(inputs, sequence)
         is_local = inputs.window_left >= 0 or inputs.window_right >= 0
         step = 1 if inputs.causal or is_local else 0
         q = _rotated(inputs, q, first + step * torch.arange(len(q), device=q.device))
@@ -89,17 +89,32 @@ def keys_and_values(
     v = in_cache(inputs, inputs.v_cache, sequence, kv_head).double()
     if inputs.k_new is not None and inputs.v_new is not None:
         first = inputs.read_cached()[sequence]
-        k_new = inputs.k_new[sequence, : tokens - first, kv_head]
+        k_new = _new_rows(inputs, inputs.k_new, sequence)[: tokens - first, kv_head]
         if inputs.rotary_cos is not None:
-            places = torch.arange(first, tokens, device=k.device)
+            places = _first_angle(inputs, sequence) + torch.arange(len(k_new), device=k.device)
             k_new = _rotated(inputs, k_new[:, None], places)[:, 0]
         k = torch.cat([k[:first], k_new.double()])
-        v_new = inputs.v_new[sequence, : tokens - first, kv_head]
+        v_new = _new_rows(inputs, inputs.v_new, sequence)[: tokens - first, kv_head]
         v = torch.cat([v[:first], v_new.double()])
     padding = 0
     if inputs.cache_leftpad is not None:
         padding = int(inputs.cache_leftpad[sequence].clamp(0, tokens))
     return k[padding:], v[padding:]
+
+
+def _new_rows(inputs: AttentionInputs, new: torch.Tensor, sequence: int) -> torch.Tensor:
+    """(new tokens, kv_heads, head_dim): those of a sequence."""
+    if inputs.cu_seqlens_k_new is None:
+        return new[sequence]
+    starts = inputs.read_new_starts()
+    return new[starts[sequence] : starts[sequence + 1]]
+
+
+def _first_angle(inputs: AttentionInputs, sequence: int) -> int:
+    """The row of the tables by which a sequence's first new token is rotated."""
+    if inputs.rotary_seqlens is not None:
+        return int(inputs.rotary_seqlens[sequence])
+    return inputs.read_cached()[sequence]
 
 
 def _rotated(inputs: AttentionInputs, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -141,8 +156,10 @@ def _places(
 ) -> tuple[torch.Tensor | int, torch.Tensor]:
     """(row or page, place in it) of tokens of a sequence in the caches."""
     if inputs.block_table is not None:
-        page_size = inputs.k_cache.shape[1]
-        return inputs.block_table[sequence][tokens // page_size].long(), tokens % page_size
+        page_size, row = inputs.k_cache.shape[1], sequence
+        if inputs.cache_batch_idx is not None:
+            row = int(inputs.cache_batch_idx[sequence])
+        return inputs.block_table[row][tokens // page_size].long(), tokens % page_size
     if inputs.cache_batch_idx is not None:
         return int(inputs.cache_batch_idx[sequence]), tokens
     return sequence, tokens
@@ -162,7 +179,7 @@ def attend_all(inputs: AttentionInputs) -> None:
                 rows = slice(starts[sequence], starts[sequence + 1])
                 inputs.out[rows, heads] = out.to(inputs.out.dtype)
                 inputs.lse[heads, rows] = lse.float()
-            if inputs.new_tokens:
+            if inputs.k_new is not None:
                 _append(inputs, sequence, kv_head)
 
 

@@ -60,8 +60,8 @@ class Call(NamedTuple):
 
     @property
     def new_tokens(self) -> int:
-        k_new = self.asked.k_new
-        return 0 if k_new is None else k_new.shape[1]
+        """Appended to every sequence; 0 where `cu_seqlens_k_new` says how many."""
+        return self.asked.new_tokens
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -87,7 +87,9 @@ class Call(NamedTuple):
         _check_shapes(self)
         _check_memory(self.q, self.k_cache, self.v_cache)
         if self.block_table is not None:
-            check_pages(self.block_table, self.q, self.batch)
+            # `cache_batch_idx` picks the rows then.
+            batch = self.batch if self.asked.cache_batch_idx is None else None
+            check_pages(self.block_table, self.q, batch)
         if self.cache_seqlens is not None:
             check_numbers("cache_seqlens", self.cache_seqlens, self.q, (self.batch,))
         if self.out is not None:
@@ -185,22 +187,26 @@ def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         )
 
 
-def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int) -> None:
-    """Whether a block table has a row for each sequence, and lies on the device of `q`.
+def check_pages(block_table: torch.Tensor, q: torch.Tensor, batch: int | None) -> None:
+    """Whether a block table has a row for each sequence, or any number of them, and lies on the
+    device of `q`.
+
+    Args:
+        batch: None: any number.
 
     Raises:
         ValueError: it does not.
     """
     if (
         block_table.dim() != 2
-        or block_table.shape[0] != batch
-        or block_table.shape[1] == 0
+        or (batch is not None and block_table.shape[0] != batch)
+        or 0 in block_table.shape
         or block_table.dtype != torch.int32
         or not block_table.is_contiguous()
     ):
         raise ValueError(
             f"block_table is {tuple(block_table.shape)} {block_table.dtype}: expected"
-            f" ({batch}, pages of a sequence) contiguous torch.int32"
+            f" ({'rows' if batch is None else batch}, pages of a sequence) contiguous torch.int32"
         )
     check_device("block_table", block_table, q)
 

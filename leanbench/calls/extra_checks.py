@@ -8,8 +8,7 @@ import torch
 
 from leanbench.calls.call import Call, check_device, check_numbers
 from leanbench.calls.refusals import refuse_kinds
-from leanbench.core.extras import fp8_name
-from leanbench.core.kinds import MOST_SOFTCAP, SAME
+from leanbench.core.kinds import MOST_SOFTCAP
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -80,11 +79,6 @@ def _check_by_shape(call: Call) -> None:
     if extras.cache_leftpad is not None:
         check_numbers("cache_leftpad", extras.cache_leftpad, q, (batch,))
     if extras.cache_batch_idx is not None:
-        if call.block_table is not None:
-            raise ValueError(
-                "cache_batch_idx and block_table both say where a sequence is in the caches: pass"
-                " one of them"
-            )
         check_numbers("cache_batch_idx", extras.cache_batch_idx, q, (batch,))
     for name in ("q_descale", "k_descale", "v_descale"):
         scales = getattr(extras, name)
@@ -126,30 +120,34 @@ def _check_append(call: Call) -> None:
         return
     if call.cache_seqlens is None and call.length is None:
         raise ValueError("k and v are appended at cache_seqlens: pass that too")
+    starts = call.asked.cu_seqlens_k_new
+    words, sizes = "batch, new tokens", (call.batch, k.shape[1] if k.dim() > 1 else 0)
+    if starts is not None:
+        check_numbers("cu_seqlens_k_new", starts, call.q, (call.batch + 1,))
+        words, sizes = "new tokens", (k.shape[0] if k.dim() else 0,)
     for name, new, cache in (("k", k, call.k_cache), ("v", v, call.v_cache)):
-        expected = (call.batch, k.shape[1] if k.dim() == 4 else 0, *cache.shape[2:])
-        if new.shape != expected or new.shape[1] == 0 or new.dtype != cache.dtype:
+        expected = (*sizes, *cache.shape[2:])
+        if new.shape != expected or 0 in new.shape or new.dtype != cache.dtype:
             raise ValueError(
-                f"{name} is {tuple(new.shape)} {new.dtype}: expected (batch, new tokens, kv_heads,"
-                f" head_dim) = ({expected[0]}, new tokens, {expected[2]}, {expected[3]})"
-                f" {cache.dtype}, as the caches are"
+                f"{name} is {tuple(new.shape)} {new.dtype}: expected ({words}, kv_heads, head_dim)"
+                f" = {expected} {cache.dtype}, as q and the caches are"
             )
-        if new.stride(3) != 1:
+        if new.stride(-1) != 1:
             raise ValueError(
-                f"the last stride of {name} is {new.stride(3)}: head_dim must be contiguous, its"
+                f"the last stride of {name} is {new.stride(-1)}: head_dim must be contiguous, its"
                 " stride 1"
             )
         check_device(name, new, call.q)
-        sizes = zip(cache.shape, cache.stride(), strict=True)
-        if any(size > 1 and stride == 0 for size, stride in sizes):
+        strides = zip(cache.shape, cache.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in strides):
             raise ValueError(
                 f"{name}_cache has strides {tuple(cache.stride())}, so that some of its rows are"
                 " one in memory: append to a cache that is not expanded"
             )
-    if k.shape[1] > call.capacity:
+    if call.new_tokens > call.capacity:
         raise ValueError(
-            f"k has {k.shape[1]} tokens, the caches have room for {call.capacity} of a sequence:"
-            " append at most as many"
+            f"k has {call.new_tokens} tokens, the caches have room for {call.capacity} of a"
+            " sequence: append at most as many"
         )
 
 
@@ -161,11 +159,6 @@ def _check_rotary(call: Call) -> None:
         return
     if call.asked.k_new is None:
         raise ValueError("rotary_cos and rotary_sin rotate k, which is None: pass k and v too")
-    if fp8_name(call.k_cache.dtype) != SAME:
-        raise ValueError(
-            f"rotary_cos rotates fp16 and bf16, the caches are {call.k_cache.dtype} and so is k:"
-            " rotate q and k before the call"
-        )
     if (
         cos.dim() != 2
         or cos.shape[0] < call.capacity
@@ -179,3 +172,5 @@ def _check_rotary(call: Call) -> None:
         )
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         check_numbers(name, table, call.q, tuple(cos.shape), dtypes=(call.q.dtype,))
+    if call.asked.rotary_seqlens is not None:
+        check_numbers("rotary_seqlens", call.asked.rotary_seqlens, call.q, (call.batch,))

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from leanbench.calls.adapted import launch_adapted
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
-from leanbench.calls.padding import launch_padded, needs_padding
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import heuristic_of, lengths_with, settings_of, shared_problem
 from leanbench.configs.lookup import state
@@ -229,7 +229,7 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         **({} if call.extras is None else call.extras._asdict()),
     )
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
-    return inputs, launch_padded(inputs, launch) if needs_padding(inputs) else launch(inputs)
+    return inputs, launch_adapted(inputs, launch)
 
 
 def _launched(

@@ -30,12 +30,21 @@ class Extras(NamedTuple):
     k_descale: torch.Tensor | None = None
     v_descale: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k_new: torch.Tensor | None = None
+    rotary_seqlens: torch.Tensor | None = None
     max_seqlen_q: int | None = None
     window_left: int = -1
     window_right: int = -1
     #: A whole number: torch.compile compiles anew for what hangs on a float.
     softcap: float = 0
     rotary_interleaved: bool = False
+
+    @property
+    def new_tokens(self) -> int:
+        """Appended to every sequence; 0 where `cu_seqlens_k_new` says how many."""
+        if self.k_new is None or self.cu_seqlens_k_new is not None:
+            return 0
+        return self.k_new.shape[1]
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

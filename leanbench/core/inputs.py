@@ -75,11 +75,16 @@ class AttentionInputs:
     #: are those of a sequence without query tokens (`cu_seqlens_q`).
     k_new: torch.Tensor | None = None
     v_new: torch.Tensor | None = None
+    #: (batch + 1,), int32: where each sequence's new tokens begin in `k_new` and `v_new`, which are
+    #: then (new tokens, kv_heads, head_dim). None: all sequences have as many.
+    cu_seqlens_k_new: torch.Tensor | None = None
     #: (positions, rotary_dim / 2), in the dtype of `q`, by which `k_new` and `q` are rotated, and
     #: rounded to their dtype: token i of `k_new`, and query i with a causal mask or a window, by
     #: row `cache_seqlens` + i; every query by row `cache_seqlens` otherwise.
     rotary_cos: torch.Tensor | None = None
     rotary_sin: torch.Tensor | None = None
+    #: (batch,), int32: rows of the tables in place of those that begin at `cache_seqlens`.
+    rotary_seqlens: torch.Tensor | None = None
     #: Whether columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0 and rotary_dim / 2
     #: (GPT-NeoX).
     rotary_interleaved: bool = False
@@ -133,16 +138,29 @@ class AttentionInputs:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that the call appends to each sequence."""
-        return 0 if self.k_new is None else self.k_new.shape[1]
+        """Tokens that the call appends to each sequence; 0 where `cu_seqlens_k_new` says it."""
+        if self.k_new is None or self.cu_seqlens_k_new is not None:
+            return 0
+        return self.k_new.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the caches have room for in each sequence."""
+        pages = 1 if self.block_table is None else self.block_table.shape[1]
+        return self.k_cache.shape[1] * pages
 
     def read_lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence in the cache after the call, padding included, read from the
         device where they are there: for checks and planners, not for launches.
         """
-        if self.cache_seqlens is None:
+        if self.cu_seqlens_k_new is None and self.cache_seqlens is None:
             return (self.context,) * self.batch
-        return tuple(min(own + self.new_tokens, self.context) for own in self.read_cached())
+        most = self.context if self.cu_seqlens_k_new is None else self.capacity
+        starts = self.read_new_starts()
+        return tuple(
+            min(own + end - start, most)
+            for own, start, end in zip(self.read_cached(), starts, starts[1:], strict=False)
+        )
 
     def read_cached(self) -> tuple[int, ...]:
         """Tokens of each sequence in the cache before the call; read from the device as
@@ -151,6 +169,14 @@ class AttentionInputs:
         if self.cache_seqlens is None:
             return (self.context - self.new_tokens,) * self.batch
         return tuple(self.cache_seqlens.clamp(0, self.context).tolist())
+
+    def read_new_starts(self) -> tuple[int, ...]:
+        """Where each sequence's new tokens begin among those of all, and their number; read from
+        the device as `read_lengths` does.
+        """
+        if self.cu_seqlens_k_new is not None:
+            return tuple(self.cu_seqlens_k_new.tolist())
+        return tuple(sequence * self.new_tokens for sequence in range(self.batch + 1))
 
     def read_query_starts(self) -> tuple[int, ...]:
         """Where each sequence's query tokens begin among those of all, and their number; read from

@@ -202,7 +202,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an append of other heads": (
         {**APPEND, "k": half(2, 3, 8, 64)},
         r"^k is \(2, 3, 8, 64\) torch.float16: expected \(batch, new tokens, kv_heads, head_dim\) ="
-        r" \(2, new tokens, 4, 64\) torch.float16, as the caches are$",
+        r" \(2, 3, 4, 64\) torch.float16, as q and the caches are$",
     ),
     "an append of another length": ({**APPEND, "v": half(2, 2, 4, 64)}, r"^v is \(2, 2, 4, 64\)"),
     "an append in bf16": ({**APPEND, "v": NEW.bfloat16()}, r"^v is .* torch.bfloat16: expected"),
@@ -221,16 +221,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a rotation of nothing": (TABLES, "^rotary_cos and rotary_sin rotate k, which is None"),
     "cos alone": ({**APPEND, "rotary_cos": half(30, 16)}, "^rotary_cos and rotary_sin go together"),
-    "a rotation of fp8": (
-        {
-            **FP8,
-            **TABLES,
-            "k": NEW.to(torch.float8_e4m3fn),
-            "v": NEW.to(torch.float8_e4m3fn),
-            "cache_seqlens": 3,
-        },
-        "^rotary_cos rotates fp16 and bf16, the caches are torch.float8_e4m3fn and so is k: rotate"
-        " q and k before the call$",
+    "packed new tokens that are not": (
+        {**APPEND, "cu_seqlens_k_new": int32(0, 1, 3)},
+        r"^k is \(2, 3, 4, 64\) torch.float16: expected \(new tokens, kv_heads, head_dim\) ="
+        r" \(2, 4, 64\) torch.float16, as q and the caches are$",
+    ),
+    "starts of another batch": (
+        {**APPEND, "cu_seqlens_k_new": int32(0, 3)},
+        r"^cu_seqlens_k_new is \(2,\) torch.int32: expected \(3,\) contiguous torch.int32$",
+    ),
+    "rotations of another batch": (
+        {**APPEND, **TABLES, "rotary_seqlens": int32(0)},
+        r"^rotary_seqlens is \(1,\) torch.int32: expected \(2,\) contiguous torch.int32$",
     ),
     "a short table": (
         {**APPEND, **TABLES, "rotary_cos": half(29, 16)},
@@ -244,13 +246,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "sin of another shape": (
         {**APPEND, **TABLES, "rotary_sin": half(40, 16)},
         r"^rotary_sin is \(40, 16\) torch.float16: expected \(30, 16\) contiguous torch.float16$",
-    ),
-    "rows of pages": (
-        {
-            "block_table": torch.zeros(2, 1, dtype=torch.int32),
-            "cache_batch_idx": int32(0, 1),
-        },
-        "^cache_batch_idx and block_table both say where a sequence is in the caches",
     ),
     "rows for another batch": (
         {"cache_batch_idx": int32(0)},
@@ -305,13 +300,11 @@ def test_bad_input_is_one_sentence(arguments, words, prepared_for):
     assert prepared_for == []
 
 
-def test_what_flash_attention_3_does_not_read_is_not_refused(prepared_for):
+def test_what_flash_attention_3_does_not_read_is_not_read_here(prepared_for):
     unread: dict[str, Any] = {"cu_seqlens_k_new": int32(0, 1, 2), "rotary_seqlens": int32(5, 5)}
     lean_attn_with_kvcache(Q, CACHE, CACHE, **unread, config=CONFIG)
-    assert len(prepared_for) == 1
-    for name, argument in unread.items():
-        with pytest.raises(NotImplementedError, match=f"does not support a {name} tensor yet"):
-            lean_attn_with_kvcache(Q, CACHE, CACHE, **APPEND, **TABLES, **{name: argument})
+    assert prepared_for[0].cu_seqlens_k_new is None
+    assert prepared_for[0].rotary_seqlens is None
 
 
 def test_appending_before_the_cache_is_refused_where_a_launch_is_prepared(prepared_for):

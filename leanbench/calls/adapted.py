@@ -1,0 +1,164 @@
+"""Calls that no kernel takes as they are: what torch's operators do ahead of a launch.
+
+The rows of a block table are picked, tokens are appended (leanbench.calls.appending), tensors are
+copied (leanbench.calls.padding). All of it happens in every call: for compatibility, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from leanbench.calls.appending import append_ahead
+from leanbench.calls.padding import copied, is_whole, needs_padding, padded_dim
+from leanbench.core.extras import NO_EXTRAS, Extras, extras_of
+from leanbench.core.inputs import AttentionInputs
+from leanbench.kernels.launch import Relaunch
+
+AnyLaunch = Callable[[AttentionInputs], Relaunch]
+
+
+class Tensors(NamedTuple):
+    """What a launch is made over anew in each call; names as in AttentionInputs."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    cache_seqlens: torch.Tensor | None
+    context: int
+    block_table: torch.Tensor | None
+    out: torch.Tensor
+    extras: Extras
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> Tensors:
+        own = {name: getattr(inputs, name) for name in cls._fields if name != "extras"}
+        return cls(**own, extras=extras_of(inputs) or NO_EXTRAS)
+
+    def over(self, inputs: AttentionInputs) -> AttentionInputs:
+        """The inputs with these in place of their own."""
+        own: dict[str, Any] = self._asdict()
+        return replace(inputs, **own.pop("extras")._asdict(), **own)
+
+
+class Steps(NamedTuple):
+    """Which of them a call needs."""
+
+    picks_rows: bool
+    appends: bool
+    pads: bool
+    #: Of the call.
+    causal: bool
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> Steps:
+        picks_rows = inputs.block_table is not None and inputs.cache_batch_idx is not None
+        appends = inputs.k_new is not None and (
+            inputs.cu_seqlens_k_new is not None
+            or inputs.rotary_seqlens is not None
+            or (inputs.rotary_cos is not None and inputs.k_cache.element_size() == 1)
+            or not (is_whole(inputs.k_cache) and is_whole(inputs.v_cache))
+        )
+        rest = replace(inputs, cache_batch_idx=None) if picks_rows else inputs
+        if appends:
+            gone = dict.fromkeys(("k_new", "v_new", "rotary_cos", "rotary_sin"))
+            rest = replace(rest, **gone, rotary_interleaved=False)
+        return cls(picks_rows, appends, needs_padding(rest), inputs.causal)
+
+    def ahead(self, own: Tensors) -> Tensors:
+        """What the launch is made over."""
+        if self.picks_rows:
+            own = _with_picked_rows(own)
+        if self.appends:
+            own = _after_append(own, self.causal)
+        return _padded(own) if self.pads else own
+
+
+def launch_adapted(inputs: AttentionInputs, launch: AnyLaunch) -> Relaunch:
+    """The launch, made once; with what goes ahead of it where the inputs need that.
+
+    Args:
+        launch: makes the launch over the tensors it is handed, and returns it.
+    """
+    steps = Steps.of(inputs)
+    if not (steps.picks_rows or steps.appends or steps.pads):
+        return launch(inputs)
+    own = Tensors.of(inputs)
+    ready = steps.ahead(own)
+    relaunch = launch(ready.over(inputs))
+    _take_output(own, ready)
+    return AdaptedRelaunch(relaunch, steps)
+
+
+class AdaptedRelaunch:
+    """A launch after the steps that its tensors need; see leanbench.kernels.launch.Relaunch."""
+
+    def __init__(self, relaunch: Relaunch, steps: Steps) -> None:
+        self._relaunch = relaunch
+        self._steps = steps
+        self.tile_tokens = relaunch.tile_tokens
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor | None,
+        context: int,
+        block_table: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        extras: Extras | None = None,
+    ) -> None:
+        own = Tensors(
+            q, k_cache, v_cache, cache_seqlens, context, block_table, out, extras or NO_EXTRAS
+        )
+        ready = self._steps.ahead(own)
+        *launched, wide_out, asked = ready
+        self._relaunch(*launched, wide_out, lse, None if asked.asks_nothing else asked)
+        _take_output(own, ready)
+
+
+def _with_picked_rows(own: Tensors) -> Tensors:
+    assert own.block_table is not None
+    assert own.extras.cache_batch_idx is not None
+    table = own.block_table.index_select(0, own.extras.cache_batch_idx)
+    return own._replace(block_table=table, extras=own.extras._replace(cache_batch_idx=None))
+
+
+def _after_append(own: Tensors, causal: bool) -> Tensors:
+    caches, pages = (own.k_cache, own.v_cache), own.block_table
+    lengths, context = own.cache_seqlens, own.context
+    if lengths is None:
+        lengths = context - own.extras.new_tokens
+    appended = append_ahead(own.q, caches, lengths, pages, own.extras, causal)
+    after = appended.lengths if isinstance(appended.lengths, torch.Tensor) else None
+    if after is not None:
+        context = own.k_cache.shape[1] * (1 if pages is None else pages.shape[1])
+    return own._replace(q=appended.q, cache_seqlens=after, context=context, extras=appended.extras)
+
+
+def _padded(own: Tensors) -> Tensors:
+    """Copies, and a new `out`; of the caches where they need it."""
+    k_cache, v_cache, extras = own.k_cache, own.v_cache, own.extras
+    k_dim, v_dim = padded_dim(k_cache.shape[3], k_cache), padded_dim(v_cache.shape[3], v_cache)
+    # Both or neither: a launch is prepared for the alignment of the two together.
+    if not (is_whole(k_cache) and is_whole(v_cache)):
+        k_cache, v_cache = copied(k_cache, k_dim), copied(v_cache, v_dim)
+    if extras.k_new is not None and extras.v_new is not None:
+        k_new, v_new = copied(extras.k_new, k_dim), copied(extras.v_new, v_dim)
+        extras = extras._replace(k_new=k_new, v_new=v_new)
+    if extras.rotary_cos is not None and extras.rotary_sin is not None:
+        cos, sin = extras.rotary_cos.clone(), extras.rotary_sin.clone()
+        extras = extras._replace(rotary_cos=cos, rotary_sin=sin)
+    out = own.out.new_empty((*own.out.shape[:-1], v_dim))
+    q = copied(own.q, k_dim)
+    return own._replace(q=q, k_cache=k_cache, v_cache=v_cache, out=out, extras=extras)
+
+
+def _take_output(own: Tensors, ready: Tensors) -> None:
+    if ready.out is not own.out:
+        own.out.copy_(ready.out[..., : own.out.shape[-1]])
