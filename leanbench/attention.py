@@ -84,7 +84,9 @@ def lean_attn_with_kvcache(
 
     A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, and
     tensors that start at or step by no multiple of 16 bytes are copied where no kernel reads them.
-    Such calls copy the caches every time, and back where they append: for compatibility, not speed.
+    Such calls copy the caches every time. torch's operators append, some twenty small kernels a
+    call, where caches are copied, with `cu_seqlens_k_new` or `rotary_seqlens`, and for rotary in
+    fp8. Both are for compatibility, not speed.
 
     Partials travel through a workspace that belongs to the stream, or to the graph that captures
     the call: streams, and graphs with memory pools of their own, may run at the same time.
