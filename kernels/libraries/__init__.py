@@ -15,6 +15,7 @@ from leanbench.kernels.libraries.flash_infer_single import (
     FlashInferSingle,
     FlashInferSingleCudaCores,
 )
+from leanbench.kernels.libraries.flash_infer_xqa import FlashInferXqa
 from leanbench.kernels.libraries.flash_mla_dense import FlashMla
 from leanbench.kernels.libraries.flex import TorchFlex
 from leanbench.kernels.libraries.sdpa import Cudnn, CudnnLse, TorchEfficient, TorchFlash, TorchMath
@@ -41,6 +42,7 @@ KERNELS = (
     FlashInferPersistent(),
     FlashInferSingle(),
     FlashInferSingleCudaCores(),
+    FlashInferXqa(),
     FlashMla(),
     XformersSplitK(),
 )

@@ -32,7 +32,10 @@ class CudnnFrontend(LibraryKernel):
     distribution = "nvidia-cudnn-frontend"
     written_for = "1.20"
     head_dims = (64, 80, 96, 128)
-    axes = LibraryKernel.axes | {"page_size", "lengths", "lengths_on"}
+    axes = LibraryKernel.axes | {
+        *("page_size", "lengths", "lengths_on"),
+        *("q_len", "causal", "window_left", "sinks"),
+    }
     #: The output alone is asked for.
     lse_base = None
 
@@ -72,6 +75,9 @@ class _Shape:
     tensors: tuple[tuple[str, _Tensor], ...]
     max_tokens: int
     softmax_scale: float
+    #: Whether a query token sees none after it, and how many before it; -1: all.
+    causal: bool
+    window_left: int
     device: torch.device
 
 
@@ -83,7 +89,15 @@ class CudnnLaunch:
         described = tuple((name, _Tensor.of(tensor)) for name, tensor in tensors.items())
         table = inputs.block_table
         max_tokens = 0 if table is None else table.shape[1] * inputs.k_cache.shape[1]
-        shape = _Shape(described, max_tokens, inputs.softmax_scale, inputs.q.device)
+        shape = _Shape(
+            described,
+            max_tokens,
+            inputs.softmax_scale,
+            # With one query token there is nothing to mask, but a window ends there.
+            inputs.causal and (inputs.q_len > 1 or inputs.window_left >= 0),
+            inputs.window_left,
+            inputs.q.device,
+        )
         self._graph, uids, self._workspace = _built(shape)
         self._tensors = tensors
         self._pointers = {uids[name]: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -100,7 +114,7 @@ class CudnnLaunch:
 
 def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]:
     """Views as cuDNN names them: (batch, heads, tokens, head_dim); of a paged cache (pages, heads,
-    page_size, head_dim); lengths and block table with four dimensions.
+    page_size, head_dim); lengths, block table and sinks with four dimensions.
     """
     import torch
 
@@ -114,11 +128,13 @@ def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]
     }
     if not is_plain:
         batch = inputs.q.shape[0]
-        ones = torch.ones(batch, dtype=torch.int32, device=inputs.q.device)
-        named["lengths_q"] = ones.view(batch, 1, 1, 1)
+        queries = torch.full((batch,), inputs.q_len, dtype=torch.int32, device=inputs.q.device)
+        named["lengths_q"] = queries.view(batch, 1, 1, 1)
         named["lengths_kv"] = lengths(inputs).view(batch, 1, 1, 1)
     if inputs.block_table is not None:
         named["table"] = inputs.block_table[:, None, :, None]
+    if inputs.sinks is not None:
+        named["sinks"] = inputs.sinks.float().view(1, -1, 1, 1)
     return named | ({"lse": inputs.lse[..., None]} if with_lse else {})
 
 
@@ -154,6 +170,8 @@ def _built(shape: _Shape) -> tuple[Any, dict[str, int], torch.Tensor]:
         paged_attention_k_table=inputs.get("table"),
         paged_attention_v_table=inputs.get("table"),
         paged_attention_max_seq_len_kv=shape.max_tokens or None,
+        sink_token=inputs.get("sinks"),
+        **_mask(shape),
     )
     results = {"out": out, "lse": lse} if "lse" in described else {"out": out}
     for name, result in results.items():
@@ -164,6 +182,23 @@ def _built(shape: _Shape) -> tuple[Any, dict[str, int], torch.Tensor]:
     uids = {name: tensor.get_uid() for name, tensor in (inputs | results).items()}
     workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=shape.device)
     return graph, uids, workspace
+
+
+def _mask(shape: _Shape) -> dict[str, Any]:
+    """The band of tokens around its own place that a query token sees, its last place the
+    sequence's last.
+    """
+    import cudnn
+
+    if not shape.causal and shape.window_left < 0:
+        return {}
+    bounds: dict[str, Any] = {"diagonal_alignment": cudnn.diagonal_alignment.BOTTOM_RIGHT}
+    if shape.causal:
+        bounds["diagonal_band_right_bound"] = 0
+    if shape.window_left >= 0:
+        # It counts the query token itself.
+        bounds["diagonal_band_left_bound"] = shape.window_left + 1
+    return bounds
 
 
 @cache

@@ -38,7 +38,12 @@ class FlashAttn(LibraryKernel):
     distribution = "flash-attn"
     written_for = "2.8"
     head_dims = (64, 80, 96, 128, 256)
-    axes = LibraryKernel.axes | {"q_len", "page_size", "lengths", "lengths_on"}
+    max_q_len = 1 << 16
+    axes = LibraryKernel.axes | {
+        *("q_len", "page_size", "lengths", "lengths_on", "causal", "window_left", "window_right"),
+        *("softcap", "alibi", "leftpad", "batch_idx"),
+        *("append", "rotary_dim", "rotary_interleaved"),
+    }
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.page_size is not None and problem.page_size % _PAGE_TOKENS:
@@ -46,6 +51,8 @@ class FlashAttn(LibraryKernel):
                 f"{self.name} takes pages of multiples of {_PAGE_TOKENS} tokens, this problem has"
                 f" page_size {problem.page_size}: choose {_PAGE_TOKENS}"
             )
+        if problem.leftpad and problem.page_size is not None:
+            return f"{self.name} takes no padding in front of pages: leave leftpad or page_size out"
         if min(problem.contexts) < problem.q_len:
             return (
                 f"{self.name} gives an LSE of +inf for a query token that sees nothing, not -inf:"
@@ -104,11 +111,21 @@ class FlashAttnLaunch(OwnOutputs):
             inputs.q,
             inputs.k_cache,
             inputs.v_cache,
+            inputs.k_new,
+            inputs.v_new,
+            rotary_cos=inputs.rotary_cos,
+            rotary_sin=inputs.rotary_sin,
+            rotary_interleaved=inputs.rotary_interleaved,
             cache_seqlens=lengths(inputs),
+            cache_batch_idx=inputs.cache_batch_idx,
+            cache_leftpad=inputs.cache_leftpad,
             block_table=inputs.block_table,
             softmax_scale=inputs.softmax_scale,
-            # With one query token there is nothing to mask.
-            causal=inputs.q_len > 1,
+            # With one query token there is nothing to mask, but a window ends there.
+            causal=inputs.causal and (inputs.q_len > 1 or inputs.window_left >= 0),
+            window_size=(inputs.window_left, inputs.window_right),
+            softcap=inputs.softcap,
+            alibi_slopes=inputs.alibi_slopes,
             num_splits=num_splits,
             return_softmax_lse=True,
         )

@@ -14,7 +14,8 @@ from leanbench.kernels.libraries.library import LibraryKernel
 from leanbench.core.config import KernelConfig, optional_number, switch
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.kernel import OwnOutputs
+from leanbench.core.kernel import FP8, OwnOutputs
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -46,8 +47,13 @@ class FlashAttn3(LibraryKernel):
     source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3 or vLLM's build of it"
     distribution = "flash_attn_3"
     written_for = "flash_attn_3 3.0 and vllm 0.22"
-    head_dims = (64, 80, 96, 128, 256)
-    axes = LibraryKernel.axes | {"q_len", "page_size", "lengths", "lengths_on"}
+    head_dims = range(8, 257, 8)
+    max_q_len = 1 << 16
+    axes = LibraryKernel.axes | {
+        *("q_len", "page_size", "lengths", "lengths_on", "q_lens", "causal", "v_head_dim"),
+        *("window_left", "window_right", "softcap", "sinks", "leftpad", "batch_idx"),
+        *("append", "rotary_dim", "rotary_interleaved", "kv_dtype", "q_dtype", "scaled"),
+    }
     config_types = (FlashAttn3Config,)
 
     def unavailable_reason(self) -> str | None:
@@ -64,6 +70,28 @@ class FlashAttn3(LibraryKernel):
 
     def library(self) -> str:
         return _build().version
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if (reason := super().refusal(problem)) is not None:
+            return reason
+        if problem.kv_dtype not in (SAME, "e4m3"):
+            return (
+                f"{self.name} takes fp8 as e4m3, this problem has {problem.kv_dtype}: choose e4m3"
+            )
+        if problem.kv_dtype != SAME and problem.dtype != "bf16":
+            return f"{self.name} writes bf16 with fp8 caches, dtype is {problem.dtype}: choose bf16"
+        if problem.v_head_dim is not None and (problem.head_dim, problem.v_head_dim) != (192, 128):
+            return (
+                f"{self.name} takes V of another head_dim than K at 192 and 128 alone, this problem"
+                f" has {problem.head_dim} and {problem.v_head_dim}: leave v_head_dim out"
+            )
+        if (lacking := _build().refusal(problem)) is not None:
+            return f"{self.name} {lacking}"
+        return None
+
+    def precision(self, problem: AttentionProblem) -> str:
+        """It multiplies in the caches' fp8, Q and softmax weights rounded to it."""
+        return problem.dtype if problem.kv_dtype == SAME else FP8
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FlashAttn3Config:
         return FlashAttn3Config(pack_gqa=problem.group_size > 1)

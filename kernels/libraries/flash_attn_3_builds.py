@@ -17,6 +17,7 @@ from leanbench.kernels.libraries import library as libraries
 from leanbench.kernels.libraries.library import installed_version, lengths
 
 from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +32,6 @@ _OBJECT = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
 #: types take None.
 _NEUTRAL = {
     "max_seqlen_k_new": 0,
-    "window_size_left": -1,
-    "window_size_right": -1,
-    "softcap": 0.0,
-    "has_softcap": False,
     "is_rotary_interleaved": True,
     "sm_margin": 0,
     "cp_world_size": 1,
@@ -50,7 +47,9 @@ class Call:
     """One call of FlashAttention-3: the tensors, and what its caller may choose."""
 
     inputs: AttentionInputs
-    #: (batch,), int32.
+    #: Of `inputs`, or in the caches' fp8: the library takes Q and the caches of one dtype.
+    q: torch.Tensor
+    #: (batch,), int32: before the call, as `inputs.cache_seqlens`.
     lengths: torch.Tensor
     pack_gqa: bool
     #: Parts of every output tile at most; 0: a heuristic chooses.
@@ -58,12 +57,16 @@ class Call:
 
     @classmethod
     def of(cls, inputs: AttentionInputs, pack_gqa: bool, splits: int) -> Call:
-        return cls(inputs, lengths(inputs), pack_gqa, splits)
+        return cls(inputs, inputs.q.to(inputs.k_cache.dtype), lengths(inputs), pack_gqa, splits)
 
     @property
     def causal(self) -> bool:
-        """With one query token there is nothing to mask."""
-        return self.inputs.q_len > 1
+        """With one query token there is nothing to mask, but a window ends there."""
+        return self.inputs.causal and (self.inputs.q_len > 1 or self.inputs.window_left >= 0)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        return self.inputs.window_left, self.inputs.window_right
 
     @property
     def capacity(self) -> int:
@@ -79,6 +82,10 @@ class Build(ABC):
     @abstractmethod
     def version(self) -> str:
         """Package and version, or the file's digest."""
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        """What this build does not do of the problem's kinds, or None: ``has no sinks``."""
+        return None
 
     @abstractmethod
     def schedule(self, call: Call) -> Callable[[], torch.Tensor] | None:
@@ -98,23 +105,28 @@ class SourcePackage(Build):
     def version(self) -> str:
         return f"flash_attn_3 {installed_version('flash_attn_3')}"
 
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        return "has no sinks in the package flash_attn_3: leave them out" if problem.sinks else None
+
     def schedule(self, call: Call) -> Callable[[], torch.Tensor] | None:
         import flash_attn_interface as library
 
         if not hasattr(library, "get_scheduler_metadata"):
             return None
         inputs = call.inputs
-        batch, q_len, q_heads, head_dim = inputs.q.shape
         return partial(
             library.get_scheduler_metadata,
-            batch,
-            q_len,
+            inputs.batch,
+            inputs.q_len,
             call.capacity,
-            q_heads,
+            inputs.q_heads,
             inputs.kv_heads,
-            head_dim,
-            qkv_dtype=inputs.q.dtype,
+            inputs.head_dim,
+            headdim_v=inputs.value_dim,
+            qkv_dtype=call.q.dtype,
             page_size=inputs.page_size,
+            max_seqlen_k_new=inputs.new_tokens,
+            has_softcap=inputs.softcap > 0,
             **self._shared(call),
         )
 
@@ -124,11 +136,22 @@ class SourcePackage(Build):
         inputs = call.inputs
         return partial(
             library.flash_attn_with_kvcache,
-            inputs.q,
+            call.q,
             inputs.k_cache,
             inputs.v_cache,
+            k=inputs.k_new,
+            v=inputs.v_new,
+            rotary_cos=inputs.rotary_cos,
+            rotary_sin=inputs.rotary_sin,
+            rotary_interleaved=inputs.rotary_interleaved,
+            cache_batch_idx=inputs.cache_batch_idx,
             page_table=inputs.block_table,
+            max_seqlen_q=inputs.max_seqlen_q,
+            q_descale=inputs.q_descale,
+            k_descale=inputs.k_descale,
+            v_descale=inputs.v_descale,
             softmax_scale=inputs.softmax_scale,
+            softcap=inputs.softcap,
             scheduler_metadata=schedule,
             return_softmax_lse=True,
             **self._shared(call),
@@ -138,7 +161,10 @@ class SourcePackage(Build):
         """What both functions must be given alike."""
         return {
             "cache_seqlens": call.lengths,
+            "cache_leftpad": call.inputs.cache_leftpad,
+            "cu_seqlens_q": call.inputs.cu_seqlens_q,
             "causal": call.causal,
+            "window_size": call.window,
             "pack_gqa": call.pack_gqa,
             "num_splits": call.splits,
         }
@@ -156,43 +182,63 @@ class SharedObject(Build):
     def version(self) -> str:
         return self.package or f"{self.path.name} sha256 {_digest(self.path)}"
 
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.append:
+            return "appends nothing in vLLM's build: leave append out"
+        if problem.sinks and problem.dtype != "bf16":
+            return f"takes sinks in bf16, this problem has {problem.dtype}: choose dtype bf16"
+        return None
+
     def schedule(self, call: Call) -> Callable[[], torch.Tensor]:
         inputs = call.inputs
-        batch, q_len, q_heads, head_dim = inputs.q.shape
         return _bound(
             self._operators().get_scheduler_metadata,
-            batch_size=batch,
-            max_seqlen_q=q_len,
-            max_seqlen_k=call.capacity,
-            num_heads=q_heads,
+            batch_size=inputs.batch,
+            num_heads=inputs.q_heads,
             num_heads_k=inputs.kv_heads,
-            headdim=head_dim,
-            headdim_v=head_dim,
-            qkv_dtype=inputs.q.dtype,
-            seqused_k=call.lengths,
+            headdim=inputs.head_dim,
+            headdim_v=inputs.value_dim,
+            qkv_dtype=call.q.dtype,
             page_size=inputs.page_size,
-            is_causal=call.causal,
-            num_splits=call.splits,
-            pack_gqa=call.pack_gqa,
+            max_seqlen_k_new=0,
+            has_softcap=inputs.softcap > 0,
+            **self._shared(call),
         )
 
     def attend(self, call: Call, schedule: torch.Tensor | None) -> Callable[[], Results]:
         inputs = call.inputs
         return _bound(
             self._operators().fwd,
-            q=inputs.q,
+            q=call.q,
             k=inputs.k_cache,
             v=inputs.v_cache,
-            seqused_k=call.lengths,
-            max_seqlen_q=inputs.q_len,
-            max_seqlen_k=call.capacity,
+            kv_batch_idx=inputs.cache_batch_idx,
             page_table=inputs.block_table,
+            q_descale=inputs.q_descale,
+            k_descale=inputs.k_descale,
+            v_descale=inputs.v_descale,
             softmax_scale=inputs.softmax_scale,
-            is_causal=call.causal,
+            softcap=inputs.softcap,
             scheduler_metadata=schedule,
-            num_splits=call.splits,
-            pack_gqa=call.pack_gqa,
+            s_aux=inputs.sinks,
+            **self._shared(call),
         )
+
+    def _shared(self, call: Call) -> dict[str, Any]:
+        """What both functions must be given alike."""
+        left, right = call.window
+        return {
+            "max_seqlen_q": call.inputs.q_len,
+            "max_seqlen_k": call.capacity,
+            "seqused_k": call.lengths,
+            "leftpad_k": call.inputs.cache_leftpad,
+            "cu_seqlens_q": call.inputs.cu_seqlens_q,
+            "is_causal": call.causal,
+            "window_size_left": left,
+            "window_size_right": right,
+            "num_splits": call.splits,
+            "pack_gqa": call.pack_gqa,
+        }
 
     def _operators(self) -> Any:
         import torch

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from leanbench.kernels.libraries.library import LibraryKernel, current_stream
 
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class FlashInferKernel(LibraryKernel):
     use_tensor_cores = True
 
     def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.kv_dtype != SAME and problem.scaled:
+            return f"{self.name} has no scales for each KV head: choose unscaled"
         if not self.use_tensor_cores and problem.group_size not in _CUDA_CORE_GROUPS:
             groups = ", ".join(map(str, _CUDA_CORE_GROUPS))
             return (
@@ -63,14 +66,17 @@ class FlashInferKernel(LibraryKernel):
 class FlashInfer(FlashInferKernel):
     name = "flashinfer"
     title = "FlashInfer's batch decode on tensor cores, planned for the lengths before it is timed"
-    axes = FlashInferKernel.axes | {"page_size", "lengths", "lengths_on"}
+    axes = FlashInferKernel.axes | {
+        *("page_size", "lengths", "lengths_on"),
+        *("window_left", "softcap", "kv_dtype", "scaled"),
+    }
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)
         # From buffers to buffers only a plan's page numbers differ, and a wrapper of its own for
         # each would take 8 MB.
         wrapper = copy.copy(_planned(plan))
-        wrapper._paged_kv_indices_buf = _page_numbers(inputs, plan)
+        wrapper._paged_kv_indices_buf = page_numbers(inputs, plan.page_size, plan.page_counts)
         return partial(_runner(wrapper, inputs, plan), return_lse=True)
 
     def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
@@ -90,13 +96,16 @@ class FlashInferPersistent(FlashInferKernel):
     title = (
         "FlashInfer's BatchAttention: one grid that stays, its work dealt out before it is timed"
     )
-    axes = FlashInferKernel.axes | {"page_size", "lengths", "lengths_on"}
+    axes = FlashInferKernel.axes | {
+        *("page_size", "lengths", "lengths_on"),
+        *("softcap", "kv_dtype", "scaled"),
+    }
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         plan = _plan_of(inputs, self.use_tensor_cores)
         wrapper = copy.copy(_planned_persistent(plan))
-        wrapper._kv_indices = _page_numbers(inputs, plan)
-        return _runner(wrapper, inputs, plan)
+        wrapper._kv_indices = page_numbers(inputs, plan.page_size, plan.page_counts)
+        return partial(_runner(wrapper, inputs, plan), logits_soft_cap=plan.softcap)
 
     def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         return _persistent_plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
@@ -116,7 +125,12 @@ class _Plan:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     softmax_scale: float
+    #: Tokens before the query token that it sees; -1: all.
+    window_left: int
+    #: 0: none.
+    softcap: float
 
     @property
     def page_counts(self) -> list[int]:
@@ -129,7 +143,6 @@ def layout_of(inputs: AttentionInputs) -> str:
 
 
 def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
-
     _, _, q_heads, head_dim = inputs.q.shape
     device = inputs.q.device
     return _Plan(
@@ -137,28 +150,36 @@ def _plan_of(inputs: AttentionInputs, use_tensor_cores: bool) -> _Plan:
         current_stream(device),
         use_tensor_cores,
         layout_of(inputs),
-        inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS),
+        page_size_of(inputs),
         inputs.read_lengths(),
         q_heads,
         inputs.kv_heads,
         head_dim,
         inputs.q.dtype,
+        inputs.k_cache.dtype,
         inputs.softmax_scale,
+        inputs.window_left,
+        inputs.softcap,
     )
+
+
+def page_size_of(inputs: AttentionInputs) -> int:
+    """Tokens of a page, of a contiguous cache as it is handed over."""
+    return inputs.page_size or math.gcd(inputs.k_cache.shape[1], _PAGE_TOKENS)
 
 
 def _runner(wrapper: Any, inputs: AttentionInputs, plan: _Plan) -> partial[Any]:
     """A call of a wrapper that has planned, on these tensors."""
     batch, _, q_heads, head_dim = inputs.q.shape
-    k = _pages(inputs.k_cache, inputs, plan.page_size)
-    v = _pages(inputs.v_cache, inputs, plan.page_size)
+    k = pages_of(inputs.k_cache, inputs, plan.page_size)
+    v = pages_of(inputs.v_cache, inputs, plan.page_size)
     if plan.kv_layout == "HND":
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     q, out = inputs.q.view(batch, q_heads, head_dim), inputs.out.view(batch, q_heads, head_dim)
     return partial(wrapper.run, q, (k, v), out=out, lse=inputs.lse.view(batch, q_heads))
 
 
-def _pages(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torch.Tensor:
+def pages_of(cache: torch.Tensor, inputs: AttentionInputs, page_size: int) -> torch.Tensor:
     """(pages, page_size, kv_heads, head_dim): a contiguous cache seen as pages, one every
     `page_size` tokens.
 
@@ -182,21 +203,20 @@ def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
     return pages
 
 
-def _page_numbers(inputs: AttentionInputs, plan: _Plan) -> torch.Tensor:
-    """The pages of all sequences, one sequence after the other, int32."""
+def page_numbers(inputs: AttentionInputs, page_size: int, counts: Sequence[int]) -> torch.Tensor:
+    """The first `counts` pages of each sequence, one sequence after the other, int32."""
     import torch
 
     if inputs.block_table is not None:
         return torch.cat(
-            [row[:pages] for row, pages in zip(inputs.block_table, plan.page_counts, strict=True)]
+            [row[:pages] for row, pages in zip(inputs.block_table, counts, strict=True)]
         )
-    stride = _sequence_stride(inputs.k_cache, plan.page_size)
-    firsts = range(0, len(plan.lengths) * stride, stride)
+    stride = _sequence_stride(inputs.k_cache, page_size)
+    firsts = range(0, len(counts) * stride, stride)
     numbers = [
-        torch.arange(first, first + pages)
-        for first, pages in zip(firsts, plan.page_counts, strict=True)
+        torch.arange(first, first + pages) for first, pages in zip(firsts, counts, strict=True)
     ]
-    return torch.cat(numbers).to(plan.device, torch.int32)
+    return torch.cat(numbers).to(inputs.q.device, torch.int32)
 
 
 # Old plans stay with their launches; the latest few are of the kernels of one problem.
@@ -261,8 +281,12 @@ def _plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
         plan.head_dim,
         plan.page_size,
         q_data_type=plan.dtype,
-        kv_data_type=plan.dtype,
+        kv_data_type=plan.kv_dtype,
+        # The output would have the caches' dtype.
+        o_data_type=plan.dtype,
         sm_scale=plan.softmax_scale,
+        window_left=plan.window_left,
+        logits_soft_cap=plan.softcap,
     )
 
 
@@ -288,7 +312,8 @@ def _persistent_plan_call(plan: _Plan) -> tuple[Any, Callable[[], Any]]:
         causal=False,
         sm_scale=plan.softmax_scale,
         q_data_type=plan.dtype,
-        kv_data_type=plan.dtype,
+        kv_data_type=plan.kv_dtype,
+        logits_soft_cap=plan.softcap,
     )
 
 

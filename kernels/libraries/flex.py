@@ -1,8 +1,11 @@
-"""torch's FlexAttention (Dong et al., 2024, arXiv 2412.05496) without a mask, compiled."""
+"""torch's FlexAttention (Dong et al., 2024, arXiv 2412.05496), compiled: soft caps and ALiBi as
+functions of scores, windows and causal masks as block masks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,9 @@ class TorchFlex(LibraryKernel):
     #: The output alone is asked for.
     lse_base = None
     head_dims = (64, 80, 96, 128, 256)
+    axes = LibraryKernel.axes | {
+        *("q_len", "causal", "window_left", "window_right", "softcap", "alibi"),
+    }
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.group_size & (problem.group_size - 1):
@@ -45,7 +51,7 @@ class TorchFlex(LibraryKernel):
 
 
 class TorchFlexLaunch(OwnOutputs):
-    """The tensors are views: q (batch, q_heads, 1, head_dim), K and V (batch, kv_heads, tokens,
+    """The tensors are views: q (batch, q_heads, q_len, head_dim), K and V (batch, kv_heads, tokens,
     head_dim).
     """
 
@@ -55,11 +61,12 @@ class TorchFlexLaunch(OwnOutputs):
         shapes = tuple(
             (tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
         )
+        kinds = (inputs.softcap, inputs.alibi_slopes is not None, _Band.of(inputs))
         self._attend = partial(
-            _compiled(shapes),
+            _compiled(shapes, kinds),
             *tensors,
-            # Left out, two small kernels would make it in every call.
-            block_mask=_nothing_masked(inputs.q.device),
+            score_mod=_score_mod(inputs),
+            block_mask=_block_mask(inputs),
             scale=inputs.softmax_scale,
             enable_gqa=inputs.group_size > 1,
         )
@@ -72,8 +79,81 @@ def _used(inputs: AttentionInputs) -> list[torch.Tensor]:
     return [cache[:, : inputs.context] for cache in (inputs.k_cache, inputs.v_cache)]
 
 
+@dataclass(frozen=True)
+class _Band:
+    """Which tokens the query tokens see."""
+
+    q_len: int
+    context: int
+    causal: bool
+    left: int
+    right: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs) -> _Band:
+        return cls(
+            inputs.q_len,
+            inputs.context,
+            inputs.causal and inputs.q_len > 1,
+            inputs.window_left,
+            inputs.window_right,
+            inputs.q.device,
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.causal and self.left < 0 and self.right < 0
+
+    @property
+    def mask_mod(self) -> Callable[[Any, Any, Any, Any], Any]:
+        """Whether a query token sees a token; torch takes plain functions alone."""
+        first_query = self.context - self.q_len
+        # No limit is one past both ends.
+        before = self.left if self.left >= 0 else self.context
+        after = 0 if self.causal else self.right if self.right >= 0 else self.context
+
+        def sees(batch: Any, head: Any, query: Any, token: Any) -> Any:
+            distance = first_query + query - token
+            return (distance <= before) & (distance >= -after)
+
+        return sees
+
+
+def _score_mod(inputs: AttentionInputs) -> Callable[..., torch.Tensor] | None:
+    """What is done to a score; None: nothing."""
+    softcap, slopes = inputs.softcap, inputs.alibi_slopes
+    first = inputs.context - inputs.q_len
+
+    def capped(score: Any, batch: Any, head: Any, query: Any, token: Any) -> Any:
+        return softcap * (score / softcap).tanh() if softcap else score
+
+    if slopes is None:
+        return capped if softcap else None
+    of_batch = slopes.expand(inputs.batch, -1)
+
+    def biased(score: Any, batch: Any, head: Any, query: Any, token: Any) -> Any:
+        distance = (first + query - token).abs()
+        return capped(score, batch, head, query, token) - of_batch[batch, head] * distance
+
+    return biased
+
+
+def _block_mask(inputs: AttentionInputs) -> Any:
+    """Left out, two small kernels would make one in every call."""
+    band = _Band.of(inputs)
+    return _nothing_masked(inputs.q.device) if band.is_everything else _masked(band)
+
+
 @lru_cache(maxsize=1)
-def _compiled(shapes: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
+def _masked(band: _Band) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(band.mask_mod, None, None, band.q_len, band.context, band.device)
+
+
+@lru_cache(maxsize=1)
+def _compiled(shapes: tuple[Any, ...], kinds: tuple[Any, ...]) -> Callable[..., torch.Tensor]:
     """Compiled anew for every problem: torch keeps eight shapes of a function, and refuses more."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention

@@ -32,7 +32,6 @@ class LibraryKernel(Kernel):
     #: adapter was written for.
     distribution: str = "torch"
     written_for: str = "2.13"
-    head_dims: tuple[int, ...]
     axes = Kernel.axes | {"capacity"}
 
     def unavailable_reason(self) -> str | None:
@@ -45,9 +44,6 @@ class LibraryKernel(Kernel):
         return f"{self.distribution} {installed_version(self.distribution)}"
 
     def refusal(self, problem: AttentionProblem) -> str | None:
-        if problem.head_dim not in self.head_dims:
-            known = ", ".join(map(str, self.head_dims))
-            return f"{self.name} has no kernel for head_dim {problem.head_dim}, choose from {known}"
         return self.unavailable_reason()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig | None:
@@ -94,11 +90,14 @@ def current_stream(device: torch.device) -> int:
 
 
 def lengths(inputs: AttentionInputs) -> torch.Tensor:
-    """(batch,), int32, also where all are the same."""
+    """(batch,), int32, before the call, also where all are the same."""
     import torch
 
     if inputs.cache_seqlens is not None:
         return inputs.cache_seqlens
     return torch.full(
-        (inputs.q.shape[0],), inputs.context, dtype=torch.int32, device=inputs.q.device
+        (inputs.batch,),
+        inputs.context - inputs.new_tokens,
+        dtype=torch.int32,
+        device=inputs.q.device,
     )

@@ -51,6 +51,7 @@ def draw_family(draw: random.Random) -> Family:
     if draw.random() < 0.25:
         fields["kv_dtype"] = draw.choice(FP8_DTYPES)
         fields["q_dtype"] = draw.choice((SAME, SAME, *FP8_DTYPES))
+        fields["scaled"] = draw.random() < 0.7
     elif "append" in kinds and head_dim >= 16 and draw.random() < 0.5:
         fields["rotary_dim"] = 16 * draw.randint(1, head_dim // 16)
         fields["rotary_interleaved"] = draw.random() < 0.5

@@ -252,7 +252,7 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
     launch()
     written = written_by(launch, inputs)
     repeats = bool((written.out == out).all() and (lse_base is None or (written.lse == lse).all()))
-    failure = check.failure(case.problem.dtype) or (
+    failure = check.failure(kernel(name).precision(case.problem)) or (
         None if repeats else "a second run gave other bits"
     )
     lse_error = math.nan if check.lse_error is None else check.lse_error

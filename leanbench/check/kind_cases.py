@@ -29,6 +29,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"append": 3, "q_len": 3, "rotary_dim": 32, "rotary_interleaved": True},
     {"append": 2, "q_len": 4, "rotary_dim": 64, "causal": False},
     {"kv_dtype": "e4m3"},
+    {"kv_dtype": "e4m3", "scaled": False},
     {"kv_dtype": "e5m2", "q_len": 4},
     {"kv_dtype": "e4m3", "q_dtype": "e4m3", "dtype": "bf16"},
     {"kv_dtype": "e4m3", "append": 1, "sinks": True},

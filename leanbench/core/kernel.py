@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from leanbench.core.timeline import CtaTimeline
 
 
+#: The precision of a kernel that rounds Q and softmax weights to fp8.
+FP8 = "fp8"
 #: What a kernel asks for that always runs with its `batch_invariant_config`.
 BATCH_INVARIANT = "batch_invariant"
 
@@ -183,6 +185,12 @@ class Kernel(ABC, Generic[ConfigT]):
         alone, or None.
         """
         return None
+
+    def precision(self, problem: AttentionProblem) -> str:
+        """`fp16`, `bf16` or `FP8`: what Q and softmax weights are rounded to, by which the error
+        is judged.
+        """
+        return problem.dtype
 
     @property
     def implementation(self) -> str | None:

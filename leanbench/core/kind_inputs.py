@@ -57,7 +57,7 @@ def kind_inputs(
         fields["rotary_sin"] = angle.sin().to(like.dtype)
     scales = ("q_descale",) if problem.q_dtype != SAME else ()
     scales += ("k_descale", "v_descale") if problem.kv_dtype != SAME else ()
-    for name in scales:
+    for name in scales if problem.scaled else ():
         fields[name] = 0.5 + uniform(problem.batch, problem.kv_heads)
     if problem.q_lens is not None:
         fields["cu_seqlens_q"] = int32(itertools.accumulate(problem.q_lens, initial=0))

@@ -138,6 +138,13 @@ Q_DTYPE = axis(
     phrase="{} Q",
     refusal="takes no Q of another dtype than the output",
 )
+SCALED = axis(
+    Switch("scaled", "unscaled"),
+    default=True,
+    help="scaled,unscaled: whether fp8 numbers have scales, a sequence's KV head each.",
+    label="scales",
+    refusal="takes no fp8 numbers without scales",
+)
 V_HEAD_DIM = axis(
     Whole(
         1024,

@@ -158,6 +158,8 @@ class AttentionProblem:
     q_lens: tuple[int, ...] | None = kinds.Q_LENS
     #: Multi-head latent attention: the cache has K alone, and V is its first `value_dim` columns.
     latent: bool = kinds.LATENT
+    #: Of fp8 caches and Q: `k_descale`, `v_descale` and `q_descale` are there.
+    scaled: bool = kinds.SCALED
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
@@ -199,6 +201,8 @@ class AttentionProblem:
             same["causal"] = True
         if self.causal or "causal" in same:
             same["window_right"] = -1
+        if self.kv_dtype == kinds.SAME:
+            same["scaled"] = True
         if self.rotary_dim == 0:
             same["rotary_interleaved"] = False
         if self.v_head_dim == self.head_dim:

@@ -26,7 +26,7 @@ def kernel_is_right(kernel: Kernel, machine: Machine) -> Finding:
     launch = kernel.prepare(inputs, kernel.default_config(TRIED, machine.spec))
     launch()
     check = Reference(inputs).check(written_by(launch, inputs), kernel.lse_base)
-    failure = check.failure(TRIED.dtype)
+    failure = check.failure(kernel.precision(TRIED))
     if failure is not None:
         fix = (
             f"trust no figure of it; `leanbench check --kernels {kernel.name}` shows where it is"

@@ -32,7 +32,7 @@ def check_replay(loaded: LoadedProblem, candidate: TimedCandidate) -> Outcome:
             "replayed: part of the work ran on another stream and was not timed"
         )
     check = loaded.reference.check(written[0], candidate.kernel.lse_base)
-    failure = check.failure(loaded.problem.dtype)
+    failure = check.failure(candidate.kernel.precision(loaded.problem))
     if failure is None:
         return Outcome()
     return Outcome(status="incorrect", reason=f"after timing, {failure}")

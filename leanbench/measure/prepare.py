@@ -74,7 +74,7 @@ def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
         checked_heads=check.checked_heads,
         total_heads=check.total_heads,
     )
-    failure = check.failure(loaded.problem.dtype)
+    failure = check.failure(candidate.kernel.precision(loaded.problem))
     return outcome | Outcome(status="incorrect", reason=failure) if failure else outcome
 
 

@@ -124,6 +124,8 @@ class Replay:
         for launch in launches:
             launch()
         torch.cuda.synchronize()
+        # A graph holds addresses: what the launches made for themselves must live as long.
+        self._kept = tuple(launches)
         self.launches = len(launches)
         self.graph = capture(launches, self.launches)
         # The first replay of a graph also brings it to the GPU.

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from leanbench.kernels.reference.torch import attend_all
 
 from leanbench.check.reference import Reference
 from leanbench.core.config import KernelConfig
@@ -50,12 +52,43 @@ CAPACITY = [
 ]
 
 
+#: Kinds by what a library must be told, over contiguous caches and pages, lengths known and not.
+WINDOWS = [
+    replace(UNIFORM[1], window_left=40),
+    replace(RAGGED[1], window_left=0),
+    replace(PAGED[1], window_left=50),
+]
+SOFTCAPS = [replace(UNIFORM[0], softcap=15.0), replace(PAGED[2], softcap=2.0)]
+SINKS = [replace(UNIFORM[1], sinks=True), replace(PAGED[1], sinks=True, window_left=30)]
+FP8 = [
+    replace(UNIFORM[1], kv_dtype="e4m3", scaled=False),
+    replace(PAGED[1], kv_dtype="e4m3", scaled=False),
+]
+#: Of flash-attn's interface alone.
+OF_FLASH_ATTN = [
+    replace(SEVERAL_QUERIES[0], causal=False),
+    replace(SEVERAL_QUERIES[0], window_left=20, window_right=1, causal=False),
+    replace(SEVERAL_QUERIES[0], window_left=7),
+    replace(CAPACITY[2], leftpad=True),
+    replace(CAPACITY[2], batch_idx=True),
+]
+APPENDS = [
+    replace(CAPACITY[1], append=1),
+    replace(CAPACITY[2], append=3, q_len=3, rotary_dim=64, rotary_interleaved=True),
+]
+
+
 def label(problem: AttentionProblem) -> str:
     return problem.label
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window_left: int = -1,
+    softcap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(heads, q_len, head_dim) over (kv_heads, tokens, head_dim), causal at the end: output in
     fp32, natural LSE.
@@ -65,7 +98,10 @@ def attend(
     v = v.float().repeat_interleave(group_size, 0)
     scores = q.float() @ k.transpose(1, 2) * scale
     q_len, tokens = scores.shape[1:]
+    scores = softcap * (scores / softcap).tanh() if softcap else scores
     unseen = torch.ones(q_len, tokens, dtype=torch.bool).triu(tokens - q_len + 1)
+    if window_left >= 0:
+        unseen |= torch.ones_like(unseen).tril(tokens - q_len - window_left - 1)
     scores = scores.masked_fill(unseen, -math.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
@@ -77,18 +113,29 @@ def attended(
     cache_seqlens: torch.Tensor,
     table: torch.Tensor | None,
     scale: float,
+    **kinds: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    results = []
-    for row, tokens in enumerate(cache_seqlens.tolist()):
-        k = (k_cache[row] if table is None else k_cache[table[row].long()].flatten(0, 1))[
-            :tokens
-        ].transpose(0, 1)
-        v = (v_cache[row] if table is None else v_cache[table[row].long()].flatten(0, 1))[
-            :tokens
-        ].transpose(0, 1)
-        results.append(attend(q[row].transpose(0, 1), k, v, scale))
-    out = torch.stack([out.transpose(0, 1) for out, _ in results]).to(q.dtype)
-    return out, torch.stack([lse for _, lse in results])
+    """Output and LSE of a call, by the fp64 reference.
+
+    Args:
+        kinds: fields of AttentionInputs.
+    """
+    pages = 1 if table is None else table.shape[1]
+    dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
+    inputs = AttentionInputs(
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        cache_seqlens=cache_seqlens,
+        context=pages * k_cache.shape[1],
+        softmax_scale=scale,
+        out=q.new_empty((*q.shape[:-1], v_cache.shape[-1]), dtype=dtype),
+        lse=torch.empty(q.shape[:-1]).transpose(-1, -2).contiguous(),
+        block_table=table,
+        **kinds,
+    )
+    attend_all(inputs)
+    return inputs.out, inputs.lse
 
 
 def checked(
@@ -102,7 +149,7 @@ def checked(
     written_by(launch, inputs).poison()
     launch()
     result = Reference(inputs).check(written_by(launch, inputs), kernel(name).lse_base)
-    assert result.failure(problem.dtype) is None
+    assert result.failure(kernel(name).precision(problem)) is None
     assert result.checked_heads == result.total_heads == problem.batch * problem.kv_heads
     assert (result.lse_error is None) == (kernel(name).lse_base is None)
     return inputs, launch

@@ -40,13 +40,15 @@ SDPA = ("cudnn", "cudnn_lse", "torch_flash", "torch_efficient", "torch_math")
 IN_TORCH = (*SDPA, "torch_flex", "standard")
 SINGLE = ("flashinfer_single", "flashinfer_single_cuda_cores")
 BATCH = ("flashinfer_best", "flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent")
+#: Takes caches of whole pages alone.
+XQA = ("flashinfer_xqa",)
 FLASHINFER = (*BATCH, *SINGLE)
 FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
 FLASH_ATTN_3 = ("flash_attn_3", "flash_attn_3_best")
 FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
 #: Takes latent caches alone.
 LATENT = ("flash_mla",)
-NOT_LATENT = tuple(name for name in NAMES if name not in LATENT)
+NOT_LATENT = tuple(name for name in NAMES if name not in (*LATENT, *XQA))
 #: Attends over uniform contiguous caches alone.
 PLAIN = (*IN_TORCH, "xformers_split_k")
 
@@ -61,7 +63,7 @@ def all_installed(monkeypatch):
     [
         (IN_TORCH, None),
         (
-            FLASHINFER,
+            (*FLASHINFER, *XQA),
             "{} is not installed here (no module flashinfer, tvm_ffi): pip install"
             " flashinfer-python apache-tvm-ffi",
         ),
@@ -126,12 +128,12 @@ def test_what_is_installed_is_available():
         ),
         (
             AttentionProblem(1, 4, 4, 50, 64, q_len=4),
-            dict.fromkeys((*PLAIN, *FLASHINFER, *FRONTEND), "q_len 4"),
+            dict.fromkeys((*SDPA, "standard", "xformers_split_k", *FLASHINFER), "q_len 4"),
         ),
         (
             AttentionProblem(2, 4, 4, (50, 3), 64, q_len=4),
             {
-                **dict.fromkeys((*PLAIN, *FLASHINFER, *FRONTEND), ""),
+                **dict.fromkeys((*PLAIN, *FLASHINFER), ""),
                 **dict.fromkeys(FLASH_ATTN_2, "contexts of at least 4 tokens"),
             },
         ),

@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 import torch
 from leanbench.kernels.libraries import cudnn_frontend
-from library_stand_ins import CAPACITY, PAGED, RAGGED, UNIFORM, attended, checked, label, stand_in
+from library_stand_ins import (
+    CAPACITY,
+    OF_FLASH_ATTN,
+    PAGED,
+    RAGGED,
+    SEVERAL_QUERIES,
+    SINKS,
+    UNIFORM,
+    WINDOWS,
+    attended,
+    checked,
+    label,
+    stand_in,
+)
 
 from leanbench.check.reference import Reference
 from leanbench.core.inputs import make_inputs
@@ -93,6 +106,15 @@ class Graph:
             return tensor.at(pointers[tensor.uid])
 
         q = written(self.q).transpose(1, 2)
+        sinks = options["sink_token"]
+        assert sinks is None or (sinks.dtype, sinks.dim[::2]) == (torch.float32, [1, 1])
+        if "diagonal_alignment" in options:
+            assert options["diagonal_alignment"] == "BOTTOM_RIGHT"
+        kinds = {
+            "causal": options.get("diagonal_band_right_bound") == 0,
+            "window_left": options.get("diagonal_band_left_bound", 0) - 1,
+            "sinks": None if sinks is None else written(sinks).flatten(),
+        }
         k, v = written(options["k"]).transpose(1, 2), written(options["v"]).transpose(1, 2)
         lengths = torch.full((q.shape[0],), k.shape[1])
         table = None
@@ -100,14 +122,14 @@ class Graph:
         if options["use_padding_mask"]:
             of_q, of_kv = written(options["seq_len_q"]), written(options["seq_len_kv"])
             assert of_q.shape == of_kv.shape == (q.shape[0], 1, 1, 1)
-            assert of_q.unique().tolist() == [1]
+            assert of_q.unique().tolist() == [q.shape[1]]
             lengths = of_kv.flatten()
         if (paged := options["paged_attention_k_table"]) is not None:
             assert options["paged_attention_v_table"] is paged
             table = paged.at(pointers[paged.uid])[:, 0, :, 0]
             # A block table ends where the longest sequence may.
             assert options["paged_attention_max_seq_len_kv"] == table.shape[1] * k.shape[1]
-        out, lse = attended(q, k, v, lengths, table, options["attn_scale"])
+        out, lse = attended(q, k, v, lengths, table, options["attn_scale"], **kinds)
         self.out.at(pointers[self.out.uid]).copy_(out.transpose(1, 2))
         if self.lse is not None:
             self.lse.at(pointers[self.lse.uid]).copy_(lse[..., None])
@@ -125,6 +147,7 @@ def graphs(monkeypatch):
         set_stream=lambda handle, stream: None,
         data_type=SimpleNamespace(FLOAT="float"),
         heur_mode=SimpleNamespace(A="A", FALLBACK="FALLBACK"),
+        diagonal_alignment=SimpleNamespace(BOTTOM_RIGHT="BOTTOM_RIGHT"),
     )
     for cached in (cudnn_frontend._built, cudnn_frontend._handle):
         cached.cache_clear()
@@ -133,7 +156,11 @@ def graphs(monkeypatch):
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY], ids=label)
+@pytest.mark.parametrize(
+    "problem",
+    [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *SEVERAL_QUERIES, *WINDOWS, *SINKS, *OF_FLASH_ATTN[:1]],
+    ids=label,
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_cudnn_reads_the_caches_and_writes_the_outputs_in_place(name, problem, graphs):
     assert kernel(name).unsupported_reason(problem) is None

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from leanbench.kernels.libraries.flash_attn_2 import FlashDecodingConfig
 from library_stand_ins import (
+    APPENDS,
     CAPACITY,
+    OF_FLASH_ATTN,
     RAGGED,
     SEVERAL_QUERIES,
+    SOFTCAPS,
     UNIFORM,
+    WINDOWS,
     attended,
     checked,
     label,
@@ -34,20 +39,34 @@ def asked_splits(monkeypatch) -> list[int]:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
+        k: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
         *,
         cache_seqlens: torch.Tensor,
         block_table: torch.Tensor | None,
         softmax_scale: float,
-        causal: bool,
+        window_size: tuple[int, int],
         num_splits: int,
         return_softmax_lse: bool,
+        **kinds: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert return_softmax_lse
         assert cache_seqlens.dtype == torch.int32
-        assert causal == (q.shape[1] > 1)
         assert block_table is None or k_cache.shape[1] % 256 == 0
         calls.append(num_splits)
-        return attended(q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale)
+        return attended(
+            q,
+            k_cache,
+            v_cache,
+            cache_seqlens,
+            block_table,
+            softmax_scale,
+            k_new=k,
+            v_new=v,
+            window_left=window_size[0],
+            window_right=window_size[1],
+            **kinds,
+        )
 
     stand_in(monkeypatch, "flash_attn", flash_attn_with_kvcache=flash_attn_with_kvcache)
     return calls
@@ -60,7 +79,13 @@ LARGE_PAGES = [
 
 
 @pytest.mark.parametrize(
-    "problem", [*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES, *CAPACITY[:3]], ids=label
+    "problem",
+    [
+        *(*UNIFORM, *RAGGED, *SEVERAL_QUERIES[:1], *LARGE_PAGES, *CAPACITY[:3], *WINDOWS[:2]),
+        *(SOFTCAPS[0], *OF_FLASH_ATTN, *APPENDS, replace(UNIFORM[1], alibi=True)),
+        replace(LARGE_PAGES[0], window_left=9, softcap=30.0, alibi=True),
+    ],
+    ids=label,
 )
 @pytest.mark.parametrize(("name", "num_splits"), [("flash_attn", 1), ("flash_decoding", 0)])
 def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_splits):
@@ -71,10 +96,11 @@ def test_flash_attn_2_is_handed_the_tensors(name, num_splits, problem, asked_spl
     call = launch._attend
     assert [
         tensor is own
-        for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=True)
+        for tensor, own in zip(call.args, (inputs.q, inputs.k_cache, inputs.v_cache), strict=False)
     ]
     assert call.keywords["block_table"] is inputs.block_table
-    assert call.keywords["cache_seqlens"].tolist() == list(problem.contexts)
+    cached = [context - problem.append for context in problem.contexts]
+    assert call.keywords["cache_seqlens"].tolist() == cached
     assert call.keywords["softmax_scale"] == problem.head_dim**-0.5
 
 

@@ -4,6 +4,7 @@ and operators with the schemas of vLLM's shared object.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,17 @@ import torch
 from leanbench.kernels.libraries import flash_attn_3_builds, library
 from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3Config
 from library_stand_ins import (
+    APPENDS,
     CAPACITY,
+    FP8,
+    OF_FLASH_ATTN,
     PAGED,
     RAGGED,
     SEVERAL_QUERIES,
+    SINKS,
+    SOFTCAPS,
     UNIFORM,
+    WINDOWS,
     attended,
     checked,
     label,
@@ -30,7 +37,12 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
-EVERY = [*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES, *CAPACITY]
+EVERY = [
+    *(*UNIFORM, *RAGGED, *PAGED, *SEVERAL_QUERIES, *CAPACITY, *WINDOWS, *SOFTCAPS, *FP8),
+    *(*OF_FLASH_ATTN, replace(PAGED[1], kv_dtype="e4m3"), replace(RAGGED[1], q_lens=(3, 1, 7))),
+    replace(UNIFORM[1], kv_dtype="e4m3", q_dtype="e4m3"),
+    AttentionProblem(2, 4, 2, 70, 192, v_head_dim=128),
+]
 #: As vLLM 0.22 registers them.
 FWD = (
     "fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out,"
@@ -50,6 +62,13 @@ METADATA = (
     " Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, bool is_causal,"
     " int window_size_left, int window_size_right, bool has_softcap, int num_splits,"
     " bool? pack_gqa, int sm_margin) -> Tensor"
+)
+
+
+#: Arguments of the source package that are fields of AttentionInputs.
+SAME_NAMES = (
+    *("causal", "softcap", "cache_leftpad", "cache_batch_idx", "cu_seqlens_q", "max_seqlen_q"),
+    *("rotary_cos", "rotary_sin", "rotary_interleaved", "q_descale", "k_descale", "v_descale"),
 )
 
 
@@ -90,6 +109,16 @@ class SharedObject:
             call["seqused_k"],
             call["page_table"],
             call["softmax_scale"],
+            cu_seqlens_q=call["cu_seqlens_q"],
+            max_seqlen_q=call["max_seqlen_q"],
+            causal=call["is_causal"],
+            window_left=call["window_size_left"],
+            window_right=call["window_size_right"],
+            softcap=call["softcap"],
+            sinks=call["s_aux"],
+            cache_leftpad=call["leftpad_k"],
+            cache_batch_idx=call["kv_batch_idx"],
+            **{name: call[name] for name in ("q_descale", "k_descale", "v_descale")},
         )
         return [out, lse, torch.empty(0), torch.empty(0)]
 
@@ -107,25 +136,28 @@ def shared_object(monkeypatch, tmp_path, request):
     loaded.operators._destroy()
 
 
-@pytest.mark.parametrize("problem", EVERY, ids=label)
+@pytest.mark.parametrize("problem", [*EVERY, *SINKS], ids=label)
 def test_the_shared_object_is_handed_the_tensors_and_its_schedule(problem, shared_object):
     config = heuristic(problem)
     assert kernel("flash_attn_3").unsupported_reason(problem) is None
     inputs, _ = checked("flash_attn_3", problem, config)
     call, plan = shared_object.calls[-1], shared_object.plans[-1]
-    assert {call[name].data_ptr() for name in ("q", "k", "v")} == {
-        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
-    }
+    assert [call[name].data_ptr() for name in ("k", "v")] == [
+        tensor.data_ptr() for tensor in (inputs.k_cache, inputs.v_cache)
+    ]
+    # Q is handed over as it is, or in the caches' dtype.
+    assert call["q"].dtype == inputs.k_cache.dtype
+    assert (call["q"] is inputs.q) == (inputs.q.dtype == inputs.k_cache.dtype)
     assert call["k"].stride() == inputs.k_cache.stride()
     capacity = problem.cache_capacity
     expected = {
         "max_seqlen_q": problem.q_len,
         "max_seqlen_k": capacity,
-        "is_causal": problem.q_len > 1,
+        "is_causal": problem.causal and (problem.q_len > 1 or problem.window_left >= 0),
         "num_splits": 0,
         "pack_gqa": problem.group_size > 1,
-        "window_size_left": -1,
-        "window_size_right": -1,
+        "window_size_left": problem.window_left,
+        "window_size_right": problem.window_right,
         "sm_margin": 0,
     }
     assert {name: call[name] for name in expected} == expected
@@ -139,10 +171,34 @@ def test_the_shared_object_is_handed_the_tensors_and_its_schedule(problem, share
         problem.q_heads,
         problem.kv_heads,
         problem.head_dim,
-        problem.head_dim,
+        problem.value_dim,
         problem.page_size,
     )
-    assert plan["qkv_dtype"] == inputs.q.dtype
+    assert plan["qkv_dtype"] == call["q"].dtype
+    assert plan["has_softcap"] == (problem.softcap > 0)
+
+
+@pytest.mark.usefixtures("shared_object")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (APPENDS[0], "appends nothing in vLLM's build"),
+        (replace(UNIFORM[0], sinks=True), "takes sinks in bf16, this problem has fp16"),
+        (replace(UNIFORM[1], alibi=True), "has no ALiBi"),
+        (replace(UNIFORM[1], kv_dtype="e5m2"), "takes fp8 as e4m3, this problem has e5m2"),
+        (replace(UNIFORM[0], kv_dtype="e4m3"), "writes bf16 with fp8 caches, dtype is fp16"),
+        (replace(UNIFORM[1], v_head_dim=64), "at 192 and 128 alone, this problem has 128 and 64"),
+    ],
+)
+def test_what_vllms_build_does_not_take(problem, words):
+    reason = kernel("flash_attn_3").unsupported_reason(problem)
+    assert words in str(reason)
+
+
+def test_the_source_package_has_no_sinks(monkeypatch):
+    source_package(monkeypatch)
+    reason = kernel("flash_attn_3").unsupported_reason(SINKS[0])
+    assert reason == "flash_attn_3 has no sinks in the package flash_attn_3: leave them out"
 
 
 @pytest.mark.parametrize("shared_object", [""], indirect=True)
@@ -187,6 +243,7 @@ def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict
         q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
     ) -> tuple[torch.Tensor, ...]:
         calls.append(options)
+        left, right = options["window_size"]
         results = attended(
             q,
             k_cache,
@@ -194,6 +251,11 @@ def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict
             options["cache_seqlens"],
             options["page_table"],
             options["softmax_scale"],
+            k_new=options["k"],
+            v_new=options["v"],
+            window_left=left,
+            window_right=right,
+            **{name: options[name] for name in SAME_NAMES},
         )
         return *results, torch.empty(0), torch.empty(0)
 
@@ -207,7 +269,7 @@ def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict
     return calls
 
 
-@pytest.mark.parametrize("problem", EVERY, ids=label)
+@pytest.mark.parametrize("problem", [*EVERY, *APPENDS], ids=label)
 def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monkeypatch):
     plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -226,18 +288,27 @@ def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monk
         problem.kv_heads,
         problem.head_dim,
     )
-    shared = {"causal": problem.q_len > 1, "pack_gqa": problem.group_size > 1, "num_splits": 0}
-    assert plan.pop("cache_seqlens").tolist() == list(problem.contexts)
-    assert plan == {"qkv_dtype": inputs.q.dtype, "page_size": problem.page_size, **shared}
     call = calls[-1]
-    assert call.pop("cache_seqlens").tolist() == list(problem.contexts)
-    assert call == {
-        **shared,
-        "page_table": inputs.block_table,
-        "softmax_scale": problem.head_dim**-0.5,
-        "scheduler_metadata": "metadata",
-        "return_softmax_lse": True,
-    }
+    cached = [context - problem.append for context in problem.contexts]
+    for options in (plan, call):
+        assert options["cache_seqlens"].tolist() == cached
+        assert options["causal"] == (
+            problem.causal and (problem.q_len > 1 or problem.window_left >= 0)
+        )
+        assert options["window_size"] == (problem.window_left, problem.window_right)
+        assert options["pack_gqa"] == (problem.group_size > 1)
+        assert options["num_splits"] == 0
+        assert options["cu_seqlens_q"] is inputs.cu_seqlens_q
+        assert options["cache_leftpad"] is inputs.cache_leftpad
+    assert plan["qkv_dtype"] == inputs.k_cache.dtype
+    assert plan["headdim_v"] == problem.value_dim
+    assert plan["page_size"] == problem.page_size
+    assert plan["max_seqlen_k_new"] == problem.append
+    assert plan["has_softcap"] == (problem.softcap > 0)
+    assert call["page_table"] is inputs.block_table
+    assert call["softmax_scale"] == problem.head_dim**-0.5
+    assert call["scheduler_metadata"] == "metadata"
+    assert call["return_softmax_lse"]
 
 
 def test_a_source_package_without_a_scheduler_function(monkeypatch):

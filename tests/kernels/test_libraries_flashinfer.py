@@ -6,14 +6,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 import pytest
 import torch
-from leanbench.kernels.libraries import flash_infer, library
+from leanbench.kernels.libraries import flash_infer, flash_infer_xqa, library
 from leanbench.kernels.libraries.flash_infer_best import FlashInferMode
-from library_stand_ins import CAPACITY, PAGED, RAGGED, UNIFORM, attend, checked, label, stand_in
+from library_stand_ins import (
+    CAPACITY,
+    FP8,
+    PAGED,
+    RAGGED,
+    SINKS,
+    SOFTCAPS,
+    UNIFORM,
+    WINDOWS,
+    attend,
+    attended,
+    checked,
+    label,
+    stand_in,
+)
 
 from leanbench.check.reference import Reference
 from leanbench.core.errors import UserError
@@ -55,7 +71,11 @@ class FlashInferWrapper:
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
         sm_scale: float,
+        o_data_type: torch.dtype | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float = 0.0,
     ) -> None:
+        assert o_data_type in (q_data_type, None)
         assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
         assert len(indices) == indptr[-1]
         self.indptr, self._paged_kv_indices_buf, self.last_page_len = indptr, indices, last_page_len
@@ -64,7 +84,8 @@ class FlashInferWrapper:
             head_dim,
             page_size,
         )
-        self.dtypes, self.scale = {q_data_type, kv_data_type}, sm_scale
+        self.dtypes, self.scale = (q_data_type, kv_data_type), sm_scale
+        self.window_left, self.softcap = window_left, logits_soft_cap
 
     def run(
         self,
@@ -78,7 +99,11 @@ class FlashInferWrapper:
         assert return_lse
         assert q.shape == out.shape == (len(self.last_page_len), self.heads[0], self.head_dim)
         assert lse.shape == q.shape[:2]
-        assert {q.dtype, out.dtype, *(cache.dtype for cache in paged_kv_cache)} == self.dtypes
+        assert (q.dtype, {cache.dtype for cache in paged_kv_cache}) == (
+            self.dtypes[0],
+            {self.dtypes[1]},
+        )
+        assert out.dtype == q.dtype
         token_axis = 2 if self.kv_layout == "HND" else 1
         assert all(cache.shape[token_axis] == self.page_size for cache in paged_kv_cache)
         assert all(cache.shape[3 - token_axis] == self.heads[1] for cache in paged_kv_cache)
@@ -87,9 +112,13 @@ class FlashInferWrapper:
             pages = self._paged_kv_indices_buf[self.indptr[row] : self.indptr[row + 1]].long()
             tokens = (len(pages) - 1) * self.page_size + last
             # (kv_heads, tokens, head_dim)
-            k = paged_kv_cache[0][pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
-            v = paged_kv_cache[1][pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
-            attended, natural = attend(q[row, :, None], k, v, self.scale)
+            k, v = (
+                cache.float()[pages].movedim(3 - token_axis, 0).flatten(1, 2)[:, :tokens]
+                for cache in paged_kv_cache
+            )
+            attended, natural = attend(
+                q[row, :, None], k, v, self.scale, self.window_left, self.softcap
+            )
             out[row] = attended[:, 0].to(out.dtype)
             lse[row] = natural[:, 0] / math.log(2)
         return out, lse
@@ -109,7 +138,11 @@ def flashinfer(monkeypatch) -> Iterator[list[FlashInferWrapper]]:
     flash_infer._workspace.cache_clear()
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY], ids=label)
+@pytest.mark.parametrize(
+    "problem",
+    [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *WINDOWS, *SOFTCAPS, *FP8],
+    ids=label,
+)
 @pytest.mark.parametrize("name", ["flashinfer", "flashinfer_cuda_cores"])
 def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
     assert kernel(name).unsupported_reason(problem) is None
@@ -196,6 +229,7 @@ class PersistentWrapper:
         sm_scale: float,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
+        logits_soft_cap: float,
     ) -> None:
         assert qo_indptr.tolist() == list(range(len(kv_len_arr) + 1)), (
             "a query token for each sequence"
@@ -216,6 +250,7 @@ class PersistentWrapper:
             q_data_type=q_data_type,
             kv_data_type=kv_data_type,
             sm_scale=sm_scale,
+            logits_soft_cap=logits_soft_cap,
         )
 
     def run(
@@ -224,7 +259,9 @@ class PersistentWrapper:
         kv_cache: tuple[torch.Tensor, torch.Tensor],
         out: torch.Tensor,
         lse: torch.Tensor,
+        logits_soft_cap: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert logits_soft_cap == self.decode.softcap
         self.decode._paged_kv_indices_buf = self._kv_indices
         return self.decode.run(q, kv_cache, out=out, lse=lse, return_lse=True)
 
@@ -239,7 +276,9 @@ def persistent(flashinfer, monkeypatch) -> Iterator[list[PersistentWrapper]]:
     flash_infer._planned_persistent.cache_clear()
 
 
-@pytest.mark.parametrize("problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY], ids=label)
+@pytest.mark.parametrize(
+    "problem", [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *SOFTCAPS, *FP8], ids=label
+)
 def test_the_persistent_kernel_plans_once_and_reads_the_cache_in_place(problem, persistent):
     assert kernel("flashinfer_persistent").unsupported_reason(problem) is None
     buffers = [make_inputs(problem, "cpu") for _ in range(3)]
@@ -337,6 +376,81 @@ def test_a_plan_that_does_not_fit_a_buffer_is_told(
     inputs = make_inputs(AttentionProblem(1, 8, 8, 300, 64), "cpu")
     with pytest.raises(raised, match=expected.format(buffer)):
         kernel(name).prepare(inputs, None)
+
+
+class Xqa:
+    """A stand-in of `flashinfer.xqa`, which reads pages through their strides."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        page_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        output: torch.Tensor,
+        workspace_buffer: torch.Tensor,
+        semaphores: torch.Tensor,
+        num_kv_heads: int,
+        page_size: int,
+        **options: Any,
+    ) -> None:
+        assert k_cache.shape[1:3] == v_cache.shape[1:3] == (page_size, num_kv_heads)
+        assert page_table.dtype == torch.int32
+        assert (seq_lens.dtype, seq_lens.shape) == (torch.uint32, (len(q), 1))
+        assert not semaphores.view(torch.int32).any()
+        sinks, window = options["sinks"], options["sliding_win_size"]
+        assert sinks is None or (sinks.dtype, len(sinks)) == (torch.float32, num_kv_heads)
+        self.calls.append({"page_size": page_size, **options})
+        scale = options["q_scale"] * q.shape[-1] ** -0.5
+        tokens = seq_lens.view(torch.int32)[:, 0]
+        kinds = {"sinks": None if sinks is None else sinks.flatten(), "window_left": window - 1}
+        out, _ = attended(q, k_cache, v_cache, tokens, page_table, scale, **kinds)
+        output.copy_(out)
+
+
+@pytest.fixture
+def xqa(monkeypatch) -> Iterator[Xqa]:
+    """What takes the place of XQA, with its calls."""
+    calls = Xqa()
+    stand_in(monkeypatch, "flashinfer", xqa=calls)
+    stand_in(monkeypatch, "tvm_ffi")
+    monkeypatch.setattr(flash_infer_xqa, "_SCRATCH_BYTES", 1000)
+    flash_infer_xqa._workspace.cache_clear()
+    yield calls
+    flash_infer_xqa._workspace.cache_clear()
+
+
+OF_XQA = [UNIFORM[1], UNIFORM[2], *PAGED, CAPACITY[1], CAPACITY[2], *SINKS, *FP8]
+
+
+@pytest.mark.parametrize("problem", [*OF_XQA, WINDOWS[0], WINDOWS[2]], ids=label)
+def test_xqa_reads_pages_in_place(problem, xqa):
+    assert kernel("flashinfer_xqa").unsupported_reason(problem) is None
+    inputs, launch = checked("flashinfer_xqa", problem)
+    assert launch.args[0] is inputs.q
+    caches = [tensor.data_ptr() for tensor in (inputs.k_cache, inputs.v_cache)]
+    assert [tensor.data_ptr() for tensor in launch.args[1:3]] == caches
+    call = xqa.calls[-1]
+    assert call["page_size"] == (problem.page_size or math.gcd(problem.cache_capacity, 64))
+    assert call["q_scale"] == pytest.approx(1)
+
+
+@pytest.mark.usefixtures("xqa")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (UNIFORM[3], "reads pages of 16 to 128 tokens, and the cache has room for 97"),
+        (replace(UNIFORM[1], kv_dtype="e5m2", scaled=False), "takes fp8 as e4m3"),
+        (replace(UNIFORM[1], kv_dtype="e4m3"), "has no scales for each KV head"),
+        (SOFTCAPS[1], "has no soft cap"),
+    ],
+)
+def test_what_xqa_does_not_take(problem, words):
+    assert words in str(kernel("flashinfer_xqa").unsupported_reason(problem))
 
 
 BATCH_MODES = ["flashinfer", "flashinfer_cuda_cores", "flashinfer_persistent"]

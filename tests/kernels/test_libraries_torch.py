@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -155,6 +156,25 @@ def test_flex_attention_is_compiled_once_for_buffers_that_rotate(problem, eager)
     checked("torch_flex", problem)
     # Known sizes, and no silent return to what is not compiled.
     assert eager == [{"dynamic": False, "fullgraph": True}]
+
+
+SCORED = [
+    replace(REAL[0], softcap=15.0),
+    replace(REAL[1], alibi=True),
+    replace(REAL[0], alibi=True, softcap=20.0, q_len=3),
+    replace(REAL[2], window_left=60),
+    replace(REAL[3], q_len=5),
+    replace(REAL[3], q_len=5, window_left=20, window_right=2, causal=False),
+]
+
+
+@pytest.mark.parametrize("problem", SCORED, ids=label)
+def test_flex_attention_takes_functions_of_scores_and_block_masks(problem, eager):
+    assert kernel("torch_flex").unsupported_reason(problem) is None
+    checked("torch_flex", problem)
+    # ALiBi's slopes are another tensor each time.
+    checked("torch_flex", problem)
+    assert len(eager) == 1
 
 
 def test_flex_attention_is_compiled_anew_for_every_problem(eager):

@@ -313,6 +313,24 @@ def test_a_graph_is_replayed_before_it_is_timed(pretended_graphs):
 
 
 @pytest.mark.usefixtures("pretended_graphs")
+def test_what_a_launch_made_for_itself_lives_as_long_as_its_graph():
+    """A library's launch holds Q in another dtype, and a schedule: a graph has their addresses."""
+
+    class Launch:
+        def __call__(self) -> None:
+            """Nothing."""
+
+    launch = Launch()
+    alive = weakref.ref(launch)
+    replay = module.Replay([launch], sample_ms=4.0)
+    del launch
+    assert alive() is not None
+    del replay
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.usefixtures("pretended_graphs")
 def test_candidates_are_timed_under_their_own_names():
     timings = measure_interleaved({"a": counted(5)[1], "b": counted(7)[1]}, Effort(sample_ms=1.0))
     assert {name: timing.launches_per_sample for name, timing in timings.items()} == {

@@ -1,0 +1,102 @@
+"""XQA, TensorRT-LLM's decode kernel, as FlashInfer packages it: `flashinfer.xqa`."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries.flash_infer import (
+    FlashInferKernel,
+    page_numbers,
+    page_size_of,
+    pages_of,
+)
+from leanbench.kernels.libraries.library import current_stream, lengths
+
+from leanbench.core.config import KernelConfig
+from leanbench.core.kernel import FP8
+from leanbench.core.kinds import SAME
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+    from leanbench.core.inputs import AttentionInputs
+
+_PAGE_SIZES = (16, 32, 64, 128)
+#: Of a partial result of every split, and of counters: what FlashInfer's own wrapper sets aside.
+_SCRATCH_BYTES = 256 << 20
+_COUNTERS = 2 << 20
+
+
+class FlashInferXqa(FlashInferKernel):
+    """With an fp8 cache it multiplies in fp8: Q and the softmax weights are rounded to it."""
+
+    name = "flashinfer_xqa"
+    title = "XQA, TensorRT-LLM's decode kernel in FlashInfer"
+    decomposition = "fixed_split"
+    source = "NVIDIA TensorRT-LLM; flashinfer-python"
+    #: It writes none.
+    lse_base = None
+    page_sizes = _PAGE_SIZES
+    axes = FlashInferKernel.axes | {
+        *("page_size", "lengths", "lengths_on"),
+        *("window_left", "sinks", "kv_dtype", "scaled"),
+    }
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if (reason := super().refusal(problem)) is not None:
+            return reason
+        if problem.page_size is None and problem.cache_capacity % _PAGE_SIZES[0]:
+            return (
+                f"{self.name} reads pages of 16 to 128 tokens, and the cache has room for"
+                f" {problem.cache_capacity}: choose a multiple of 16"
+            )
+        if problem.kv_dtype not in (SAME, "e4m3"):
+            return (
+                f"{self.name} takes fp8 as e4m3, this problem has {problem.kv_dtype}: choose e4m3"
+            )
+        return None
+
+    def precision(self, problem: AttentionProblem) -> str:
+        return problem.dtype if problem.kv_dtype == SAME else FP8
+
+    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> partial[Any]:
+        import torch
+        from flashinfer import xqa
+
+        page_size = page_size_of(inputs)
+        table = inputs.block_table
+        if table is None:
+            pages = inputs.k_cache.shape[1] // page_size
+            numbers = page_numbers(inputs, page_size, [pages] * inputs.batch)
+            table = numbers.view(inputs.batch, pages)
+        scratch, counters = _workspace(inputs.q.device, current_stream(inputs.q.device))
+        sinks = inputs.sinks
+        return partial(
+            xqa,
+            inputs.q,
+            pages_of(inputs.k_cache, inputs, page_size),
+            pages_of(inputs.v_cache, inputs, page_size),
+            table,
+            lengths(inputs).view(torch.uint32)[:, None],
+            inputs.out,
+            scratch,
+            counters,
+            inputs.kv_heads,
+            page_size,
+            sinks=None if sinks is None else sinks.float().view(inputs.kv_heads, -1),
+            # Scores are scaled by this over the root of head_dim.
+            q_scale=inputs.softmax_scale * inputs.head_dim**0.5,
+            # Its window has the query token itself.
+            sliding_win_size=inputs.window_left + 1,
+        )
+
+
+@cache
+def _workspace(device: torch.device, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scratch and counters, zero at first, which launches of one stream share."""
+    import torch
+
+    scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+    return scratch, torch.zeros(_COUNTERS, dtype=torch.int32, device=device).view(torch.uint32)
