@@ -18,7 +18,7 @@ from leanbench.kernels.lean.configs import LeanConfig
 
 #: Arguments of FlashAttention-3's interface that this version does not have, and the value that
 #: asks for nothing.
-_UNSUPPORTED: dict[str, Any] = {"qv": None, "attention_chunk": 0}
+_UNSUPPORTED: dict[str, Any] = {"qv": None}
 #: Those that change how it is computed and not what: taken and ignored.
 _HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")
 _NO_WINDOW = (-1, -1)
@@ -53,6 +53,7 @@ def lean_attn_with_kvcache(
     max_seqlen_q: int | None = None,
     cu_seqlens_k_new: torch.Tensor | None = None,
     rotary_seqlens: torch.Tensor | None = None,
+    attention_chunk: int = 0,
     sinks: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -143,6 +144,8 @@ def lean_attn_with_kvcache(
             and their number; `k` and `v` are then (new tokens, kv_heads, head_dim).
         rotary_seqlens: (batch,) int32: rows of the rotary tables in place of those that begin at
             `cache_seqlens`.
+        attention_chunk: a query token at position p sees the tokens from p - p % attention_chunk
+            to before attention_chunk further (Llama 4); 0: no limit.
         sinks: (q_heads,), fp32, fp16 or bf16: a logit more in each row's denominator, with no value
             (gpt-oss); the LSE includes it.
         learnable_sink: another name of `sinks`.
@@ -203,6 +206,7 @@ def lean_attn_with_kvcache(
         or sinks is not None
         or learnable_sink is not None
         or (window_size is not _NO_WINDOW and window_size != _NO_WINDOW)
+        or attention_chunk
         or softcap
     ):
         if learnable_sink is not None:
@@ -224,7 +228,8 @@ def lean_attn_with_kvcache(
             None if k is None else cu_seqlens_k_new,
             None if rotary_cos is None else rotary_seqlens,
             max_seqlen_q,
-            *_window(window_size, causal, q, max_seqlen_q),
+            *_window(window_size, causal, q, max_seqlen_q, k_cache, block_table),
+            attention_chunk,
             float(softcap) if softcap else 0,
             rotary_interleaved if rotary_cos is not None else False,
         )
@@ -274,20 +279,35 @@ def _is_fp8(tensor: torch.Tensor) -> bool:
 
 
 def _window(
-    window_size: Any, causal: bool, q: torch.Tensor, max_seqlen_q: int | None
+    window_size: Any,
+    causal: bool,
+    q: torch.Tensor,
+    max_seqlen_q: int | None,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
 ) -> tuple[int, int]:
-    """(left, right), -1 for no limit, or none besides the causal one."""
+    """(left, right), -1 for no limit, as a side is that is as wide as the cache, or none besides
+    the causal one.
+    """
     if window_size is _NO_WINDOW:
         return _NO_WINDOW
     try:
-        left, right = [operators.index(side) for side in window_size]
+        # What a tracer holds stays a symbol.
+        left, right = [
+            side if isinstance(side, torch.SymInt) else operators.index(side)
+            for side in window_size
+        ]
     except (TypeError, ValueError):
         raise ValueError(
             f"window_size is {window_size!r}: expected (left, right), two whole numbers, -1 for no"
             " limit"
         ) from None
     q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
-    return max(-1, left), -1 if causal or q_len == 1 else max(-1, right)
+    capacity = k_cache.shape[1] if k_cache.dim() == 4 else 0
+    if block_table is not None and block_table.dim() == 2:
+        capacity *= block_table.shape[1]
+    left = left if 0 <= left < capacity else -1
+    return left, -1 if causal or q_len == 1 or not 0 <= right < capacity else right
 
 
 def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:

@@ -26,7 +26,16 @@ COMPILED: dict[str, tuple[Any, ...]] = {
     "cu_seqlens_q": (False, True),
     "page_size": (None, 1, 16, 48, 64, 256, 544),
     "causal": (False, True),
-    "window_size": ((-1, -1), (0, 0), (31, -1), (-1, 5), (200, 7), (100_000, 0)),
+    "window_size": (
+        (-1, -1),
+        (0, 0),
+        (31, -1),
+        (-1, 5),
+        (200, 7),
+        (100_000, 0),
+        (100_000, 100_000),
+    ),
+    "attention_chunk": (0, 50, 4096),
     "softcap": (0.0, 15.0),
     "sinks": (None, torch.float32, torch.float16, torch.bfloat16),
     "alibi_slopes": (None, "heads", "batch", "expanded"),
@@ -273,6 +282,8 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
         "num_splits": row["num_splits"],
         "return_softmax_lse": row["return_softmax_lse"],
     }
+    if row["attention_chunk"]:
+        arguments["attention_chunk"] = row["attention_chunk"]
     if row["sinks"] is not None:
         arguments["sinks"] = normal(q_heads).to(row["sinks"])
     if row["batch_invariant"]:
@@ -435,7 +446,9 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     batch, q_len, q_heads, _ = drawn.q.shape
     kv_heads, tokens = k.shape[2], k.shape[1]
     q_at = drawn.first_angles[:, None].expand(batch, q_len)
-    if row["causal"] or row["window_size"] != (-1, -1):
+    # A window as wide as the cache is none.
+    is_local = any(0 <= side < tokens for side in row["window_size"]) or row["attention_chunk"]
+    if row["causal"] or is_local:
         q_at = q_at + torch.arange(q_len, device=k.device)
     q = rotated(drawn, drawn.q, q_at) if arguments["rotary_cos"] is not None else drawn.q
     ends = drawn.cached + drawn.new_lens
@@ -465,6 +478,10 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
     seen = is_token[:, None, :].expand_as(behind)
     if left >= 0:
         seen = seen & (behind <= left)
+    if row["attention_chunk"]:
+        chunk = row["attention_chunk"]
+        chunk_of = (places - drawn.leftpad[:, None]).div(chunk, rounding_mode="floor")
+        seen = seen & (position.div(chunk, rounding_mode="floor")[..., None] == chunk_of[:, None])
     if right >= 0:
         seen = seen & (-behind <= right)
     scores = scores.masked_fill(~seen[:, None], -math.inf)

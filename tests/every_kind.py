@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "not causal": {"causal": False},
     "a window": {"window_left": 7},
     "a window on both sides": {"causal": False, "window_left": 7, "window_right": 1},
+    "attention chunks": {"attention_chunk": 16},
     "softcap": {"softcap": 20.0},
     "sinks": {"sinks": True},
     "ALiBi": {"alibi": True},

@@ -416,8 +416,12 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
         const int at = token + block * 16 + lane / 4 + i / 2 * 8;
         const int own = part.tokens - part.queries.count + query_of(query, rows, i % 2, lane);
         const int seen = own + 1 + WINDOW_RIGHT * p.window_right;
-        const int end = Q_LEN == 1 ? part.tokens : min(part.tokens, seen);
-        const int first = WINDOW_LEFT ? max(part.leftpad, own - p.window_left) : part.leftpad;
+        int end = Q_LEN == 1 ? part.tokens : min(part.tokens, seen);
+        int first = WINDOW_LEFT ? max(part.leftpad, own - p.window_left) : part.leftpad;
+        if (ATTENTION_CHUNK) {
+          const int chunk = chunk_start(p, part.leftpad, own);
+          first = max(first, chunk), end = min(end, chunk + p.attention_chunk);
+        }
         if (at >= end || (MASKED_STARTS && at < first)) s[block][rows][i] = -INFINITE;
       }
 }

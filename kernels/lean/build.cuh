@@ -23,6 +23,7 @@
 //   PAGE           tokens of a page, 0: the cache is contiguous
 //   WINDOW_LEFT    1: a query token sees no more than `window_left` tokens before its own
 //   WINDOW_RIGHT   1: it sees `window_right` tokens past its own, 0: none (causal)
+//   ATTENTION_CHUNK  1: it sees no token of another chunk of the sequence (WINDOW_LEFT is 1)
 //   SOFTCAP        1: scores are capped: softcap x tanh(score / softcap)
 //   ALIBI          1: scores fall by a slope of the head with the distance
 //   SINKS          a logit of the head without a value, as 1: fp32, 2: fp16, 3: bf16; 0: none

@@ -263,7 +263,7 @@ def launch_of(
     params = _params(inputs, build)
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
-    window = dealt_window(inputs.window_left, inputs.new_tokens)
+    window = dealt_window(inputs.most_behind, inputs.new_tokens)
     tokens = dealt_tokens(build, inputs.context, inputs.q_len, window)
     if config.fixed_run_tiles:
         if build.ragged_q:

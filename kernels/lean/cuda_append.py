@@ -33,5 +33,5 @@ def pass_append(params: Params, inputs: AttentionInputs) -> None:
         params.rotary_positions = inputs.rotary_cos.shape[0]
         # Without a causal mask or a window all query tokens have the position of the first, as in
         # flash-attn.
-        is_local = inputs.window_left >= 0 or inputs.window_right >= 0
+        is_local = inputs.most_behind >= 0 or inputs.window_right >= 0
         params.rotary_step = int(inputs.causal or is_local)

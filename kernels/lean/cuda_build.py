@@ -90,6 +90,7 @@ class CudaBuild:
     ragged_q: int = 0
     window_left: int = 0
     window_right: int = 0
+    attention_chunk: int = 0
     softcap: int = 0
     alibi: int = 0
     sinks: int = 0
@@ -128,7 +129,8 @@ class CudaBuild:
             ragged_q=int(ragged_q),
             kv_dtype=_FP8_NUMBERS.index(problem.kv_dtype),
             q_dtype=_FP8_NUMBERS.index(problem.q_dtype),
-            window_left=int(problem.window_left >= 0),
+            window_left=int(problem.most_behind >= 0),
+            attention_chunk=int(problem.attention_chunk > 0),
             window_right=int(not problem.causal),
             softcap=int(problem.softcap > 0),
             alibi=int(problem.alibi),

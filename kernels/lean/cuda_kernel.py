@@ -74,7 +74,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     axes = Kernel.axes | {
         *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
         *("kv_dtype", "q_dtype", "scaled"),
-        *("causal", "window_left", "window_right", "softcap", "sinks", "alibi"),
+        *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
         *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved"),
     }
     head_dims = HEAD_DIMS

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leanbench.kernels.lean.cuda_build import CudaBuild
-from leanbench.kernels.lean.cuda_params import INT32_MAX, Params
+from leanbench.kernels.lean.cuda_params import INT32_MAX, Divisor, Params
 
 from leanbench.core.problem import AttentionProblem
 
@@ -23,8 +23,9 @@ _SINKS = {"float32": 1, "float16": 2, "bfloat16": 3}
 def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
     """The build with what these tensors ask for."""
     macros = {
-        "window_left": inputs.window_left >= 0,
+        "window_left": inputs.most_behind >= 0,
         "window_right": inputs.q_len > 1 and not inputs.causal,
+        "attention_chunk": inputs.attention_chunk > 0,
         "softcap": inputs.softcap > 0,
         "alibi": inputs.alibi_slopes is not None,
         "sinks": 0 if inputs.sinks is None else _SINKS[str(inputs.sinks.dtype).partition(".")[2]],
@@ -39,10 +40,13 @@ def with_masks(build: CudaBuild, inputs: AttentionInputs) -> CudaBuild:
 
 def pass_masks(params: Params, inputs: AttentionInputs, build: CudaBuild) -> None:
     """Sets the parameters of `with_masks`, besides pointers."""
-    params.window_left = min(inputs.window_left, INT32_MAX - inputs.q_len)
+    params.window_left = min(inputs.most_behind, INT32_MAX - inputs.q_len)
     params.window_tokens = _window_tokens(
-        build, dealt_window(inputs.window_left, inputs.new_tokens), inputs.q_len
+        build, dealt_window(inputs.most_behind, inputs.new_tokens), inputs.q_len
     )
+    if inputs.attention_chunk:
+        params.attention_chunk = min(inputs.attention_chunk, INT32_MAX // 2)
+        params.by_attention_chunk = Divisor.of(params.attention_chunk)
     # The first query token sees no more, however wide the window.
     widest = inputs.q_len - 1
     params.window_right = widest if inputs.window_right < 0 else min(inputs.window_right, widest)
@@ -75,7 +79,7 @@ def dealt_tokens(
 
 def dealt_lengths(build: CudaBuild, problem: AttentionProblem) -> tuple[int, ...]:
     """`dealt_tokens` of each sequence."""
-    window = dealt_window(problem.window_left, problem.append)
+    window = dealt_window(problem.most_behind, problem.append)
     return tuple(
         dealt_tokens(build, tokens, q_len, window, leftpad)
         for tokens, q_len, leftpad in zip(
@@ -90,7 +94,7 @@ def read_dealt_lengths(build: CudaBuild, inputs: AttentionInputs) -> tuple[int, 
     leftpads: list[int] = [0] * len(lengths)
     if inputs.cache_leftpad is not None:
         leftpads = inputs.cache_leftpad.tolist()
-    window = dealt_window(inputs.window_left, inputs.new_tokens)
+    window = dealt_window(inputs.most_behind, inputs.new_tokens)
     return tuple(
         dealt_tokens(build, tokens, inputs.q_len, window, min(max(leftpad, 0), tokens))
         for tokens, leftpad in zip(lengths, leftpads, strict=True)
@@ -99,12 +103,12 @@ def read_dealt_lengths(build: CudaBuild, inputs: AttentionInputs) -> tuple[int, 
 
 def as_seen(problem: AttentionProblem) -> AttentionProblem:
     """The problem without a window, over as many tokens as are seen: settings follow from those."""
-    if problem.window_left < 0:
+    if problem.most_behind < 0:
         return problem
-    most = max(problem.q_len + problem.window_left, problem.append)
+    most = max(problem.q_len + problem.most_behind, problem.append)
     seen = tuple(min(context, most) for context in problem.contexts)
     context = seen if problem.is_ragged else seen[0]
-    return replace(problem, context=context, window_left=-1)
+    return replace(problem, context=context, window_left=-1, attention_chunk=0)
 
 
 def _window_tokens(build: CudaBuild, window_left: int, q_len: int) -> int:

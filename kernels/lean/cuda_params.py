@@ -116,6 +116,8 @@ class Params(ctypes.Structure):
         ("q_len", ctypes.c_int32),
         ("total_queries", ctypes.c_int32),
         *((f"{name}_descale", Descale) for name in ("q", "k", "v")),
+        ("attention_chunk", ctypes.c_int32),
+        ("by_attention_chunk", Divisor),
     ]
 
 

@@ -117,7 +117,7 @@ def cuda_schedule(
         # The host knows the cache's capacity alone, or that no sequence is longer than `context`.
         on_device = problem.lengths_on == "device"
         capacity = problem.cache_capacity if on_device else problem.max_context
-        window = dealt_window(problem.window_left, problem.append)
+        window = dealt_window(problem.most_behind, problem.append)
         most_tokens = dealt_tokens(build, capacity, problem.q_len, window)
         capacity_tiles = -(-most_tokens // config.tile_tokens)
         launched = stream_k_grid(tiles.output_tiles * capacity_tiles, most, min_tiles)

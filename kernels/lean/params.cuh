@@ -74,6 +74,8 @@ struct Params {
   int q_len;                // Q_LEN is 0: query tokens of a sequence; RAGGED_Q: at most
   int total_queries;        // RAGGED_Q: of all sequences
   Descale q_descale, k_descale, v_descale;  // KV_DTYPE
+  int attention_chunk;  // ATTENTION_CHUNK: tokens of a chunk
+  Divisor by_attention_chunk;
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES,

@@ -60,9 +60,18 @@ __device__ __forceinline__ int leftpad_of(const Params &p, int sequence, int tok
   return LEFTPAD ? min(max(__ldg(p.cache_leftpad + sequence), 0), tokens) : 0;
 }
 
+// ATTENTION_CHUNK: the first token of the chunk with `token`; before the sequence there is one.
+__device__ __forceinline__ int chunk_start(const Params &p, int leftpad, int token) {
+  const int place = token - leftpad;
+  return leftpad +
+         (place < 0 ? -1 : divide(place, p.by_attention_chunk)) * p.attention_chunk;
+}
+
 // The first token that a sequence's first query token sees.
 __device__ __forceinline__ int first_seen(const Params &p, int leftpad, int tokens, int queries) {
-  return WINDOW_LEFT ? max(leftpad, tokens - queries - p.window_left) : leftpad;
+  int first = WINDOW_LEFT ? max(leftpad, tokens - queries - p.window_left) : leftpad;
+  if (ATTENTION_CHUNK) first = max(first, chunk_start(p, leftpad, tokens - queries));
+  return first;
 }
 
 // The last token up to `token` where a copy may start.
@@ -208,8 +217,12 @@ struct Position {
 
   // Tokens that the output tile's row `row` sees (the causal tail).
   __device__ __forceinline__ int seen_by(const Params &p, int row) const {
-    const int seen = tokens - (queries.count - 1) + query_of(row);
-    return WINDOW_RIGHT ? min(seen + p.window_right, tokens) : seen;
+    int seen = tokens - (queries.count - 1) + query_of(row);
+    const int own = seen - 1;
+    if (WINDOW_RIGHT) seen = min(seen + p.window_right, tokens);
+    if (ATTENTION_CHUNK && WINDOW_RIGHT)
+      seen = min(seen, chunk_start(p, leftpad, own) + p.attention_chunk);
+    return seen;
   }
 
   // The first token that it sees.

@@ -28,7 +28,8 @@ def attend(
     if inputs.alibi_slopes is not None:
         slopes = inputs.alibi_slopes.double().expand(inputs.batch, -1)[sequence]
         scores = scores - slopes[_heads(inputs, kv_head), None, None] * distance.abs()
-    scores = scores.masked_fill(_hidden(inputs, distance), float("-inf"))
+    hidden = _hidden(inputs, distance) | _in_other_chunks(inputs, distance)
+    scores = scores.masked_fill(hidden, float("-inf"))
     if inputs.sinks is not None:
         sinks = inputs.sinks.double()[_heads(inputs, kv_head), None, None]
         scores = torch.cat([scores, sinks.expand(-1, len(q), -1)], dim=-1)
@@ -57,6 +58,16 @@ def _hidden(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
+def _in_other_chunks(inputs: AttentionInputs, distance: torch.Tensor) -> torch.Tensor:
+    """Which tokens are in another chunk of the sequence than a query token."""
+    if not inputs.attention_chunk:
+        return torch.zeros_like(distance, dtype=torch.bool)
+    places = torch.arange(distance.shape[1], device=distance.device)
+    chunk = places // inputs.attention_chunk
+    # Before the sequence, too.
+    return (distance + places) // inputs.attention_chunk != chunk
+
+
 def _heads(inputs: AttentionInputs, kv_head: int) -> slice:
     """The query heads of a KV head."""
     return slice(kv_head * inputs.group_size, (kv_head + 1) * inputs.group_size)
@@ -72,7 +83,7 @@ def _queries(inputs: AttentionInputs, sequence: int, kv_head: int) -> torch.Tens
     q = q[:, _heads(inputs, kv_head)]
     if inputs.rotary_cos is not None:
         first = _first_angle(inputs, sequence)
-        is_local = inputs.window_left >= 0 or inputs.window_right >= 0
+        is_local = inputs.most_behind >= 0 or inputs.window_right >= 0
         step = 1 if inputs.causal or is_local else 0
         q = _rotated(inputs, q, first + step * torch.arange(len(q), device=q.device))
     return q.double() * _scale(inputs.q_descale, sequence, kv_head)

@@ -58,7 +58,8 @@ def append_ahead(
     owner, step = _owners(starts, k_new.shape[0])
     if extras.rotary_cos is not None:
         k_new = _rotated(k_new, first[owner] + step, extras)
-        is_local = causal or extras.window_left >= 0 or extras.window_right >= 0
+        windows = (extras.window_left, extras.window_right)
+        is_local = causal or max(windows) >= 0 or extras.attention_chunk > 0
         q = _rotated_queries(q, first, extras, step=1 if is_local else 0)
     at = cached[owner] + step
     is_kept = (at < capacity) & (step < starts.diff()[owner])

@@ -27,6 +27,7 @@ _TYPES = {
     "max_seqlen_q": "SymInt? {}=None",
     "window_left": "SymInt {}=-1",
     "window_right": "SymInt {}=-1",
+    "attention_chunk": "SymInt {}=0",
     "softcap": "float {}=0.0",
     "rotary_interleaved": "bool {}=False",
 }

@@ -92,6 +92,9 @@ def _asked_by(extras: Extras) -> Iterator[tuple[str, str, str]]:
     for axis in ("window_left", "window_right"):
         if getattr(extras, axis) >= 0:
             yield axis, window, "leave it at its default, (-1, -1)"
+    if extras.attention_chunk:
+        chunk = f"attention_chunk={extras.attention_chunk}"
+        yield "attention_chunk", chunk, "leave it at its default, 0"
     if extras.softcap:
         yield "softcap", f"softcap={extras.softcap}", "leave it at its default, 0.0"
     for argument, axis in _AXES.items():

@@ -40,7 +40,7 @@ def draw_family(draw: random.Random) -> Family:
     page_size = draw.choice(
         (None, None, draw.choice(PAGE_SIZES), draw.choice((1, draw.randint(2, 600))))
     )
-    names = ("window_left", "window_right", "softcap", "append", "q_lens")
+    names = ("window_left", "window_right", "attention_chunk", "softcap", "append", "q_lens")
     kinds = frozenset(name for name in names if draw.random() < 0.25)
     fields: dict[str, Any] = {
         name: draw.random() < 0.25 for name in ("sinks", "alibi", "leftpad", "batch_idx")
@@ -70,6 +70,8 @@ def draw_member(draw: random.Random, family: Family, plain: AttentionProblem) ->
     for name in ("window_left", "window_right"):
         if name in family.kinds:
             own[name] = round(plain.max_context ** draw.random()) - 1
+    if "attention_chunk" in family.kinds:
+        own["attention_chunk"] = round(plain.max_context ** draw.random())
     if "softcap" in family.kinds:
         own["softcap"] = draw.choice((1.0, 5.0, 30.0, 50.0))
     if "q_lens" in family.kinds:

@@ -13,6 +13,8 @@ from leanbench.core.problem import DTYPES, KV_LAYOUTS, AttentionProblem
 KINDS: tuple[dict[str, Any], ...] = (
     {"q_len": 5, "causal": False},
     {"window_left": 100},
+    {"attention_chunk": 100},
+    {"q_len": 5, "attention_chunk": 64, "causal": False, "leftpad": True},
     {"q_len": 4, "window_left": 0},
     {"q_len": 4, "window_left": 33, "window_right": 2, "causal": False},
     {"softcap": 20.0},

@@ -86,6 +86,8 @@ def api_arguments(inputs: AttentionInputs) -> dict[str, Any]:
         arguments["max_seqlen_q"] = extras.max_seqlen_q
     if (extras.window_left, extras.window_right) != (-1, -1):
         arguments["window_size"] = (extras.window_left, extras.window_right)
+    if extras.attention_chunk:
+        arguments["attention_chunk"] = extras.attention_chunk
     if extras.softcap:
         arguments["softcap"] = extras.softcap
     if extras.rotary_cos is not None:

@@ -35,6 +35,7 @@ class Extras(NamedTuple):
     max_seqlen_q: int | None = None
     window_left: int = -1
     window_right: int = -1
+    attention_chunk: int = 0
     #: A whole number: torch.compile compiles anew for what hangs on a float.
     softcap: float = 0
     rotary_interleaved: bool = False
@@ -88,6 +89,7 @@ def kinds_of(inputs: AttentionInputs) -> dict[str, Any]:
         "causal": inputs.causal,
         "window_left": inputs.window_left,
         "window_right": inputs.window_right,
+        "attention_chunk": inputs.attention_chunk,
         "softcap": inputs.softcap,
         "sinks": inputs.sinks is not None,
         "alibi": inputs.alibi_slopes is not None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.kind_inputs import kind_inputs
-from leanbench.core.kinds import SAME
+from leanbench.core.kinds import SAME, most_behind
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class AttentionInputs:
     #: A query sees the tokens j >= p - window_left and j <= p + window_right; -1: no limit.
     window_left: int = -1
     window_right: int = -1
+    #: The query at position p sees the tokens from p - p % attention_chunk to before
+    #: attention_chunk further; 0: no limit.
+    attention_chunk: int = 0
     #: Scores s = scale x q.k become softcap x tanh(s / softcap), before the ALiBi bias; 0: they
     #: stay.
     softcap: float = 0.0
@@ -135,6 +138,11 @@ class AttentionInputs:
     def value_dim(self) -> int:
         """Columns of V and of the output."""
         return self.v_cache.shape[3]
+
+    @property
+    def most_behind(self) -> int:
+        """Tokens before its own that a query sees at most; -1: all."""
+        return most_behind(self.window_left, self.attention_chunk)
 
     @property
     def new_tokens(self) -> int:

@@ -36,6 +36,7 @@ def kind_inputs(
         "causal": problem.causal,
         "window_left": problem.window_left,
         "window_right": problem.window_right,
+        "attention_chunk": problem.attention_chunk,
         "softcap": problem.softcap,
         "rotary_interleaved": problem.rotary_interleaved,
         "latent": problem.latent,

@@ -16,6 +16,14 @@ SAME = "same"
 MOST_SOFTCAP = 1e6
 _WINDOW = "a number of tokens such as 1024, or none for no window"
 
+
+def most_behind(window_left: int, attention_chunk: int) -> int:
+    """Tokens before its own that a query token sees at most; -1: all."""
+    if not attention_chunk:
+        return window_left
+    return attention_chunk - 1 if window_left < 0 else min(window_left, attention_chunk - 1)
+
+
 CAUSAL = axis(
     Switch("causal", "noncausal"),
     default=True,
@@ -43,6 +51,21 @@ WINDOW_RIGHT = axis(
     phrase="window of {} to the right",
     none_phrase="no window to the right",
     refusal="has no window to the right",
+)
+ATTENTION_CHUNK = axis(
+    Whole(
+        or_none="no attention chunks",
+        none=0,
+        syntax="a number of tokens such as 8k, or none for no attention chunks",
+    ),
+    "ac",
+    default=0,
+    help="Tokens of a chunk of the sequence, which its query tokens see alone (Llama 4): none,8k.",
+    label="attention chunk",
+    meaning="tokens of a chunk of the sequence, which its query tokens see alone; none: no chunks",
+    phrase="attention chunks of {}",
+    none_phrase="no attention chunks",
+    refusal="has no attention chunks",
 )
 SOFTCAP = axis(
     Decimals(MOST_SOFTCAP, "a soft cap", "30 or 50", or_none="no soft cap", none=0.0),

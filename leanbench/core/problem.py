@@ -137,6 +137,9 @@ class AttentionProblem:
     #: no limit. To the right a causal mask has the stricter one.
     window_left: int = kinds.WINDOW_LEFT
     window_right: int = kinds.WINDOW_RIGHT
+    #: The query token at position p sees those of the tokens from p - p % attention_chunk on that
+    #: are fewer than attention_chunk further; 0: no limit.
+    attention_chunk: int = kinds.ATTENTION_CHUNK
     #: 0: none.
     softcap: float = kinds.SOFTCAP
     sinks: bool = kinds.SINKS
@@ -337,22 +340,30 @@ class AttentionProblem:
     @property
     def visible_lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence that a query token sees."""
-        if not self.leftpad and self.window_left < 0:
+        if not self.leftpad and self.most_behind < 0:
             return self.contexts
         lengths = tuple(
             context - pad for context, pad in zip(self.contexts, self.leftpads, strict=True)
         )
-        if self.window_left < 0:
-            return lengths
-        return tuple(
-            min(length, q_len + self.window_left)
-            for length, q_len in zip(lengths, self.query_lengths, strict=True)
-        )
+        return tuple(map(self._visible, lengths, self.query_lengths))
+
+    def _visible(self, length: int, q_len: int) -> int:
+        """The same of a sequence with `length` tokens."""
+        first = max(0, length - q_len)
+        behind = min(first, self.window_left) if self.window_left >= 0 else first
+        if self.attention_chunk:
+            behind = min(behind, first % self.attention_chunk)
+        return min(length, behind + q_len)
+
+    @property
+    def most_behind(self) -> int:
+        """Tokens before its own that a query token sees at most; -1: all."""
+        return kinds.most_behind(self.window_left, self.attention_chunk)
 
     @property
     def visible_tokens(self) -> int:
         """Of all sequences together."""
-        if not self.leftpad and self.window_left < 0:
+        if not self.leftpad and self.most_behind < 0:
             return self.total_context
         return sum(self.visible_lengths)
 

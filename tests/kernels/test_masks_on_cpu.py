@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,31 @@ def test_pages_before_a_window_may_be_any(cpu: Cpu) -> None:
     inputs.poison()
     cpu.launch(inputs, CONFIG, 5, Workspace(1000))
     assert reference.check(inputs).failure("fp16") is None
+
+
+#: Chunks that begin within a page, before the sequence's padding ends, and of more than it has.
+CHUNKS = {
+    "one query": {"context": (300, 257, 128)},
+    "several": {"context": (300, 131, 2), "q_len": 5},
+    "not causal": {"context": (300, 131, 2), "q_len": 5, "causal": False},
+    "not causal, padded pages": {
+        "context": (300, 131, 64),
+        "q_len": 3,
+        "causal": False,
+        "leftpad": True,
+        "page_size": 16,
+    },
+    "a window, too": {"context": (300, 200, 90), "q_len": 4, "window_left": 70, "append": 2},
+    "many queries": {"context": (300, 131, 2), "q_len": 40, "causal": False, "window_right": 9},
+    "ragged": {"context": (300, 131, 2), "q_lens": (33, 1, 4), "leftpad": True},
+}
+
+
+@pytest.mark.parametrize("kinds", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize("tokens", [1, 37, 64, 2**31 - 1])
+def test_attention_chunks(cpu: Cpu, kinds: dict[str, Any], tokens: int) -> None:
+    problem = AttentionProblem(3, 4, 1, capacity=384, head_dim=64, **kinds)
+    attend(cpu, make_inputs(replace(problem, attention_chunk=tokens), "cpu", 1))
 
 
 def test_a_launch_over_a_short_window_has_ctas_for_the_window(cpu: Cpu) -> None:

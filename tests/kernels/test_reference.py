@@ -24,6 +24,9 @@ KINDS: list[dict[str, Any]] = [
     {"window_left": 100},
     {"causal": False, "window_left": 3, "window_right": 1},
     {"causal": False, "window_right": 0},
+    {"attention_chunk": 4},
+    {"attention_chunk": 3, "causal": False, "leftpad": True},
+    {"attention_chunk": 5, "q_len": 12, "causal": False, "window_right": 2, "context": (9, 8)},
     {"softcap": 1.5},
     {"sinks": True},
     {"alibi": True},
@@ -94,7 +97,7 @@ def _row(
     total = problem.contexts[sequence]
     cached = total - problem.append
     first = problem.leftpads[sequence]
-    is_local = problem.window_left >= 0 or problem.window_right >= 0
+    is_local = max(problem.window_left, problem.window_right, problem.attention_chunk - 1) >= 0
     turn = cached + (query if problem.causal or is_local else 0)
     token = sum(problem.query_lengths[:sequence]) + query
     packed = inputs.q if inputs.cu_seqlens_q is not None else inputs.q.flatten(0, 1)
@@ -108,6 +111,10 @@ def _row(
             (problem.causal and key > here)
             or (problem.window_left >= 0 and key < here - problem.window_left)
             or (problem.window_right >= 0 and key > here + problem.window_right)
+            or (
+                problem.attention_chunk
+                and key // problem.attention_chunk != here // problem.attention_chunk
+            )
         ):
             continue
         score = math.fsum(a * b for a, b in zip(q, k, strict=True)) / math.sqrt(problem.head_dim)
