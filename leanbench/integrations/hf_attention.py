@@ -88,7 +88,8 @@ def lean_attention(
         softcap=0 if softcap is None else softcap,
         sinks=s_aux,
     )
-    return out, None  # pyright: ignore[reportReturnType]
+    assert isinstance(out, torch.Tensor)
+    return out, None
 
 
 def _refuse_for_sdpa(softcap: float | None, sinks: torch.Tensor | None) -> None:

@@ -14,7 +14,8 @@ _OLDEST, _UNTRIED = (5, 5), 6
 
 
 def register() -> None:
-    """Makes `attn_implementation="lean"` known to transformers; calling it again changes nothing.
+    """Makes `attn_implementation="lean"` known to transformers, and "paged|lean" to its continuous
+    batching; calling it again changes nothing.
 
     Raises:
         UserError: transformers is missing, or a version that this does not fit.
@@ -25,8 +26,10 @@ def register() -> None:
 
     from leanbench.integrations.hf_attention import lean_attention
     from leanbench.integrations.hf_masks import lean_mask
+    from leanbench.integrations.hf_paged import lean_paged_attention
 
     AttentionInterface.register(NAME, lean_attention)
+    AttentionInterface.register(f"paged|{NAME}", lean_paged_attention)
     AttentionMaskInterface.register(NAME, lean_mask)
 
 

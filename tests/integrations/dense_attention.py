@@ -4,6 +4,7 @@ the integrations are tested with where there is no GPU.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,10 +17,44 @@ class DenseAttention:
         self.calls: list[dict[str, Any]] = []
 
     def __call__(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, **options: Any
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        block_table: torch.Tensor | None = None,
+        cu_seqlens_q: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+        **options: Any,
     ) -> torch.Tensor:
-        self.calls.append({"q": q, "k_cache": k_cache, **options})
-        return dense_attention(q, k_cache, v_cache, **options)
+        self.calls.append({"q": q, "block_table": block_table, "out": out, **options})
+        for name in ("max_seqlen_q", "batch_invariant", "alibi_slopes"):
+            options.pop(name, None)
+        if block_table is not None:
+            # Entries past a sequence's end may be anything.
+            pages = block_table.long().clamp(0, k_cache.shape[0] - 1)
+            k_cache, v_cache = k_cache[pages].flatten(1, 2), v_cache[pages].flatten(1, 2)
+        if cu_seqlens_q is None:
+            result = dense_attention(q, k_cache, v_cache, **options)
+        else:
+            result = _packed(q, k_cache, v_cache, cu_seqlens_q.tolist(), **options)
+        return result if out is None else out.copy_(result)
+
+
+def _packed(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    starts: list[int],
+    cache_seqlens: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    rows = []
+    for sequence, (start, end) in enumerate(pairwise(starts)):
+        one = slice(sequence, sequence + 1)
+        own = {**options, "cache_seqlens": cache_seqlens[one]}
+        rows.append(dense_attention(q[start:end][None], k_cache[one], v_cache[one], **own)[0])
+    return torch.cat(rows)
 
 
 def dense_attention(
@@ -34,14 +69,19 @@ def dense_attention(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0,
     sinks: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Output like `q`, (batch, q_len, q_heads, head_dim of V); the arguments' meaning is
     flash-attn's.
     """
     (batch, q_len, heads), capacity = q.shape[:3], k_cache.shape[1]
     group = heads // k_cache.shape[2]
-    k = k_cache.repeat_interleave(group, dim=2).float()
-    v = v_cache.repeat_interleave(group, dim=2).float()
+    k, v = k_cache.float(), v_cache.float()
+    if k_descale is not None and v_descale is not None:
+        k, v = k * k_descale[:, None, :, None], v * v_descale[:, None, :, None]
+    k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k) * scale
     if softcap:

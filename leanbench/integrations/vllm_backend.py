@@ -1,0 +1,157 @@
+"""vLLM's FlashAttention backend, with LeanAttention in its decode steps. Read from the sources of
+vLLM 0.25.0 and 0.33.0; not run on a GPU.
+
+What a batch consists of, the cache's shape and its writing, CUDA graphs and prompts are those of
+the server's own FlashAttention backend, which this one inherits from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadataBuilder,
+)
+
+from leanbench.attention import lean_attn_with_kvcache
+
+#: Query tokens of a sequence up to which a batch is a decode step: one, or those that speculation
+#: verifies. More of them are FlashAttention's (docs/performance-log.md, entry 42).
+MAX_QUERY_TOKENS = 16
+
+
+class LeanBackend(FlashAttentionBackend):
+    """The backend that `leanbench.integrations.vllm.register` names."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The member of vLLM's AttentionBackendEnum, which it looks up by this name."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[LeanImpl]:
+        return LeanImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[LeanMetadataBuilder]:
+        return LeanMetadataBuilder
+
+
+class LeanMetadataBuilder(FlashAttentionMetadataBuilder):
+    """FlashAttention's metadata, without its scheduler's and its cascade's where they are not read:
+    LeanAttention deals its work on the device.
+    """
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Any:
+        if common_attn_metadata.max_query_len > MAX_QUERY_TOKENS:
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        return super().build(0, common_attn_metadata, fast_build=True)
+
+
+class LeanImpl(FlashAttentionImpl):
+    """The attention of a layer."""
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Any,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention over a cache that new tokens have been written to already.
+
+        Args:
+            query: (tokens, heads, head_size), padded up to the tokens of a graph.
+            kv_cache: (blocks, 2, block_size, kv_heads, head_size), in vLLM 0.33
+                (blocks, kv_heads, block_size, 2 head_size).
+            output: (tokens, heads, head_size), written.
+        """
+        scaled = output_scale is not None or output_block_scale is not None
+        if scaled or attn_metadata is None or not self._takes(attn_metadata):
+            return super().forward(
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                attn_metadata,
+                output,
+                output_scale,
+                output_block_scale,
+            )
+        tokens, lengths = attn_metadata.num_actual_tokens, attn_metadata.seq_lens
+        q, out = query[:tokens], output[:tokens]
+        k_cache, v_cache = self._caches(kv_cache)
+        options: dict[str, Any] = {}
+        if _is_single(attn_metadata):
+            q, out = q.unsqueeze(1), out.unsqueeze(1)
+        else:
+            options["cu_seqlens_q"] = attn_metadata.query_start_loc
+            options["max_seqlen_q"] = min(attn_metadata.max_query_len, tokens)
+        if k_cache.dtype.itemsize == 1:
+            scales = (lengths.shape[0], self.num_kv_heads)
+            options["q_descale"] = layer._q_scale.expand(scales)
+            options["k_descale"] = layer._k_scale.expand(scales)
+            options["v_descale"] = layer._v_scale.expand(scales)
+        lean_attn_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            cache_seqlens=lengths,
+            block_table=attn_metadata.block_table,
+            softmax_scale=self.scale,
+            causal=True,
+            window_size=(self.sliding_window[0], -1),
+            softcap=self.logits_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+            batch_invariant=self.batch_invariant_enabled,
+            out=out,
+            **options,
+        )
+        return output
+
+    def _takes(self, attn_metadata: Any) -> bool:
+        """Whether LeanAttention takes the batch: a decode step of a decoder, and no path that
+        FlashAttention's backend has for itself.
+        """
+        return (
+            attn_metadata.max_query_len <= MAX_QUERY_TOKENS
+            and attn_metadata.causal is True
+            and self.attn_type == AttentionType.DECODER
+            and self.dcp_world_size == 1
+            and (self.head_size <= 256 or self.head_size == 512)
+            and attn_metadata.rswa_prefix_lens is None
+            # Packed queries have no batch-invariant mode.
+            and (_is_single(attn_metadata) or not self.batch_invariant_enabled)
+        )
+
+    def _caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, (blocks, block_size, kv_heads, head_size)."""
+        if kv_cache.dim() == 5:
+            k_cache, v_cache = kv_cache.unbind(1)
+        else:
+            k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        if self.kv_cache_dtype.startswith("fp8"):
+            dtype = torch.float8_e5m2 if "e5m2" in self.kv_cache_dtype else torch.float8_e4m3fn
+            k_cache, v_cache = k_cache.view(dtype), v_cache.view(dtype)
+        return k_cache, v_cache
+
+
+def _is_single(attn_metadata: Any) -> bool:
+    """Whether each sequence has one query token, those that pad a graph included."""
+    return (
+        attn_metadata.max_query_len == 1
+        and attn_metadata.num_actual_tokens == attn_metadata.seq_lens.shape[0]
+    )

@@ -1,0 +1,183 @@
+"""Stand-ins of what the plugins import from vLLM and SGLang, whose packages are too large for a
+test: the names, signatures and abstract methods of vLLM 0.25.0 and 0.33.0 and of SGLang 0.5.23, as
+read in their sources, with as little behaviour as the plugins rely on.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+FROM_FLASH_ATTENTION = "computed by the server's FlashAttention"
+
+
+def modules_of(names: dict[str, dict[str, Any]]) -> dict[str, ModuleType]:
+    """Modules by name with these contents, and the packages above them."""
+    modules: dict[str, ModuleType] = {}
+    for name, contents in names.items():
+        parts = name.split(".")
+        for depth in range(1, len(parts) + 1):
+            path = ".".join(parts[:depth])
+            module = modules.setdefault(path, ModuleType(path))
+            module.__path__ = []
+        vars(modules[name]).update(contents)
+    return modules
+
+
+def vllm_modules() -> dict[str, ModuleType]:
+    overrides: dict[Any, str] = {}
+
+    class AttentionBackendEnum(enum.Enum):
+        FLASH_ATTN = "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"
+        CUSTOM = None
+
+        def is_overridden(self) -> bool:
+            return self in overrides
+
+        def get_path(self) -> Any:
+            return overrides.get(self, self.value)
+
+    def register_backend(backend: AttentionBackendEnum, class_path: str) -> None:
+        overrides[backend] = class_path
+
+    class AttentionType(enum.StrEnum):
+        DECODER = "decoder"
+        ENCODER_ONLY = "encoder_only"
+
+    class AttentionBackend(ABC):
+        @staticmethod
+        @abstractmethod
+        def get_name() -> str: ...
+
+        @staticmethod
+        @abstractmethod
+        def get_impl_cls() -> type: ...
+
+        @staticmethod
+        @abstractmethod
+        def get_builder_cls() -> type: ...
+
+    class FlashAttentionBackend(AttentionBackend):
+        forward_includes_kv_cache_update = False
+
+        @staticmethod
+        def get_name() -> str:
+            return "FLASH_ATTN"
+
+    class FlashAttentionMetadataBuilder:
+        def build(
+            self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+        ) -> Any:
+            return common_prefix_len, fast_build
+
+    class FlashAttentionImpl:
+        def __init__(
+            self,
+            num_heads: int,
+            head_size: int,
+            scale: float,
+            num_kv_heads: int,
+            alibi_slopes: Any,
+            sliding_window: int | None,
+            kv_cache_dtype: str,
+            logits_soft_cap: float | None = None,
+            attn_type: AttentionType = AttentionType.DECODER,
+            kv_sharing_target_layer_name: str | None = None,
+            sinks: Any = None,
+        ) -> None:
+            self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
+            self.num_kv_heads, self.alibi_slopes = num_kv_heads, alibi_slopes
+            self.sliding_window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+            self.kv_cache_dtype, self.logits_soft_cap = kv_cache_dtype, logits_soft_cap or 0
+            self.attn_type, self.sinks = attn_type, sinks
+            self.dcp_world_size, self.batch_invariant_enabled = 1, False
+
+        def forward(self, *arguments: Any) -> Any:
+            return FROM_FLASH_ATTENTION
+
+    return modules_of(
+        {
+            "vllm.v1.attention.backend": {"AttentionType": AttentionType},
+            "vllm.v1.attention.backends.registry": {
+                "AttentionBackendEnum": AttentionBackendEnum,
+                "register_backend": register_backend,
+            },
+            "vllm.v1.attention.backends.flash_attn": {
+                "FlashAttentionBackend": FlashAttentionBackend,
+                "FlashAttentionImpl": FlashAttentionImpl,
+                "FlashAttentionMetadataBuilder": FlashAttentionMetadataBuilder,
+            },
+        }
+    )
+
+
+def sglang_modules() -> dict[str, ModuleType]:
+    backends: dict[str, Any] = {}
+    choices = ["fa3", "flashinfer"]
+
+    def register_attention_backend(name: str) -> Any:
+        return lambda function: backends.setdefault(name, function)
+
+    class AttentionType(enum.Enum):
+        DECODER = "decoder"
+        ENCODER_ONLY = "encoder_only"
+
+    class KVWriteLoc:
+        @classmethod
+        def for_layer(cls, forward_batch: Any, layer: Any, *, swa_loc: Any = None) -> Any:
+            return forward_batch.out_cache_loc
+
+    class FlashAttentionBackend:
+        use_mla = kv_cache_is_mxfp8 = is_prefill_aware_swa = use_sliding_window_kv_pool = False
+        local_attn_builder = None
+
+        def __init__(self, runner: Any) -> None:
+            self.token_to_kv_pool = runner
+
+        def forward_decode(self, *arguments: Any, **options: Any) -> Any:
+            return FROM_FLASH_ATTENTION
+
+        def prepare_paged_mha_query(
+            self, q: Any, q_rope: Any, k_rope: Any, layer: Any, **options: Any
+        ) -> tuple[Any, ...]:
+            return q, q_rope, k_rope, None, None
+
+        def get_paged_mha_kv_cache(self, layer: Any) -> tuple[Any, Any]:
+            return self.token_to_kv_pool.caches
+
+    return modules_of(
+        {
+            "sglang.srt.arg_groups.choices": {
+                "ATTENTION_BACKEND_CHOICES": choices,
+                "add_attention_backend_choices": choices.extend,
+            },
+            "sglang.srt.layers.attention.attention_registry": {
+                "ATTENTION_BACKENDS": backends,
+                "register_attention_backend": register_attention_backend,
+            },
+            "sglang.srt.layers.attention.flashattention_backend": {
+                "FlashAttentionBackend": FlashAttentionBackend
+            },
+            "sglang.srt.layers.radix_attention": {"AttentionType": AttentionType},
+            "sglang.srt.mem_cache.memory_pool": {"KVWriteLoc": KVWriteLoc},
+        }
+    )
+
+
+def sglang_layer(**changes: Any) -> SimpleNamespace:
+    """What a backend reads of SGLang's RadixAttention."""
+    own: dict[str, Any] = {
+        "tp_q_head_num": 4,
+        "tp_k_head_num": 2,
+        "head_dim": 8,
+        "v_head_dim": 8,
+        "scaling": 0.25,
+        "logit_cap": 0.0,
+        "sliding_window_size": -1,
+        "is_cross_attention": False,
+        "k_scale": None,
+        "v_scale": None,
+    }
+    return SimpleNamespace(**{**own, **changes})

@@ -1,0 +1,277 @@
+"""The plugins of vLLM and SGLang: what they register, which batches they take, and what they ask
+of `lean_attn_with_kvcache`, which stands here written out in torch. The servers are stand-ins where
+they are not installed (server_stubs.py); with their packages, the same classes are made from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from dense_attention import DenseAttention, dense_attention
+from server_stubs import FROM_FLASH_ATTENTION, sglang_layer, sglang_modules, vllm_modules
+
+from leanbench.integrations import sglang, vllm
+
+BACKENDS = ("leanbench.integrations.vllm_backend", "leanbench.integrations.sglang_backend")
+LENGTHS = torch.tensor([9, 4, 16], dtype=torch.int32)
+TABLE = torch.tensor([[3, 0, 6, 1], [2, 5, 4, 7], [8, 9, 10, 11]], dtype=torch.int32)
+PAGE, HEADS, KV_HEADS, DIM = 4, 4, 2, 8
+
+
+def backend(
+    name: str, stubs: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ModuleType, DenseAttention]]:
+    for module, stub in stubs.items():
+        monkeypatch.setitem(sys.modules, module, stub)
+    made = importlib.import_module(name)
+    dense = DenseAttention()
+    monkeypatch.setattr(made, "lean_attn_with_kvcache", dense)
+    yield made, dense
+    del sys.modules[name]
+
+
+@pytest.fixture
+def vllm_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, DenseAttention]]:
+    yield from backend(BACKENDS[0], vllm_modules(), monkeypatch)
+
+
+@pytest.fixture
+def sglang_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, DenseAttention]]:
+    yield from backend(BACKENDS[1], sglang_modules(), monkeypatch)
+
+
+def pages(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V, (12 blocks, block_size, kv_heads, head_size)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (12, PAGE, KV_HEADS, DIM)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def expected(q: torch.Tensor, **options: Any) -> torch.Tensor:
+    k, v = [cache[TABLE.long()].flatten(1, 2) for cache in pages()]
+    return dense_attention(q, k, v, cache_seqlens=LENGTHS, softmax_scale=0.25, **options)
+
+
+def batch(**changes: Any) -> SimpleNamespace:
+    """FlashAttention's metadata of vLLM for a decode step."""
+    own = {
+        "num_actual_tokens": 3,
+        "max_query_len": 1,
+        "query_start_loc": torch.arange(4, dtype=torch.int32),
+        "seq_lens": LENGTHS,
+        "block_table": TABLE,
+        "causal": True,
+        "rswa_prefix_lens": None,
+    }
+    return SimpleNamespace(**{**own, **changes})
+
+
+def kv_caches() -> dict[str, torch.Tensor]:
+    k, v = pages()
+    return {
+        "0.25": torch.stack((k, v), dim=1),
+        "0.33": torch.cat((k, v), dim=-1).transpose(1, 2).contiguous(),
+    }
+
+
+def run(impl: Any, query: torch.Tensor, metadata: Any, version: str = "0.33") -> Any:
+    """What `forward` returned."""
+    output = torch.full_like(query, torch.nan)
+    layer = SimpleNamespace(_q_scale=torch.ones(()), _k_scale=torch.ones(()))
+    return impl.forward(layer, query, None, None, kv_caches()[version], metadata, output)
+
+
+def test_vllm_finds_the_backend_by_its_name(vllm_backend):
+    vllm.register()
+    vllm.register()
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    module, class_name = AttentionBackendEnum.CUSTOM.get_path().rsplit(".", 1)
+    found = getattr(importlib.import_module(module), class_name)
+    assert found is vllm_backend[0].LeanBackend
+    assert AttentionBackendEnum[found.get_name()] is AttentionBackendEnum.CUSTOM
+    assert found.__abstractmethods__ == frozenset()
+    assert found().get_impl_cls() is vllm_backend[0].LeanImpl
+
+
+def test_another_custom_backend_of_vllm_stays(vllm_backend):
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(AttentionBackendEnum.CUSTOM, "others.Backend")
+    with pytest.warns(UserWarning, match=r"is others.Backend and not leanbench: choose with"):
+        vllm.register()
+    assert AttentionBackendEnum.CUSTOM.get_path() == "others.Backend"
+
+
+def test_a_vllm_without_a_registry_goes_on(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.warns(UserWarning, match=r"no attention backend of this vLLM.*0\.25 or newer"):
+        vllm.register()
+
+
+@pytest.mark.parametrize("version", ["0.25", "0.33"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_decode_step_of_vllm(version, window, vllm_backend):
+    sinks = torch.randn(HEADS)
+    own = {"logits_soft_cap": 3.0, "sinks": sinks}
+    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, window, "auto", **own)
+    query = torch.randn(3, HEADS, DIM)
+    seen = (-1, -1) if window is None else (window - 1, -1)
+    wanted = expected(query[:, None], window_size=seen, softcap=3.0, sinks=sinks)[:, 0]
+    torch.testing.assert_close(run(impl, query, batch(), version), wanted)
+
+
+def test_tokens_that_speculation_verifies_are_packed(vllm_backend):
+    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    starts = torch.tensor([0, 3, 4, 6], dtype=torch.int32)
+    query = torch.randn(8, HEADS, DIM)
+    metadata = batch(num_actual_tokens=6, max_query_len=3, query_start_loc=starts)
+    output = run(impl, query, metadata)
+    k, v = [cache[TABLE.long()].flatten(1, 2) for cache in pages()]
+    for i, (start, end) in enumerate([(0, 3), (3, 4), (4, 6)]):
+        one = slice(i, i + 1)
+        wanted = dense_attention(
+            query[None, start:end],
+            k[one],
+            v[one],
+            cache_seqlens=LENGTHS[one],
+            softmax_scale=0.25,
+            causal=True,
+        )
+        torch.testing.assert_close(output[start:end], wanted[0])
+    assert output[6:].isnan().all()
+
+
+def test_fp8_caches_of_vllm_are_read_with_their_scales(vllm_backend):
+    made, dense = vllm_backend
+    impl = made.LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "fp8")
+    k, v = pages()
+    cache = torch.stack((k, v), dim=1).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = {"_q_scale": 1.0, "_k_scale": 0.5, "_v_scale": 2.0}
+    layer = SimpleNamespace(**{name: torch.tensor(scale) for name, scale in scales.items()})
+    query = torch.randn(3, HEADS, DIM)
+    impl.forward(layer, query, None, None, cache, batch(), torch.empty_like(query))
+    assert dense.calls[0]["k_descale"].tolist() == [[0.5] * KV_HEADS] * 3
+    assert dense.calls[0]["v_descale"].tolist() == [[2.0] * KV_HEADS] * 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_query_len": 17},
+        {"causal": False},
+        {"rswa_prefix_lens": LENGTHS},
+    ],
+)
+def test_other_batches_are_flash_attentions(changes, vllm_backend):
+    impl = vllm_backend[0].LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    assert run(impl, torch.randn(3, HEADS, DIM), batch(**changes)) == FROM_FLASH_ATTENTION
+    assert run(impl, torch.randn(3, HEADS, DIM), None) == FROM_FLASH_ATTENTION
+
+
+def test_a_batch_invariant_server_never_packs(vllm_backend):
+    made, dense = vllm_backend
+    impl = made.LeanImpl(HEADS, DIM, 0.25, KV_HEADS, None, None, "auto")
+    impl.batch_invariant_enabled = True
+    run(impl, torch.randn(3, HEADS, DIM), batch())
+    assert dense.calls[0]["batch_invariant"] is True
+    packed = batch(num_actual_tokens=6, max_query_len=2)
+    assert run(impl, torch.randn(6, HEADS, DIM), packed) == FROM_FLASH_ATTENTION
+
+
+def test_flash_attentions_schedule_is_made_for_prompts_only(vllm_backend):
+    builder = vllm_backend[0].LeanMetadataBuilder()
+    assert builder.build(32, SimpleNamespace(max_query_len=1)) == (0, True)
+    assert builder.build(32, SimpleNamespace(max_query_len=17)) == (32, False)
+
+
+class Pool:
+    """SGLang's KV cache: a runner's, and what was written to it."""
+
+    def __init__(self) -> None:
+        self.caches = pages()
+        self.written: list[Any] = []
+
+    def set_kv_buffer(self, layer: Any, place: Any, k: Any, v: Any, *scales: Any) -> None:
+        self.written.append((place, k, v))
+
+
+def step(made: ModuleType, layer: Any, spec_info: Any = None, **options: Any) -> tuple[Any, Pool]:
+    """What `forward_decode` returned for 3 sequences, and the cache."""
+    pool = Pool()
+    own = made.LeanBackend(pool)
+    own.forward_metadata = SimpleNamespace(
+        page_table=TABLE,
+        cache_seqlens_int32=LENGTHS,
+        max_seq_len_q=1,
+        swa_out_cache_loc=None,
+        pa_swa_page_table=None,
+    )
+    layer.attn_type = made.AttentionType.DECODER
+    forward_batch = SimpleNamespace(spec_info=spec_info, batch_size=3, out_cache_loc="places")
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(3, HEADS * DIM, generator=generator)
+    return own.forward_decode(q, "k", "v", layer, forward_batch, **options), pool
+
+
+@pytest.mark.parametrize("window", [-1, 4])
+def test_a_decode_step_of_sglang(window, sglang_backend):
+    sinks = torch.randn(HEADS)
+    result, pool = step(sglang_backend[0], sglang_layer(sliding_window_size=window), sinks=sinks)
+    assert pool.written == [("places", "k", "v")]
+    q = torch.randn(3, HEADS * DIM, generator=torch.Generator().manual_seed(2))
+    wanted = expected(q.view(3, 1, HEADS, DIM), window_size=(window, -1), sinks=sinks)
+    torch.testing.assert_close(result, wanted.view(3, -1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [
+        ({}, {"score_mod": "relative"}),
+        ({}, {"return_lse": True}),
+        ({}, {"spec_info": "drafts"}),
+        ({"is_cross_attention": True}, {}),
+        ({"head_dim": 320}, {}),
+    ],
+)
+def test_other_steps_are_flash_attentions(layer, options, sglang_backend):
+    result, pool = step(sglang_backend[0], sglang_layer(**layer), **options)
+    assert result == FROM_FLASH_ATTENTION
+    assert pool.written == []
+
+
+def test_sglang_has_lean_among_its_choices(sglang_backend):
+    sglang.register()
+    sglang.register()
+    from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+
+    assert ATTENTION_BACKEND_CHOICES.count("lean") == 1
+    assert isinstance(ATTENTION_BACKENDS["lean"](Pool()), sglang_backend[0].LeanBackend)
+
+
+@pytest.mark.parametrize(
+    ("group", "register"),
+    [("vllm.general_plugins", vllm.register), ("sglang.srt.plugins", sglang.register)],
+)
+def test_servers_find_the_plugins(group, register):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, name = project["entry-points"][group]["leanbench"].split(":")
+    assert getattr(importlib.import_module(module), name) is register
+
+
+@pytest.mark.parametrize(("server", "module"), [("vllm", BACKENDS[0]), ("sglang", BACKENDS[1])])
+def test_the_classes_are_made_from_an_installed_server(server, module):
+    if importlib.util.find_spec(server) is None:
+        pytest.skip(f"{server} is not installed: the tests above have stand-ins of it")
+    made = importlib.import_module(module).LeanBackend
+    assert getattr(made, "__abstractmethods__", frozenset()) == frozenset()
