@@ -125,7 +125,7 @@ class Lean(Kernel[LeanConfig]):
         self, inputs: AttentionInputs, config: LeanConfig
     ) -> tuple[LeanTriton | LeanCuda, Any]:
         """Which implementation runs, and how: tensors that the CUDA C++ one cannot take go to
-        Triton's, with its heuristic.
+        Triton's, with its heuristic, unless GPUs share the sequences.
 
         Raises:
             UserError: neither takes them.
@@ -133,6 +133,8 @@ class Lean(Kernel[LeanConfig]):
         from leanbench.kernels.launch import problem_of, spec_of
         from leanbench.kernels.lean.cuda import refusal
 
+        if inputs.peers is not None:
+            return _CUDA, config
         is_triton = isinstance(config, LeanTritonConfig)
         reason = None if is_triton else refusal(inputs)
         if not is_triton and reason is None:
@@ -171,5 +173,5 @@ class LeanBatchInvariant(Lean):
         return [kernel.batch_invariant_config(problem, gpu) for kernel in able]
 
 
-LEAN = Lean()
+LEAN, LEAN_CUDA = Lean(), _CUDA
 KERNELS = (LEAN, _TRITON, _CUDA, LeanBatchInvariant())

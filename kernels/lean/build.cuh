@@ -33,6 +33,7 @@
 //   ROTARY_DIM     leading numbers of a head of q and of new tokens that are rotated by their
 //                  position, a multiple of 16; 0: none (KV_DTYPE is 0)
 //   INTERLEAVED    1: number 2i is rotated with number 2i + 1, 0: number i with i + ROTARY_DIM / 2
+//   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -92,7 +93,7 @@ constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
 // Whether output tiles can be packed: short ones are a single warp's each, several at a time.
 constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !STAGED_QUERY && !SINKS && !APPEND &&
-                       CLUSTER == 1 && WARPS > 1;
+                       CLUSTER == 1 && WARPS > 1 && !PEERS;
 // Tokens up to which they are, and where a CTA has more than two output tiles.
 constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
 // Loads of V before the weights are known, as far as registers allow.
@@ -136,9 +137,13 @@ constexpr int QUERY_AT = OWN_AT + (CLUSTER > 1 ? 16 * QUADS + 16 * ((ROW_COUNT +
 constexpr int SINKS_AT = QUERY_AT + (STAGED_QUERY ? 2 * ROWS * QUERY_ROW : 0);
 // What rows of Q are divided by.
 constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
-constexpr int BARRIERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
+// PEERS: where their mailboxes are, the launch's epoch and the GPU's rank.
+constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
+constexpr int PEERS_BYTES = PEERS > 0 ? 8 * PEERS + 8 : 0;
+constexpr int BARRIERS_AT = PEERS_AT + PEERS_BYTES;
 
 #define INFINITE __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
 constexpr float LOG2_E = 1.4426950408889634f;
 // Below every finite score, and finite: LOWEST - LOWEST is 0.
 constexpr float LOWEST = -3.402823466e38f;

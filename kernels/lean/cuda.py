@@ -205,7 +205,8 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
     ragged_q = inputs.cu_seqlens_q is not None
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
-    return with_append(with_masks(build, inputs), inputs)
+    build = with_append(with_masks(build, inputs), inputs)
+    return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -369,6 +370,8 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         )
     for name, tensor in extra_tensors(inputs).items():
         setattr(*pointer(params, name), tensor.data_ptr())
+    if inputs.peers is not None:
+        params.peers = inputs.peers.group
     if build.bulk:
         k, v = inputs.k_cache, inputs.v_cache
         params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), build)

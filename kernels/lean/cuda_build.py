@@ -58,6 +58,30 @@ def refusal_of_fp8(kv_dtype: str, head_dim: int, v_head_dim: int) -> str | None:
     )
 
 
+def refusal_of_sharing(problem: AttentionProblem) -> str | None:
+    """One sentence on what GPUs that share sequences cannot have, or None: what depends on where in
+    its sequence a token is, and what changes the caches.
+    """
+    if problem.gpus.context == 1:
+        return None
+    refused = {
+        "a causal mask over several query tokens": problem.causal and problem.q_len > 1,
+        "windows": problem.window_left >= 0 or problem.window_right >= 0,
+        "attention_chunk": problem.attention_chunk > 0,
+        "alibi": problem.alibi,
+        "appended tokens": problem.append > 0,
+        "padded sequences": problem.leftpad,
+        "packed queries": problem.q_lens is not None,
+    }
+    asked = [what for what, is_asked in refused.items() if is_asked]
+    if not asked:
+        return None
+    return (
+        f"lean_cuda takes no {asked[0]} where GPUs share sequences ({problem.parallel}): split"
+        " heads, with tp"
+    )
+
+
 def looks_up_rows(problem: AttentionProblem) -> bool:
     """Whether a page is looked up for each row of a copy: PAGED_ROWS in build.cuh."""
     return (problem.page_size or 0) % 8 > 0
@@ -101,6 +125,7 @@ class CudaBuild:
     append: int = 0
     rotary_dim: int = 0
     interleaved: int = 0
+    peers: int = 0
     max_events: int = 0
 
     @classmethod
@@ -194,6 +219,7 @@ class CudaBuild:
             or self.rotary_dim
             or self.sinks
             or self.append
+            or self.peers
         )
         return bool(self.ragged) and not never and self.cluster == 1 and self.warps > 1
 
@@ -214,6 +240,8 @@ class CudaBuild:
                 total += 4 * self.rows
         if self.sinks:
             total += 4 * self.rows
+        if self.peers:
+            total += 8 * self.peers + 8
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from leanbench.kernels.launch import events_per_row
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, refusal_of_fp8, rows_of
+from leanbench.kernels.lean.cuda_build import (
+    HOPPER,
+    CudaBuild,
+    refusal_of_fp8,
+    refusal_of_sharing,
+    rows_of,
+)
 from leanbench.kernels.lean.cuda_heuristic import (
     TILE_ROWS,
     any_length_heuristic,
@@ -75,7 +81,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
         *("kv_dtype", "q_dtype", "scaled"),
         *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
-        *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved"),
+        *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved", "parallel"),
     }
     head_dims = HEAD_DIMS
     page_sizes = range(1, MAX_PAGE_SIZE + 1)
@@ -92,7 +98,11 @@ class LeanCuda(Kernel[LeanCudaConfig]):
                 f"lean_cuda does not take v_head_dim {problem.value_dim}: choose a multiple of 8 up"
                 " to 256, or 512"
             )
-        return refusal_of_fp8(problem.kv_dtype, problem.head_dim, problem.value_dim) or missing()
+        return (
+            refusal_of_fp8(problem.kv_dtype, problem.head_dim, problem.value_dim)
+            or refusal_of_sharing(problem)
+            or missing()
+        )
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         if problem.leftpad:

@@ -118,6 +118,7 @@ class Params(ctypes.Structure):
         *((f"{name}_descale", Descale) for name in ("q", "k", "v")),
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
+        ("peers", ctypes.c_uint64),
     ]
 
 

@@ -33,6 +33,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   WorkRange range;
   Ring ring;
   ring.start();
+#if PEERS
+  PeerExchange exchange;
+  exchange.start(p);
+#endif
   Lengths lengths;
   if (RAGGED) lengths.start(p, lane);  // the fences of `warp.start` would wait for it
 #if BULK && CLUSTER > 1
@@ -101,6 +105,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
       if (SINKS && threadIdx.x < ROWS)
         reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
+#if PEERS
+      if (first_part) exchange.publish(p, *reinterpret_cast<PeerPlaces *>(shared + PEERS_AT));
+      if (part.first == 0) exchange.stored(output_tile);
+#endif
       __syncthreads();
       // What a reduction waits for comes in while it goes on, and counts as part of it.
       const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
@@ -131,6 +139,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       ring.empty_stages = STAGES;
     }
   }
+#if PEERS
+  collect_peers(p, exchange, rank, shared);
+#endif
 #if CLUSTER > 1
   if (!first_part) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
 #endif

@@ -31,6 +31,17 @@ struct Number<0> {
 typedef Number<KV_DTYPE>::Type KvNumber;
 typedef Number<Q_DTYPE>::Type QNumber;
 
+// PEERS: what a launch knows of the GPUs that share its sequences, in this GPU's memory;
+// leanbench/distributed/peers.py has the same structure.
+struct PeerGroup {
+  u64 tickets;       // that CTAs have drawn
+  u64 timeout_ns;    // that a CTA waits for the other GPUs
+  u32 *failure;      // on the host: 1 + the rank that did not come in time
+  i64 half_numbers;  // 32-bit numbers of half a mailbox
+  u64 rank;          // of this GPU
+  u32 *mailboxes[PEERS > 0 ? PEERS : 1];  // by rank, where this GPU sees them
+};
+
 struct Params {
   TensorMap k_map, v_map;  // BULK: (head_dim, token, KV head, sequence or page)
   const QNumber *q;
@@ -76,6 +87,7 @@ struct Params {
   Descale q_descale, k_descale, v_descale;  // KV_DTYPE
   int attention_chunk;  // ATTENTION_CHUNK: tokens of a chunk
   Divisor by_attention_chunk;
+  PeerGroup *peers;
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES,

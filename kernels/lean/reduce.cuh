@@ -3,16 +3,21 @@
 #pragma once
 #include "params.cuh"
 #include "partials.cuh"
+#include "peers.cuh"
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-// SINKS: of the part's row threadIdx.x, read once its part begins: it has arrived when it ends.
-__device__ __forceinline__ u32 load_sink(const Params &p, const Position &part) {
-  if (threadIdx.x >= ROWS) return 0;
+// SINKS: of the output tile's row `row`.
+__device__ __forceinline__ u32 sink_of(const Params &p, const Position &part, u32 row) {
   const HeadTile tile = part.head_tile();
-  const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + threadIdx.x) % GROUP_SIZE;
+  const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + row) % GROUP_SIZE;
   return SINKS == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
                     : __ldg(static_cast<const unsigned short *>(p.sinks) + head);
+}
+
+// SINKS: of the part's row threadIdx.x, read once its part begins: it has arrived when it ends.
+__device__ __forceinline__ u32 load_sink(const Params &p, const Position &part) {
+  return threadIdx.x < ROWS ? sink_of(p, part, threadIdx.x) : 0;
 }
 
 // A sink's logit in units of log2.
@@ -21,8 +26,9 @@ __device__ __forceinline__ float logit_of(u32 sink) {
   return (SINKS == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
 }
 
+// Writes four columns of the output; the row's LSE goes with the first. `sink`: of the row.
 __device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
-                                             Piece piece, const u32 *sinks) {
+                                             Piece piece, u32 sink) {
   const HeadTile tile = part.head_tile();
   const int row = tile.row_offset + quad / ROW_QUADS;
   if (!ONE_ROW_TILE && row >= all_rows(part.queries.count)) return;
@@ -32,7 +38,7 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
   unsigned short *at = p.out + (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
                                          : part.sequence * p.stride_out_batch) +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
-  if (SINKS) piece.add_logit(logit_of(sinks[quad / ROW_QUADS]));
+  if (SINKS) piece.add_logit(logit_of(sink));
   const float4 o = piece.scaled();
   *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2<BF16>(o.x, o.y), cvt_rn_x2<BF16>(o.z, o.w));
   if (column == 0)
@@ -40,6 +46,38 @@ __device__ __forceinline__ void write_output(const Params &p, const Position &pa
                     : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * part.queries.count) +
           query] = piece.lse();
 }
+
+// A piece of this GPU's result: to the output, or to all GPUs that share the sequence.
+__device__ __forceinline__ void finish_piece(const Params &p, const Position &part, int quad,
+                                             const Piece &piece, const unsigned char *shared) {
+#if PEERS
+  push_piece(p, part, quad, piece, *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT));
+#else
+  const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
+  write_output(p, part, quad, piece, SINKS ? sinks[quad / ROW_QUADS] : 0);
+#endif
+}
+
+#if PEERS
+// Writes the output tiles that the CTA, with its cluster, has pushed, from all GPUs' partials.
+__device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exchange, int rank,
+                                              const unsigned char *shared) {
+  const PeerPlaces &places = *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < exchange.count * SLICE; i += THREADS) {
+    const int tile = exchange.first + i / SLICE, quad = rank * SLICE + i % SLICE;
+    if (quad >= QUADS) continue;
+    Position part;
+    part.sequence = divide(tile, p.by_heads);
+    part.head = tile - part.sequence * head_tiles(p);
+    part.enter_head(p);
+    MailboxPiece place;
+    if (!place.find(p, part, quad)) continue;
+    write_output(p, part, quad, exchange.gather(p, place, places),
+                 SINKS ? sink_of(p, part, quad / ROW_QUADS) : 0);
+  }
+}
+#endif
 
 // A piece of the CTA's partial: its warps'.
 template <int TEAM>
@@ -71,7 +109,7 @@ __device__ __forceinline__ void write_packed(const Params &p, const Position &pa
                  {*reinterpret_cast<const float4 *>(scratch + warp * SCRATCH_WARP +
                                                     row * SCRATCH_ROW + quad % ROW_QUADS * 4),
                   state.x, state.y},
-                 nullptr);
+                 0);
   }
 }
 
@@ -117,8 +155,8 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 template <int TEAM>
 __device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
                                                 const Splits &splits, int range, int quad,
-                                                bool valid, Piece piece, const u32 *sinks,
-                                                u32 epoch) {
+                                                bool valid, Piece piece,
+                                                const unsigned char *shared, u32 epoch) {
   u32 *slot = p.partials + (i64)range * SLOT;
   bool stored = false;
 #pragma unroll 1
@@ -133,7 +171,7 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
     if (stored)
       store_partial(slot, quad, piece, epoch);
     else
-      write_output(p, part, quad, piece, sinks);
+      finish_piece(p, part, quad, piece, shared);
   }
 }
 
@@ -144,7 +182,6 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
                                             unsigned char *shared, bool first_part, u32 epoch) {
   const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
   const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
-  const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
 #if CLUSTER > 1
   float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
   if (!first_part) barrier_cluster_wait();  // the peers have read the part before
@@ -163,7 +200,7 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
 #else
     const Piece piece = merge_warps<TEAM>(scratch, logs, quad);
 #endif
-    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, sinks, epoch);
+    reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, shared, epoch);
   }
 #if CLUSTER > 1
   barrier_cluster_arrive();

@@ -21,7 +21,7 @@ class Reference(Kernel):
     decomposition = "other"
     source = "definition of softmax attention"
     is_timed = False
-    axes = frozenset(AXES)
+    axes = frozenset(AXES) - {"parallel"}
     head_dims = page_sizes = range(1, 2**31)
     max_q_len = 2**31
     guards_lengths = True

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from leanbench.core.extras import NO_EXTRAS, Extras, fp8_name
+from leanbench.core.inputs import Peers
 from leanbench.core.kinds import SAME
 from leanbench.kernels.lean.configs import LeanConfig
 
@@ -34,6 +35,8 @@ class Call(NamedTuple):
     config: LeanConfig | None = None
     #: None: a plain call.
     extras: Extras | None = None
+    #: GPUs that share the sequences; None: this one alone.
+    peers: Peers | None = None
 
     @property
     def capacity(self) -> int:

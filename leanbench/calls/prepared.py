@@ -145,7 +145,9 @@ def _attend_first(
 
 def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hashable:
     """All that decides what is launched, besides pointers and the length."""
-    q, k, v, lengths, length, table, out, scale, causal, batch_invariant, config, extras = call
+    q, k, v, lengths, length, table, out, scale, causal, batch_invariant, config, extras, peers = (
+        call
+    )
     return (
         stream,
         capturing,
@@ -173,6 +175,7 @@ def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hash
         with_lse,
         state() if config is None else config,
         None if extras is None else _forms(extras),
+        peers,
     )
 
 
@@ -226,6 +229,7 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         block_table=call.block_table,
         # The last query token sees all tokens either way.
         causal=call.causal or call.q_len == 1,
+        peers=call.peers,
         **({} if call.extras is None else call.extras._asdict()),
     )
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)

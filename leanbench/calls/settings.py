@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from leanbench.configs.lookup import Choice, choose
 from leanbench.core.config import KernelConfig
 from leanbench.core.inputs import AttentionInputs
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.launch import problem_of, spec_of
-from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean import LEAN, LEAN_CUDA
 
 #: Lengths between two multiples of this share their settings, and a launch: a sequence that grows
 #: token by token finds both prepared.
@@ -24,16 +26,21 @@ def settings_of(
     Args:
         problem: `shared_problem` of them.
     """
-    spec = spec_of(inputs.q.device)
+    spec, kernel = spec_of(inputs.q.device), _kernel_of(inputs)
     if batch_invariant:
         why = "these settings do not depend on the rest of the batch"
-        return Choice(LEAN.batch_invariant_config(problem, spec), "heuristic", why)
-    return choose(LEAN, problem, spec, uniform=inputs.cache_seqlens is None)
+        return Choice(kernel.batch_invariant_config(problem, spec), "heuristic", why)
+    return choose(kernel, problem, spec, uniform=inputs.cache_seqlens is None)
 
 
 def heuristic_of(inputs: AttentionInputs, problem: AttentionProblem) -> KernelConfig:
     """The settings for these tensors where tuned ones do not run; `problem` as of `settings_of`."""
-    return LEAN.default_config(problem, spec_of(inputs.q.device))
+    return _kernel_of(inputs).default_config(problem, spec_of(inputs.q.device))
+
+
+def _kernel_of(inputs: AttentionInputs) -> Kernel[Any]:
+    """CUDA C++ alone merges the partials of several GPUs."""
+    return LEAN if inputs.peers is None else LEAN_CUDA
 
 
 def lengths_with(length: int) -> range:

@@ -28,7 +28,7 @@ def launch_of(
         request: what `config` came from, as `leanbench.configs.lookup.resolve` takes it: the API is
             told nothing that it finds by itself. None: these settings and no others.
     """
-    if not kernel.is_api:
+    if not kernel.is_api or inputs.peers is not None:
         return kernel.prepare(inputs, config)
     if request == BATCH_INVARIANT:
         return ApiCall(inputs, batch_invariant=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,21 @@ class Reference:
         #: (pairs, q_len, group_size), likewise.
         self._lse = _padded([lse.T for _, lse in results], inputs.q_len)
         self._appended = Appended(inputs, pairs) if inputs.new_tokens else None
+
+    def merge(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Makes it the reference of sequences whose tokens other processes have parts of, from
+        theirs of the same pairs.
+
+        Args:
+            gather: the tensors that all processes pass, stacked in front.
+        """
+        import torch
+
+        outs, lses = gather(self._out), gather(self._lse)
+        self._lse = torch.logsumexp(lses, dim=0)
+        weights = (lses - self._lse).nan_to_num(nan=0.0, neginf=-torch.inf).exp()
+        weights = torch.where(lses.isneginf(), 0.0, weights)
+        self._out = (weights[..., None] * outs).sum(dim=0)
 
     def check(self, inputs: AttentionInputs, lse_base: float | None = math.e) -> CheckResult:
         """Errors of `inputs.out` and `inputs.lse`, and of what was appended to the caches; every

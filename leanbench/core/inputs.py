@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.core.kind_inputs import kind_inputs
 from leanbench.core.kinds import SAME, most_behind
@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 
 #: Windows of a cache start at multiples of this many tokens, as caches do.
 _WINDOW_GRANULE = 64
+
+
+class Peers(NamedTuple):
+    """GPUs that each have a part of every sequence's tokens, and merge what they make of them."""
+
+    #: How many, this one among them.
+    ranks: int
+    #: Of this one among them.
+    rank: int
+    #: Address of PeerGroup in kernels/lean/params.cuh, in this GPU's memory.
+    group: int
+    #: Their torch.distributed.ProcessGroup.
+    processes: Any = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,9 @@ class AttentionInputs:
     max_seqlen_q: int | None = None
     #: Whether `v_cache` is a view of the first columns of `k_cache`.
     latent: bool = False
+    #: With whom the sequences are shared; the caches have this GPU's part of the tokens, `out` and
+    #: `lse` are those of all parts. None: with nobody.
+    peers: Peers | None = None
 
     @property
     def batch(self) -> int:

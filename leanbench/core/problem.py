@@ -12,6 +12,7 @@ from leanbench.core.axis import Axis, axes_of, axis
 from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import write_lengths
+from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of
 
 #: Of most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -163,6 +164,16 @@ class AttentionProblem:
     latent: bool = kinds.LATENT
     #: Of fp8 caches and Q: `k_descale`, `v_descale` and `q_descale` are there.
     scaled: bool = kinds.SCALED
+    #: Which GPUs share the call; heads and contexts are those of all together.
+    parallel: str = axis(
+        GpuShares(),
+        default=NONE,
+        help="GPUs that share a problem: cp:2 its tokens, tp:2 its heads, cp:2xtp:2 both.",
+        label="GPUs",
+        meaning="GPUs that share the problem: cp the tokens (context parallel), tp the heads",
+        none_phrase="one GPU",
+        refusal="runs on one GPU",
+    )
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
@@ -260,8 +271,42 @@ class AttentionProblem:
                 f"append {self.append} appends K and V, and latent has no V of its own: leave one"
                 " of them out"
             )
+        if self.kv_heads % self.gpus.tensor:
+            raise UserError(
+                f"{self.kv_heads} KV heads do not divide by the {self.gpus.tensor} GPUs of"
+                f" {self.parallel}: choose a number that divides them, and cp for the others"
+            )
+        if least < self.gpus.context:
+            raise UserError(
+                f"context {least} is too short for the {self.gpus.context} GPUs of"
+                f" {self.parallel}: choose at least a token for each"
+            )
         if self.q_dtype != kinds.SAME and self.kv_dtype == kinds.SAME:
             raise UserError(f"q_dtype {self.q_dtype} needs an fp8 KV cache: give kv_dtype e4m3")
+
+    @property
+    def gpus(self) -> GpuCounts:
+        return counts_of(self.parallel)
+
+    def shard(self, rank: int) -> AttentionProblem:
+        """What one of the GPUs has of the problem: its KV heads, with their query heads, and its
+        tokens of each sequence, one run of them. Rank 0 has the most.
+        """
+        tensor, context = self.gpus
+        place = rank % context
+
+        def tokens(length: int) -> int:
+            return -(-length * (place + 1) // context) - -(-length * place // context)
+
+        lengths = tuple(tokens(length) for length in self.contexts)
+        return replace(
+            self,
+            q_heads=self.q_heads // tensor,
+            kv_heads=self.kv_heads // tensor,
+            context=lengths if self.is_ragged else lengths[0],
+            capacity=None if self.capacity is None else -(-self.cache_capacity // context),
+            parallel=NONE,
+        )
 
     @property
     def is_ragged(self) -> bool:
@@ -376,8 +421,11 @@ class AttentionProblem:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that any kernel must read at least once: those of the tokens that a
-        query token sees, of appended ones where they come from.
+        query token sees, of appended ones where they come from. Where GPUs share the problem, this
+        and all other bytes are those of the one that has the most.
         """
+        if self.parallel != NONE:
+            return self.shard(0).kv_bytes
         return self.visible_tokens * self.kv_heads * self.token_bytes
 
     @property
@@ -385,6 +433,8 @@ class AttentionProblem:
         """Bytes of the K and V caches as allocated: every sequence has room for `cache_capacity`
         tokens, or its pages; with `batch_idx`, there is a row more than sequences.
         """
+        if self.parallel != NONE:
+            return self.shard(0).kv_allocated_bytes
         if self.page_size is None:
             tokens = (self.batch + self.batch_idx) * self.cache_capacity
         elif isinstance(self.context, int):
@@ -399,6 +449,8 @@ class AttentionProblem:
         is appended. What there is a number of for each head or position is left out: scales,
         slopes, sinks, rotary tables.
         """
+        if self.parallel != NONE:
+            return self.shard(0).io_bytes
         q_bytes = ELEMENT_BYTES if self.q_dtype == kinds.SAME else _FP8_BYTES
         row_bytes = self.head_dim * q_bytes + self.value_dim * ELEMENT_BYTES + 4
         appended = self.batch * self.append * self.kv_heads * self.token_bytes

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.measure.energy import check_window
 from leanbench.measure.energy_counter import EnergyCalibration, calibrate
 from leanbench.measure.options import MeasureOptions
+from leanbench.measure.ranks import Gang
 from leanbench.measure.read_floor import ReadFloor
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Instruments:
     calibration: EnergyCalibration | None
     read_floor: ReadFloor
     announce: Announce
+    #: The processes of other GPUs, for problems that GPUs share.
+    gang: Gang = field(default_factory=Gang)
 
     @property
     def device_index(self) -> int:

@@ -6,6 +6,7 @@ from leanbench.check.launches import finds_settings, launch_of
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import quantisation_efficiency
+from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
 from leanbench.measure.candidate import Candidate
 from leanbench.measure.loaded import LoadedProblem
@@ -44,10 +45,7 @@ def choose_config(
     """
     problem, spec = loaded.problem, loaded.instruments.spec
     if finds_settings(kernel, request):
-        from leanbench.calls.settings import settings_of, shared_problem
-
-        inputs = loaded.buffers[0]
-        return settings_of(inputs, shared_problem(inputs), batch_invariant=False)
+        return settings_for(loaded.buffers[0])
     choice = lookup.resolve(kernel, problem, spec, request)
     if request != "best" or choice.config is None:
         return choice
@@ -60,6 +58,13 @@ def choose_config(
     return lookup.Choice(
         best, f"best of {timed}", f"the fastest of {timed} that were timed in this cell"
     )
+
+
+def settings_for(inputs: AttentionInputs) -> lookup.Choice:
+    """The launch settings that `lean_attn_with_kvcache` finds for these tensors."""
+    from leanbench.calls.settings import settings_of, shared_problem
+
+    return settings_of(inputs, shared_problem(inputs), batch_invariant=False)
 
 
 def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Outcome:

@@ -14,6 +14,7 @@ from leanbench.check.launches import launch_of
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.kernel import Kernel
+from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure import extras
 from leanbench.measure.candidate import Candidate, TimedCandidate
@@ -23,6 +24,7 @@ from leanbench.measure.judge import judge
 from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.prepare import choose_config, prepare
 from leanbench.measure.rounds import time_together
+from leanbench.measure.shared import measure_shared
 from leanbench.measure.sustained import sustained_fields
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Replay, run_rounds
@@ -78,7 +80,9 @@ def measure_problem(
     }
     instruments.announce(None)
     try:
-        if able:
+        if able and problem.parallel != NONE:
+            outcomes |= measure_shared(instruments, problem, able, requests)
+        elif able:
             with LoadedProblem(problem, instruments) as loaded:
                 outcomes |= _measure(loaded, able, requests)
     except OutOfMemory as error:

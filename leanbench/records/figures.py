@@ -56,6 +56,21 @@ class Figures(BaseModel):
         meaning="read floor over latency: 100% is the physical limit",
     )
 
+    shard_us: float | None = quantity(
+        "shards",
+        "us",
+        group="latency",
+        kind="figure",
+        meaning="attention over each GPU's tokens alone, where GPUs share them: the slowest GPU",
+    )
+    exchange_us: float | None = quantity(
+        "exchange",
+        "us",
+        group="latency",
+        kind="figure",
+        meaning="latency above that: what exchanging and merging partials of GPUs adds",
+    )
+
     energy_mj: float | None = quantity(
         "energy",
         "mj",

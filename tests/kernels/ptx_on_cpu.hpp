@@ -292,6 +292,20 @@ inline uint4 ld_relaxed_gpu_b128(const u32 *at) {
   return x;
 }
 
+#if PEERS
+// ---- memory that other GPUs read and write -----------------------------------------------------
+
+inline void st_relaxed_sys_b128(u32 *at, uint4 x) { st_relaxed_gpu_b128(at, x); }
+inline uint4 ld_relaxed_sys_b128(const u32 *at) { return ld_relaxed_gpu_b128(at); }
+inline void st_relaxed_sys_u32(u32 *at, u32 x) { *at = x; }
+
+inline u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
+  const u64 before = *at;
+  *at += x;
+  return before;
+}
+#endif
+
 // ---- clusters ----------------------------------------------------------------------------------
 
 #if CLUSTER > 1

@@ -1,0 +1,132 @@
+"""What others do where GPUs share a KV cache: attend, exchange through a collective, merge; for
+comparison with `lean`, which exchanges and merges in its own launch.
+
+Each of them attends to its shard with `lean` and its settings: they differ in the exchange alone.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean.configs import LEAN_CONFIGS
+
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    from leanbench.kernels.lean.configs import LeanConfig
+
+    from leanbench.core.inputs import AttentionInputs
+
+
+class Exchanging(Kernel["LeanConfig"]):
+    """Attention over this GPU's shard, followed by launches that exchange and merge."""
+
+    decomposition = "stream_k"
+    tuned_as = "lean"
+    config_types = LEAN_CONFIGS
+    axes = Kernel.axes | {"parallel", "lengths", "lengths_on", "capacity", "page_size"}
+    #: Whether a GPU has its share of the query heads in the end, not all of them.
+    shares_heads = False
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.gpus.context == 1:
+            return f"{self.name} merges what GPUs make of shards: give parallel cp:2"
+        return None
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
+        return LEAN.default_config(problem, gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
+        return LEAN.any_length_config(problem, gpu)
+
+    @abstractmethod
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]: ...
+
+
+class NcclAllGather(Exchanging):
+    name = "nccl_all_gather"
+    title = "lean over each shard, NCCL's all-gather of outputs and LSEs, and a kernel that merges"
+    source = "vLLM's decode context parallelism; NCCL of torch"
+
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
+        from leanbench.kernels.distributed.collectives import all_gather
+
+        return all_gather(inputs, config)
+
+
+class NcclAllToAll(Exchanging):
+    name = "nccl_all_to_all"
+    title = (
+        "lean over each shard, NCCL's all-to-all of shares of the heads, and a kernel that merges:"
+        " each GPU ends with its share"
+    )
+    shares_heads = True
+    source = "Helix parallelism, arXiv 2507.07120; NCCL of torch"
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        ranks = problem.gpus.context
+        heads = problem.q_heads // problem.gpus.tensor
+        if heads % ranks:
+            return (
+                f"nccl_all_to_all deals {heads} query heads to {ranks} GPUs: choose heads that"
+                " divide"
+            )
+        return super().refusal(problem)
+
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
+        from leanbench.kernels.distributed.collectives import all_to_all
+
+        return all_to_all(inputs, config)
+
+
+class SymmetricMemory(Exchanging):
+    name = "symmetric_memory"
+    title = (
+        "lean over each shard into memory that all GPUs see, torch's barrier, and a kernel that"
+        " merges"
+    )
+    source = "torch's symmetric memory, one shot, without multicast"
+
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
+        from leanbench.kernels.distributed.collectives import symmetric_memory
+
+        return symmetric_memory(inputs, config)
+
+
+class TreeAttention(Exchanging):
+    name = "tree_attention"
+    title = "lean over each shard, all-reduces of the maximum, the numerator and the denominator"
+    source = "Shyam et al. 2024, Tree Attention, arXiv 2408.04093; NCCL of torch"
+
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
+        from leanbench.kernels.distributed.collectives import tree_attention
+
+        return tree_attention(inputs, config)
+
+
+class RingAttention(Exchanging):
+    name = "ring_attention"
+    title = "K and V passed round: each GPU attends to every shard in turn, and merges"
+    source = "Liu et al. 2023, Ring Attention, arXiv 2310.01889; NCCL of torch"
+    axes = Kernel.axes | {"parallel"}
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.max_context % problem.gpus.context:
+            return (
+                f"ring_attention passes shards of one size round, {problem.max_context} tokens do"
+                f" not divide by {problem.gpus.context}: choose a context that does"
+            )
+        return super().refusal(problem)
+
+    def prepare(self, inputs: AttentionInputs, config: LeanConfig) -> Callable[[], None]:
+        from leanbench.kernels.distributed.ring import ring_attention
+
+        return ring_attention(inputs, config)
+
+
+KERNELS = (NcclAllGather(), NcclAllToAll(), SymmetricMemory(), TreeAttention(), RingAttention())

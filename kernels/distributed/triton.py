@@ -1,0 +1,109 @@
+"""Merges of what GPUs make of their shards."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def merge_parts(
+    addresses,  # int64, of each rank's part: `rows` x HEAD_DIM numbers, then `rows` LSEs
+    out,
+    lse,
+    lse_at,  # where the LSEs begin in a part, in bytes
+    together,  # rows of a part that are consecutive rows of the output
+    stride,  # rows of the output from one such run to the next
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Row `program_id(0)` of the parts, merged in the order of ranks."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    valid = columns < HEAD_DIM
+    most = float("-inf")
+    for rank in tl.static_range(RANKS):
+        part = tl.load(addresses + rank)
+        most = tl.maximum(most, tl.load((part + lse_at).to(tl.pointer_type(tl.float32)) + row))
+    reference = tl.where(most == float("-inf"), 0.0, most)
+    numerator = tl.zeros((HEAD_DIM_PADDED,), tl.float32)
+    denominator = 0.0
+    for rank in tl.static_range(RANKS):
+        part = tl.load(addresses + rank)
+        weight = tl.exp(tl.load((part + lse_at).to(tl.pointer_type(tl.float32)) + row) - reference)
+        numbers = part.to(tl.pointer_type(out.dtype.element_ty)) + row * HEAD_DIM + columns
+        numerator += weight * tl.load(numbers, mask=valid, other=0.0).to(tl.float32)
+        denominator += weight
+    scale = tl.where(denominator > 0, 1.0 / denominator, 0.0)
+    to = row // together * stride + row % together
+    tl.store(out + to * HEAD_DIM + columns, (numerator * scale).to(out.dtype.element_ty), valid)
+    tl.store(lse + to, reference + tl.log(denominator))
+
+
+@triton.jit
+def deal_heads(
+    part_out,
+    part_lse,
+    shares,  # a part for each rank: its heads of all sequences, then their LSEs
+    share_bytes,
+    lse_at,
+    heads,
+    heads_each,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    """Copies row `program_id(0)` of a shard's output to the share of the rank that merges it."""
+    row = tl.program_id(0)
+    sequence, head = row // heads, row % heads
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    valid = columns < HEAD_DIM
+    share = shares + (head // heads_each).to(tl.int64) * share_bytes
+    to = sequence * heads_each + head % heads_each
+    numbers = tl.load(part_out + row * HEAD_DIM + columns, mask=valid)
+    at = share.to(tl.pointer_type(part_out.dtype.element_ty)) + to * HEAD_DIM + columns
+    tl.store(at, numbers, valid)
+    tl.store((share + lse_at).to(tl.pointer_type(tl.float32)) + to, tl.load(part_lse + row))
+
+
+@triton.jit
+def weigh(
+    part_out,
+    part_lse,
+    most,  # of all ranks, by row
+    numerator,  # fp32
+    denominator,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    """Row `program_id(0)` of a shard's numerator and denominator against the maximum of all."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    valid = columns < HEAD_DIM
+    reference = tl.load(most + row)
+    reference = tl.where(reference == float("-inf"), 0.0, reference)
+    weight = tl.exp(tl.load(part_lse + row) - reference)
+    numbers = tl.load(part_out + row * HEAD_DIM + columns, mask=valid, other=0.0).to(tl.float32)
+    tl.store(numerator + row * HEAD_DIM + columns, weight * numbers, valid)
+    tl.store(denominator + row, weight)
+
+
+@triton.jit
+def divide(
+    numerator,
+    denominator,
+    most,
+    out,
+    lse,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    """Row `program_id(0)` of the output and of the LSE."""
+    row = tl.program_id(0)
+    columns = tl.arange(0, HEAD_DIM_PADDED)
+    valid = columns < HEAD_DIM
+    sum_of_weights = tl.load(denominator + row)
+    scale = tl.where(sum_of_weights > 0, 1.0 / sum_of_weights, 0.0)
+    numbers = tl.load(numerator + row * HEAD_DIM + columns, mask=valid, other=0.0)
+    tl.store(out + row * HEAD_DIM + columns, (numbers * scale).to(out.dtype.element_ty), valid)
+    tl.store(lse + row, tl.load(most + row) + tl.log(sum_of_weights))

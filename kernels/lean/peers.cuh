@@ -1,0 +1,146 @@
+// Context parallelism: each of PEERS GPUs has a part of every sequence's tokens. A CTA that has an
+// output tile's partial of this GPU stores it in the mailbox of every GPU, its own among them, by
+// NVLink; once its work range is done it merges the partials of all GPUs, in the order of their
+// ranks, from its own GPU's mailbox: the same bits on all of them.
+//
+// Units are those of the partials workspace: 16 bytes, whole, with the epoch of the launch. A mailbox
+// has two halves, used in turn. A GPU stores for launch n + 2 once it has seen all others' partials
+// of n + 1, so all others have ended launch n: what it overwrites has been read.
+#pragma once
+#if PEERS
+#include "params.cuh"
+#include "partials.cuh"
+#include "ptx.cuh"
+#include "schedule.cuh"
+
+// Of a launch together; see `PeerExchange::start`.
+constexpr u64 LAUNCH_TICKETS = 1 << 20;
+
+// What the CTA knows of the exchange, in shared memory.
+struct PeerPlaces {
+  u32 *mailboxes[PEERS];  // the half of this launch
+  u32 epoch, rank;
+};
+
+static_assert(sizeof(PeerPlaces) == PEERS_BYTES, "CudaBuild.shared_bytes counts with it");
+
+// Where a piece lies in a mailbox: whatever the output tiles of the GPU that stores it.
+struct MailboxPiece {
+  i64 at, pieces;
+
+  // False: the row is padding.
+  __device__ __forceinline__ bool find(const Params &p, const Position &part, int quad) {
+    const HeadTile tile = part.head_tile();
+    const int row = tile.row_offset + quad / ROW_QUADS, rows = all_rows(part.queries.count);
+    pieces = (i64)p.batch * p.kv_heads * rows * ROW_QUADS;
+    at = (((i64)part.sequence * p.kv_heads + tile.kv_head) * rows + row) * ROW_QUADS +
+         quad % ROW_QUADS;
+    return ONE_ROW_TILE || row < rows;
+  }
+
+  // The first of two units that rank `source` stores; the second is `pieces` units on.
+  __device__ __forceinline__ u32 *unit(u32 *mailbox, int source) const {
+    return mailbox + 4 * (2 * source * pieces + at);
+  }
+};
+
+// Stores a piece of this GPU's partial in the mailboxes of all GPUs.
+__device__ __forceinline__ void push_piece(const Params &p, const Position &part, int quad,
+                                           const Piece &piece, const PeerPlaces &places) {
+  MailboxPiece place;
+  if (!place.find(p, part, quad)) return;
+#pragma unroll
+  for (int peer = 0; peer < PEERS; peer++) {
+    u32 *unit = place.unit(places.mailboxes[peer], places.rank);
+    st_relaxed_sys_b128(unit, make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
+                                         __float_as_uint(piece.o.z), places.epoch));
+    st_relaxed_sys_b128(unit + 4 * place.pieces,
+                        make_uint4(__float_as_uint(piece.o.w), __float_as_uint(piece.m),
+                                   __float_as_uint(piece.l), places.epoch));
+  }
+}
+
+// The CTA's side of the exchange.
+struct PeerExchange {
+  u64 ticket;        // thread 0
+  u32 *mailbox;      // thread i < PEERS: of rank i
+  int first, count;  // output tiles whose partials the CTA has stored
+  u64 deadline;      // of a thread that waits; 0: it has not yet
+
+  // Draws the CTA's ticket, which counts launches: all of a launch's add up to LAUNCH_TICKETS. So a
+  // graph's replays count, and no CTA has to be the last.
+  __device__ __forceinline__ void start(const Params &p) {
+    first = count = 0;
+    deadline = 0;
+    if (threadIdx.x == 0)
+      ticket = atom_add_relaxed_gpu_u64(&p.peers->tickets,
+                                        blockIdx.x == 0 ? LAUNCH_TICKETS - (gridDim.x - 1) : 1);
+    if (threadIdx.x < PEERS) mailbox = p.peers->mailboxes[threadIdx.x];
+  }
+
+  // By all threads, before the barrier in front of the first `push_piece`.
+  __device__ __forceinline__ void publish(const Params &p, PeerPlaces &places) {
+    if (threadIdx.x >= 32) return;
+    const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
+    if (threadIdx.x < PEERS)
+      places.mailboxes[threadIdx.x] = mailbox + (launch & 1) * p.peers->half_numbers;
+    // Never 0, which new mailboxes hold.
+    if (threadIdx.x == 0)
+      places.epoch = (launch ^ shape(p)) | 1u << 31, places.rank = p.peers->rank;
+  }
+
+  // A number of the call's shape: GPUs that are called with different ones do not take one
+  // another's partials.
+  __device__ __forceinline__ static u32 shape(const Params &p) {
+    u32 hash = p.batch;
+    for (u32 size : {(u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
+      hash = (hash ^ size) * 0x9E3779B1u, hash ^= hash >> 15;
+    return hash;
+  }
+
+  __device__ __forceinline__ void stored(int output_tile) {
+    if (count == 0) first = output_tile;
+    count++;
+  }
+
+  // All GPUs' partials of a piece, merged, once they have arrived; NaN past the deadline.
+  __device__ __forceinline__ Piece gather(const Params &p, const MailboxPiece &place,
+                                          const PeerPlaces &places) {
+    u32 *mailbox = places.mailboxes[places.rank];
+    uint4 head[PEERS], rest[PEERS];
+    while (true) {
+      int missing = -1;
+#pragma unroll
+      for (int peer = 0; peer < PEERS; peer++) {
+        const u32 *unit = place.unit(mailbox, peer);
+        head[peer] = ld_relaxed_sys_b128(unit);
+        rest[peer] = ld_relaxed_sys_b128(unit + 4 * place.pieces);
+      }
+#pragma unroll
+      for (int peer = 0; peer < PEERS; peer++)
+        if (head[peer].w != places.epoch | rest[peer].w != places.epoch) missing = peer;
+      if (missing < 0) break;
+      if (is_late(p)) {
+        st_relaxed_sys_u32(p.peers->failure, 1 + missing);
+        return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f, NOT_A_NUMBER};
+      }
+    }
+    Parts<PEERS> parts;
+#pragma unroll
+    for (int peer = 0; peer < PEERS; peer++) {
+      parts.o[peer] =
+          make_float4(__uint_as_float(head[peer].x), __uint_as_float(head[peer].y),
+                      __uint_as_float(head[peer].z), __uint_as_float(rest[peer].x));
+      parts.m[peer] = __uint_as_float(rest[peer].y);
+      parts.l[peer] = __uint_as_float(rest[peer].z);
+    }
+    return parts.template merged<1>();
+  }
+
+  __device__ __forceinline__ bool is_late(const Params &p) {
+    const u64 now = globaltimer();
+    if (deadline == 0) deadline = now + p.peers->timeout_ns;
+    return now > deadline;
+  }
+};
+#endif

@@ -1,0 +1,139 @@
+"""`lean_attn_with_kvcache` over KV caches that several GPUs share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from leanbench.attention import lean_attn_with_kvcache as _on_this_gpu
+from leanbench.calls.call import Call, whole_number
+from leanbench.calls.extra_checks import check_tensors
+from leanbench.calls.prepared import attend
+from leanbench.core.extras import Extras
+
+if TYPE_CHECKING:
+    from leanbench.distributed.group import ContextGroup
+
+
+def lean_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    group: ContextGroup | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    softcap: float = 0,
+    sinks: torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    return_softmax_lse: bool = False,
+    batch_invariant: bool = False,
+    out: torch.Tensor | None = None,
+    **arguments: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Decode attention over sequences whose tokens the GPUs of `group` share; every GPU gets the
+    whole output, the same bits on all of them. One launch a GPU: partials are exchanged and merged
+    in it. Nothing is copied to or read from the host, so calls can be captured in CUDA graphs.
+
+    A collective of the group: `q` is the same on all ranks; caches, lengths and block tables are
+    each rank's own. A rank may have no token of a sequence. Which tokens it has is the caller's:
+    attention does not ask for their order (`contiguous_shard`, `interleaved_shard`).
+
+    Tensor parallel calls need no exchange: pass this rank's heads of `q` and of the caches, and the
+    group of those ranks that have the same heads, or None.
+
+    Args:
+        group: None, or a group of one: this GPU has all tokens; the call is then
+            `leanbench.lean_attn_with_kvcache`, with all of its arguments.
+        cache_seqlens: tokens that this rank has, as in `leanbench.lean_attn_with_kvcache`; the
+            other arguments, too.
+
+    Returns:
+        As `leanbench.lean_attn_with_kvcache`.
+
+    Raises:
+        NotImplementedError: an argument asks for what depends on where in the sequence a token is,
+            or changes the caches.
+        RuntimeError: a rank did not come in time in an earlier call.
+        UserError: the group's mailbox is too small.
+    """
+    shared = {
+        "cache_seqlens": cache_seqlens,
+        "block_table": block_table,
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "softcap": softcap,
+        "sinks": sinks,
+        "cache_batch_idx": cache_batch_idx,
+        "q_descale": q_descale,
+        "k_descale": k_descale,
+        "v_descale": v_descale,
+        "return_softmax_lse": return_softmax_lse,
+        "batch_invariant": batch_invariant,
+        "out": out,
+    }
+    if group is None or group.size == 1:
+        return _on_this_gpu(q, k_cache, v_cache, **shared, **arguments)
+    group.raise_failure()
+    _refuse(q, k_cache, v_cache, causal, arguments)
+    on_device = isinstance(cache_seqlens, torch.Tensor)
+    extras = Extras(
+        sinks=sinks,
+        cache_batch_idx=cache_batch_idx,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        softcap=softcap,
+    )
+    call = Call(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens if on_device else None,
+        None if on_device else whole_number(cache_seqlens),
+        block_table,
+        out,
+        None if softmax_scale is None else float(softmax_scale),
+        causal,
+        batch_invariant,
+        extras=None if extras.asks_nothing else extras,
+        peers=group.peers,
+    )
+    if call.extras is not None:
+        check_tensors(call)
+    if q.dim() == 4 and v_cache.dim() == 4:
+        group.check_room(q.numel() // q.shape[3], v_cache.shape[3])
+    result, lse = attend(call, return_softmax_lse)
+    return result if lse is None else (result, lse)
+
+
+def _refuse(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    causal: bool,
+    arguments: dict[str, Any],
+) -> None:
+    if arguments:
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support {', '.join(arguments)} where GPUs share the"
+            " sequences: leave it out, or split heads (tensor parallel)"
+        )
+    if causal and q.dim() == 4 and q.shape[1] > 1:
+        raise NotImplementedError(
+            f"lean_attn_with_kvcache does not support causal=True with {q.shape[1]} query tokens"
+            " where GPUs share the sequences: attend to one token at a time, or split heads"
+        )
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    ):
+        raise NotImplementedError(
+            "lean_attn_with_kvcache is for inference and has no gradient, but a tensor of the call"
+            " requires one: call it under torch.no_grad()"
+        )

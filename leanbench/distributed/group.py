@@ -1,0 +1,190 @@
+"""GPUs that share sequences, each with a part of their tokens, and the memory through which they
+exchange partials.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import Peers
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+#: GPUs of a group at most: those of a host that NVLink connects.
+MOST_RANKS = 8
+#: Of a partial's piece, four columns: two units of 16 bytes.
+_PIECE_BYTES = 32
+#: Of a launch: LAUNCH_TICKETS in peers.cuh. New groups start behind a first launch, so that no
+#: launch has the epoch that new mailboxes hold.
+_LAUNCH_TICKETS = 1 << 20
+
+
+class PeerFields(ctypes.Structure):
+    """PeerGroup in kernels/lean/params.cuh, field by field, with as many mailboxes as there may
+    be.
+    """
+
+    _fields_ = [
+        ("tickets", ctypes.c_uint64),
+        ("timeout_ns", ctypes.c_uint64),
+        ("failure", ctypes.c_uint64),
+        ("half_numbers", ctypes.c_int64),
+        ("rank", ctypes.c_uint64),
+        ("mailboxes", ctypes.c_uint64 * MOST_RANKS),
+    ]
+
+
+class ContextGroup:
+    """GPUs that share sequences, for `lean_attn_with_kvcache(..., group=)`.
+
+    A collective: all ranks make it, and later make the same calls with it in the same order, on one
+    stream each, or on streams that wait for one another. CUDA graphs with such calls are replayed
+    as often on all ranks.
+
+    Each GPU has a mailbox, which the others write to directly (NVLink, or PCIe between GPUs with
+    peer access). Multicast is never used.
+
+    Args:
+        process_group: whose GPUs these are; None: all processes.
+        timeout_s: that a launch waits for the other GPUs. Past it the outputs are NaN, and the next
+            call, or `check`, raises RuntimeError.
+        mailbox_bytes: of each GPU. A call takes 64 bytes for each rank and each 4 numbers of its
+            output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
+
+    Raises:
+        UserError: the ranks are on several hosts, share a GPU, or are too many.
+        RuntimeError: no peer access between two of the GPUs.
+    """
+
+    def __init__(
+        self,
+        process_group: ProcessGroup | None = None,
+        timeout_s: float = 10.0,
+        mailbox_bytes: int = 64 << 20,
+    ) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._processes = process_group or dist.group.WORLD
+        self.rank = dist.get_rank(self._processes)
+        self.size = dist.get_world_size(self._processes)
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.mailbox_bytes = mailbox_bytes
+        check_places(_places(self._processes, self.size, self.device))
+        self._mailbox, addresses = _mailboxes(self._processes, self.device, mailbox_bytes)
+        # On the host, where the GPU writes and the host reads without waiting for it.
+        self._failure = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._failed_rank = ctypes.c_int32.from_address(self._failure.data_ptr())
+        self._timeout_s = timeout_s
+        fields = PeerFields(
+            _LAUNCH_TICKETS,
+            int(timeout_s * 1e9),
+            self._failure.data_ptr(),
+            mailbox_bytes // 8,
+            self.rank,
+            (ctypes.c_uint64 * MOST_RANKS)(*addresses),
+        )
+        self._fields = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(self.device)
+        self.peers = Peers(self.size, self.rank, self._fields.data_ptr(), self._processes)
+        torch.cuda.synchronize(self.device)
+        dist.barrier(self._processes)
+
+    def raise_failure(self) -> None:
+        """Raises RuntimeError where a launch that has ended waited in vain."""
+        if failed := self._failed_rank.value:
+            raise RuntimeError(late_sentence(failed - 1, self.rank, self._timeout_s))
+
+    def check(self) -> None:
+        """Waits for this GPU's launches; raises RuntimeError where one waited in vain."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+        self.raise_failure()
+
+    def check_room(self, rows: int, columns: int) -> None:
+        """Raises UserError where the mailbox has no room for `rows` x `columns` numbers of
+        output.
+        """
+        needed = mailbox_bytes_for(self.size, rows, columns)
+        if needed > self.mailbox_bytes:
+            raise UserError(
+                f"the partials of {rows} query rows from {self.size} GPUs take {needed} bytes, the"
+                f" group's mailbox has {self.mailbox_bytes}: make the ContextGroup with"
+                " mailbox_bytes of that many"
+            )
+
+
+def mailbox_bytes_for(ranks: int, rows: int, columns: int) -> int:
+    """What a call with `rows` x `columns` numbers of output takes of a mailbox: pieces of four
+    numbers from each rank, in each of the two halves.
+    """
+    return 2 * ranks * rows * columns // 4 * _PIECE_BYTES
+
+
+def late_sentence(late: int, rank: int, timeout_s: float) -> str:
+    return (
+        f"rank {late} of the context group did not deliver its partials to rank {rank} within"
+        f" {timeout_s:g} s: it died, made other calls, or called with other shapes; outputs since"
+        " then are NaN. Make a new ContextGroup once all ranks are there again"
+    )
+
+
+def check_places(places: list[tuple[str, str]]) -> None:
+    """Whether ranks are on one host, on a GPU each.
+
+    Args:
+        places: (host, UUID of the GPU) by rank.
+
+    Raises:
+        UserError: they are not, or are too many.
+    """
+    if len(places) > MOST_RANKS:
+        raise UserError(
+            f"a context group has at most {MOST_RANKS} GPUs, this one would have {len(places)}:"
+            " split the heads over the others (tensor parallel)"
+        )
+    for rank, (host, gpu) in enumerate(places):
+        if host != places[0][0]:
+            raise UserError(
+                f"rank 0 is on {places[0][0]}, rank {rank} on {host}: a context group needs the"
+                " GPUs of one host"
+            )
+        if (first := [gpu for _, gpu in places].index(gpu)) < rank:
+            raise UserError(
+                f"ranks {first} and {rank} are both on GPU {gpu}: call torch.cuda.set_device with"
+                " a GPU of its own on each rank"
+            )
+
+
+def _places(processes: Any, size: int, device: torch.device) -> list[tuple[str, str]]:
+    import socket
+
+    import torch
+    import torch.distributed as dist
+
+    places: list[Any] = [None] * size
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    dist.all_gather_object(places, (socket.gethostname(), gpu), processes)
+    return places
+
+
+def _mailboxes(
+    processes: Any, device: torch.device, mailbox_bytes: int
+) -> tuple[torch.Tensor, list[int]]:
+    """This GPU's mailbox, all zeros, and where it sees those of all ranks."""
+    import torch
+
+    # Multicast memory is not needed, and has hung machines.
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    mailbox = symmetric_memory.empty(mailbox_bytes // 4, dtype=torch.int32, device=device)
+    mailbox.zero_()
+    torch.cuda.synchronize(device)
+    handle = symmetric_memory.rendezvous(mailbox, processes)
+    return mailbox, [int(address) for address in handle.buffer_ptrs]

@@ -1,0 +1,229 @@
+"""Processes of one GPU each that measure a problem together: the worker, which is rank 0 and
+decides, and those that it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leanbench.core.errors import GpuUnusable, UserError
+from leanbench.core.parallel import GpuCounts
+
+if TYPE_CHECKING:
+    from leanbench.distributed.shards import Layout
+
+T = TypeVar("T")
+
+#: A follower waits for the worker's next request; its end ends the follower.
+_IDLE = timedelta(hours=24)
+#: Of the worker, where one of its followers has ended.
+LOST_FOLLOWER = 70
+#: That a launch waits for the other GPUs: a row says so long before its own limit.
+_PEER_TIMEOUT_S = 5.0
+
+
+@dataclass
+class Ranks:
+    """This process among those that measure together."""
+
+    rank: int
+    size: int
+    #: The latest error that all ranks know of.
+    refusal: Exception | None = None
+    _layouts: dict[GpuCounts, Layout] = field(default_factory=dict)
+
+    def from_first(self, value: T | None = None) -> T:
+        """Rank 0's value, on all ranks."""
+        import torch.distributed as dist
+
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0, group=_control())
+        return box[0]
+
+    def of_all(self, value: T) -> list[T]:
+        """The values of all ranks, on all ranks."""
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=_control())
+        return values
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What `work` returns, done on every rank; where it fails on one, it fails on all.
+
+        Raises:
+            UserError: that of the first rank with one; `refusal` is it then.
+            GpuUnusable: another error, of any rank.
+        """
+        result, failure = None, None
+        try:
+            result = work()
+        except UserError as error:
+            failure = type(error)(*error.args)
+        except Exception as error:
+            first_line = str(error).partition("\n")[0]
+            failure = GpuUnusable(f"rank {self.rank}: {type(error).__name__}: {first_line}")
+        failures = [failed for failed in self.of_all(failure) if failed is not None]
+        if failures:
+            self.refusal = failures[0]
+            raise failures[0]
+        return result  # pyright: ignore[reportReturnType]
+
+    def layout(self, counts: GpuCounts) -> Layout:
+        """Who has which heads and tokens, with the groups that exchange partials."""
+        from leanbench.distributed.shards import Layout
+
+        if counts not in self._layouts:
+            self._layouts[counts] = Layout.make(*counts, timeout_s=_PEER_TIMEOUT_S)
+        return self._layouts[counts]
+
+    def barrier(self) -> None:
+        """Until all ranks are here, and their GPUs idle."""
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+
+
+_control_group: list[Any] = []
+
+
+def _control() -> Any:
+    """The processes, through gloo: it waits without a GPU."""
+    return _control_group[0]
+
+
+def join(rank: int, size: int, port: int, device_index: int | None) -> Ranks:
+    """Meets the other processes at a port of this machine.
+
+    Args:
+        device_index: of this rank's GPU; None: it has none, as in tests.
+    """
+    import torch
+    import torch.distributed as dist
+
+    # Multicast is not used on the machines that this runs on: see docs/distributed.md.
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    store = _store(port, size, is_master=False)
+    if device_index is None:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    else:
+        device = torch.device("cuda", device_index)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=device)
+    _control_group[:] = [dist.new_group(backend="gloo", timeout=_IDLE)]
+    return Ranks(rank, size)
+
+
+def _store(port: int, size: int, is_master: bool) -> Any:
+    """What processes find one another by; of the master with port 0, at a free one."""
+    from torch import distributed
+
+    return distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        "127.0.0.1",
+        port,
+        size,
+        is_master=is_master,
+        timeout=timedelta(minutes=2),
+        wait_for_workers=False,
+    )
+
+
+def leave() -> None:
+    """Parts from the other processes."""
+    import torch.distributed as dist
+
+    _control_group.clear()
+    dist.destroy_process_group()
+
+
+class Gang:
+    """The followers of this worker: processes for the other GPUs of a problem."""
+
+    def __init__(self) -> None:
+        self._followers: list[subprocess.Popen[bytes]] = []
+        self._store: Any = None
+        self._leaving = threading.Event()
+        self.ranks: Ranks | None = None
+
+    def of(self, size: int, device_index: int, options: dict[str, Any]) -> Ranks:
+        """This process's part among `size` ranks; the others are started where they are not there.
+
+        Raises:
+            UserError: this machine has fewer GPUs.
+        """
+        if self.ranks is not None and self.ranks.size == size:
+            return self.ranks
+        devices = devices_for(size, device_index, _device_count())
+        self.close()
+        self._leaving = threading.Event()
+        port = self._open_store(size)
+        for rank, device in enumerate(devices[1:], start=1):
+            self._start(rank, size, port, device)
+        self.ranks = join(0, size, port, device_index)
+        self.ranks.from_first(options)
+        return self.ranks
+
+    def close(self) -> None:
+        """Ends the followers, if there are any."""
+        if self.ranks is None:
+            return
+        self._leaving.set()
+        self.ranks.from_first(None)
+        leave()
+        for follower in self._followers:
+            follower.wait()
+        self._followers.clear()
+        self.ranks = self._store = None
+
+    def _open_store(self, size: int) -> int:
+        self._store = _store(0, size, is_master=True)
+        return self._store.port
+
+    def _start(self, rank: int, size: int, port: int, device: int) -> None:
+        """A follower in this process's group, so that what ends one ends the other."""
+        words = [str(number) for number in (rank, size, port, device)]
+        follower = subprocess.Popen(
+            [sys.executable, "-P", "-m", "leanbench.measure.follower", *words],
+            stdin=subprocess.DEVNULL,
+        )
+        self._followers.append(follower)
+        watch = threading.Thread(target=self._watch, args=(rank, follower), daemon=True)
+        watch.start()
+
+    def _watch(self, rank: int, follower: subprocess.Popen[bytes]) -> None:
+        """Ends this process where a follower ends: it would wait for it for ever."""
+        code = follower.wait()
+        if not self._leaving.is_set():
+            print(f"rank {rank} ended with {code}", file=sys.stderr, flush=True)
+            os._exit(LOST_FOLLOWER)
+
+
+def devices_for(size: int, first: int, count: int) -> list[int]:
+    """The GPUs of `size` ranks, of `count` that there are: `first`, then the others in order.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    if size > count:
+        raise UserError(
+            f"this problem is for {size} GPUs and {count} can be used here: choose fewer, or check"
+            " CUDA_VISIBLE_DEVICES"
+        )
+    others = [index for index in range(count) if index != first]
+    return [first, *others[: size - 1]]
+
+
+def _device_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()

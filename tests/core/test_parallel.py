@@ -1,0 +1,81 @@
+"""Problems that GPUs share."""
+
+from __future__ import annotations
+
+import pytest
+
+from leanbench.core.axes import AXES
+from leanbench.core.errors import UserError
+from leanbench.core.parallel import GpuCounts, counts_of
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+
+
+def problem(parallel: str, context: int | tuple[int, ...] = 8192) -> AttentionProblem:
+    batch = 1 if isinstance(context, int) else len(context)
+    return AttentionProblem(batch, 32, 8, context, 128, parallel=parallel)
+
+
+def test_values() -> None:
+    axis = AXES["parallel"]
+    assert axis.parse("none,TP:2,cp:2,tp:4xcp:2") == ("none", "tp:2", "cp:2", "cp:2xtp:4")
+    assert axis.parse("tp:1,cp:1xtp:2") == ("none", "tp:2")
+    assert counts_of("cp:2xtp:4") == GpuCounts(tensor=4, context=2)
+    assert counts_of("none").gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("cp", "'cp' is not understood, write cp:2"),
+        ("cp:2xcp:2", "'cp:2xcp:2' is not understood"),
+        ("pp:2", "'pp:2' is not understood"),
+        ("cp:0", "'cp:0' is 0 GPUs, choose 1 to 8"),
+        ("cp:4xtp:4", "'cp:4xtp:4' is 16 GPUs, choose 1 to 8"),
+    ],
+)
+def test_what_is_no_value(text: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        AXES["parallel"].parse(text)
+
+
+def test_shards_are_the_problem_together() -> None:
+    whole = problem("cp:3xtp:2", (1000, 7, 3))
+    shards = [whole.shard(rank) for rank in range(6)]
+    assert {(shard.q_heads, shard.kv_heads, shard.parallel) for shard in shards} == {
+        (16, 4, "none")
+    }
+    assert [shard.contexts for shard in shards[:3]] == [(334, 3, 1), (333, 2, 1), (333, 2, 1)]
+    assert [shard.contexts for shard in shards[3:]] == [shard.contexts for shard in shards[:3]]
+    assert whole.kv_bytes == shards[0].kv_bytes
+    assert whole.kv_bytes == (334 + 3 + 1) * 4 * 128 * 2 * 2
+
+
+def test_labels_and_json() -> None:
+    assert problem("cp:2").label == "b1 h32/8 n8192 d128 fp16 HND cp:2"
+    assert AttentionProblem.from_dict(problem("cp:2").to_dict()) == problem("cp:2")
+    assert "parallel" not in problem("none").to_dict()
+
+
+def test_what_cannot_be_shared() -> None:
+    with pytest.raises(UserError, match="8 KV heads do not divide by the 3 GPUs of tp:3"):
+        problem("tp:3")
+    with pytest.raises(UserError, match="context 1 is too short for the 2 GPUs of cp:2"):
+        problem("cp:2", (100, 1))
+
+
+def test_kernels_that_cannot_share_refuse() -> None:
+    assert kernel("lean").unsupported_reason(problem("cp:2")) is None
+    assert kernel("lean").unsupported_reason(problem("tp:2")) is None
+    assert kernel("fa2").unsupported_reason(problem("cp:2")) == (
+        "fa2 runs on one GPU, this problem has parallel cp:2: leave it out"
+    )
+    reason = kernel("nccl_all_gather").unsupported_reason(problem("tp:2"))
+    assert reason == "nccl_all_gather merges what GPUs make of shards: give parallel cp:2"
+    windows = AttentionProblem(1, 32, 8, 8192, 128, window_left=100, parallel="cp:2")
+    assert kernel("lean_cuda").unsupported_reason(windows) == (
+        "lean_cuda takes no windows where GPUs share sequences (cp:2): split heads, with tp"
+    )
+    ring = kernel("ring_attention").unsupported_reason(problem("cp:3"))
+    assert ring is not None
+    assert "8192 tokens do not divide by 3" in ring

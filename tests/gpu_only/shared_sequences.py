@@ -1,0 +1,229 @@
+"""Calls over sequences that GPUs share, checked on each of them:
+``torchrun --nproc-per-node 2 tests/gpu_only/shared_sequences.py fuzz|chain|late SECONDS [SEED]``.
+
+Every rank ends with 0, or with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from leanbench.distributed import ContextGroup, lean_attn_with_kvcache
+
+#: As in leanbench.check.reference.
+_LIMITS = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+_LSE_LIMIT = 1e-3
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """(ranks, *): every rank's."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.stack(parts)
+
+
+def reference(arguments: dict[str, Any], tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (batch, q_len, heads, head_dim) and LSE (batch, heads, q_len) of all shards."""
+    q, k_cache, v_cache = (arguments[name].double() for name in ("q", "k_cache", "v_cache"))
+    table, softcap = arguments["block_table"], arguments["softcap"]
+    group = q.shape[2] // k_cache.shape[2]
+    outs, lses = [], []
+    for sequence, length in enumerate(tokens):
+        if table is None:
+            k, v = k_cache[sequence, :length], v_cache[sequence, :length]
+        else:
+            pages = table[sequence].long()
+            k, v = (cache[pages].flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,thd->hqt", q[sequence], k) * q.shape[3] ** -0.5
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        lse = torch.logsumexp(scores, -1)
+        weights = torch.exp(scores - lse.nan_to_num(neginf=0.0)[..., None])
+        outs.append(torch.einsum("hqt,thd->qhd", weights, v))
+        lses.append(lse)
+    out, lse = gathered(torch.stack(outs)), gathered(torch.stack(lses))
+    whole = torch.logsumexp(lse, 0)
+    sinks = arguments["sinks"]
+    if sinks is not None:
+        whole = torch.logaddexp(whole, sinks.double()[None, :, None].expand_as(whole))
+    weights = torch.exp(lse - whole.nan_to_num(neginf=0.0))
+    return torch.einsum("rbhq,rbqhd->bqhd", weights, out), whole
+
+
+def families(count: int) -> list[dict[str, Any]]:
+    """What decides which builds of the kernel a problem needs: each takes half a second."""
+    draw = random.Random(20)
+    return [
+        {
+            "group": draw.choice([1, 4, 8]),
+            "head_dim": draw.choice([64, 128]),
+            "dtype": draw.choice([torch.float16, torch.bfloat16]),
+            "q_len": draw.choice([1, 1, 1, 2]),
+            "page": draw.choice([None, None, 16]),
+            "on_device": draw.random() < 0.7,
+            "softcap": draw.choice([0.0, 0.0, 20.0]),
+            "sinks": draw.random() < 0.2,
+            "batch_invariant": draw.random() < 0.2,
+        }
+        for _ in range(count)
+    ]
+
+
+_FAMILIES = families(16)
+
+
+def drawn(draw: random.Random, rank: int, size: int) -> tuple[dict[str, Any], list[int]]:
+    """A call's arguments, of which Q and the sinks are the same on all ranks, and the rank's own
+    tokens of each sequence.
+    """
+    batch, kv_heads = draw.choice([1, 1, 2, 3, 8]), draw.choice([1, 2, 4, 8])
+    family, most = draw.choice(_FAMILIES), draw.choice([40, 700, 5000])
+    head_dim, dtype, page = family["head_dim"], family["dtype"], family["page"]
+    q_heads = kv_heads * family["group"]
+    lengths = [[draw.choice([0, draw.randint(0, most)]) for _ in range(batch)] for _ in range(size)]
+    seed = draw.getrandbits(32)
+    if not family["on_device"]:
+        lengths = [[own[0]] * batch for own in lengths]
+    device = torch.device("cuda")
+    same = torch.Generator(device).manual_seed(seed)
+    own = torch.Generator(device).manual_seed(seed + 1 + rank)
+    q = torch.randn(batch, family["q_len"], q_heads, head_dim, device=device, generator=same)
+    sinks = torch.randn(q_heads, device=device, generator=same)
+    tokens = lengths[rank]
+    capacity = max(16, -(-max(tokens) // 16) * 16)
+    shape = (batch, capacity, kv_heads, head_dim)
+    table = None
+    if page is not None:
+        pages = batch * capacity // page
+        shape = (pages, page, kv_heads, head_dim)
+        table = torch.randperm(pages, device=device, generator=own).int().view(batch, -1)
+    k, v = (torch.randn(shape, device=device, generator=own).to(dtype) for _ in range(2))
+    return {
+        "q": (3 * q).to(dtype),
+        "k_cache": k,
+        "v_cache": v,
+        "cache_seqlens": torch.tensor(tokens, dtype=torch.int32, device=device)
+        if family["on_device"]
+        else tokens[0],
+        "block_table": table,
+        "softcap": family["softcap"],
+        "sinks": sinks if family["sinks"] else None,
+        "batch_invariant": family["batch_invariant"],
+    }, tokens
+
+
+def check_one(group: ContextGroup, draw: random.Random) -> None:
+    arguments, tokens = drawn(draw, group.rank, group.size)
+    expected, expected_lse = reference(arguments, tokens)
+    out, lse = lean_attn_with_kvcache(**arguments, group=group, return_softmax_lse=True)
+    group.check()
+    bits = gathered(out.view(torch.int16))
+    assert (bits == bits[0]).all(), "ranks have different bits"
+    error = (out.double() - expected).flatten(1).norm(dim=1)
+    norm = expected.flatten(1).norm(dim=1)
+    assert (error <= _LIMITS[out.dtype] * norm).all(), (arguments, error / norm)
+    empty = expected_lse.isneginf()
+    assert (lse.double()[empty] == -torch.inf).all()
+    off = (lse.double() - expected_lse)[~empty].abs() / expected_lse[~empty].abs().clamp(min=1.0)
+    assert (off <= _LSE_LIMIT).all(), (arguments, off.max())
+
+
+def agree(go_on: bool) -> bool:
+    """Rank 0's answer, on all ranks."""
+    answer = torch.tensor(int(go_on), device="cuda")
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
+def fuzz(group: ContextGroup, seconds: float, seed: int) -> str:
+    """Random problems."""
+    draw, begun, count = random.Random(seed), time.monotonic(), 0
+    while agree(time.monotonic() - begun < seconds):
+        for _ in range(20):
+            check_one(group, draw)
+            count += 1
+    return f"{count} problems"
+
+
+def chain(group: ContextGroup, seconds: float, seed: int) -> str:
+    """Dependent steps in a graph that is replayed, with random delays on the odd ranks before some
+    replays; the output of each step is the next one's query.
+    """
+    generator = torch.Generator("cuda").manual_seed(seed)
+    query = torch.randn(2, 1, 16, 128, device="cuda", generator=generator).half()
+    own = torch.Generator("cuda").manual_seed(seed + 1 + group.rank)
+    k, v = (torch.randn(2, 1000, 4, 128, device="cuda", generator=own).half() for _ in range(2))
+    lengths = torch.tensor([1000, 3 + group.rank], dtype=torch.int32, device="cuda")
+    step: Callable[..., Any] = lean_attn_with_kvcache
+    step(query, k, v, cache_seqlens=lengths, group=group)
+    graph, steps = torch.cuda.CUDAGraph(), 51
+    state = query.clone()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            state.copy_(10 * step(state, k, v, cache_seqlens=lengths, group=group))
+    draw, begun, count, first = random.Random(group.rank), time.monotonic(), 0, None
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    while agree(time.monotonic() - begun < seconds):
+        for _ in range(20):
+            state.copy_(query)
+            if group.rank % 2 and draw.random() < 0.3:
+                torch.cuda._sleep(draw.randint(1, 2_000_000))
+            graph.replay()
+            first = state.clone() if first is None else first
+            wrong += (state.view(torch.int16) != first.view(torch.int16)).any()
+            count += steps
+        group.check()
+    assert int(wrong) == 0, f"{int(wrong)} replays had other bits"
+    assert first is not None
+    bits = gathered(first.view(torch.int16))
+    assert (bits == bits[0]).all(), "ranks have different bits"
+    return f"{count} steps"
+
+
+def late(group: ContextGroup, seconds: float, seed: int) -> str:
+    """Rank 0 calls alone: an error within the group's limit, and NaN."""
+    own = ContextGroup(timeout_s=1.0)
+    step: Callable[..., Any] = lean_attn_with_kvcache
+    query = torch.ones(1, 1, 8, 64, device="cuda").half()
+    cache = torch.ones(1, 64, 2, 64, device="cuda").half()
+    lean_attn_with_kvcache(query, cache, cache, group=own)
+    own.check()
+    dist.barrier()
+    sentence = ""
+    if own.rank == 0:
+        begun = time.monotonic()
+        out = step(query, cache, cache, group=own)
+        try:
+            own.check()
+        except RuntimeError as error:
+            sentence = str(error)
+        waited = time.monotonic() - begun
+        assert out.isnan().all()
+        assert sentence.startswith("rank "), sentence
+        assert 0.9 < waited < 5.0, waited
+    dist.barrier()
+    return sentence
+
+
+def main() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    group = ContextGroup()
+    name, seconds = sys.argv[1], float(sys.argv[2])
+    seed = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    said = {"fuzz": fuzz, "chain": chain, "late": late}[name](group, seconds, seed)
+    if group.rank == 0:
+        print(f"{name}: {said} on {group.size} GPUs", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""GPUs that share sequences: lean.cu itself, launched for each of them on a stand-in for a GPU.
+
+Launches run one after the other. The first ones wait in vain for later ones, give up, and are made
+again as the same launch once the others' partials have come.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from depth import deep
+from lean_on_cpu import COMPILER, Cpu, Workspace
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
+
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import AttentionInputs, Peers, make_inputs
+from leanbench.core.problem import AttentionProblem
+from leanbench.distributed.group import MOST_RANKS, PeerFields, mailbox_bytes_for
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
+
+_LAUNCH = 1 << 20
+#: Reads of the clock that a launch waits for: more than the own partials take to arrive.
+_PATIENCE = 30_000
+
+
+@dataclass
+class FakeGroup:
+    """Mailboxes of `ranks` GPUs in the memory of this process."""
+
+    ranks: int
+    mailbox_bytes: int
+    launches: int = 0
+    mailboxes: list[torch.Tensor] = field(init=False)
+    failures: list[torch.Tensor] = field(init=False)
+    fields: list[PeerFields] = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = self.mailbox_bytes // 4
+        self.mailboxes = [torch.zeros(numbers, dtype=torch.int32) for _ in range(self.ranks)]
+        self.failures = [torch.zeros(1, dtype=torch.int32) for _ in range(self.ranks)]
+        addresses = [mailbox.data_ptr() for mailbox in self.mailboxes]
+        self.fields = [
+            PeerFields(
+                _LAUNCH,
+                _PATIENCE,
+                self.failures[rank].data_ptr(),
+                numbers // 2,
+                rank,
+                (ctypes.c_uint64 * MOST_RANKS)(*addresses),
+            )
+            for rank in range(self.ranks)
+        ]
+
+    def peers(self, rank: int) -> Peers:
+        return Peers(self.ranks, rank, ctypes.addressof(self.fields[rank]))
+
+
+def shards_of(problem: AttentionProblem, lengths: list[tuple[int, ...]]) -> list[AttentionInputs]:
+    """Inputs of a rank each, with the same queries and these lengths."""
+    shards = [
+        make_inputs(problem, "cpu", 1 + rank, score_scale=6.0) for rank in range(len(lengths))
+    ]
+    shards = [replace(shard, q=shards[0].q, sinks=shards[0].sinks) for shard in shards]
+    for shard, own in zip(shards, lengths, strict=True):
+        assert shard.cache_seqlens is not None
+        shard.cache_seqlens.copy_(torch.tensor(own, dtype=torch.int32))
+        poison_unused(shard)
+    return shards
+
+
+def whole(problem: AttentionProblem, shards: list[AttentionInputs]) -> AttentionInputs:
+    """The call over the tokens of all shards."""
+    lengths = [list(shard.read_lengths()) for shard in shards]
+    total = [sum(own) for own in zip(*lengths, strict=True)]
+    most = max(*total, 1)
+    joined = replace(problem, context=(most,) * problem.batch, capacity=most, page_size=None)
+    inputs = make_inputs(joined, "cpu", 99)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens.copy_(torch.tensor(total))
+    for sequence in range(problem.batch):
+        for cache in ("k_cache", "v_cache"):
+            tokens = [
+                rows_of(shard, cache, sequence)[: own[sequence]]
+                for shard, own in zip(shards, lengths, strict=True)
+            ]
+            getattr(inputs, cache)[sequence, : total[sequence]] = torch.cat(tokens)
+    return replace(inputs, q=shards[0].q, sinks=shards[0].sinks)
+
+
+def rows_of(inputs: AttentionInputs, cache: str, sequence: int) -> torch.Tensor:
+    """A sequence's tokens of a cache, up to its capacity."""
+    tensor = getattr(inputs, cache)
+    if inputs.block_table is None:
+        return tensor[sequence]
+    return tensor[inputs.block_table[sequence].long()].flatten(0, 1)
+
+
+def launch_all(
+    cpu: Cpu,
+    group: FakeGroup,
+    shards: list[AttentionInputs],
+    configs: list[LeanCudaConfig],
+    sms: list[int],
+    seed: int = 0,
+) -> None:
+    """One launch of the group: all ranks in turn, and those that waited in vain again."""
+    workspaces = [Workspace(1000 + 77 * group.launches) for _ in shards]
+    group.launches += 1
+    for rank in [*range(group.ranks), *range(group.ranks - 1)]:
+        group.fields[rank].tickets = group.launches * _LAUNCH
+        group.failures[rank].zero_()
+        shards[rank].poison()
+        own = replace(shards[rank], peers=group.peers(rank))
+        cpu.launch(own, configs[rank], sms[rank], workspaces[rank], seed=seed + rank)
+        assert group.fields[rank].tickets == (group.launches + 1) * _LAUNCH
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> Cpu:
+    return Cpu(tmp_path_factory.mktemp("peers"))
+
+
+PLAIN = AttentionProblem(3, 8, 2, (700, 1, 300), 64, capacity=768, lengths_on="device")
+PAGED = AttentionProblem(
+    2,
+    8,
+    1,
+    (700, 130),
+    64,
+    "bf16",
+    capacity=768,
+    lengths_on="device",
+    page_size=16,
+    q_len=2,
+    causal=False,
+    sinks=True,
+)
+ONE = cuda_config(32, 2, 2, 1, 1, 8, "async", 1, False)
+CLUSTERS = cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False)
+#: Problem, lengths by rank, a config for each rank, SMs of each rank's GPU.
+CASES = {
+    # Uneven, empty on one rank, empty on both.
+    "two": (PLAIN, [(700, 0, 300), (131, 0, 0)], [ONE, ONE], [7, 3]),
+    # Ranks with other launch settings: a cluster to a work range, and none.
+    "settings": (PLAIN, [(700, 5, 300), (64, 1, 700)], [ONE, CLUSTERS], [4, 12]),
+    "pages": (
+        PAGED,
+        [(700, 130), (0, 250)],
+        [cuda_config(32, 2, 2, 1, 1, 16, "async", 1, False)] * 2,
+        [5, 9],
+    ),
+}
+DEEP_CASES = {
+    "four": (
+        PLAIN,
+        [(700, 0, 300), (131, 0, 0), (1, 1, 1), (0, 0, 768)],
+        [ONE] * 4,
+        [7, 3, 1, 40],
+    ),
+    "fixed runs": (
+        PLAIN,
+        [(700, 0, 300), (131, 77, 0)],
+        [replace(ONE, fixed_run_tiles=4)] * 2,
+        [7, 3],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(deep(name) for name in DEEP_CASES)])
+def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) -> None:
+    """Over three launches, which use both halves of the mailboxes, and one of them again."""
+    problem, lengths, configs, sms = (CASES | DEEP_CASES)[name]
+    group = FakeGroup(len(lengths), mailbox_bytes_for(len(lengths), 64, 64))
+    shards = shards_of(problem, lengths)
+    reference = Reference(whole(problem, shards))
+    first = None
+    for seed in range(3):
+        launch_all(cpu, group, shards, configs, sms, seed)
+        for shard in shards:
+            assert reference.check(shard).failure(problem.dtype) is None
+            assert torch.equal(shard.out, shards[0].out)
+            assert torch.equal(shard.lse, shards[0].lse)
+        first = shards[0].out.clone() if first is None else first
+        assert torch.equal(shards[0].out, first)
+    assert not any(failure.item() for failure in group.failures)
+
+
+def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
+    """Outputs are NaN, and the failure names the rank."""
+    problem, lengths, configs, sms = CASES["two"]
+    group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
+    shards = shards_of(problem, lengths)
+    launch_all(cpu, group, shards, configs, sms)
+    own = replace(shards[0], peers=group.peers(0))
+    own.out.zero_()
+    own.lse.zero_()
+    cpu.launch(own, configs[0], sms[0], Workspace(5))
+    assert group.failures[0].item() == 2
+    assert own.out.isnan().all()
+    assert own.lse.isnan().all()
+
+
+def test_a_rank_with_another_batch_is_none_that_comes(cpu: Cpu) -> None:
+    problem, lengths, configs, sms = CASES["two"]
+    group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
+    two, three = shards_of(problem, lengths), shards_of(problem, lengths)
+    assert two[0].cache_seqlens is not None
+    smaller = replace(
+        two[0],
+        q=two[0].q[:2],
+        k_cache=two[0].k_cache[:2],
+        v_cache=two[0].v_cache[:2],
+        cache_seqlens=two[0].cache_seqlens[:2],
+        out=two[0].out[:2],
+        lse=two[0].lse[:2],
+        peers=group.peers(0),
+    )
+    cpu.launch(smaller, configs[0], sms[0], Workspace(5))
+    cpu.launch(replace(three[1], peers=group.peers(1)), configs[1], sms[1], Workspace(6))
+    assert group.failures[1].item() == 1
+    assert three[1].out.isnan().all()

@@ -1,0 +1,92 @@
+"""Processes that measure together, on the CPU through gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leanbench.core.errors import UserError
+from leanbench.measure.ranks import LOST_FOLLOWER, devices_for
+
+#: Each rank prints what it got, as JSON.
+_TOGETHER = """
+import json, sys
+from leanbench.core.errors import GpuUnusable, UserError
+from leanbench.measure import ranks as module
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = None
+if rank == 0:
+    store = module._store(0, 2, is_master=True)
+    port = store.port
+    print(port, flush=True)
+ranks = module.join(rank, 2, port, None)
+got = {"first": ranks.from_first({"problem": 7} if rank == 0 else None),
+       "all": ranks.of_all(rank + 10), "fine": ranks.together(lambda: rank)}
+def refuse():
+    if rank == 1:
+        raise UserError("no room: choose a smaller context")
+def crash():
+    if rank == 1:
+        raise ValueError("nonsense")
+for name, work, kind in (("refused", refuse, UserError), ("crashed", crash, GpuUnusable)):
+    try:
+        ranks.together(work)
+    except kind as error:
+        got[name] = [str(error), error is ranks.refusal]
+got["again"] = ranks.of_all(rank)
+print(json.dumps(got), flush=True)
+module.leave()
+"""
+
+_LOSES_ONE = """
+import time
+from leanbench.measure.ranks import Gang
+gang = Gang()
+gang._start(1, 2, gang._open_store(2), 99)
+time.sleep(120)
+"""
+
+
+def python(script: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    )
+
+
+def test_ranks_agree_and_a_failure_of_one_is_everybodys() -> None:
+    first = python(_TOGETHER, "0", "0")
+    assert first.stdout is not None
+    port = first.stdout.readline().strip()
+    second = python(_TOGETHER, "1", port)
+    outputs = [process.communicate(timeout=100) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    got = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    for rank, own in enumerate(got):
+        assert own == {
+            "first": {"problem": 7},
+            "all": [10, 11],
+            "fine": rank,
+            "refused": ["no room: choose a smaller context", True],
+            "crashed": ["rank 1: ValueError: nonsense", True],
+            "again": [0, 1],
+        }
+
+
+def test_a_worker_ends_with_a_follower_that_ends() -> None:
+    worker = python(_LOSES_ONE)
+    _, errors = worker.communicate(timeout=100)
+    assert worker.returncode == LOST_FOLLOWER
+    assert "rank 1 ended with 1" in errors
+
+
+def test_the_gpus_of_ranks() -> None:
+    assert devices_for(2, 0, 4) == [0, 1]
+    assert devices_for(3, 2, 4) == [2, 0, 1]
+    with pytest.raises(UserError, match="for 4 GPUs and 2 can be used here"):
+        devices_for(4, 0, 2)
