@@ -10,7 +10,8 @@ from leanbench.attention import lean_attn_with_kvcache as _on_this_gpu
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.prepared import attend
-from leanbench.core.extras import Extras
+from leanbench.core.extras import Extras, fp8_name
+from leanbench.core.kinds import SAME
 
 if TYPE_CHECKING:
     from leanbench.distributed.group import ContextGroup
@@ -63,34 +64,41 @@ def lean_attn_with_kvcache(
         RuntimeError: a rank did not come in time in an earlier call.
         UserError: the group's mailbox is too small.
     """
-    shared = {
-        "cache_seqlens": cache_seqlens,
-        "block_table": block_table,
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "softcap": softcap,
-        "sinks": sinks,
-        "cache_batch_idx": cache_batch_idx,
-        "q_descale": q_descale,
-        "k_descale": k_descale,
-        "v_descale": v_descale,
-        "return_softmax_lse": return_softmax_lse,
-        "batch_invariant": batch_invariant,
-        "out": out,
-    }
     if group is None or group.size == 1:
-        return _on_this_gpu(q, k_cache, v_cache, **shared, **arguments)
+        return _on_this_gpu(
+            q,
+            k_cache,
+            v_cache,
+            cache_seqlens=cache_seqlens,
+            block_table=block_table,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            softcap=softcap,
+            sinks=sinks,
+            cache_batch_idx=cache_batch_idx,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            return_softmax_lse=return_softmax_lse,
+            batch_invariant=batch_invariant,
+            out=out,
+            **arguments,
+        )
     group.raise_failure()
     _refuse(q, k_cache, v_cache, causal, arguments)
     on_device = isinstance(cache_seqlens, torch.Tensor)
-    extras = Extras(
-        sinks=sinks,
-        cache_batch_idx=cache_batch_idx,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        softcap=softcap,
-    )
+    extras = None
+    if softcap or any(
+        tensor is not None for tensor in (sinks, cache_batch_idx, q_descale, k_descale, v_descale)
+    ):
+        extras = Extras(
+            sinks=sinks,
+            cache_batch_idx=cache_batch_idx,
+            q_descale=_of_fp8(q, q_descale),
+            k_descale=_of_fp8(k_cache, k_descale),
+            v_descale=_of_fp8(v_cache, v_descale),
+            softcap=softcap,
+        )
     call = Call(
         q,
         k_cache,
@@ -102,15 +110,20 @@ def lean_attn_with_kvcache(
         None if softmax_scale is None else float(softmax_scale),
         causal,
         batch_invariant,
-        extras=None if extras.asks_nothing else extras,
+        extras=extras,
         peers=group.peers,
     )
-    if call.extras is not None:
+    if extras is not None:
         check_tensors(call)
     if q.dim() == 4 and v_cache.dim() == 4:
         group.check_room(q.numel() // q.shape[3], v_cache.shape[3])
     result, lse = attend(call, return_softmax_lse)
     return result if lse is None else (result, lse)
+
+
+def _of_fp8(tensor: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor | None:
+    """The scales of a tensor in fp8; others have none."""
+    return None if fp8_name(tensor.dtype) == SAME else scales
 
 
 def _refuse(

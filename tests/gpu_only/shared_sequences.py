@@ -72,6 +72,7 @@ def families(count: int) -> list[dict[str, Any]]:
             "softcap": draw.choice([0.0, 0.0, 20.0]),
             "sinks": draw.random() < 0.2,
             "batch_invariant": draw.random() < 0.2,
+            "fp8": draw.random() < 0.2,
         }
         for _ in range(count)
     ]
@@ -105,7 +106,8 @@ def drawn(draw: random.Random, rank: int, size: int) -> tuple[dict[str, Any], li
         pages = batch * capacity // page
         shape = (pages, page, kv_heads, head_dim)
         table = torch.randperm(pages, device=device, generator=own).int().view(batch, -1)
-    k, v = (torch.randn(shape, device=device, generator=own).to(dtype) for _ in range(2))
+    kv_dtype = torch.float8_e4m3fn if family["fp8"] else dtype
+    k, v = (torch.randn(shape, device=device, generator=own).to(kv_dtype) for _ in range(2))
     return {
         "q": (3 * q).to(dtype),
         "k_cache": k,
