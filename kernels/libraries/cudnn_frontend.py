@@ -32,9 +32,10 @@ class CudnnFrontend(LibraryKernel):
     distribution = "nvidia-cudnn-frontend"
     written_for = "1.20"
     head_dims = (64, 80, 96, 128)
+    #: No sinks: cuDNN 9.19 takes them with several query tokens alone.
     axes = LibraryKernel.axes | {
         *("page_size", "lengths", "lengths_on"),
-        *("q_len", "causal", "window_left", "sinks"),
+        *("q_len", "causal", "window_left"),
     }
     #: The output alone is asked for.
     lse_base = None
@@ -114,7 +115,7 @@ class CudnnLaunch:
 
 def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]:
     """Views as cuDNN names them: (batch, heads, tokens, head_dim); of a paged cache (pages, heads,
-    page_size, head_dim); lengths, block table and sinks with four dimensions.
+    page_size, head_dim); lengths and block table with four dimensions.
     """
     import torch
 
@@ -133,8 +134,6 @@ def _tensors(inputs: AttentionInputs, with_lse: bool) -> dict[str, torch.Tensor]
         named["lengths_kv"] = lengths(inputs).view(batch, 1, 1, 1)
     if inputs.block_table is not None:
         named["table"] = inputs.block_table[:, None, :, None]
-    if inputs.sinks is not None:
-        named["sinks"] = inputs.sinks.float().view(1, -1, 1, 1)
     return named | ({"lse": inputs.lse[..., None]} if with_lse else {})
 
 
@@ -170,7 +169,6 @@ def _built(shape: _Shape) -> tuple[Any, dict[str, int], torch.Tensor]:
         paged_attention_k_table=inputs.get("table"),
         paged_attention_v_table=inputs.get("table"),
         paged_attention_max_seq_len_kv=shape.max_tokens or None,
-        sink_token=inputs.get("sinks"),
         **_mask(shape),
     )
     results = {"out": out, "lse": lse} if "lse" in described else {"out": out}

@@ -83,11 +83,22 @@ def _models() -> None:
         f"{model.sliding_layers}, {model.sliding_window} tokens" if model.sliding_window else ""
         for model in listed
     ]
+    others = [
+        "sinks"
+        if model.sinks
+        else f"softcap {model.softcap:g}"
+        if model.softcap
+        else f"latent, V {model.v_head_dim}"
+        if model.v_head_dim
+        else ""
+        for model in listed
+    ]
     columns = [
         ("heads", [f"{model.q_heads}/{model.kv_heads}" for model in listed]),
         ("head\ndim", [str(model.head_dim) for model in listed]),
         ("layers", [str(model.layers) for model in listed]),
         ("sliding-window\nlayers", sliding),
+        ("all layers", others),
         # First its config on the hub.
         ("also called", ["\n".join((model.config, *model.also)) for model in listed]),
     ]

@@ -164,9 +164,6 @@ def sweep(
     with axes alone, the others are as `leanbench list axes` says; with --model, they are those of
     the sweep models. Without a GPU, the performance model predicts for --gpu (a100 unless given).
 
-    For a model's sliding-window layers, give the window that `leanbench list models` says as
-    --context.
-
     Exit code 1 means that a cell crashed, timed out or was incorrect, or that every cell is
     unsupported.
     """
@@ -198,7 +195,7 @@ def sweep(
     predicted = target.local_index is None
     output.say_kernel_warnings()
     if not quiet:
-        _say_whose_shapes(requested)
+        _say_whose_layers(requested)
     if predicted:
         refuse_what_cannot_be_predicted(requested.measure)
         why = target.note or f"No {gpu or 'GPU'} here"
@@ -240,10 +237,10 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _say_whose_shapes(requested: Sweep) -> None:
+def _say_whose_layers(requested: Sweep) -> None:
     """Rows name problems, which may be those of several models."""
-    from leanbench.core.language_models import by_shape
+    from leanbench.core.language_models import by_layer
 
     for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
-        for (q_heads, kv_heads, head_dim), models in by_shape(names, tps).items():
-            output.say(f"h{q_heads}/{kv_heads} d{head_dim}: {', '.join(models)}")
+        for layer, models in by_layer(names, tps).items():
+            output.say(f"{layer.words}: {', '.join(models)}")

@@ -22,6 +22,23 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class Layer:
+    """Decode attention of some layers of a model, on one GPU."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    #: Fields of AttentionProblem in which it is not plain, with their values.
+    kinds: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def words(self) -> str:
+        """As in the labels of problems: ``h64/8 d64 window_left 127 sinks``."""
+        kinds = [name if value is True else f"{name} {value:g}" for name, value in self.kinds]
+        return " ".join([f"h{self.q_heads}/{self.kv_heads} d{self.head_dim}", *kinds])
+
+
+@dataclass(frozen=True)
 class Model:
     """What decode attention needs to know of a language model."""
 
@@ -38,6 +55,31 @@ class Model:
     #: the whole context.
     sliding_window: int | None = None
     sliding_layers: int = 0
+    #: Of every layer: a logit for each query head in the softmax's denominator, a soft cap of
+    #: scores (0: none), and a latent cache of which V is the first `v_head_dim` columns.
+    sinks: bool = False
+    softcap: float = 0.0
+    v_head_dim: int | None = None
+
+    def layer_kinds(self, tp: int) -> dict[Layer, int]:
+        """Layers of each kind, those with a window first.
+
+        Raises:
+            UserError: as `shape`.
+        """
+        kinds: list[tuple[str, Any]] = []
+        kinds += [("sinks", True)] if self.sinks else []
+        kinds += [("softcap", self.softcap)] if self.softcap else []
+        if self.v_head_dim is not None:
+            kinds += [("v_head_dim", self.v_head_dim), ("latent", True)]
+        layers: dict[Layer, int] = {}
+        if self.sliding_window is not None:
+            # The window has the query token itself.
+            window = ("window_left", self.sliding_window - 1)
+            layers[Layer(*self.shape(tp), (window, *kinds))] = self.sliding_layers
+        if full := self.layers - self.sliding_layers:
+            layers[Layer(*self.shape(tp), tuple(kinds))] = full
+        return layers
 
     def shape(self, tp: int) -> Shape:
         """The heads that one of `tp` GPUs has, with head_dim.
@@ -94,16 +136,20 @@ def _own(name: str, own: Mapping[str, str]) -> str:
     return own[name]
 
 
-def by_shape(names: Iterable[str], tps: Sequence[int]) -> dict[Shape, list[str]]:
-    """The shapes of one of `tps` GPUs, and the models that have each: ``{(8, 1, 128): ["llama-3-70b
-    tp 8"]}``.
+def by_layer(names: Iterable[str], tps: Sequence[int]) -> dict[Layer, list[str]]:
+    """The kinds of layers on one of `tps` GPUs, and the models that have each: ``{Layer(8, 1, 128):
+    ["llama-3-70b tp 8"]}``, with the number of layers where a model has several kinds.
 
     Raises:
         UserError: as Model.shape.
     """
-    shapes: dict[Shape, list[str]] = {}
+    layers: dict[Layer, list[str]] = {}
     for name in names:
+        model = models()[name]
         for tp in tps:
             label = name if tp == 1 else f"{name} tp {tp}"
-            shapes.setdefault(models()[name].shape(tp), []).append(label)
-    return shapes
+            kinds = model.layer_kinds(tp)
+            for layer, count in kinds.items():
+                of_them = f" ({count} of {model.layers} layers)" if len(kinds) > 1 else ""
+                layers.setdefault(layer, []).append(label + of_them)
+    return layers

@@ -63,7 +63,7 @@ AXES = frozenset(
     {
         *("dtype", "kv_layout", "q_len", "page_size", "capacity", "lengths", "lengths_on"),
         *("causal", "window_left", "window_right", "softcap", "sinks", "alibi"),
-        *("leftpad", "batch_idx"),
+        *("leftpad", "batch_idx", "kv_dtype", "q_dtype", "scaled"),
     }
 )
 

@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from itertools import groupby
 
 from leanbench.core.decomposition import Schedule, Segment
-from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.problem import AttentionProblem
 from leanbench.core.timeline import Span, SpanKind
 from leanbench.model.rates import SM_CLASSES, Rates
 from leanbench.model.sharing import Load, share
@@ -54,7 +54,6 @@ def work_of(
             where there are fewer.
     """
     lengths, per_sequence = problem.visible_lengths, schedule.output_tiles // problem.batch
-    token_bytes = 2 * problem.head_dim * ELEMENT_BYTES
     work = []
     for cta, run in groupby(schedule.segments, key=lambda segment: segment.cta):
         segments = tuple(run)
@@ -65,7 +64,7 @@ def work_of(
         )
         # A LeanTile that is counted for an output tile's end has none.
         steps = (-(-max(0, count) // step_tokens) for count in tokens)
-        read = tuple(token_bytes * step_tokens * count for count in steps)
+        read = tuple(problem.token_bytes * step_tokens * count for count in steps)
         work.append(CtaWork(cta, segments, read))
     return work
 

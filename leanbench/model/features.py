@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from leanbench.core.axes import AXES
+from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 #: Axes whose values, whatever they are, make another build of a kernel.
@@ -18,4 +19,5 @@ def features(problem: AttentionProblem) -> tuple[str, ...]:
         "a contiguous cache" if problem.page_size is None else "a paged cache",
         f"lengths on the {problem.lengths_on}",
         *(AXES[name].title for name in _MASKS if name in problem.special),
+        *(("an fp8 cache",) if problem.kv_dtype != SAME else ()),
     )

@@ -13,7 +13,7 @@ from collections import defaultdict
 from leanbench.core.decomposition import Schedule, usable_sms
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
-from leanbench.core.problem import ELEMENT_BYTES, AttentionProblem
+from leanbench.core.problem import AttentionProblem
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
@@ -99,7 +99,7 @@ def lean_cuda_rates(
 
 
 def _chunk_bytes(build: CudaBuild) -> int:
-    return 2 * build.chunk * build.head_dim * ELEMENT_BYTES
+    return build.chunk * (build.head_dim + build.v_head_dim) * build.kv_bytes
 
 
 def _chunk_us(

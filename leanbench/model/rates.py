@@ -206,7 +206,7 @@ def sm_bytes_per_us(spec: GpuSpec, constants: Constants) -> float:
 
 def tile_bytes(problem: AttentionProblem, config: TileConfig) -> int:
     """K and V of one full LeanTile."""
-    return 2 * config.tile_tokens * problem.head_dim * ELEMENT_BYTES
+    return config.tile_tokens * problem.token_bytes
 
 
 def tile_compute_us(

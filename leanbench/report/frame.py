@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from leanbench.core.axes import KINDS
 from leanbench.core.problem import PROBLEM_AXES, AttentionProblem
 from leanbench.core.quantities import Quantity
 from leanbench.report.command import sweep_command
@@ -102,6 +103,23 @@ def problem_values(problem: AttentionProblem) -> dict[str, Any]:
     }
     lengths = problem.contexts if problem.is_ragged else problem.contexts[:1]
     return {**values, **texts, "context": " ".join(map(str, lengths))}
+
+
+def kinds_of(frame: DataFrame) -> Series:
+    """What kind of attention each row's problem is: ``window, sinks``, ``e4m3 KV cache``, or
+    ``plain``.
+    """
+    import pandas as pd
+
+    kinds = pd.Series("", index=frame.index, dtype="object")
+    for axis in PROBLEM_AXES:
+        if axis.name not in KINDS:
+            continue
+        texts = frame[axis.name].map(axis.write if axis.is_number else str)
+        words = texts.map(axis.say if axis.values.is_word else lambda text, title=axis.title: title)
+        departs = texts != axis.write(axis.default)
+        kinds += words.where(departs, "").map(lambda word: f", {word}" if word else "")
+    return kinds.str.removeprefix(", ").replace("", "plain")
 
 
 def where(frame: DataFrame, mask: Any) -> DataFrame:

@@ -15,7 +15,7 @@ from typing import Any
 from leanbench.core.axes import AXES
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import Shape, by_shape
+from leanbench.core.language_models import Layer, by_layer
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.measure.options import CacheState, MeasureOptions
@@ -46,35 +46,39 @@ class Grid:
         return self.values[axis]
 
     @property
-    def shapes(self) -> Sequence[Shape]:
-        """(q_heads, kv_heads, head_dim) without repeats.
+    def layers(self) -> Sequence[Layer]:
+        """Heads, head_dim, and of models the kinds, without repeats.
 
         Raises:
             UserError: a model that does not go with a tp.
         """
         if self["model"]:
-            return list(by_shape(self["model"], self["tp"]))
-        return [(*heads, head_dim) for head_dim, heads in product(self["head_dim"], self["heads"])]
+            return list(by_layer(self["model"], self["tp"]))
+        return [
+            Layer(*heads, head_dim) for head_dim, heads in product(self["head_dim"], self["heads"])
+        ]
 
     @property
     def combinations(self) -> int:
         plain = [self[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"]
         lengths = [self[name] for name in ("batch", "lengths", "context")]
-        return prod(map(len, [self.shapes, *plain, *lengths]))
+        return prod(map(len, [self.layers, *plain, *lengths]))
 
     def problems(self) -> Iterator[AttentionProblem]:
         """Every combination; what stands on the x axis of charts varies fastest, context last.
 
         Raises:
-            UserError: a combination that is no problem, or as `shapes`.
+            UserError: a combination that is no problem, or as `layers`.
         """
         plain = [axis for axis in PLAIN_AXES if axis.name != "head_dim"]
         outer = self._combined([axis.name for axis in plain if not axis.is_number])
         inner = self._combined([axis.name for axis in plain if axis.is_number])
-        for words, (q_heads, kv_heads, head_dim), numbers in product(outer, self.shapes, inner):
+        for words, layer, numbers in product(outer, self.layers, inner):
             for batch, context in self._lengths():
+                fields = {**words, **numbers}
+                fields |= _kinds_of(layer, fields, context)
                 yield AttentionProblem(
-                    batch, q_heads, kv_heads, context, head_dim, **words, **numbers
+                    batch, layer.q_heads, layer.kv_heads, context, layer.head_dim, **fields
                 )
 
     def _combined(self, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -96,6 +100,17 @@ class Grid:
         """The axes that hold, in plain JSON types."""
         silent = ("heads", "head_dim") if self["model"] else ("model", "tp")
         return {name: _plain(values) for name, values in self.values.items() if name not in silent}
+
+
+def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """A model's kinds, where the grid says nothing else; a window that hides nothing is none."""
+    longest = context if isinstance(context, int) else max(context)
+    return {
+        name: value
+        for name, value in layer.kinds
+        if fields[name] == AXES[name].default
+        and not (name == "window_left" and value + 1 >= longest)
+    }
 
 
 @dataclass(frozen=True)

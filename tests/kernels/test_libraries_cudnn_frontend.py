@@ -18,7 +18,6 @@ from library_stand_ins import (
     PAGED,
     RAGGED,
     SEVERAL_QUERIES,
-    SINKS,
     UNIFORM,
     WINDOWS,
     attended,
@@ -106,14 +105,11 @@ class Graph:
             return tensor.at(pointers[tensor.uid])
 
         q = written(self.q).transpose(1, 2)
-        sinks = options["sink_token"]
-        assert sinks is None or (sinks.dtype, sinks.dim[::2]) == (torch.float32, [1, 1])
         if "diagonal_alignment" in options:
             assert options["diagonal_alignment"] == "BOTTOM_RIGHT"
         kinds = {
             "causal": options.get("diagonal_band_right_bound") == 0,
             "window_left": options.get("diagonal_band_left_bound", 0) - 1,
-            "sinks": None if sinks is None else written(sinks).flatten(),
         }
         k, v = written(options["k"]).transpose(1, 2), written(options["v"]).transpose(1, 2)
         lengths = torch.full((q.shape[0],), k.shape[1])
@@ -158,7 +154,7 @@ def graphs(monkeypatch):
 
 @pytest.mark.parametrize(
     "problem",
-    [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *SEVERAL_QUERIES, *WINDOWS, *SINKS, *OF_FLASH_ATTN[:1]],
+    [*UNIFORM, *RAGGED, *PAGED, *CAPACITY, *SEVERAL_QUERIES, *WINDOWS, *OF_FLASH_ATTN[:1]],
     ids=label,
 )
 @pytest.mark.parametrize("name", NAMES)

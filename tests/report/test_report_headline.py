@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from example_runs import WriteRun, measured_rows, problem, row, row_with_all_fields
@@ -243,3 +245,40 @@ def test_one_peer_is_not_the_fastest_of_several(write_run: WriteRun) -> None:
     rows = [row(problem(), kernel, 10.0) for kernel in ("lean", "fa2", "cudnn")]
     [part] = parts_of([write_run([*rows, row(problem(), "flashinfer", status="crashed")])])
     assert part.summary.over_peers is None
+
+
+def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: WriteRun) -> None:
+    window = {"window_left": 1023}
+    kinds: list[tuple[dict[str, Any], dict[str, float]]] = [
+        ({}, {"lean": 10.0, "cudnn": 12.0, "flashinfer": 20.0}),
+        (window, {"lean": 10.0, "cudnn": 30.0, "flashinfer": 9.0}),
+        ({**window, "context": 8192}, {"lean": 10.0, "cudnn": 40.0}),
+        ({"kv_dtype": "e4m3", "sinks": True}, {"lean": 10.0, "flashinfer": 15.0}),
+        # No peer took it.
+        ({"alibi": True}, {"lean": 10.0}),
+    ]
+    rows = [
+        row(replace(problem(4096), **of_problem), kernel, latency_us)
+        for of_problem, latencies in kinds
+        for kernel, latency_us in latencies.items()
+    ]
+    directory = write_run(rows)
+    [part] = parts_of([directory])
+    by_kind = part.summary.over_peers_by_kind
+    assert {kind: (over.kernels, over.not_slower) for kind, over in by_kind.items()} == {
+        "plain": (("cudnn", "flashinfer"), 1),
+        "window": (("cudnn", "flashinfer"), 1),
+        "sinks, e4m3 KV cache": (("flashinfer",), 1),
+    }
+    geomeans = {kind: over.ratios.geomean for kind, over in by_kind.items()}
+    assert geomeans == pytest.approx(
+        {"plain": 1.2, "window": (0.9 * 4.0) ** 0.5, "sinks, e4m3 KV cache": 1.5}
+    )
+    [path] = write_report(directory, directory, ["markdown"])
+    assert "| window | 1.90× | 2 | 1 | 0.90× (" in path.read_text()
+
+
+def test_a_run_of_one_kind_says_nothing_by_kind(write_run: WriteRun) -> None:
+    rows = [row(problem(), kernel, 10.0) for kernel in ("lean", "cudnn", "flashinfer")]
+    [part] = parts_of([write_run(rows)])
+    assert part.summary.over_peers_by_kind == {}

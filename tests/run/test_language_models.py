@@ -1,7 +1,10 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from leanbench.core.errors import UserError
-from leanbench.core.language_models import Model, by_shape, models, parse_models
+from leanbench.core.language_models import Layer, Model, by_layer, models, parse_models
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.syntax import parse_names
 from leanbench.run.cells import Grid, Sweep, expand
@@ -50,8 +53,19 @@ def test_figures_beside_the_shapes():
 
 @pytest.mark.parametrize("model", models().values(), ids=list(models()))
 def test_every_model_gives_a_problem(model: Model):
-    (cell,) = expand(Sweep("s", (Grid(context=(4096,), model=(model.name,)),), ("lean",)))
-    assert cell.problem == AttentionProblem(1, model.q_heads, model.kv_heads, 4096, model.head_dim)
+    cells = expand(Sweep("s", (Grid(context=(16384,), model=(model.name,)),), ("lean",)))
+    plain = AttentionProblem(
+        *(1, model.q_heads, model.kv_heads, 16384, model.head_dim),
+        softcap=model.softcap,
+        sinks=model.sinks,
+        v_head_dim=model.v_head_dim,
+        latent=model.v_head_dim is not None,
+    )
+    window = model.sliding_window
+    expected = [] if window is None else [replace(plain, window_left=window - 1)]
+    expected += [plain] if model.sliding_layers < model.layers else []
+    assert [cell.problem for cell in cells] == expected
+    assert sum(model.layer_kinds(1).values()) == model.layers
     # Half of the layers or more slide in every model that has a window; the others have no such
     # layers.
     assert (
@@ -119,15 +133,56 @@ def test_any_head_dim_is_taken():
 
 def test_models_of_one_shape_are_one_problem():
     names = ("llama-3-70b", "qwen2.5-72b")
-    assert by_shape(names, (1, 8)) == {
-        (64, 8, 128): ["llama-3-70b", "qwen2.5-72b"],
-        (8, 1, 128): ["llama-3-70b tp 8", "qwen2.5-72b tp 8"],
+    assert by_layer(names, (1, 8)) == {
+        Layer(64, 8, 128): ["llama-3-70b", "qwen2.5-72b"],
+        Layer(8, 1, 128): ["llama-3-70b tp 8", "qwen2.5-72b tp 8"],
     }
     grid = Grid(context=(4096, 8192), batch=(1, 8), model=names, tp=(1, 8))
     cells = expand(Sweep("s", (grid,), ("lean", "fa2")))
     assert grid.combinations == 8
     assert len({cell.key for cell in cells}) == len(cells) == 16
     assert {(cell.problem.q_heads, cell.problem.kv_heads) for cell in cells} == {(64, 8), (8, 1)}
+
+
+def test_layers_of_a_model_are_problems_of_their_kinds():
+    sinks = ("sinks", True)
+    assert by_layer(("gpt-oss-20b", "gpt-oss-120b"), (2,)) == {
+        Layer(32, 4, 64, (("window_left", 127), sinks)): [
+            "gpt-oss-20b tp 2 (12 of 24 layers)",
+            "gpt-oss-120b tp 2 (18 of 36 layers)",
+        ],
+        Layer(32, 4, 64, (sinks,)): [
+            "gpt-oss-20b tp 2 (12 of 24 layers)",
+            "gpt-oss-120b tp 2 (18 of 36 layers)",
+        ],
+    }
+    assert Layer(32, 4, 64, (("window_left", 127), sinks)).words == (
+        "h32/4 d64 window_left 127 sinks"
+    )
+    latent = Layer(64, 1, 576, (("v_head_dim", 512), ("latent", True)))
+    assert by_layer(("kimi-k2",), (1,)) == {latent: ["kimi-k2"]}
+
+
+def problems_of(**grid: tuple[Any, ...]) -> list[AttentionProblem]:
+    return [cell.problem for cell in expand(Sweep("s", (Grid(**grid),), ("lean",)))]
+
+
+def test_a_window_as_long_as_the_context_is_none():
+    plain = AttentionProblem(1, 32, 16, 1024, 128)
+    assert problems_of(context=(1024,), model=("gemma-3-27b",)) == [plain]
+    longer = replace(plain, context=1025)
+    assert problems_of(context=(1025,), model=("gemma-3-27b",)) == [
+        replace(longer, window_left=1023),
+        longer,
+    ]
+
+
+def test_an_axis_that_is_given_holds_for_every_layer():
+    given = {"window_left": (511,), "softcap": (30.0,)}
+    plain = AttentionProblem(1, 16, 8, 4096, 256)
+    assert problems_of(context=(4096,), model=("gemma-2-9b",), **given) == [
+        replace(plain, window_left=511, softcap=30.0)
+    ]
 
 
 def test_a_manifest_names_the_axes_that_hold():
@@ -165,7 +220,9 @@ def test_tp_alone_shares_out_the_models_of_a_file():
         cell.problem for cell in expand(requested_sweep("models", {"tp": "2"}, "lean", None))
     }
     assert {(problem.q_heads, problem.kv_heads) for problem in problems} == {
-        *((16, 4), (32, 4), (14, 2), (16, 2), (8, 4), (20, 5))
+        *((16, 4), (32, 4), (14, 2), (16, 2), (8, 4), (20, 5)),
+        # Llama 4, DeepSeek V3 and Kimi K2.
+        *((20, 4), (64, 1), (32, 1)),
     }
 
 

@@ -9,6 +9,7 @@ from leanbench.report.document import Block, Section, Sentences, Table, Text, se
 from leanbench.report.facts.headline import caveats, headline, near, overview_of
 from leanbench.report.facts.summary import status_counts
 from leanbench.report.frame import baseline_of
+from leanbench.report.series import listed
 
 if TYPE_CHECKING:
     from leanbench.report.compare.ratios import Ratios
@@ -90,6 +91,8 @@ def _part(part: Part, results: Results) -> list[Block]:
         blocks.append(Sentences(tuple(words), "headline"))
     if summary.speedups:
         blocks.append(_speedups(part))
+    if summary.over_peers_by_kind:
+        blocks.append(_by_kind(part))
     if summary.best:
         blocks.append(_best(summary.best, part))
     if summary.own_energy:
@@ -118,6 +121,19 @@ def _speedups(part: Part) -> Table:
             ]
         taken = _energy_over(kernel, part.summary.baseline, energy) if energy else ""
         rows.append([kernel, times(ratios.geomean), *figures, taken])
+    return table(headings, rows, layout="cards")
+
+
+def _by_kind(part: Part) -> Table:
+    """How far ahead of libraries the baseline is, for each kind of attention."""
+    headings = ["over the fastest peer", _mark("geometric mean:", part.summary)]
+    headings += ["problems:", "as fast or faster on:", "lowest:", "peers"]
+    rows = []
+    for kind, over in part.summary.over_peers_by_kind.items():
+        ratios = over.ratios
+        lowest = _extreme(ratios.lowest, ratios.lowest_at, part)
+        counts = [str(ratios.problems), str(over.not_slower)]
+        rows.append([kind, times(ratios.geomean), *counts, lowest, listed(over.kernels)])
     return table(headings, rows, layout="cards")
 
 

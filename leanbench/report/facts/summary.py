@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 from leanbench.core.registry import kernels
 from leanbench.report.compare.ratios import MEASURED, Margin, Ratios, geomean, margin_of, ratios_of
 from leanbench.report.facts.winners import Winners, winners
-from leanbench.report.frame import COMPARED, baseline_of, best_ok_rows, ratios_to_baseline, where
+from leanbench.report.frame import (
+    COMPARED,
+    baseline_of,
+    best_ok_rows,
+    kinds_of,
+    ratios_to_baseline,
+    where,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -72,6 +79,9 @@ class Summary:
     over_best: Ratios | None
     #: Of the fastest peer of each problem; None where fewer than two ran.
     over_peers: OverPeers | None
+    #: The same for each kind of attention, of one peer or more; empty where all problems are of one
+    #: kind.
+    over_peers_by_kind: dict[str, OverPeers]
     #: The same of energy.
     energies: dict[str, Ratios]
     own_energy: OwnEnergy | None
@@ -92,6 +102,7 @@ def summaries(frame: DataFrame) -> list[Summary]:
             speedups=_ratios(rows, "latency_us", margin),
             over_best=_over_best(rows, margin),
             over_peers=_over_peers(rows, margin),
+            over_peers_by_kind=_over_peers_by_kind(rows, margin),
             energies=_ratios(rows, "energy_mj", MEASURED),
             own_energy=_own_energy(rows),
             best=_best(rows),
@@ -133,12 +144,23 @@ def _over_best(rows: DataFrame, margin: Margin) -> Ratios | None:
     return _ratios_of(cast("Series", table.min(axis=1)), margin)
 
 
-def _over_peers(rows: DataFrame, margin: Margin) -> OverPeers | None:
+def _over_peers_by_kind(rows: DataFrame, margin: Margin) -> dict[str, OverPeers]:
+    kinds = kinds_of(rows)
+    of_each = {
+        kind: _over_peers(where(rows, kinds == kind), margin, fewest=1)
+        for kind in dict.fromkeys(kinds)
+    }
+    told = {kind: over for kind, over in of_each.items() if over is not None}
+    return told if len(of_each) > 1 else {}
+
+
+def _over_peers(rows: DataFrame, margin: Margin, fewest: int = 2) -> OverPeers | None:
+    """None where fewer peers than `fewest` ran."""
     known = kernels()
     table = ratios_to_baseline(rows, "latency_us").dropna(axis="columns", how="all")
     peers = [str(name) for name in table if name in known and known[str(name)].is_peer]
     baseline = known.get(baseline_of(rows))
-    if len(peers) < 2 or (baseline is not None and baseline.is_peer):
+    if len(peers) < fewest or (baseline is not None and baseline.is_peer):
         return None
     fastest = table[peers].min(axis=1).dropna()
     ratios = _ratios_of(cast("Series", fastest), margin)
