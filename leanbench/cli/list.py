@@ -80,7 +80,9 @@ def _models() -> None:
 
     listed = models().values()
     sliding = [
-        f"{model.sliding_layers}, {model.sliding_window} tokens" if model.sliding_window else ""
+        f"{model.sliding_layers}, {model.sliding_window or model.attention_chunk} tokens"
+        if model.sliding_layers
+        else ""
         for model in listed
     ]
     others = [
@@ -97,7 +99,7 @@ def _models() -> None:
         ("heads", [f"{model.q_heads}/{model.kv_heads}" for model in listed]),
         ("head\ndim", [str(model.head_dim) for model in listed]),
         ("layers", [str(model.layers) for model in listed]),
-        ("sliding-window\nlayers", sliding),
+        ("window or chunk\nlayers", sliding),
         ("all layers", others),
         # First its config on the hub.
         ("also called", ["\n".join((model.config, *model.also)) for model in listed]),

@@ -51,9 +51,10 @@ class Model:
     config: str
     #: Names of models with the same figures.
     also: tuple[str, ...] = ()
-    #: Tokens that `sliding_layers` of the layers attend to at most; None: every layer attends to
-    #: the whole context.
+    #: Tokens that `sliding_layers` of the layers attend to at most, the last ones or those of the
+    #: query's chunk; None: every layer attends to the whole context.
     sliding_window: int | None = None
+    attention_chunk: int | None = None
     sliding_layers: int = 0
     #: Of every layer: a logit for each query head in the softmax's denominator, a soft cap of
     #: scores (0: none), and a latent cache of which V is the first `v_head_dim` columns.
@@ -62,7 +63,7 @@ class Model:
     v_head_dim: int | None = None
 
     def layer_kinds(self, tp: int) -> dict[Layer, int]:
-        """Layers of each kind, those with a window first.
+        """Layers of each kind, those with a window or chunks first.
 
         Raises:
             UserError: as `shape`.
@@ -73,13 +74,20 @@ class Model:
         if self.v_head_dim is not None:
             kinds += [("v_head_dim", self.v_head_dim), ("latent", True)]
         layers: dict[Layer, int] = {}
-        if self.sliding_window is not None:
-            # The window has the query token itself.
-            window = ("window_left", self.sliding_window - 1)
-            layers[Layer(*self.shape(tp), (window, *kinds))] = self.sliding_layers
+        if self.sliding_layers:
+            layers[Layer(*self.shape(tp), (self._local, *kinds))] = self.sliding_layers
         if full := self.layers - self.sliding_layers:
             layers[Layer(*self.shape(tp), tuple(kinds))] = full
         return layers
+
+    @property
+    def _local(self) -> tuple[str, Any]:
+        """What the layers have that do not attend to the whole context."""
+        if self.attention_chunk is not None:
+            return "attention_chunk", self.attention_chunk
+        assert self.sliding_window is not None
+        # The window has the query token itself.
+        return "window_left", self.sliding_window - 1
 
     def shape(self, tp: int) -> Shape:
         """The heads that one of `tp` GPUs has, with head_dim.

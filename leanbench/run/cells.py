@@ -103,14 +103,16 @@ class Grid:
 
 
 def _kinds_of(layer: Layer, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """A model's kinds, where the grid says nothing else; a window that hides nothing is none."""
+    """A model's kinds, where the grid says nothing else; a window or chunk that hides nothing is
+    none.
+    """
     longest = context if isinstance(context, int) else max(context)
-    return {
-        name: value
-        for name, value in layer.kinds
-        if fields[name] == AXES[name].default
-        and not (name == "window_left" and value + 1 >= longest)
-    }
+    kinds = {name: value for name, value in layer.kinds if fields[name] == AXES[name].default}
+    if kinds.get("window_left", -1) + 1 >= longest:
+        del kinds["window_left"]
+    if kinds.get("attention_chunk", 0) >= longest:
+        del kinds["attention_chunk"]
+    return kinds
 
 
 @dataclass(frozen=True)

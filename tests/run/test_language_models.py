@@ -61,8 +61,9 @@ def test_every_model_gives_a_problem(model: Model):
         v_head_dim=model.v_head_dim,
         latent=model.v_head_dim is not None,
     )
-    window = model.sliding_window
+    window, chunk = model.sliding_window, model.attention_chunk
     expected = [] if window is None else [replace(plain, window_left=window - 1)]
+    expected += [] if chunk is None else [replace(plain, attention_chunk=chunk)]
     expected += [plain] if model.sliding_layers < model.layers else []
     assert [cell.problem for cell in cells] == expected
     assert sum(model.layer_kinds(1).values()) == model.layers
@@ -70,7 +71,7 @@ def test_every_model_gives_a_problem(model: Model):
     # layers.
     assert (
         model.layers // 2 <= model.sliding_layers <= model.layers
-        if model.sliding_window
+        if window or chunk
         else not model.sliding_layers
     )
     assert model.config.count("/") == 1
@@ -173,6 +174,16 @@ def test_a_window_as_long_as_the_context_is_none():
     longer = replace(plain, context=1025)
     assert problems_of(context=(1025,), model=("gemma-3-27b",)) == [
         replace(longer, window_left=1023),
+        longer,
+    ]
+
+
+def test_a_chunk_as_long_as_the_context_is_none():
+    plain = AttentionProblem(1, 40, 8, 8192, 128)
+    assert problems_of(context=(8192,), model=("llama-4-scout",)) == [plain]
+    longer = replace(plain, context=8193)
+    assert problems_of(context=(8193,), model=("llama-4-scout",)) == [
+        replace(longer, attention_chunk=8192),
         longer,
     ]
 
