@@ -24,6 +24,7 @@ class TritonKernel(Kernel[ConfigT]):
 
     axes = Kernel.axes | {"q_len", "page_size", "capacity", "lengths", "lengths_on"}
     guards_lengths = True
+    fits_whole_models = True
 
     @abstractmethod
     def launches(self, inputs: AttentionInputs, config: ConfigT) -> tuple[TritonLaunch, ...]:

@@ -47,6 +47,7 @@ class Lean(Kernel[LeanConfig]):
     page_sizes = LeanCuda.page_sizes
     max_q_len = LeanCuda.max_q_len
     guards_lengths = True
+    fits_whole_models = True
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """None where one of the implementations takes the problem."""

@@ -47,6 +47,7 @@ class FlashAttn3(LibraryKernel):
     source = "Shah et al. 2024, arXiv 2407.08608; flash_attn_3 or vLLM's build of it"
     distribution = "flash_attn_3"
     written_for = "flash_attn_3 3.0 and vllm 0.22"
+    fits_whole_models = True
     head_dims = range(8, 257, 8)
     max_q_len = 1 << 16
     axes = LibraryKernel.axes | {
@@ -109,6 +110,11 @@ class FlashAttn3(LibraryKernel):
     def launch(self, inputs: AttentionInputs, config: FlashAttn3Config) -> FlashAttn3Launch:
         return FlashAttn3Launch(inputs, config)
 
+    def prepare_planned(
+        self, inputs: AttentionInputs, config: FlashAttn3Config, plan: torch.Tensor
+    ) -> FlashAttn3Launch:
+        return FlashAttn3Launch(inputs, config, plan)
+
     def planner(
         self, inputs: AttentionInputs, config: FlashAttn3Config
     ) -> Callable[[], Any] | None:
@@ -126,14 +132,20 @@ class FlashAttn3Best(FlashAttn3):
 
 class FlashAttn3Launch(OwnOutputs):
     """Who does what is worked out here where the build lets it, as servers do once for all layers
-    of a step.
+    of a step; or it is given.
     """
 
-    def __init__(self, inputs: AttentionInputs, config: FlashAttn3Config) -> None:
+    def __init__(
+        self,
+        inputs: AttentionInputs,
+        config: FlashAttn3Config,
+        schedule: torch.Tensor | None = None,
+    ) -> None:
         super().__init__(inputs)
         build, call = _build(), Call.of(inputs, config.pack_gqa, config.splits)
-        schedule = build.schedule(call)
-        self._attend = build.attend(call, None if schedule is None else schedule())
+        if schedule is None and (work_out := build.schedule(call)) is not None:
+            schedule = work_out()
+        self._attend = build.attend(call, schedule)
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = self._attend()

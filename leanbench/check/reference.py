@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leanbench.core.inputs import AttentionInputs
-from leanbench.core.kernel import FP8
+from leanbench.core.kernel import FP8, ROUNDED_SCORES
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 #: the limits leave a factor of about three.
 #: With Q and softmax weights in e4m3 (unit roundoff 6.3e-2) scores of standard deviation 1 are off
 #: by 2.6e-2, and the weights by as much again: together 3.7e-2, of which the limit is twice.
-RELATIVE_ERROR_LIMIT = {"fp16": 2e-3, "bf16": 1e-2, FP8: 8e-2}
+#: A score rounded to the dtype is off by its unit roundoff times the score, up to four or so, at
+#: which its weight is large: eager attention in bf16 was 1.2e-2 off on an H200 (docs/decode.md).
+RELATIVE_ERROR_LIMIT = {
+    "fp16": 2e-3,
+    "bf16": 1e-2,
+    FP8: 8e-2,
+    f"fp16{ROUNDED_SCORES}": 5e-3,
+    f"bf16{ROUNDED_SCORES}": 4e-2,
+}
 #: |lse - reference| / max(1, |reference|): fp32 sums of exact products; scores of a Q in e4m3 are
 #: off by 2.6e-2 each, an LSE of few tokens by nearly as much.
 LSE_ERROR_LIMIT = {"fp16": 1e-3, "bf16": 1e-3, FP8: 3e-2}
@@ -54,8 +62,10 @@ class CheckResult:
                 f"relative error {self.relative_error:.2e} against the fp64 reference is above"
                 f" {limit:.0e}"
             )
+        if self.lse_error is None:
+            return None
         limit = LSE_ERROR_LIMIT[precision]
-        if self.lse_error is not None and not self.lse_error <= limit:
+        if not self.lse_error <= limit:
             return f"LSE error {self.lse_error:.2e} against the fp64 reference is above {limit:.0e}"
         return None
 

@@ -38,6 +38,15 @@ def model_names(incomplete: str) -> list[str]:
     return _in_list(incomplete, names)
 
 
+def whole_model_names(incomplete: str) -> list[str]:
+    """Of a list of models whose config ships, the last; where none begins so, the shell completes
+    files.
+    """
+    from leanbench.core.whole_model import shipped_models
+
+    return _in_list(incomplete, shipped_models())
+
+
 def length_names(incomplete: str) -> list[str]:
     """Of a list of distributions of lengths, the last; where none begins so, the shell completes
     files.
@@ -61,7 +70,7 @@ def run_names(incomplete: str) -> list[str]:
 
 
 #: By the axis' name.
-OF_AXES = {"model": model_names, "lengths": length_names}
+OF_AXES = {"model": model_names, "lengths": length_names, "whole_model": whole_model_names}
 
 
 def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:

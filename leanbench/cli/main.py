@@ -12,6 +12,7 @@ from leanbench.cli import output
 from leanbench.cli.check import check
 from leanbench.cli.compare import compare
 from leanbench.cli.configs import configs
+from leanbench.cli.decode import decode
 from leanbench.cli.doctor import doctor
 from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.list import list_
@@ -76,6 +77,7 @@ def _options(
 
 # The first sentences of their docstrings do not fit beside the names in a terminal of 80 columns.
 app.command("sweep", short_help="Measure (or predict) kernels over a grid of problems.")(sweep)
+app.command("decode", short_help="Measure (or predict) a decode step of a whole model.")(decode)
 app.command("tune", short_help="Find and keep the best launch settings for a GPU.")(tune)
 app.command("compare", short_help="Say cell by cell whether two runs differ.")(compare)
 app.command("trace", short_help="Draw what every CTA did and when.")(trace)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from leanbench.cli import output
 from leanbench.cli.completion import gpu_names, kernel_names, sweep_names
 from leanbench.cli.options import Baseline, axis_options
-from leanbench.cli.sweep_flags import (
-    limits_of,
-    measure_flags,
-    refuse_what_cannot_be_predicted,
-    say_what_is_not_predicted,
-)
-from leanbench.cli.sweep_run import command_of, has_failed, run_path, run_sweep
-from leanbench.core.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from leanbench.run.cells import Sweep
+from leanbench.cli.sweep_flags import measure_flags
+from leanbench.cli.sweep_run import RunFlags, command_of, run_requested
 
 
 @axis_options
@@ -167,80 +156,23 @@ def sweep(
     Exit code 1 means that a cell crashed, timed out or was incorrect, or that every cell is
     unsupported.
     """
-    from leanbench.gpu.local import choose
-    from leanbench.model import known_error
-    from leanbench.run.cells import expand
     from leanbench.run.sweep_file import requested_sweep
 
     measure = measure_flags(
         cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
     )
     requested = requested_sweep(file, axes, kernels, configs, measure, config or (), draw, seed)
-    cells = expand(requested)
-    limits = limits_of(timeout, budget, requested.measure)
-    if baseline is not None and baseline not in requested.kernels:
-        raise UserError(
-            f"--baseline {baseline} is no kernel of this sweep,"
-            f" {nearest(baseline, requested.kernels)}"
-        )
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UserError(
-            f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and"
-            " underscores"
-        )
-    if gpu is not None and not gpu.strip():
-        # As from an unset shell variable.
-        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
-    target = choose(gpu, require_gpu)
-    predicted = target.local_index is None
-    output.say_kernel_warnings()
-    if not quiet:
-        _say_whose_layers(requested)
-    if predicted:
-        refuse_what_cannot_be_predicted(requested.measure)
-        why = target.note or f"No {gpu or 'GPU'} here"
-        if dry_run:
-            output.say(f"{why}: this would be predicted for {target.spec.product}.")
-        else:
-            source = (
-                f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
-                " measured."
-            )
-            output.say(f"{source} {known_error(target.spec.name, requested.kernels)}")
-        say_what_is_not_predicted(requested.measure)
-    output.say_note(target)
-    if dry_run:
-        from leanbench.cli.sweep_tables import show_dry_run
-
-        show_dry_run(cells, target.spec, requested.measure, predicted=predicted)
-        return
-    from leanbench.configs.store import user_faults
-
-    for fault in user_faults():
-        output.say(f"! {fault}; it is not used.")
-    path = run_path(out, name, cells, requested, target, resume)
-    command = command_of(ctx)
-    finished = run_sweep(
-        path, cells, requested, target, limits, command, resume=resume, quiet=quiet
+    flags = RunFlags(
+        gpu=gpu,
+        require_gpu=require_gpu,
+        out=out,
+        name=name,
+        resume=resume,
+        budget=budget,
+        timeout=timeout,
+        dry_run=dry_run,
+        baseline=baseline,
+        no_report=no_report,
+        quiet=quiet,
     )
-    if not quiet:
-        from leanbench.cli.sweep_tables import show_ending
-
-        show_ending(finished, baseline)
-        output.say(f"Run directory: {path}")
-    if not no_report:
-        from leanbench.report import write_report
-
-        for written in write_report(path, path, ["html", "csv"], baseline=baseline):
-            output.show(str(written))
-    if has_failed(finished):
-        raise typer.Exit(1)
-
-
-def _say_whose_layers(requested: Sweep) -> None:
-    """Rows name problems, which may be those of several models."""
-    from leanbench.core.language_models import by_layer
-
-    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
-        for layer, models in by_layer(names, tps).items():
-            output.say(f"{layer.words}: {', '.join(models)}")
+    run_requested(requested, flags, command_of(ctx))

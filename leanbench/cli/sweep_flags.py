@@ -22,6 +22,7 @@ def measure_flags(
     ci: str,
     min_samples: int,
     max_samples: int,
+    prefill: bool = False,
 ) -> dict[str, Any]:
     """The fields of MeasureOptions that flags set.
 
@@ -48,6 +49,7 @@ def measure_flags(
         "energy": energy,
         "occupancy": occupancy,
         "counters": counters,
+        "prefill": prefill,
     }
     flags |= {name: True for name, value in requested.items() if value}
     if cache is not None:
@@ -86,8 +88,7 @@ def refuse_what_cannot_be_predicted(measure: MeasureOptions) -> None:
 
 def say_what_is_not_predicted(measure: MeasureOptions) -> None:
     """A line on stderr that names the options which only a GPU can follow."""
-    requested = [
-        name for name in ("sustained", "energy", "occupancy", "counters") if getattr(measure, name)
-    ]
+    names = ("sustained", "energy", "occupancy", "counters", "prefill")
+    requested = [name for name in names if getattr(measure, name)]
     if requested:
         output.say(f"Only a GPU can measure {', '.join(requested)}: left out.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from leanbench.cli import output
-from leanbench.core.errors import UserError
+from leanbench.cli.sweep_flags import (
+    limits_of,
+    refuse_what_cannot_be_predicted,
+    say_what_is_not_predicted,
+)
+from leanbench.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from leanbench.gpu.local import Target
@@ -22,6 +28,123 @@ if TYPE_CHECKING:
 
 #: Statuses that say that a kernel failed.
 FAILED = ("crashed", "timeout", "incorrect")
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Flags of a command that runs a sweep: on what, for how long, and what to do with it."""
+
+    gpu: str | None
+    require_gpu: bool
+    #: Folder of run directories, and the name of this one.
+    out: Path
+    name: str | None
+    resume: bool
+    #: Texts as `leanbench.core.syntax.parse_seconds` reads them.
+    budget: str | None
+    timeout: str
+    dry_run: bool
+    baseline: str | None
+    no_report: bool
+    quiet: bool
+
+
+def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None:
+    """Runs a sweep, prints what came out, and writes its report.
+
+    Args:
+        command: what goes on with it, without --name and --resume.
+
+    Raises:
+        UserError: a flag is wrong, or the run cannot be.
+        typer.Exit: a kernel failed, or a signal stopped it.
+    """
+    from leanbench.gpu.local import choose
+    from leanbench.run.cells import expand
+
+    cells = expand(requested)
+    limits = limits_of(flags.timeout, flags.budget, requested.measure)
+    _refuse_flags(requested, flags)
+    target = choose(flags.gpu, flags.require_gpu)
+    predicted = target.local_index is None
+    output.say_kernel_warnings()
+    if not flags.quiet:
+        _say_whose_layers(requested)
+    if predicted:
+        _say_predicted(requested, target, flags)
+    output.say_note(target)
+    if flags.dry_run:
+        from leanbench.cli.sweep_tables import show_dry_run
+
+        show_dry_run(cells, target.spec, requested.measure, predicted=predicted)
+        return
+    from leanbench.configs.store import user_faults
+
+    for fault in user_faults():
+        output.say(f"! {fault}; it is not used.")
+    path = run_path(flags.out, flags.name, cells, requested, target, flags.resume)
+    finished = run_sweep(
+        path, cells, requested, target, limits, command, resume=flags.resume, quiet=flags.quiet
+    )
+    if not flags.quiet:
+        from leanbench.cli.sweep_tables import show_ending
+
+        show_ending(finished, flags.baseline)
+        output.say(f"Run directory: {path}")
+    if not flags.no_report:
+        from leanbench.report import write_report
+
+        for written in write_report(path, path, ["html", "csv"], baseline=flags.baseline):
+            output.show(str(written))
+    if has_failed(finished):
+        raise typer.Exit(1)
+
+
+def _refuse_flags(requested: Sweep, flags: RunFlags) -> None:
+    if flags.baseline is not None and flags.baseline not in requested.kernels:
+        raise UserError(
+            f"--baseline {flags.baseline} is no kernel of this sweep,"
+            f" {nearest(flags.baseline, requested.kernels)}"
+        )
+    name = flags.name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(
+            f"--name {name!r} is not a folder name: use letters, digits, dots, dashes and"
+            " underscores"
+        )
+    if flags.gpu is not None and not flags.gpu.strip():
+        # As from an unset shell variable.
+        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
+
+
+def _say_predicted(requested: Sweep, target: Target, flags: RunFlags) -> None:
+    """That nothing is measured, why, and how far predictions are off.
+
+    Raises:
+        UserError: an option that cannot be predicted.
+    """
+    from leanbench.model import known_error
+
+    refuse_what_cannot_be_predicted(requested.measure)
+    why = target.note or f"No {flags.gpu or 'GPU'} here"
+    if flags.dry_run:
+        output.say(f"{why}: this would be predicted for {target.spec.product}.")
+    else:
+        source = (
+            f"{why}: predicted by the performance model for {target.spec.product}, nothing was"
+            " measured."
+        )
+        output.say(f"{source} {known_error(target.spec.name, requested.kernels)}")
+    say_what_is_not_predicted(requested.measure)
+
+
+def _say_whose_layers(requested: Sweep) -> None:
+    """Rows name problems, which may be those of several models."""
+    from leanbench.core.language_models import by_layer
+
+    for names, tps in dict.fromkeys((grid["model"], grid["tp"]) for grid in requested.grids):
+        for layer, models in by_layer(names, tps).items():
+            output.say(f"{layer.words}: {', '.join(models)}")
 
 
 def run_sweep(
@@ -131,7 +254,7 @@ def _say_how_to_go_on(why: str, run: RunDirectory, cells: int, command: list[str
 
 def command_of(ctx: typer.Context) -> list[str]:
     """The command line without --name, --resume and --budget."""
-    words = ["leanbench", "sweep"]
+    words = ["leanbench", ctx.info_name or "sweep"]
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
         if value in (None, False, param.default) or param.name in ("name", "resume", "budget"):

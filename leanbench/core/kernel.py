@@ -16,6 +16,7 @@ from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
+from leanbench.core.whole_model import WholeModel
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: The precision of a kernel that rounds Q and softmax weights to fp8.
 FP8 = "fp8"
+#: Behind the dtype, the precision of a kernel that also rounds scores to it.
+ROUNDED_SCORES = " scores"
 #: What a kernel asks for that always runs with its `batch_invariant_config`.
 BATCH_INVARIANT = "batch_invariant"
 
@@ -125,6 +128,11 @@ class Kernel(ABC, Generic[ConfigT]):
     #: Whether lengths on the device that are no lengths of the cache count as the nearest ones, and
     #: nothing past a sequence's end, NaN too, reaches its outputs. `leanbench check` tries it.
     guards_lengths: bool = False
+    #: Whether it can be the attention of a whole model: a launch over new tensors can be prepared
+    #: while a CUDA graph is captured, by `prepare`, or by `prepare_planned` where there is a plan.
+    fits_whole_models: bool = False
+    #: Whether it is nothing else: attention as a model's own code calls it.
+    only_in_whole_models: bool = False
     #: Axes of leanbench.core.axes of which it takes other values than the default, `lengths` for
     #: several of them. A problem that is not at the default of any other axis is refused, so an
     #: axis that comes later is never ignored.
@@ -156,7 +164,31 @@ class Kernel(ABC, Generic[ConfigT]):
 
     @final
     def unsupported_reason(self, problem: AttentionProblem) -> str | None:
-        """One sentence why this kernel cannot run the problem, or None."""
+        """One sentence why this kernel cannot run the problem, or None; the attention of every
+        layer of a whole model.
+        """
+        if problem.model is not None:
+            return self._whole_model_refusal(problem, problem.model)
+        if self.only_in_whole_models:
+            return f"{self.name} is the attention of whole models alone: run `leanbench decode`"
+        return self._call_refusal(problem)
+
+    def _whole_model_refusal(self, problem: AttentionProblem, model: WholeModel) -> str | None:
+        if not self.fits_whole_models:
+            return (
+                f"{self.name} cannot be captured with new tensors in every layer of a whole model:"
+                " choose lean, fa2, fixed_split, flash_attn_3, sdpa, eager or no_attention"
+            )
+        if problem.max_context > model.max_positions:
+            return (
+                f"{problem.max_context} tokens are above the {model.max_positions} positions of"
+                f" {model.name}: choose a shorter context, or --positions {problem.max_context}"
+                " for more of them than it was trained with"
+            )
+        layers = (problem.layer_problem(kind.window) for kind in model.layer_kinds)
+        return next(filter(None, map(self._call_refusal, layers)), None)
+
+    def _call_refusal(self, problem: AttentionProblem) -> str | None:
         for name in problem.special:
             if name not in self.axes:
                 return f"{self.name} {_beyond(AXES[name], problem)}"
@@ -188,7 +220,7 @@ class Kernel(ABC, Generic[ConfigT]):
 
     def precision(self, problem: AttentionProblem) -> str:
         """`fp16`, `bf16` or `FP8`: what Q and softmax weights are rounded to, by which the error
-        is judged.
+        is judged; with `ROUNDED_SCORES`, scores too.
         """
         return problem.dtype
 
@@ -291,6 +323,17 @@ class Kernel(ABC, Generic[ConfigT]):
         it, timed apart from the launch; None: nothing.
         """
         return None
+
+    def prepare_planned(
+        self, inputs: AttentionInputs, config: ConfigT, plan: Any
+    ) -> Callable[[], Any]:
+        """A launch as of `prepare`, with what a planner of a call over tensors of the same shapes
+        and the same lengths returned.
+
+        Raises:
+            TypeError: the kernel cannot do without a plan of its own.
+        """
+        raise TypeError(f"{self.name} plans every call by itself")
 
     def resources(self, inputs: AttentionInputs, config: ConfigT) -> tuple[LaunchResources, ...]:
         """What the compiled GPU kernels of a call take, in the order they are launched; empty where

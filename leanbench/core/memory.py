@@ -4,8 +4,11 @@ measurement.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.whole_model import WEIGHT_BYTES, WholeModel
 
 #: For the CUDA context, the kernels' workspaces and CUDA graphs.
 RESERVE_BYTES = 512_000_000
@@ -17,9 +20,31 @@ def needed_bytes(problem: AttentionProblem) -> int:
     (its K, V and scores), and the reserve.
     """
     queries = problem.group_size * problem.q_len
+    if problem.model is not None:
+        # The logits and the layers' activations besides.
+        rows = problem.batch * (2 * problem.model.config["vocab_size"] + 8 * _widest(problem.model))
+        weights = problem.model.weights * WEIGHT_BYTES + rows * WEIGHT_BYTES
+        alone = problem.layer_problem(None)
+        return needed_bytes(alone) - alone.kv_allocated_bytes + problem.kv_allocated_bytes + weights
     reference = problem.max_context * (2 * problem.head_dim + 3 * queries) * _FP64_BYTES
     query_and_output = problem.io_bytes - problem.kv_bytes
     return problem.kv_allocated_bytes + query_and_output + reference + RESERVE_BYTES
+
+
+def _widest(model: WholeModel) -> int:
+    return max(model.config.get(key, 0) for key in ("hidden_size", "intermediate_size", "ffn_dim"))
+
+
+def _what_fits(problem: AttentionProblem, model: WholeModel, available_bytes: float) -> str:
+    """What would fit: a GPU of more, or so many layers of the model as a part of it."""
+
+    def fits(layers: int) -> bool:
+        part = replace(problem, whole_model=str(replace(model, layers=layers)))
+        return needed_bytes(part) <= available_bytes
+
+    layers = next((count for count in range(model.layer_count - 1, 0, -1) if fits(count)), None)
+    tp = "share the model out with --tp, choose a smaller context or batch"
+    return tp if layers is None else f"{tp}, or measure a part of it with --layers {layers}"
 
 
 def shortage(
@@ -35,6 +60,12 @@ def shortage(
     if needed <= available_bytes:
         return None
     has = f"{gpu} has {available_bytes / 1e9:.1f} GB {state}".rstrip()
+    if problem.model is not None:
+        return (
+            f"needs {needed / 1e9:.1f} GB (weights {problem.model.weights * WEIGHT_BYTES / 1e9:.1f}"
+            f" GB, K and V {problem.kv_allocated_bytes / 1e9:.1f} GB, the rest for the step and the"
+            f" check) and {has}: {_what_fits(problem, problem.model, available_bytes)}"
+        )
     return (
         f"needs {needed / 1e9:.1f} GB (K and V {problem.kv_allocated_bytes / 1e9:.1f} GB, the rest"
         f" for Q, the output and the check) and {has}: choose a smaller context, batch or number"

@@ -13,6 +13,7 @@ from leanbench.core.axis_values import Capacity, Whole, Words, resolve_capacity
 from leanbench.core.errors import UserError
 from leanbench.core.lengths import write_lengths
 from leanbench.core.parallel import NONE, GpuCounts, GpuShares, counts_of
+from leanbench.core.whole_model import WholeModel, WholeModels, read_model
 
 #: Of most kernels; a problem may have any multiple of 8.
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -174,6 +175,21 @@ class AttentionProblem:
         none_phrase="one GPU",
         refusal="runs on one GPU",
     )
+    #: A model, as leanbench.core.whole_model writes it, of which a whole decode step is asked for:
+    #: heads and head_dim are those of its layers. None: one call of attention alone.
+    whole_model: str | None = axis(
+        WholeModels(),
+        "model=",
+        default=None,
+        help="A decode step of a whole model: opt-6.7b,llama-3-70b:tp=8 or a config.json; heads and"
+        " head_dim follow.",
+        metavar="MODEL",
+        label="whole model",
+        meaning="the model of which a whole decode step runs; none: attention alone",
+        phrase="a whole step of {}",
+        none_phrase="attention alone",
+        refusal="computes attention alone",
+    )
 
     def __post_init__(self) -> None:
         for field in PROBLEM_AXES:
@@ -207,7 +223,7 @@ class AttentionProblem:
     def _write_in_one_way(self) -> None:
         """Gives fields that say the same one value."""
         same: dict[str, Any] = {"capacity": resolve_capacity(self.capacity, self.max_context)}
-        if self.is_ragged:
+        if self.is_ragged or self.whole_model is not None:
             same["lengths_on"] = "device"
         if self.q_lens is not None:
             same["q_len"] = max(self.q_lens)
@@ -283,6 +299,44 @@ class AttentionProblem:
             )
         if self.q_dtype != kinds.SAME and self.kv_dtype == kinds.SAME:
             raise UserError(f"q_dtype {self.q_dtype} needs an fp8 KV cache: give kv_dtype e4m3")
+        if self.whole_model is not None:
+            self._check_whole_model(self.whole_model)
+
+    def _check_whole_model(self, text: str) -> None:
+        heads = (self.q_heads, self.kv_heads, self.head_dim)
+        if heads != read_model(text).heads:
+            own = "{}/{} heads x {}".format(*read_model(text).heads)
+            raise UserError(
+                f"{text} has {own}, the problem {heads[0]}/{heads[1]} x {heads[2]}: leave heads and"
+                " head_dim out"
+            )
+        taken = {"dtype", "kv_layout", "capacity", "lengths", "lengths_on", "whole_model"}
+        if others := [name for name in self.special if name not in taken]:
+            raise UserError(
+                f"a whole model says {others[0]} itself: leave {others[0]} out, or whole_model"
+            )
+
+    @property
+    def model(self) -> WholeModel | None:
+        """The model of which a whole decode step is asked for."""
+        return None if self.whole_model is None else read_model(self.whole_model)
+
+    def layer_problem(self, window: int | None) -> AttentionProblem:
+        """The attention of a layer of the whole model that attends to `window` tokens at most, of
+        which its cache has that many.
+        """
+        assert self.model is not None
+        if window is None:
+            return replace(self, whole_model=None, sinks=self.model.has_sinks, lengths_on="device")
+        contexts = tuple(min(context, window) for context in self.contexts)
+        return replace(
+            self,
+            whole_model=None,
+            sinks=self.model.has_sinks,
+            lengths_on="device",
+            context=contexts if self.is_ragged else contexts[0],
+            capacity=min(self.cache_capacity, window),
+        )
 
     @property
     def gpus(self) -> GpuCounts:
@@ -421,11 +475,15 @@ class AttentionProblem:
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V that any kernel must read at least once: those of the tokens that a
-        query token sees, of appended ones where they come from. Where GPUs share the problem, this
-        and all other bytes are those of the one that has the most.
+        query token sees, of appended ones where they come from; of all layers of a whole model.
+        Where GPUs share the problem, this and all other bytes are those of the one that has the
+        most.
         """
         if self.parallel != NONE:
             return self.shard(0).kv_bytes
+        if self.model is not None:
+            tokens = sum(map(self.model.cached_tokens, self.contexts))
+            return tokens * self.kv_heads * self.token_bytes
         return self.visible_tokens * self.kv_heads * self.token_bytes
 
     @property
@@ -435,6 +493,9 @@ class AttentionProblem:
         """
         if self.parallel != NONE:
             return self.shard(0).kv_allocated_bytes
+        if self.model is not None:
+            tokens = self.batch * self.model.cached_tokens(self.cache_capacity)
+            return tokens * self.kv_heads * self.token_bytes
         if self.page_size is None:
             tokens = (self.batch + self.batch_idx) * self.cache_capacity
         elif isinstance(self.context, int):
@@ -474,7 +535,7 @@ class AttentionProblem:
 
     def _follows(self, name: str) -> bool:
         """Whether the value of an axis follows from others."""
-        return (name == "lengths_on" and self.is_ragged) or (
+        return (name == "lengths_on" and (self.is_ragged or self.whole_model is not None)) or (
             name == "q_len" and self.q_lens is not None
         )
 

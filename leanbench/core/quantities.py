@@ -29,6 +29,7 @@ Group = Literal[
     "problem",
     "row",
     "latency",
+    "whole model",
     "energy",
     "sustained",
     "samples",
@@ -76,6 +77,8 @@ UNITS = {
     "mhz": "MHz",
     "c": "°C",
     "bytes": "bytes",
+    "j": "J",
+    "per_s": "per s",
     "x": "×",
 }
 #: Units of the kinds whose values are not written in the unit in which they are held.

@@ -73,8 +73,11 @@ def free_memory(spec: GpuSpec) -> None:
     time.sleep(freed / (_CLEARING_SHARE * spec.bandwidth_tb_s * 1e12))
 
 
-def refuse_shortage(problem: AttentionProblem, device: torch.device) -> None:
+def refuse_shortage(problem: AttentionProblem, device: torch.device, held_bytes: int = 0) -> None:
     """Looks whether the problem and its check fit into the GPU's free memory.
+
+    Args:
+        held_bytes: of the problem, which it has already.
 
     Raises:
         OutOfMemory: they do not.
@@ -82,6 +85,6 @@ def refuse_shortage(problem: AttentionProblem, device: torch.device) -> None:
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info(device)
-    reason = shortage(problem, free_bytes, "the GPU", "free")
+    reason = shortage(problem, free_bytes + held_bytes, "the GPU", "free")
     if reason:
         raise OutOfMemory(reason)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from leanbench.gpu.nvml import GpuState
 
 
-def timing_outcome(timing: Timing, kv_bytes: int, floor_us: float) -> Outcome:
-    """A timing as the figures of a row."""
+def timing_outcome(timing: Timing, kv_bytes: int, floor_us: float | None = None) -> Outcome:
+    """A timing as the figures of a row, with the read floor's where there is one."""
     low, high = timing.interval_us
     p25, p75 = timing.quartiles_us
     figures = Outcome(
@@ -27,9 +27,9 @@ def timing_outcome(timing: Timing, kv_bytes: int, floor_us: float) -> Outcome:
         launches_per_sample=timing.launches_per_sample,
         throttled_samples=timing.throttled_samples,
         bandwidth_tb_s=kv_bytes / timing.median_us / 1e6,
-        read_floor_us=floor_us,
-        read_floor_share=floor_us / timing.median_us,
     )
+    if floor_us is not None:
+        figures |= Outcome(read_floor_us=floor_us, read_floor_share=floor_us / timing.median_us)
     return figures | _state([state for state in timing.states if state is not None])
 
 

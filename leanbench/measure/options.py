@@ -26,10 +26,17 @@ class MeasureOptions:
     occupancy: bool = False
     #: Hardware counters from Nsight Compute, in a pass of their own.
     counters: bool = False
+    #: Time to first token, of whole models.
+    prefill: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; `from_dict` reads it back."""
-        return asdict(self)
+        """Plain JSON types; `from_dict` reads it back. What came after the others is left out where
+        it is off: runs from before can be resumed.
+        """
+        fields = asdict(self)
+        if not self.prefill:
+            del fields["prefill"]
+        return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> MeasureOptions:

@@ -175,6 +175,10 @@ def _known(kernel: Kernel, problem: AttentionProblem, instruments: Instruments) 
 
 def _unable(kernel: Kernel, problem: AttentionProblem) -> str | None:
     """One sentence where a kernel cannot run the problem, or cannot be timed."""
+    if problem.whole_model is not None:
+        return (
+            f"{problem.whole_model} is a whole model, of which `leanbench decode` measures a step"
+        )
     if not kernel.is_timed:
         return (
             f"{kernel.name} is there to check others, it cannot be captured in a CUDA graph and"

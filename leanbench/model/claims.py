@@ -45,9 +45,13 @@ class Outcome:
 
 
 def evaluate(spec: GpuSpec) -> list[Outcome]:
-    """Every claim with the model's prediction for a GPU."""
+    """Every claim with the model's prediction for a GPU, but those about requests: it does not know
+    how long a prompt takes.
+    """
     outcomes = []
     for claim in claims():
+        if claim.prompt is not None:
+            continue
         predicted, holds = _predict(claim, spec, single_stage=False)
         again = (None, None)
         if "fa2" in (claim.of, claim.over) and claim.quantity != "occupancy":

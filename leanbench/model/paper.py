@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from leanbench.core.lengths import draw_context
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.whole_model import read_model
 
 #: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy` of `of`: predicted, its
-#: schedule's quantisation efficiency; measured, its SM busy share.
-Quantity = Literal["latency", "energy", "occupancy"]
+#: schedule's quantisation efficiency; measured, its SM busy share. Of requests to whole models, a
+#: prompt and output tokens: `request`, the time with `of` over that with `over`; `decode share`,
+#: the output tokens' part of the time with `of`.
+Quantity = Literal["latency", "energy", "occupancy", "request", "decode share"]
 #: Over the problems' figures. `last over first`, `highest over lowest`: how much they change.
 Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]
 #: `about`: within TOLERANCE. `at least`, `at most`: the paper gives a bound or a direction.
@@ -51,6 +54,27 @@ class Claim:
     problems: tuple[AttentionProblem, ...]
     paper: float
     relation: Relation = "about"
+    #: Of requests, the prompt's tokens. Each problem is the step in the middle of the output: the
+    #: time of a step grows with its context by the same for each token, so the steps of an output
+    #: take as long together as so many of that one.
+    prompt: int | None = None
+
+    def prompt_of(self, problem: AttentionProblem) -> AttentionProblem:
+        """The step right after the prompt of the request that `problem` is the middle of."""
+        assert self.prompt is not None
+        return replace(problem, context=self.prompt)
+
+    def request_us(
+        self, problem: AttentionProblem, prefill_us: float, step_us: float
+    ) -> tuple[float, float]:
+        """Microseconds of a request, and of the output tokens among them.
+
+        Args:
+            prefill_us: of the prompt; step_us: of the step `problem`.
+        """
+        assert self.prompt is not None
+        output_us = 2 * (problem.max_context - self.prompt) * step_us
+        return prefill_us + output_us, output_us
 
     @property
     def paper_words(self) -> str:
@@ -84,7 +108,8 @@ class Claim:
         return "paper-fig7a" if self.figure == "abstract" else f"paper-fig{self.figure}"
 
     def words_of(self, value: float) -> str:
-        is_share = self.quantity == "occupancy" and self.statistic in ("mean", "lowest", "highest")
+        is_share = self.quantity in ("occupancy", "decode share")
+        is_share = is_share and self.statistic in ("mean", "lowest", "highest")
         return f"{value:.0%}" if is_share else f"{value:.2f}x"
 
 
@@ -156,6 +181,45 @@ def _energy(
     return Claim("13", words, "energy", "lean", over, statistic, tuple(problems), 1.0, "at most")
 
 
+#: Figure 3 names no model; figure 10 has OPT-1.3B and 6.7B. Their positions, 2048, are as many as
+#: the longest request needs: a longer table of the same random numbers.
+_FIG_3 = ("opt-6.7b:positions=17408", "llama-3-8b:positions=17408")
+_FIG_10 = ("opt-1.3b:positions=182272", "opt-6.7b:positions=182272")
+
+
+def _requests(
+    models: Sequence[str], prompt: int, outputs: Sequence[int]
+) -> tuple[AttentionProblem, ...]:
+    """The step in the middle of each output, by model."""
+    problems = []
+    for model in models:
+        q_heads, kv_heads, head_dim = read_model(model).heads
+        for tokens in outputs:
+            context = prompt + tokens // 2
+            problems.append(
+                AttentionProblem(1, q_heads, kv_heads, context, head_dim, whole_model=model)
+            )
+    return tuple(problems)
+
+
+def _decode_share(words: str, output: int, paper: float) -> Claim:
+    problems = _requests(_FIG_3, 1024, [output])
+    return Claim(
+        "3", words, "decode share", "lean", "", "lowest", problems, paper, "at least", 1024
+    )
+
+
+def _request(
+    words: str,
+    kernels: tuple[str, str],
+    models: Sequence[str],
+    outputs: Sequence[int],
+    paper: float,
+) -> Claim:
+    problems = _requests(models, 50 * 1024, outputs)
+    return Claim("10", words, "request", *kernels, "mean", problems, paper, "about", 50 * 1024)
+
+
 def claims() -> tuple[Claim, ...]:
     """All of them, in the paper's order; the 500 samples are the same every time."""
     fd, fa2, fd_fa2, samples = _LA_OVER_FD, _LA_OVER_FA2, _FD_OVER_FA2, _samples()
@@ -165,9 +229,14 @@ def claims() -> tuple[Claim, ...]:
     depends = "occupancy of FD depends on the problem: highest over lowest"
     uneven = "LA over FD grows as a batch gets more uneven: mean/max 0.2 over 1.0"
     grows = "the gap to FD grows past 128k: LA over FD, 512k over 128k"
+    past_64k = [65536, 98304, 131072]
+    share = "decode's share of a request with LA, prompt of 1024, {} output tokens"
+    opt = "OPT-1.3B and 6.7B, prompt of 50k, 64k to 128k output tokens"
     return (
         _speedup("abstract", "LA over FD, mean of the samples", fd, samples, 1.73),
         _speedup("abstract", "LA over FD at 256k, 56 heads", fd, _FIG_7A[8:9], 2.18),
+        _decode_share(share.format("16"), 16, 0.8),
+        _decode_share(share.format("16k"), 16384, 0.99),
         _occupancy("occupancy of LA near 100% everywhere", "lean", "lowest", 0.9, "at least"),
         _occupancy("occupancy of FA2 is low", "fa2", "mean", 0.6, "at most"),
         _occupancy(depends, "fixed_split", "highest over lowest", 1.2, "at least"),
@@ -189,6 +258,15 @@ def claims() -> tuple[Claim, ...]:
         _speedup("text", "LA over FD, lowest: 24 heads, 1k", fd, [_mha(24, 1)], 0.99),
         _speedup("9", "LA over FA2, head_dim 128, 512k (32 heads here)", fa2, _FIG_9[9:], 3.67),
         _speedup("9", "LA over FA2, head_dim 128, 1k", fa2, _FIG_9[:1], 1.2),
+        _request(
+            "request with LA over FA2, OPT-1.3B, prompt of 50k, 1k output tokens",
+            fa2,
+            _FIG_10[:1],
+            [1024],
+            1.26,
+        ),
+        _request(f"request with LA over FA2, {opt}", fa2, _FIG_10, past_64k, 4.0),
+        _request(f"request with LA over FD, {opt}", fd, _FIG_10, past_64k, 1.06),
         _speedup("11", uneven, fd, _FIG_11, 1.0, "at least", "last over first"),
         _energy("energy of LA over FD at 512k, 56 heads", "fixed_split", _FIG_7A[9:]),
         _energy("energy of LA over FA2 at 512k", "fa2", _FIG_7A[9:]),

@@ -70,6 +70,68 @@ class Figures(BaseModel):
         kind="figure",
         meaning="latency above that: what exchanging and merging partials of GPUs adds",
     )
+    tokens_per_s: float | None = quantity(
+        "tokens",
+        "per_s",
+        group="whole model",
+        kind="figure",
+        shown="paper",
+        meaning="of all sequences together: batch over the time of a step",
+    )
+    no_attention_us: float | None = quantity(
+        "no attention",
+        "us",
+        group="whole model",
+        kind="figure",
+        meaning="the same step without attention, timed in the same rounds; of a prediction, the"
+        " weights over the memory's bandwidth",
+    )
+    attention_share: float | None = quantity(
+        "attention",
+        group="whole model",
+        kind="share",
+        shown="paper",
+        meaning="share of the step's time: what it takes less the step without attention",
+    )
+    gemm_us: float | None = quantity(
+        "GEMMs",
+        "us",
+        group="whole model",
+        kind="figure",
+        meaning="matrix products of the step without attention: CUPTI's times of their GPU kernels",
+    )
+    prefill_us: float | None = quantity(
+        "first token",
+        "us",
+        group="whole model",
+        kind="figure",
+        meaning="the prompt of all sequences through the model, as long as the context; torch's own"
+        " FlashAttention, no CUDA graph",
+    )
+    weight_bytes: int | None = quantity(
+        "weights",
+        "bytes",
+        group="memory",
+        kind="bytes",
+        shown="data",
+        meaning="of the model's weights, or of the part of it that runs here",
+    )
+    memory_bytes: int | None = quantity(
+        "memory",
+        "bytes",
+        group="memory",
+        kind="bytes",
+        meaning="most that was allocated during a step: weights, KV cache and what lies between the"
+        " layers",
+    )
+    energy_per_token_j: float | None = quantity(
+        "energy per token",
+        "j",
+        group="whole model",
+        kind="figure",
+        shown="paper",
+        meaning="energy of a step over its batch",
+    )
 
     energy_mj: float | None = quantity(
         "energy",

@@ -44,9 +44,51 @@ class Chart:
     line_at: float | None = None
     #: Every problem of the run against `kv_bytes`, whatever is selected.
     all_problems: bool = False
+    #: Columns that add up to `y`, from the lowest sum to `y` itself, each with the name of what it
+    #: adds: filled below the line of the baseline.
+    stack: tuple[tuple[str, str], ...] = ()
 
 
 CHARTS = (
+    Chart(
+        key="token_time",
+        title="Where the time of a token goes",
+        note="time of a step of a whole model; filled, for the baseline: its matrix products, what"
+        " else a step without attention takes, and what attention adds",
+        y="latency_us",
+        y_title="time per output token (µs)",
+        y_scale="linear",
+        stack=(
+            ("gemm_us", "GEMMs"),
+            ("no_attention_us", "norms, rotary embedding, gaps"),
+            ("latency_us", "attention"),
+        ),
+    ),
+    Chart(
+        key="tokens",
+        title="Tokens per second",
+        note="of all sequences of the batch together",
+        y="tokens_per_s",
+        y_title="tokens per second",
+        y_scale="auto",
+    ),
+    Chart(
+        key="attention_share",
+        title="Share of attention",
+        note="of a step's time: what it takes less the same step without attention",
+        y="attention_share",
+        y_title="share of attention (%)",
+        y_scale="linear",
+        line_at=1.0,
+    ),
+    Chart(
+        key="energy_per_token",
+        title="Energy per token",
+        note="energy of a step over its batch, back to back for seconds",
+        y="energy_per_token_j",
+        y_title="energy per token (J)",
+        y_scale="auto",
+    ),
     Chart(
         key="latency",
         title="Latency",
@@ -153,7 +195,15 @@ def charts_of(drawn: DataFrame, axes: Sequence[VaryingAxis]) -> list[Chart]:
     """
     several_series = len(axes) > any(axis.is_x for axis in axes)
     candidates = [chart for chart in CHARTS if several_series or chart.key != "speedup_all"]
-    return [_named(chart, drawn) for chart in candidates if has_values(drawn, chart.y)]
+    return [_named(chart, drawn) for chart in candidates if _is_filled(chart, drawn)]
+
+
+def _is_filled(chart: Chart, drawn: DataFrame) -> bool:
+    """Whether the rows have its values, and one of its stack's sums below them."""
+    sums = [column for column, _ in chart.stack[:-1]]
+    return has_values(drawn, chart.y) and (
+        not sums or any(has_values(drawn, column) for column in sums)
+    )
 
 
 def _named(chart: Chart, drawn: DataFrame) -> Chart:

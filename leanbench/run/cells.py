@@ -18,6 +18,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.language_models import Layer, by_layer
 from leanbench.core.lengths import Context, as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
+from leanbench.core.whole_model import read_model
 from leanbench.measure.options import CacheState, MeasureOptions
 from leanbench.run.draw import Draw
 
@@ -58,11 +59,17 @@ class Grid:
             Layer(*heads, head_dim) for head_dim, heads in product(self["head_dim"], self["heads"])
         ]
 
+    def _layers_of(self, whole_model: str | None) -> Sequence[Layer]:
+        """The one that a whole model says itself, or `layers`."""
+        return self.layers if whole_model is None else [Layer(*read_model(whole_model).heads)]
+
     @property
     def combinations(self) -> int:
-        plain = [self[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"]
+        layers = [layer for own in self["whole_model"] for layer in self._layers_of(own)]
+        others = ("head_dim", "whole_model")
+        plain = [self[axis.name] for axis in PLAIN_AXES if axis.name not in others]
         lengths = [self[name] for name in ("batch", "lengths", "context")]
-        return prod(map(len, [self.layers, *plain, *lengths]))
+        return prod(map(len, [layers, *plain, *lengths]))
 
     def problems(self) -> Iterator[AttentionProblem]:
         """Every combination; what stands on the x axis of charts varies fastest, context last.
@@ -73,13 +80,14 @@ class Grid:
         plain = [axis for axis in PLAIN_AXES if axis.name != "head_dim"]
         outer = self._combined([axis.name for axis in plain if not axis.is_number])
         inner = self._combined([axis.name for axis in plain if axis.is_number])
-        for words, layer, numbers in product(outer, self.layers, inner):
-            for batch, context in self._lengths():
-                fields = {**words, **numbers}
-                fields |= _kinds_of(layer, fields, context)
-                yield AttentionProblem(
-                    batch, layer.q_heads, layer.kv_heads, context, layer.head_dim, **fields
-                )
+        for words in outer:
+            for layer, numbers in product(self._layers_of(words["whole_model"]), inner):
+                for batch, context in self._lengths():
+                    fields = {**words, **numbers}
+                    fields |= _kinds_of(layer, fields, context)
+                    yield AttentionProblem(
+                        batch, layer.q_heads, layer.kv_heads, context, layer.head_dim, **fields
+                    )
 
     def _combined(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """The fields of every combination of these axes."""
@@ -98,7 +106,8 @@ class Grid:
 
     def to_dict(self) -> dict[str, Any]:
         """The axes that hold, in plain JSON types."""
-        silent = ("heads", "head_dim") if self["model"] else ("model", "tp")
+        says = self["model"] or None not in self["whole_model"]
+        silent = ("heads", "head_dim") if says else ("model", "tp")
         return {name: _plain(values) for name, values in self.values.items() if name not in silent}
 
 

@@ -13,6 +13,7 @@ from leanbench.core.language_models import models
 from leanbench.core.lengths import as_context, draw_context, is_explicit, read_lengths
 from leanbench.core.memory import needed_bytes
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
+from leanbench.core.whole_model import read_model
 
 #: A drawn problem that needs more is drawn again: caches, queries, outputs and the check.
 MOST_BYTES = 120e9
@@ -102,6 +103,8 @@ class Draw:
             context = draw_context(lengths, batch, longest, draw)
         # Last: what a seed draws for the others is as it was before there were kinds.
         drawn |= {name: draw.choice(self.values[name]) for name in KINDS}
+        if drawn["whole_model"] is not None:
+            q_heads, kv_heads, head_dim = read_model(drawn["whole_model"]).heads
         plain = {axis.name: drawn[axis.name] for axis in PLAIN_AXES if axis.name != "head_dim"}
         return AttentionProblem(batch, q_heads, kv_heads, context, head_dim, **plain)
 

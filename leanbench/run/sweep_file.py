@@ -139,6 +139,7 @@ class SweepFile(_Axes):
     energy: bool = False
     occupancy: bool = False
     counters: bool = False
+    prefill: bool = False
     grid: list[GridTable] = Field([])
     draw: DrawTable | None = None
 
@@ -159,6 +160,7 @@ class SweepFile(_Axes):
             energy=self.energy,
             occupancy=self.occupancy,
             counters=self.counters,
+            prefill=self.prefill,
         )
         return Sweep(
             self.name,
@@ -184,6 +186,9 @@ def _check_together(given: Collection[str], lengths: Sequence[str]) -> None:
     twice = [axis for axis in ("heads", "head_dim") if axis in given]
     if "model" in given and twice:
         raise UserError(f"a model says {twice[0]} itself: leave {twice[0]} out, or the model")
+    says = [axis for axis in ("model", "tp", "heads", "head_dim") if axis in given]
+    if "whole_model" in given and says:
+        raise UserError(f"a whole model says {says[0]} itself: leave {says[0]} out, or whole_model")
     if "tp" in given and "model" not in given:
         raise UserError(
             "tp shares out the heads of models and none is given: name one of `leanbench list"
@@ -272,6 +277,8 @@ def requested_sweep(
     drawn = [sweep.draw.values] if sweep.draw else []
     tables = [*(grid.values for grid in sweep.grids), *drawn]
     with_models = ["model"] if any(table["model"] for table in tables) else []
+    if any(None not in table["whole_model"] for table in tables):
+        with_models.append("whole_model")
     lengths = given.get("lengths") or [value for table in tables for value in table["lengths"]]
     _check_together([*given, *with_models], lengths)
     # The same axes in every grid may make grids equal; cells are deduplicated when they are

@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -88,6 +87,7 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, An
     index = init["local_index"]
     if index is None:
         return _predictor(GpuSpec.from_dict(init["gpu"]), announce), predicted_environment()
+    from leanbench.decode.measure import measure_step
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.options import MeasureOptions
     from leanbench.measure.protocol import measure_problem
@@ -97,10 +97,16 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, An
     # What is imported stays: collecting garbage between problems need not look at it.
     gc.collect()
     gc.freeze()
-    return partial(measure_problem, instruments), environment
+
+    def measure(problem: AttentionProblem, *request: Any) -> dict[str, Outcome]:
+        run = measure_problem if problem.whole_model is None else measure_step
+        return run(instruments, problem, *request)
+
+    return measure, environment
 
 
 def _predictor(gpu: GpuSpec, announce: Announcer) -> RunProblem:
+    from leanbench.decode.predict import predict_step
     from leanbench.model.cell import predict_cell
 
     def predict(
@@ -113,7 +119,8 @@ def _predictor(gpu: GpuSpec, announce: Announcer) -> RunProblem:
         for kernel in kernels:
             announce(kernel.name)
             request = overrides.get(kernel.name, kernel.config_choice or configs)
-            rows[kernel.name] = predict_cell(problem, kernel, request, gpu)
+            predict_row = predict_cell if problem.whole_model is None else predict_step
+            rows[kernel.name] = predict_row(problem, kernel, request, gpu)
         return rows
 
     return predict

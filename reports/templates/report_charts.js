@@ -68,6 +68,18 @@
     };
   }
 
+  /** What adds up to the baseline's line, lowest last: each filled from the sum below it. */
+  function stackedAreas(chart, series, x) {
+    const rows = fastestByX(series.filter((row) => row.kernel === page.baseline), x);
+    const sums = chart.stack.filter(([column]) => rows.some((row) => row[column] != null));
+    return sums.map(([column, name], i) => {
+      const below = (row) => (i ? row[sums[i - 1][0]] : 0);
+      const whole = rows.filter((row) => row[column] != null && below(row) != null);
+      const points = whole.map((row) => ({ x: row[x], y: row[column], base: below(row) }));
+      return { name: `${page.baseline}: ${name}`, color: page.colors[(i + 3) % page.colors.length], area: true, points };
+    });
+  }
+
   function floorLine(chart, series, x, asBars) {
     const rows = fastestByX(series.filter((row) => positive(row[chart.floor])), x);
     const points = rows.map((row) => ({ x: asBars ? row.kernel : row[x], y: row[chart.floor] }));
@@ -123,6 +135,7 @@
     const lines = kernels.map((kernel) => kernelLine(kernel, chart, series, x, asBars));
     if (chart.dotted) lines.unshift(...kernels.map((kernel) => dottedLine(kernel, chart, series, x, asBars)));
     if (chart.floor) lines.unshift(floorLine(chart, series, x, asBars));
+    if (chart.stack.length && !asBars) lines.unshift(...stackedAreas(chart, series, x));
     const drawnLines = lines.filter((line) => line.points.length);
     if (!drawnLines.some((line) => line.symbol)) {
       const bare = { type: "linear", range: [0, 1], ticks: [], title: "" };

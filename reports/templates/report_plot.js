@@ -92,7 +92,10 @@ function drawLine(line, picture, [left, , right, bottom], xAt, yAt) {
   const parts = [];
   const path = places.map(([, x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
   const stroke = { stroke: line.color, "stroke-width": line.width ?? 1.5, "stroke-dasharray": line.dash };
-  if (line.across && places.length) parts.push(segment(left, places[0][2], right, places[0][2], { ...stroke, class: "across" }));
+  if (line.area && places.length > 1) {
+    const base = line.points.map((point) => `${xAt(point.x).toFixed(1)},${yAt(point.base).toFixed(1)}`).reverse().join("L");
+    parts.push(node("path", { d: `M${path}L${base}Z`, fill: line.color, "fill-opacity": 0.35, class: "area" }));
+  } else if (line.across && places.length) parts.push(segment(left, places[0][2], right, places[0][2], { ...stroke, class: "across" }));
   else if (line.bar) {
     const width = Math.min(90, (0.55 * (right - left)) / picture.x.values.length);
     for (const [point, x, y] of places) {
@@ -115,7 +118,7 @@ function drawLine(line, picture, [left, , right, bottom], xAt, yAt) {
 
 /**
  * A picture with two axes. Lines have `points` of {x, y, low, high, open, ringed, text}; those that come later lie on top.
- * A line is `joined`, `across` the whole picture, a `bar` or a `stroke` at each point. Returns the SVG and its spots.
+ * A line is `joined`, `across` the whole picture, a `bar` or a `stroke` at each point, or an `area` down to each point's `base`. Returns the SVG and its spots.
  */
 function drawChart(picture, { width, height, colors, title = [], legend = false }) {
   const { x, y } = picture;
@@ -146,7 +149,7 @@ function standing(parts, width, height, colors, title) {
 /** What a pointer can rest on: all lines at one x, or single points. */
 function spotsOf(picture, xAt, yAt) {
   const points = picture.lines.filter((line) => !line.hidden).flatMap((line) => line.points.map((point) => ({ line, point })));
-  const entry = ({ line, point }) => ({ color: line.color, text: `${line.name}: ${picture.y.write(point.y)}${point.text ?? ""}` });
+  const entry = ({ line, point }) => ({ color: line.color, text: `${line.name}: ${picture.y.write(point.y - (point.base ?? 0))}${point.text ?? ""}` });
   if (picture.closest) return points.map((each) => ({ x: xAt(each.point.x), y: yAt(each.point.y), head: each.point.head, lines: [entry(each)] }));
   const byX = new Map();
   for (const each of points.reverse()) byX.set(each.point.x, [...(byX.get(each.point.x) ?? []), each]);

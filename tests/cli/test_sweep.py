@@ -12,7 +12,6 @@ import pytest
 from example_rows import show_rows
 from typer.testing import CliRunner, Result
 
-from leanbench.cli import sweep as module
 from leanbench.cli import sweep_run
 from leanbench.cli.main import app
 from leanbench.core.problem import AttentionProblem
@@ -115,7 +114,7 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
         sweeps.append((sweep, cells, manifest, command))
         return Run(path, manifest, ())
 
-    monkeypatch.setattr(module, "run_sweep", run)
+    monkeypatch.setattr(sweep_run, "run_sweep", run)
     return sweeps
 
 
@@ -189,13 +188,13 @@ def test_windows_of_a_file_are_checked_as_those_of_flags(tmp_path):
 )
 def test_what_is_asked_for_comes_on_top_of_the_longest_time(monkeypatch, flags, timeout_s):
     seen: list[float] = []
-    limits = module.limits_of
+    limits = sweep_run.limits_of
 
     def watched(*arguments: Any) -> Any:
         seen.append(limits(*arguments).timeout_s)
         return limits(*arguments)
 
-    monkeypatch.setattr(module, "limits_of", watched)
+    monkeypatch.setattr(sweep_run, "limits_of", watched)
     assert invoke("sweep", "--dry-run", *flags).exit_code == 0
     assert seen == [timeout_s]
 

@@ -282,6 +282,10 @@ def test_axes_are_what_varies(write_run: WriteRun) -> None:
 def test_every_axis_has_its_unit() -> None:
     titles = {chart.key: chart.y_title for chart in CHARTS}
     assert titles == {
+        "token_time": "time per output token (µs)",
+        "tokens": "tokens per second",
+        "attention_share": "share of attention (%)",
+        "energy_per_token": "energy per token (J)",
         "latency": "latency (µs)",
         "bandwidth": "bandwidth (TB/s)",
         "speedup": "speedup of the baseline (×)",

@@ -182,7 +182,8 @@ def _measured(claim: Claim, runs: Mapping[str, Fastest], sweeps: Mapping[str, st
 
 def _figures(claim: Claim, rows: Fastest) -> dict[AttentionProblem, _Figure]:
     problems = filter(_is_sample, rows) if claim.is_of_samples else map(_same, claim.problems)
-    figures = {problem: _figure(claim, rows.get(problem, {})) for problem in problems}
+    figure = _figure if claim.prompt is None else _request_figure
+    figures = {problem: figure(claim, problem, rows) for problem in problems}
     return {problem: figure for problem, figure in figures.items() if figure is not None}
 
 
@@ -199,7 +200,22 @@ def _is_sample(problem: AttentionProblem) -> bool:
     return problem.group_size == 1 and not problem.special.keys() - {"dtype", "kv_layout"}
 
 
-def _figure(claim: Claim, rows: Mapping[str, Row]) -> _Figure | None:
+def _request_figure(claim: Claim, problem: AttentionProblem, rows: Fastest) -> _Figure | None:
+    """Of a request to a whole model: its prompt's time is that of the step right after it."""
+    prompts = rows.get(claim.prompt_of(problem), {}).values()
+    prefill_us = next((row.prefill_us for row in prompts if row.prefill_us), None)
+    own = rows.get(problem, {})
+    of, over = own.get(claim.of), own.get(claim.over or claim.of)
+    if not (prefill_us and of and over and of.latency_us and over.latency_us):
+        return None
+    of_us, output_us = claim.request_us(problem, prefill_us, of.latency_us)
+    over_us, _ = claim.request_us(problem, prefill_us, over.latency_us)
+    value = output_us / of_us if claim.quantity == "decode share" else of_us / over_us
+    return _Figure(value, max(of.time, over.time))
+
+
+def _figure(claim: Claim, problem: AttentionProblem, by_problem: Fastest) -> _Figure | None:
+    rows = by_problem.get(problem, {})
     of, over = rows.get(claim.of), rows.get(claim.over)
     if of is None:
         return None

@@ -1,0 +1,165 @@
+"""`leanbench decode`: a decode step of a whole model, with each kernel as its attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanbench.cli.completion import gpu_names, kernel_names, whole_model_names
+from leanbench.cli.options import Baseline
+from leanbench.cli.sweep_flags import measure_flags
+from leanbench.cli.sweep_run import RunFlags, command_of, run_requested
+from leanbench.core.axes import AXES
+
+#: The sweep that MODEL and the flags change.
+_SWEEP = "decode"
+
+
+def decode(
+    ctx: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model that ships (opt-6.7b, llama-3-8b, ...), or the path of a config.json.",
+            autocompletion=whole_model_names,
+        ),
+    ],
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="LIST", help=AXES["context"].help)
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="LIST", help=AXES["batch"].help)
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="LIST", help=AXES["lengths"].help)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="LIST", help=AXES["dtype"].help)
+    ] = None,
+    capacity: Annotated[
+        str | None, typer.Option("--capacity", metavar="LIST", help=AXES["capacity"].help)
+    ] = None,
+    kv_layout: Annotated[
+        str | None, typer.Option("--kv-layout", metavar="LIST", help=AXES["kv_layout"].help)
+    ] = None,
+    tp: Annotated[
+        str | None,
+        typer.Option(
+            "--tp",
+            metavar="N",
+            help="GPUs that share the model out; one of them runs, without their communication.",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", metavar="N", help="The first N layers: a part of the model."),
+    ] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            "--positions",
+            metavar="N",
+            help="Positions in place of the config's, for contexts beyond them.",
+        ),
+    ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--kernels",
+            metavar="LIST",
+            help="lean, fa2, fixed_split, flash_attn_3; transformers' own: sdpa, eager; the bound:"
+            " no_attention.",
+            autocompletion=kernel_names,
+        ),
+    ] = None,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Also energy per token, over seconds back to back.")
+    ] = False,
+    prefill: Annotated[bool, typer.Option("--prefill", help="Also time to first token.")] = False,
+    window: Annotated[
+        str, typer.Option("--window", metavar="TIME", help="Length of the --energy window.")
+    ] = "3s",
+    ci: Annotated[
+        str,
+        typer.Option(
+            "--ci",
+            metavar="PERCENT",
+            help="Measure until the median is known to this, 95% interval.",
+        ),
+    ] = "0.5%",
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The GPU to use, or to predict for if it is not here.",
+            autocompletion=gpu_names,
+        ),
+    ] = None,
+    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder that holds the run directories.")
+    ] = Path("runs"),
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the run directory.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Finish the run of --name, or else the newest one.")
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."
+        ),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="TIME", help="Longest time for one cell.")
+    ] = "300s",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
+    ] = False,
+    baseline: Baseline = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
+) -> None:
+    """Time per token of a whole model, with each kernel as its attention, then HTML and CSV.
+
+    The model is transformers', made from its config with random weights, its KV cache is full of
+    random values, and a step is captured in a CUDA graph. MODEL may be several, separated by
+    commas. The command is `leanbench sweep decode` with another model: runs resume, compare and
+    report as those of sweeps. Without a GPU, attention is predicted by the performance model and
+    the rest as the time in which the weights are read.
+    """
+    from leanbench.run.sweep_file import requested_sweep
+
+    options = {"tp": tp, "layers": layers, "positions": positions}
+    suffix = "".join(f":{key}={value}" for key, value in options.items() if value is not None)
+    axes = {
+        "whole_model": ",".join(f"{one}{suffix}" for one in model.split(",")),
+        "context": context,
+        "batch": batch,
+        "lengths": lengths,
+        "dtype": dtype,
+        "capacity": capacity,
+        "kv_layout": kv_layout,
+    }
+    given = {axis: text for axis, text in axes.items() if text is not None}
+    measure = measure_flags(None, False, energy, window, False, False, ci, 10, 200, prefill=prefill)
+    requested = requested_sweep(_SWEEP, given, kernels, None, measure)
+    flags = RunFlags(
+        gpu=gpu,
+        require_gpu=require_gpu,
+        out=out,
+        name=name,
+        resume=resume,
+        budget=budget,
+        timeout=timeout,
+        dry_run=dry_run,
+        baseline=baseline,
+        no_report=no_report,
+        quiet=quiet,
+    )
+    run_requested(requested, flags, command_of(ctx))

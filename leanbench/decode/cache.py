@@ -1,0 +1,76 @@
+"""The KV cache of a decode step, as a model of transformers uses one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leanbench.core.inputs import torch_dtype
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    import torch
+
+
+class StepCache:
+    """A cache filled with random values, in which a step writes the last token of every sequence:
+    the step can be repeated, and its lengths stay.
+
+    Layers with a window have a ring of that many tokens. K and V of a layer are
+    (batch, kv_heads, capacity, head_dim), or token-major with the same meaning of the axes where
+    the problem's layout is NHD.
+    """
+
+    def __init__(self, problem: AttentionProblem, device: str | torch.device) -> None:
+        import torch
+
+        assert problem.model is not None
+        contexts = torch.tensor(problem.contexts, device=device)
+        self._rows = torch.arange(problem.batch, device=device)
+        self._windows = [
+            problem.model.window_of(layer) for layer in range(problem.model.layer_count)
+        ]
+        #: Tokens of each sequence by the layer's window, (batch,), int32.
+        self.lengths: dict[int | None, torch.Tensor] = {}
+        #: The place of its last token in the cache, likewise, int64.
+        self._places: dict[int | None, torch.Tensor] = {}
+        for window in dict.fromkeys(self._windows):
+            room = min(problem.cache_capacity, window or problem.cache_capacity)
+            self.lengths[window] = contexts.clamp(max=room).int()
+            self._places[window] = (contexts - 1) % room
+        self.layers = [self._random_layer(problem, window, device) for window in self._windows]
+
+    def _random_layer(
+        self, problem: AttentionProblem, window: int | None, device: str | torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        room = min(problem.cache_capacity, window or problem.cache_capacity)
+        shape = (problem.batch, problem.kv_heads, room, problem.head_dim)
+        swap = problem.kv_layout == "NHD"
+        if swap:
+            shape = (problem.batch, room, problem.kv_heads, problem.head_dim)
+        dtype = torch_dtype(problem.dtype)
+        k, v = (torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(2))
+        return (k.transpose(1, 2), v.transpose(1, 2)) if swap else (k, v)
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer, after those of the new token are written; of several, which are a
+        prompt's, they alone.
+
+        Args:
+            key: (batch, kv_heads, new tokens, head_dim); value: likewise.
+        """
+        if key.shape[2] > 1:
+            for cache, new in zip(self.layers[layer], (key, value), strict=True):
+                cache[:, :, : key.shape[2]] = new
+            return key, value
+        places = self._places[self._windows[layer]]
+        for cache, new in zip(self.layers[layer], (key, value), strict=True):
+            cache[self._rows, :, places] = new[:, :, 0]
+        return self.layers[layer]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """0: positions and masks are given to the model."""
+        return 0

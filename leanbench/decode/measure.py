@@ -1,0 +1,320 @@
+"""How a step of a whole model is measured: as a problem of attention is, with the model loaded once
+and each kernel in the place of its attention.
+
+Load, prepare and check each kernel, time all in turn and the step without attention among them,
+confirm what was timed, and measure what else the options ask for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from leanbench.check.reference import CELL_PAIRS, Reference
+from leanbench.configs import lookup
+from leanbench.core.config import KernelConfig
+from leanbench.core.errors import OutOfMemory, SuspectResult
+from leanbench.core.kernel import Kernel
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel as kernel_named
+from leanbench.core.whole_model import WEIGHT_BYTES
+from leanbench.decode import BOUND
+from leanbench.decode.attention import Attention, LayerAttention, call_inputs
+from leanbench.decode.model import kept_bytes, transformers_fault
+from leanbench.decode.prefill import prefill_fields
+from leanbench.decode.products import gemm_us
+from leanbench.decode.step import DecodeStep
+from leanbench.measure.buffers import free_memory, refuse_shortage
+from leanbench.measure.crosscheck import cross_check, disagreement
+from leanbench.measure.energy import measure_sustained, sustained_outcome
+from leanbench.measure.fields import sample_fields, timing_outcome
+from leanbench.measure.instruments import Instruments
+from leanbench.measure.judge import SLOWDOWNS, disturbance, noise, throttle_warning
+from leanbench.measure.timing import Replay, Timing, run_rounds
+from leanbench.records.outcome import Outcome
+
+if TYPE_CHECKING:
+    from leanbench.gpu.processes import GpuProcess
+
+#: How far a replayed step may fall below the bound before something is wrong with one of them.
+_BOUND_MARGIN = 0.03
+
+
+@dataclass
+class Candidate:
+    """One kernel as the attention of the loaded model."""
+
+    kernel: Kernel
+    attention: Attention
+    replay: Replay
+    #: (batch,): the tokens that an eager step chose.
+    chosen: Any
+    outcome: Outcome
+    warnings: list[str] = field(default_factory=list)
+
+
+def measure_step(
+    instruments: Instruments,
+    problem: AttentionProblem,
+    kernels: Sequence[Kernel],
+    configs: str = "default",
+    overrides: Mapping[str, KernelConfig] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """The row fields that a measurement fills, by kernel; raw samples under `raw_samples`.
+
+    Args:
+        problem: has a whole model.
+        configs: as of `leanbench.configs.lookup.resolve`; overrides: launch settings by kernel, in
+            its place.
+
+    Raises:
+        SuspectResult: the kernel announced last did what makes its figures meaningless.
+        GpuUnusable: the GPU no longer answers.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for kernel in kernels:
+        instruments.announce(kernel.name)
+        reason = transformers_fault() or kernel.unsupported_reason(problem)
+        outcomes[kernel.name] = (
+            Outcome(status="unsupported", reason=reason) if reason else Outcome()
+        )
+    able = [kernel for kernel in kernels if outcomes[kernel.name].status is None]
+    requests = {kernel.name: (overrides or {}).get(kernel.name, configs) for kernel in able}
+    instruments.announce(None)
+    try:
+        if able:
+            outcomes |= _measure(instruments, problem, able, requests)
+    except OutOfMemory as error:
+        outcomes |= dict.fromkeys(requests, Outcome(status="out_of_memory", reason=str(error)))
+    return {
+        kernel.name: {
+            "source": "measured",
+            "decomposition": kernel.decomposition,
+            "kv_bytes": problem.kv_bytes,
+            "library": None if kernel.unavailable_reason() else kernel.library(),
+            **outcomes[kernel.name].fields(),
+        }
+        for kernel in kernels
+    }
+
+
+def _measure(
+    instruments: Instruments,
+    problem: AttentionProblem,
+    kernels: Sequence[Kernel],
+    requests: Mapping[str, str | KernelConfig],
+) -> dict[str, Outcome]:
+    announce = instruments.announce
+    step = _loaded(instruments, problem)
+    candidates: dict[str, Candidate] = {}
+    for kernel in dict.fromkeys([*kernels, kernel_named(BOUND)]):
+        announce(kernel.name if kernel.name in requests else None)
+        request = requests.get(kernel.name, "default")
+        candidates[kernel.name] = _prepared(instruments, step, kernel, request)
+    announce(None)
+    started_us = int(time.time() * 1e6)
+    able = {name: own for name, own in candidates.items() if own.outcome.status is None}
+    timings = run_rounds(
+        {name: own.replay for name, own in able.items()},
+        instruments.options.effort,
+        instruments.gpu_state,
+        lambda name: announce(name if name in requests else None),
+    )
+    nvml = instruments.nvml
+    seen = None if nvml is None else nvml.other_processes(started_us)
+    strangers = [process for process in seen or () if process.pid != os.getppid()]
+    products_us = gemm_us(candidates[BOUND].replay.graph, candidates[BOUND].replay.launches)
+    for name in timings.keys() & requests.keys():
+        announce(name)
+        own, timing, bound = candidates[name], timings[name], timings[BOUND]
+        step.attend_with(own.attention)
+        own.outcome |= _confirmed(step, own, timing)
+        own.outcome |= _shares(problem, timing, bound, products_us)
+        own.outcome |= _judged(instruments, own, timing, bound, strangers)
+        own.outcome |= _sustained(instruments, own, problem.batch)
+    announce(None)
+    # Last: the prompt's K and V take the place of the random ones.
+    first_token, warnings = prefill_fields(instruments, step)
+    return {
+        name: candidates[name].outcome
+        | first_token
+        | Outcome(warnings=[*candidates[name].warnings, *warnings] or None)
+        for name in requests
+    }
+
+
+def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
+    """The model and its cache; the weights of the problem before count as free where they are the
+    same.
+
+    Raises:
+        OutOfMemory: they do not fit into the GPU's free memory.
+    """
+    assert problem.whole_model is not None
+    held = kept_bytes(problem.whole_model, problem.dtype, str(instruments.device))
+    free_memory(instruments.spec)
+    refuse_shortage(problem, instruments.device, held)
+    return DecodeStep(problem, instruments.device)
+
+
+def _prepared(
+    instruments: Instruments, step: DecodeStep, kernel: Kernel, request: str | KernelConfig
+) -> Candidate:
+    """The kernel in an eager step, whose first layer of each kind is checked, and in a CUDA
+    graph.
+    """
+    import torch
+
+    problem = step.problem
+    torch.cuda.reset_peak_memory_stats()
+    attention, outcome = attention_of(instruments, step, kernel, request)
+    if kernel.name != BOUND:
+        outcome |= checked(step, kernel, attention)
+    step.attend_with(attention)
+    step()
+    outcome |= Outcome(
+        memory_bytes=torch.cuda.max_memory_allocated(),
+        weight_bytes=problem.model.weights * WEIGHT_BYTES if problem.model else None,
+    )
+    chosen = step.chosen.clone()
+    replay = Replay([step], instruments.options.effort.sample_ms)
+    return Candidate(kernel, attention, replay, chosen, outcome)
+
+
+def attention_of(
+    instruments: Instruments, step: DecodeStep, kernel: Kernel, request: str | KernelConfig
+) -> tuple[Attention, Outcome]:
+    """The kernel as a model calls it, and how its launch settings were chosen."""
+    own = getattr(kernel, "attend", None)
+    if own is not None:
+        return own, Outcome()
+    attention = LayerAttention(kernel, step.problem, step.cache.lengths, instruments.spec, request)
+    choice = next(iter(attention.choices.values()))
+    return attention, Outcome(**lookup.row_fields(kernel, choice))
+
+
+def checked(step: DecodeStep, kernel: Kernel, attention: Attention) -> Outcome:
+    """The worst error of the first layer of each kind against the fp64 reference over the same Q, K
+    and V; `incorrect` where one is above the limit.
+    """
+    seen: dict[int | None, Any] = {}
+
+    def watched(module: Any, query: Any, key: Any, value: Any, mask: Any, **call: Any) -> Any:
+        out = attention(module, query, key, value, mask, **call)
+        window = call.get("sliding_window")
+        if window not in seen:
+            inputs = call_inputs(
+                query,
+                key,
+                value,
+                step.cache.lengths[window],
+                scaling=call["scaling"],
+                sinks=call.get("s_aux"),
+            )
+            seen[window] = replace(inputs, q=inputs.q.clone(), out=out.clone())
+        return out
+
+    step.attend_with(watched)
+    step()
+    checks = [
+        Reference(inputs, max_pairs=CELL_PAIRS // len(seen)).check(inputs, None)
+        for inputs in seen.values()
+    ]
+    worst = max(checks, key=lambda check: check.relative_error)
+    outcome = Outcome(
+        relative_error=worst.relative_error,
+        checked_heads=sum(check.checked_heads for check in checks),
+        total_heads=sum(check.total_heads for check in checks),
+    )
+    failures = [check.failure(kernel.precision(step.problem)) for check in checks]
+    failure = next(filter(None, failures), None)
+    return outcome | Outcome(status="incorrect", reason=failure) if failure else outcome
+
+
+def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:
+    """Timing's figures, after a replay over poisoned outputs, with CUPTI's second opinion.
+
+    Raises:
+        SuspectResult: the replay did not choose the tokens that an eager step chose.
+    """
+    step.chosen.fill_(-1)
+    own.replay.graph.replay()
+    unlike = int((step.chosen != own.chosen).sum())
+    if unlike:
+        raise SuspectResult(
+            f"a replay of the CUDA graph chose {unlike} of {len(own.chosen)} tokens that the eager"
+            " step did not: part of the work was not captured"
+        )
+    fields = timing_outcome(timing, step.problem.kv_bytes)
+    if own.kernel.name == BOUND:
+        fields |= Outcome(bandwidth_tb_s=None)
+    second = cross_check([step], timing.median_us)
+    if isinstance(second, str):
+        own.warnings.append(second)
+        return fields | Outcome(raw_samples=sample_fields(timing, ()))
+    differs = disagreement(second.median_us, timing.samples_us)
+    own.warnings += [differs] if differs else []
+    samples = sample_fields(timing, second.samples_us)
+    return fields | Outcome(crosscheck_us=second.median_us, raw_samples=samples)
+
+
+def _shares(
+    problem: AttentionProblem, timing: Timing, bound: Timing, products_us: float | None
+) -> Outcome:
+    """Where the time of a step goes: attention is what the step without it lacks."""
+    step_us, without_us = timing.median_us, bound.median_us
+    return Outcome(
+        tokens_per_s=problem.batch / step_us * 1e6,
+        no_attention_us=without_us,
+        attention_share=max(0.0, 1 - without_us / step_us),
+        gemm_us=products_us,
+    )
+
+
+def _judged(
+    instruments: Instruments,
+    own: Candidate,
+    timing: Timing,
+    bound: Timing,
+    strangers: Sequence[GpuProcess],
+) -> Outcome:
+    warning = throttle_warning(timing)
+    own.warnings += [warning] if warning else []
+    alarm = None
+    if timing.median_us < bound.median_us * (1 - _BOUND_MARGIN):
+        alarm = (
+            f"{timing.median_us:.2f} µs beats the same step without attention"
+            f" ({bound.median_us:.2f} µs): part of its work was not timed"
+        )
+    noisy = disturbance(strangers) or noise(timing, instruments.options.effort)
+    return Outcome(status="suspect" if alarm else "noisy" if noisy else "ok", reason=alarm or noisy)
+
+
+def _sustained(instruments: Instruments, own: Candidate, batch: int) -> Outcome:
+    """Latency over seconds of steps; with the energy option, energy of a step and of a token."""
+    options = instruments.options
+    if not (options.sustained or options.energy):
+        return Outcome()
+    nvml = instruments.nvml if options.energy else None
+    if options.energy and nvml is None:
+        own.warnings.append(
+            "NVML cannot be used here, so there is no energy: run `leanbench doctor`"
+        )
+    reading = measure_sustained(
+        own.replay.graph.replay,
+        own.replay.launches,
+        nvml,
+        instruments.calibration,
+        options.window_s,
+    )
+    slowdowns = sorted(SLOWDOWNS.intersection(reading.throttle_reasons or ()))
+    if slowdowns:
+        own.warnings.append(f"clocks were lowered in the sustained window ({', '.join(slowdowns)})")
+    own.warnings += reading.warnings
+    outcome = sustained_outcome(reading, instruments.calibration, None)
+    energy_mj = outcome.energy_mj
+    per_token_j = None if energy_mj is None else energy_mj / batch / 1000
+    return outcome | Outcome(energy_per_token_j=per_token_j)

@@ -1,0 +1,93 @@
+"""A model of transformers with random weights, made from its config alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import torch_dtype
+from leanbench.core.whole_model import read_model
+
+if TYPE_CHECKING:
+    import torch
+
+#: Major version of transformers whose models are called here.
+_MAJOR = 5
+#: Of weights: far from what a training gives, near enough for every activation to stay finite.
+_WEIGHT_STD = 0.02
+#: The name under which transformers calls `attention` of a model.
+IMPLEMENTATION = "leanbench_decode"
+
+
+def transformers_fault() -> str | None:
+    """A sentence where transformers is missing or of a version whose models are not known here, or
+    None; imports nothing.
+    """
+    fix = f"pip install 'transformers>={_MAJOR},<{_MAJOR + 1}'"
+    if importlib.util.find_spec("transformers") is None:
+        return f"whole models are those of transformers, which is not installed here: {fix}"
+    version = importlib.metadata.version("transformers")
+    if version.partition(".")[0] != str(_MAJOR):
+        return f"transformers {version} is installed, whole models need version {_MAJOR}: {fix}"
+    return None
+
+
+#: The latest model, by what it was made from: problems of one model share it.
+_latest: dict[tuple[str, str, str], torch.nn.Module] = {}
+
+
+def kept_bytes(text: str, dtype: str, device: str) -> int:
+    """Bytes of this model's weights if it is the latest, which any other is freed for."""
+    for key in _latest.keys() - {(text, dtype, device)}:
+        del _latest[key]
+    weights = [weight for model in _latest.values() for weight in model.parameters()]
+    return sum(weight.nbytes for weight in weights)
+
+
+def random_model(text: str, dtype: str, device: str) -> torch.nn.Module:
+    """The model that `leanbench.core.whole_model` reads from `text`, in evaluation mode.
+
+    Raises:
+        UserError: transformers is missing or of another version, or refuses the config.
+    """
+    if not kept_bytes(text, dtype, device):
+        _latest[text, dtype, device] = _made(text, dtype, device)
+    return _latest[text, dtype, device]
+
+
+def _made(text: str, dtype: str, device: str) -> torch.nn.Module:
+    if (fault := transformers_fault()) is not None:
+        raise UserError(fault)
+    import torch
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    AttentionInterface.register(IMPLEMENTATION, _attention)
+    whole = read_model(text)
+    fields = dict(whole.config)
+    try:
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        with torch.device(device), no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=IMPLEMENTATION, dtype=torch_dtype(dtype)
+            )
+    except (ValueError, TypeError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"transformers refuses the config of {text}: {reason}") from None
+    # Which no_init_weights leaves out.
+    model.tie_weights()
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                weight.fill_(1.0)
+            else:
+                weight.normal_(0.0, _WEIGHT_STD, generator=generator)
+    return model.eval()
+
+
+def _attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **call: Any) -> Any:
+    """What a model calls for its attention: the function that its config carries."""
+    return module.config.leanbench_attention(module, query, key, value, mask, **call), None

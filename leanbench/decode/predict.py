@@ -1,0 +1,85 @@
+"""A step of a whole model, predicted: attention by the performance model, all else as the time in
+which its weights are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leanbench.core.config import KernelConfig
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kernel import Kernel
+from leanbench.core.memory import shortage_on
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.whole_model import WEIGHT_BYTES, WholeModel
+from leanbench.decode import BOUND
+from leanbench.model.calibration import calibration_for
+from leanbench.model.cell import predict_cell
+from leanbench.model.rates import floor_us
+from leanbench.records.outcome import Outcome
+
+#: What a row says of launch settings: those of the layers that see the whole context.
+_SETTINGS = ("config", "config_choice", "config_reason")
+#: Of every predicted step.
+_ROUGH = (
+    "a step without attention is predicted as the time in which its weights are read: norms,"
+    " rotary embedding and the gaps between some hundred GPU kernels are not in it"
+)
+
+
+def predict_step(
+    problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
+) -> dict[str, Any]:
+    """Fields of a row, `source` predicted.
+
+    Args:
+        configs: as of `leanbench.model.cell.predict_cell`.
+    """
+    known = {
+        "decomposition": kernel.decomposition,
+        "source": "predicted",
+        "kv_bytes": problem.kv_bytes,
+    }
+    return known | _predicted(problem, kernel, configs, spec).fields()
+
+
+def _predicted(
+    problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
+) -> Outcome:
+    assert problem.model is not None
+    if (reason := kernel.unsupported_reason(problem)) is not None:
+        return Outcome(status="unsupported", reason=reason)
+    if kernel.only_in_whole_models and kernel.name != BOUND:
+        reason = f"{kernel.name} has no schedule to predict from: measure it, or leave it out"
+        return Outcome(status="unsupported", reason=reason)
+    if (reason := shortage_on(problem, spec)) is not None:
+        return Outcome(status="out_of_memory", reason=reason)
+    kinds = () if kernel.name == BOUND else problem.model.layer_kinds
+    layers = [
+        predict_cell(problem.layer_problem(kind.window), kernel, configs, spec) for kind in kinds
+    ]
+    for layer in layers:
+        if layer["status"] != "ok":
+            return Outcome(status=layer["status"], reason=layer["reason"])
+    attention_us = sum(
+        kind.count * layer["latency_us"] for kind, layer in zip(kinds, layers, strict=True)
+    )
+    first = layers[0] if layers else {}
+    settings = Outcome(**{name: first[name] for name in _SETTINGS if name in first})
+    without_us = _without_attention_us(problem, problem.model, spec)
+    step_us = without_us + attention_us
+    return settings | Outcome(
+        status="ok",
+        latency_us=step_us,
+        bandwidth_tb_s=None if kernel.name == BOUND else problem.kv_bytes / step_us / 1e6,
+        tokens_per_s=problem.batch / step_us * 1e6,
+        no_attention_us=without_us,
+        attention_share=attention_us / step_us,
+        weight_bytes=problem.model.weights * WEIGHT_BYTES,
+        warnings=[_ROUGH],
+    )
+
+
+def _without_attention_us(problem: AttentionProblem, model: WholeModel, spec: GpuSpec) -> float:
+    bytes_read = int(model.weights_read(problem.batch) * WEIGHT_BYTES)
+    return floor_us(bytes_read, spec, calibration_for(spec).constants)

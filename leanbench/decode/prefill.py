@@ -1,0 +1,77 @@
+"""Time to first token: the prompt of every sequence through the whole model."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from leanbench.decode.step import DecodeStep
+from leanbench.measure.instruments import Instruments
+from leanbench.records.outcome import Outcome
+
+if TYPE_CHECKING:
+    import torch
+
+#: Prompts that count at most; after so many seconds, no more than one. One before them does not.
+_PROMPTS, _ENOUGH_S = 3, 2.0
+
+
+def prefill_fields(instruments: Instruments, step: DecodeStep) -> tuple[Outcome, list[str]]:
+    """Median time of a prompt of the problem's context, where the options ask for it, and warnings
+    for its row.
+    """
+    import torch
+
+    if not instruments.options.prefill:
+        return Outcome(), []
+    if step.problem.is_ragged or set(step.cache.lengths) != {None}:
+        return Outcome(), [
+            "no time to first token: it is measured where prompts are equally long and every layer"
+            " sees all of them"
+        ]
+    step.attend_with(causal_attention)
+    try:
+        _prompt_us(step)
+        times_us = [_prompt_us(step)]
+        while len(times_us) < _PROMPTS and sum(times_us) < _ENOUGH_S * 1e6:
+            times_us.append(_prompt_us(step))
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+        return Outcome(), [f"no time to first token: the prompt does not fit ({reason})"]
+    return Outcome(prefill_us=statistics.median(times_us)), []
+
+
+def _prompt_us(step: DecodeStep) -> float:
+    import torch
+
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    step.prefill()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def causal_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float = 1.0,
+    **call: object,
+) -> torch.Tensor:
+    """Output of a prompt's tokens, each of which sees those up to its own, (batch, tokens, q_heads,
+    head_dim); by torch's scaled_dot_product_attention, which takes its FlashAttention.
+
+    Args:
+        query: (batch, q_heads, tokens, head_dim).
+        key: (batch, kv_heads, tokens, head_dim); value: likewise.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    shared = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=shared
+    )
+    return out.transpose(1, 2)

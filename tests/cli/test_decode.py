@@ -1,0 +1,83 @@
+"""`leanbench decode`: what is asked of a sweep, bad input, and a predicted run from end to end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli.test_sweep import assert_refused, invoke
+
+from leanbench.records.reading import read_run
+
+
+def test_a_prediction_is_a_run_with_a_report(tmp_path):
+    command = (
+        f"decode opt-6.7b --positions 64k --context 2k,64k,128k --kernels lean,fa2,sdpa"
+        f" --gpu h200 --out {tmp_path} --name one --quiet"
+    )
+    assert invoke(*command.split()).exit_code == 0
+    run = read_run(tmp_path / "one")
+    by_cell = {(row.kernel, problem.context): row for row, problem in run.results}
+    assert len(by_cell) == 9
+    assert {by_cell["sdpa", 2048].status, by_cell["lean", 131072].status} == {"unsupported"}
+    lean, fa2 = by_cell["lean", 65536], by_cell["fa2", 65536]
+    assert lean.source == "predicted"
+    assert (lean.weight_bytes or 0) > 13e9
+    assert lean.no_attention_us == fa2.no_attention_us
+    assert (lean.attention_share or 0) > 0.5
+    assert (lean.latency_us or 0) < (fa2.latency_us or 0)
+    assert run.manifest["command"].startswith("leanbench decode opt-6.7b --context 2k")
+    again = invoke(*command.split(), "--resume")
+    assert again.exit_code == 0
+    assert len(read_run(tmp_path / "one").results) == 9
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert "tokens" in page
+
+
+def test_the_models_of_a_list_have_the_options(tmp_path):
+    command = "decode llama-3-70b,qwen3-32b --tp 8 --layers 4 --context 1k --gpu h200 --dry-run"
+    shown = invoke(*command.split()).stdout
+    assert "model=llama-3-70b:tp=8:layers=4" in shown
+    assert "model=qwen3-32b:tp=8:layers=4" in shown
+
+
+def test_batches_are_drawn_as_those_of_sweeps(tmp_path):
+    command = (
+        f"decode llama-3-8b --batch 4 --context 8k --lengths azure-code --kernels fa2 --gpu h200"
+        f" --out {tmp_path} --name drawn --no-report --quiet"
+    )
+    assert invoke(*command.split()).exit_code == 0
+    ((row, problem),) = read_run(tmp_path / "drawn").results
+    assert problem.is_ragged
+    assert row.tokens_per_s == pytest.approx(4e6 / (row.latency_us or 0))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["opt-6.7"], "there is no model 'opt-6.7' and no config.json at that path, did you mean"),
+        (["opt-6.7b", "--tp", "2"], "tp 2 cannot share out opt-6.7b"),
+        (["llama-3-8b", "--layers", "33"], "layers 33 is above the 32 layers of llama-3-8b"),
+        (["llama-3-8b", "--kernels", "none"], "there is no kernel 'none'"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, sentence):
+    assert_refused(invoke("decode", *words, "--dry-run"), sentence)
+
+
+def test_a_whole_model_goes_with_no_heads_and_no_model(tmp_path):
+    said = "a whole model says heads itself: leave heads out, or whole_model"
+    assert_refused(invoke("sweep", "decode", "--heads", "32", "--dry-run"), said)
+    said = "a whole model says model itself: leave model out, or whole_model"
+    assert_refused(invoke("sweep", "decode", "--model", "opt-6.7b", "--dry-run"), said)
+
+
+def test_a_run_names_what_it_asked_for(tmp_path):
+    command = (
+        f"decode gpt-oss-20b --context 1k --kernels lean --gpu h200 --out {tmp_path}"
+        " --name one --no-report --quiet"
+    )
+    assert invoke(*command.split()).exit_code == 0
+    (grid,) = json.loads((tmp_path / "one" / "manifest.json").read_text())["sweep"]["grids"]
+    assert grid["whole_model"] == ["gpt-oss-20b"]
+    assert "heads" not in grid

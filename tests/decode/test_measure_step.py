@@ -1,0 +1,191 @@
+"""How a step is measured: tiny models and kernels are real, times and the GPU are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from decode.tiny_models import problem_of, written
+
+from leanbench.core.errors import OutOfMemory, SuspectResult
+from leanbench.core.registry import kernel
+from leanbench.decode import measure
+from leanbench.decode.measure import measure_step
+from leanbench.decode.prefill import prefill_fields
+from leanbench.decode.products import is_product
+from leanbench.decode.step import DecodeStep
+from leanbench.gpu.catalogue import find
+from leanbench.measure.crosscheck import CrossCheck
+from leanbench.measure.options import MeasureOptions
+from leanbench.records.outcome import Outcome
+from leanbench.records.row import Row
+
+
+class PretendedReplay:
+    """A graph that runs the step again; its samples are of whose attention the step has."""
+
+    launches = 2
+
+    def __init__(self, world: World, launches: Sequence[Any]) -> None:
+        self._world, self._step = world, launches[0]
+        self._attention = launches[0].model.config.leanbench_attention
+        self.graph = self
+
+    def replay(self) -> None:
+        self._step.attend_with(self._attention)
+        self._step()
+        self._world.spoil(self._step)
+
+    def sample_us(self) -> float:
+        owner = getattr(self._attention, "__self__", None)
+        return self._world.times_us[owner.name if owner else "other"]
+
+
+class World:
+    """What the GPU answers; tests change it."""
+
+    def __init__(self) -> None:
+        self.times_us = {"eager": 500.0, "sdpa": 400.0, "no_attention": 300.0}
+        self.announced: list[str | None] = []
+        self.refused: list[int] = []
+
+    def spoil(self, step: DecodeStep) -> None:
+        """What a broken capture does."""
+
+    def instruments(self, **options: Any) -> Any:
+        return SimpleNamespace(
+            spec=find("h200"),
+            device=torch.device("cpu"),
+            options=MeasureOptions(**options),
+            nvml=None,
+            calibration=None,
+            announce=self.announced.append,
+            gpu_state=lambda: None,
+        )
+
+
+@pytest.fixture
+def world(monkeypatch) -> World:
+    pytest.importorskip("transformers")
+    own = World()
+    fakes = {
+        "Replay": lambda launches, sample_ms: PretendedReplay(own, launches),
+        "free_memory": lambda spec: None,
+        "refuse_shortage": lambda problem, device, held: own.refused.append(held),
+        "gemm_us": lambda graph, launches: 250.0,
+        "cross_check": lambda launches, latency_us: CrossCheck((latency_us,), ("a",)),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(measure, name, fake)
+    for name in ("reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 12_345)
+    return own
+
+
+def kernels(*names: str) -> list[Any]:
+    return [kernel(name) for name in names]
+
+
+def test_a_row_of_each_kernel(world, tmp_path):
+    problem = problem_of(written(tmp_path, "llama"), 37, 90)
+    rows = measure_step(world.instruments(), problem, kernels("eager", "sdpa", "cudnn"))
+    assert {name: row.get("status") for name, row in rows.items()} == {
+        "eager": "ok",
+        "sdpa": "ok",
+        "cudnn": "unsupported",
+    }
+    eager = rows["eager"]
+    assert eager["latency_us"] == 500.0
+    assert eager["no_attention_us"] == 300.0
+    assert eager["attention_share"] == pytest.approx(0.4)
+    assert eager["gemm_us"] == 250.0
+    assert eager["tokens_per_s"] == pytest.approx(4000.0)
+    assert eager["bandwidth_tb_s"] == problem.kv_bytes / 500.0 / 1e6
+    assert eager["memory_bytes"] == 12_345
+    assert eager["total_heads"] == 4
+    assert eager["crosscheck_us"] == 500.0
+    assert eager["raw_samples"]["samples_us"][0] == 500.0
+    assert rows["sdpa"]["attention_share"] == pytest.approx(0.25)
+    assert world.announced[-1] is None
+    # The bound is nobody's where it was not asked for.
+    assert "no_attention" not in world.announced
+    fixed = {"cell": "one", "problem": problem.to_dict(), "kernel": "eager", "wall_s": 1.0}
+    stamp = {"time": "2026-01-01T00:00:00+00:00", "environment": "e", "source": "measured"}
+    del eager["raw_samples"]
+    assert Row.model_validate({**eager, **fixed, **stamp}).attention_share == pytest.approx(0.4)
+
+
+def test_the_bound_can_be_asked_for(world, tmp_path):
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    rows = measure_step(world.instruments(), problem, kernels("no_attention", "sdpa"))
+    assert rows["no_attention"]["status"] == "ok"
+    assert rows["no_attention"]["attention_share"] == 0
+    assert "bandwidth_tb_s" not in {k: v for k, v in rows["no_attention"].items() if v is not None}
+
+
+def test_a_step_below_the_bound_is_suspect(world, tmp_path):
+    world.times_us["sdpa"] = 200.0
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    row = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
+    assert row["status"] == "suspect"
+    assert "beats the same step without attention (300.00 µs)" in row["reason"]
+
+
+def test_a_replay_that_chooses_other_tokens_is_no_result(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(world, "spoil", lambda step: step.chosen.fill_(-1))
+    problem = problem_of(written(tmp_path, "llama"), 37, 37)
+    with pytest.raises(SuspectResult, match="chose 2 of 2 tokens that the eager step did not"):
+        measure_step(world.instruments(), problem, kernels("sdpa"))
+    assert world.announced[-1] == "sdpa"
+
+
+def test_what_does_not_fit_is_a_row_of_all(world, tmp_path, monkeypatch):
+    def refuse(problem: Any, device: Any, held: int) -> None:
+        raise OutOfMemory("needs 99 GB")
+
+    monkeypatch.setattr(measure, "refuse_shortage", refuse)
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    rows = measure_step(world.instruments(), problem, kernels("eager", "sdpa"))
+    assert [row["status"] for row in rows.values()] == ["out_of_memory"] * 2
+    assert rows["sdpa"]["reason"] == "needs 99 GB"
+
+
+def test_weights_that_are_there_count_as_free(world, tmp_path):
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    for _ in range(2):
+        measure_step(world.instruments(), problem, kernels("sdpa"))
+    assert problem.model is not None
+    assert world.refused == [0, 2 * problem.model.weights]
+
+
+def test_a_missing_library_is_a_row(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "transformers_fault", lambda: "transformers is not installed")
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    row = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
+    assert (row["status"], row["reason"]) == ("unsupported", "transformers is not installed")
+
+
+def test_the_time_of_a_prompt_is_asked_for(world, tmp_path):
+    problem = problem_of(written(tmp_path, "gpt-oss"), 37)
+    step = DecodeStep(problem, "cpu")
+    assert prefill_fields(world.instruments(), step) == (Outcome(), [])
+    _, (warning,) = prefill_fields(world.instruments(prefill=True), step)
+    assert "where prompts are equally long and every layer sees all of them" in warning
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvjet_hsh_64x8_64x16_4x1_v_bz_TNT",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16>",
+        "void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, __half>",
+    ],
+)
+def test_matrix_products_by_the_names_of_their_kernels(name):
+    assert is_product(name)
+    assert not is_product("void at::native::elementwise_kernel<128, 4>")
+    assert not is_product("void at::native::reduce_kernel<512, 1>")

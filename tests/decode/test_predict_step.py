@@ -1,0 +1,42 @@
+"""A predicted step: attention of every layer, and its weights over the memory's bandwidth."""
+
+from __future__ import annotations
+
+import pytest
+from decode.tiny_models import problem_of
+
+from leanbench.core.registry import kernel
+from leanbench.decode.predict import predict_step
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell
+
+H200 = find("h200")
+
+
+def test_a_step_is_its_layers_and_its_weights():
+    problem = problem_of("gemma-3-27b", 8192, 8192)
+    whole = predict_step(problem, kernel("fa2"), "default", H200)
+    bound = predict_step(problem, kernel("no_attention"), "default", H200)
+    full, sliding = (
+        predict_cell(problem.layer_problem(window), kernel("fa2"), "default", H200)["latency_us"]
+        for window in (None, 1024)
+    )
+    assert whole["latency_us"] == pytest.approx(bound["latency_us"] + 10 * full + 52 * sliding)
+    assert whole["no_attention_us"] == bound["latency_us"] == bound["no_attention_us"]
+    assert whole["attention_share"] == pytest.approx(1 - bound["latency_us"] / whole["latency_us"])
+    assert whole["tokens_per_s"] == pytest.approx(2e6 / whole["latency_us"])
+    # 54 GB at nearly the 4.8 TB/s of the datasheet.
+    assert 27.0e9 * 2 / 4.8e6 < bound["latency_us"] < 27.0e9 * 2 / 4.3e6
+    assert bound["attention_share"] == 0
+
+
+def test_what_cannot_be_predicted_says_so():
+    problem = problem_of("opt-6.7b", 2048)
+    assert predict_step(problem, kernel("sdpa"), "default", H200)["reason"] == (
+        "sdpa has no schedule to predict from: measure it, or leave it out"
+    )
+    large = predict_step(problem_of("llama-3-70b", 1024), kernel("lean"), "default", H200)
+    assert large["status"] == "out_of_memory"
+    assert "--layers" in large["reason"]
+    (warning,) = predict_step(problem, kernel("fa2"), "default", H200)["warnings"]
+    assert "the time in which its weights are read" in warning

@@ -1,0 +1,154 @@
+"""A decode step of tiny models on the CPU: transformers' code, with any kernel as the attention."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from decode.tiny_models import CONFIGS, problem_of, written
+
+from leanbench.core.errors import UserError
+from leanbench.core.registry import kernel
+from leanbench.core.whole_model import read_model
+from leanbench.decode import model as models
+from leanbench.decode.cache import StepCache
+from leanbench.decode.measure import attention_of, checked
+from leanbench.decode.model import random_model, transformers_fault
+from leanbench.decode.prefill import causal_attention
+from leanbench.decode.step import DecodeStep
+from leanbench.gpu.catalogue import find
+
+INSTRUMENTS: Any = SimpleNamespace(spec=find("h200"))
+
+
+@pytest.fixture(autouse=True)
+def _transformers():
+    pytest.importorskip("transformers")
+
+
+def chosen_by(step: DecodeStep, name: str) -> list[int]:
+    attention, _ = attention_of(INSTRUMENTS, step, kernel(name), "default")
+    step.attend_with(attention)
+    step()
+    return step.chosen.tolist()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_weights_are_counted_as_transformers_makes_them(tmp_path, name):
+    path = written(tmp_path, name)
+    made = random_model(path, "fp16", "cpu")
+    assert sum(weight.numel() for weight in made.parameters()) == read_model(path).weights
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_attention_of_the_step_is_the_references(tmp_path, name):
+    step = DecodeStep(problem_of(written(tmp_path, name), 37, 90), "cpu")
+    own = kernel("eager")
+    attention, _ = attention_of(INSTRUMENTS, step, own, "default")
+    outcome = checked(step, own, attention)
+    assert outcome.status is None
+    assert 0 < (outcome.relative_error or 0) < 2e-3
+    heads = 2 if name != "opt" else 1
+    kinds = 2 if name in ("gemma", "gpt-oss") else 1
+    assert outcome.total_heads == kinds * 2 * heads
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma"])
+@pytest.mark.parametrize("own", ["lean", "fixed_split"])
+def test_kernels_stand_in_for_a_models_attention(tmp_path, name, own):
+    """`lean` through attn_implementation="lean", another by its launch; of every kind of layer."""
+    step = DecodeStep(problem_of(written(tmp_path, name), 37, 90), "cpu")
+    attention, chosen = attention_of(INSTRUMENTS, step, kernel(own), "default")
+    outcome = checked(step, kernel(own), attention)
+    assert outcome.status is None
+    assert 0 < (outcome.relative_error or 0) < 1e-3
+    assert chosen.config is not None
+
+
+def test_a_step_can_be_repeated_and_attention_matters(tmp_path):
+    step = DecodeStep(problem_of(written(tmp_path, "llama"), 37, 90), "cpu")
+    eager = chosen_by(step, "eager")
+    assert chosen_by(step, "eager") == chosen_by(step, "sdpa") == eager
+    assert chosen_by(step, "no_attention") != eager
+
+
+def test_wrong_attention_is_caught(tmp_path):
+    step = DecodeStep(problem_of(written(tmp_path, "gpt-oss"), 37, 90), "cpu")
+    own: Any = kernel("eager")
+
+    def wrong(*tensors: Any, **call: Any) -> Any:
+        out = own.attend(*tensors, **call)
+        return out * 1.05 if call["sliding_window"] else out
+
+    outcome = checked(step, own, wrong)
+    assert outcome.status == "incorrect"
+    assert "against the fp64 reference is above" in str(outcome.reason)
+
+
+def test_the_last_token_is_written_in_its_place(tmp_path):
+    problem = problem_of(written(tmp_path, "gpt-oss"), 5, 40, capacity=64)
+    cache = StepCache(problem, "cpu")
+    assert {window: own.tolist() for window, own in cache.lengths.items()} == {
+        16: [5, 16],
+        None: [5, 40],
+    }
+    new = torch.arange(2 * 2 * 64.0).view(2, 2, 1, 64).half()
+    for layer, places in ((0, (4, 39 % 16)), (1, (4, 39))):
+        before = [tensor.clone() for tensor in cache.layers[layer]]
+        k, v = cache.update(new, -new, layer)
+        for cached, old, written_rows in ((k, before[0], new), (v, before[1], -new)):
+            for row, place in enumerate(places):
+                assert torch.equal(cached[row, :, place], written_rows[row, :, 0])
+                old[row, :, place] = cached[row, :, place]
+            assert torch.equal(cached, old)
+
+
+def test_both_layouts_are_one_cache(tmp_path):
+    problem = problem_of(written(tmp_path, "llama"), 30, kv_layout="NHD")
+    k, _ = StepCache(problem, "cpu").layers[0]
+    assert k.shape == (1, 2, 30, 64)
+    assert k.stride() == (30 * 2 * 64, 64, 2 * 64, 1)
+    assert chosen_by(DecodeStep(problem, "cpu"), "eager") is not None
+
+
+def test_a_prompt_is_causal_attention_and_fills_the_cache(tmp_path):
+    step = DecodeStep(problem_of(written(tmp_path, "opt"), 24), "cpu")
+    step.attend_with(causal_attention)
+    step.prefill()
+    before = [(k.clone(), v.clone()) for k, v in step.cache.layers]
+    # The step after it takes the prompt's last token in again: K and V stay, to rounding.
+    step._tokens[:] = 5
+    eager: Any = kernel("eager")
+    step.attend_with(eager.attend)
+    step()
+    for (k, v), (old_k, old_v) in zip(step.cache.layers, before, strict=True):
+        assert torch.allclose(k, old_k, atol=2e-3)
+        assert torch.allclose(v, old_v, atol=2e-3)
+
+
+def test_one_model_is_kept(tmp_path):
+    first, second = written(tmp_path, "llama"), written(tmp_path, "opt")
+    one = random_model(first, "fp16", "cpu")
+    assert random_model(first, "fp16", "cpu") is one
+    assert models.kept_bytes(first, "fp16", "cpu") == 2 * read_model(first).weights
+    assert models.kept_bytes(second, "fp16", "cpu") == 0
+    assert random_model(first, "fp16", "cpu") is not one
+
+
+def test_what_transformers_refuses_is_one_sentence(tmp_path):
+    path = written(tmp_path, "llama", hidden_act="nonsense")
+    with pytest.raises(UserError, match="transformers refuses the config of"):
+        random_model(path, "fp16", "cpu")
+
+
+def test_a_missing_or_other_version_is_one_sentence(monkeypatch):
+    assert transformers_fault() is None
+    monkeypatch.setattr(models.importlib.metadata, "version", lambda name: "4.57.1")
+    assert transformers_fault() == (
+        "transformers 4.57.1 is installed, whole models need version 5: pip install"
+        " 'transformers>=5,<6'"
+    )
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    assert "which is not installed here" in str(transformers_fault())

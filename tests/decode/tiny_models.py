@@ -1,0 +1,75 @@
+"""Whole models so small that a CPU runs a step of them at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.whole_model import read_model
+
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+}
+_OPT = {
+    "model_type": "opt",
+    "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+}
+_GEMMA = {
+    **_LLAMA,
+    "model_type": "gemma3_text",
+    "sliding_window": 16,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 64,
+}
+_GPT_OSS = {
+    **_LLAMA,
+    "model_type": "gpt_oss",
+    "sliding_window": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "opt": _OPT,
+    "gemma": _GEMMA,
+    "gpt-oss": _GPT_OSS,
+}
+
+
+def written(folder: Path, name: str, **changes: Any) -> str:
+    """The path of the config.json of a tiny model."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({**CONFIGS[name], **changes}))
+    return str(path)
+
+
+def problem_of(model: str, *contexts: int, dtype: str = "fp16", **axes: Any) -> AttentionProblem:
+    """A step of sequences of these lengths."""
+    q_heads, kv_heads, head_dim = read_model(model).heads
+    context = contexts[0] if len(set(contexts)) == 1 else contexts
+    return AttentionProblem(
+        len(contexts),
+        q_heads,
+        kv_heads,
+        context,
+        head_dim,
+        dtype=dtype,
+        whole_model=model,
+        **axes,
+    )
