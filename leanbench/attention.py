@@ -154,7 +154,8 @@ def lean_attn_with_kvcache(
         batch_invariant: True: the bits of a sequence's output depend on its own query, cache and
             length alone, not on the other sequences, how many there are, or the GPU's SMs. The
             workspace then grows, by a partial for every 128 to 1024 tokens of each KV head of the
-            caches' capacity.
+            caches' capacity. With `cu_seqlens_q` they depend on `max_seqlen_q`, too, and torch's
+            operators unpack `q` and pack the output, for compatibility and not for speed.
         config: launch settings, see leanbench.kernels.lean.configs. By default those that were
             tuned for this GPU (`leanbench tune`), where there are better ones than the kernel's
             heuristic for these sizes, or else the heuristic's, as for several query tokens and
@@ -307,7 +308,8 @@ def _window(
     if block_table is not None and block_table.dim() == 2:
         capacity *= block_table.shape[1]
     left = left if 0 <= left < capacity else -1
-    return left, -1 if causal or q_len == 1 or not 0 <= right < capacity else right
+    right = -1 if causal or q_len == 1 or not 0 <= right < capacity else right
+    return left, right  # pyright: ignore[reportReturnType]
 
 
 def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
 """Calls that no kernel takes as they are: what torch's operators do ahead of a launch.
 
-The rows of a block table are picked, tokens are appended (leanbench.calls.appending), tensors are
-copied (leanbench.calls.padding). All of it happens in every call: for compatibility, not for speed.
+The rows of a block table are picked, tokens are appended (leanbench.calls.appending), packed
+queries get rows of their own (leanbench.calls.unpacking), tensors are copied
+(leanbench.calls.padding). All of it happens in every call: for compatibility, not for speed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from leanbench.calls.appending import append_ahead
 from leanbench.calls.padding import copied, is_whole, needs_padding, padded_dim
+from leanbench.calls.unpacking import Rows
 from leanbench.core.extras import NO_EXTRAS, Extras, extras_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
@@ -31,6 +33,7 @@ class Tensors(NamedTuple):
     context: int
     block_table: torch.Tensor | None
     out: torch.Tensor
+    lse: torch.Tensor
     extras: Extras
 
     @classmethod
@@ -49,24 +52,25 @@ class Steps(NamedTuple):
 
     picks_rows: bool
     appends: bool
+    unpacks: bool
     pads: bool
     #: Of the call.
     causal: bool
 
     @classmethod
-    def of(cls, inputs: AttentionInputs) -> Steps:
+    def of(cls, inputs: AttentionInputs, unpacks: bool) -> Steps:
         picks_rows = inputs.block_table is not None and inputs.cache_batch_idx is not None
         appends = inputs.k_new is not None and (
             inputs.cu_seqlens_k_new is not None
             or inputs.rotary_seqlens is not None
-            or (inputs.rotary_cos is not None and inputs.k_cache.element_size() == 1)
+            or (inputs.rotary_cos is not None and (unpacks or inputs.k_cache.element_size() == 1))
             or not (is_whole(inputs.k_cache) and is_whole(inputs.v_cache))
         )
         rest = replace(inputs, cache_batch_idx=None) if picks_rows else inputs
         if appends:
             gone = dict.fromkeys(("k_new", "v_new", "rotary_cos", "rotary_sin"))
             rest = replace(rest, **gone, rotary_interleaved=False)
-        return cls(picks_rows, appends, needs_padding(rest), inputs.causal)
+        return cls(picks_rows, appends, unpacks, needs_padding(rest), inputs.causal)
 
     def ahead(self, own: Tensors) -> Tensors:
         """What the launch is made over."""
@@ -74,17 +78,22 @@ class Steps(NamedTuple):
             own = _with_picked_rows(own)
         if self.appends:
             own = _after_append(own, self.causal)
+        if self.unpacks:
+            own = _unpacked(own)
         return _padded(own) if self.pads else own
 
 
-def launch_adapted(inputs: AttentionInputs, launch: AnyLaunch) -> Relaunch:
+def launch_adapted(
+    inputs: AttentionInputs, launch: AnyLaunch, by_sequence: bool = False
+) -> Relaunch:
     """The launch, made once; with what goes ahead of it where the inputs need that.
 
     Args:
         launch: makes the launch over the tensors it is handed, and returns it.
+        by_sequence: no kernel takes packed queries then.
     """
-    steps = Steps.of(inputs)
-    if not (steps.picks_rows or steps.appends or steps.pads):
+    steps = Steps.of(inputs, unpacks=by_sequence and inputs.cu_seqlens_q is not None)
+    if not (steps.picks_rows or steps.appends or steps.unpacks or steps.pads):
         return launch(inputs)
     own = Tensors.of(inputs)
     ready = steps.ahead(own)
@@ -114,11 +123,11 @@ class AdaptedRelaunch:
         extras: Extras | None = None,
     ) -> None:
         own = Tensors(
-            q, k_cache, v_cache, cache_seqlens, context, block_table, out, extras or NO_EXTRAS
+            q, k_cache, v_cache, cache_seqlens, context, block_table, out, lse, extras or NO_EXTRAS
         )
         ready = self._steps.ahead(own)
-        *launched, wide_out, asked = ready
-        self._relaunch(*launched, wide_out, lse, None if asked.asks_nothing else asked)
+        *launched, asked = ready
+        self._relaunch(*launched, None if asked.asks_nothing else asked)
         _take_output(own, ready)
 
 
@@ -141,6 +150,24 @@ def _after_append(own: Tensors, causal: bool) -> Tensors:
     return own._replace(q=appended.q, cache_seqlens=after, context=context, extras=appended.extras)
 
 
+def _rows_of(own: Tensors) -> Rows:
+    starts, most = own.extras.cu_seqlens_q, own.extras.max_seqlen_q
+    assert starts is not None
+    assert most is not None
+    return Rows(starts, own.q.shape[0], most)
+
+
+def _unpacked(own: Tensors) -> Tensors:
+    q = _rows_of(own).unpack(own.q)
+    batch, most, heads, _ = q.shape
+    return own._replace(
+        q=q,
+        out=own.out.new_empty((batch, most, *own.out.shape[1:])),
+        lse=own.lse.new_empty((batch, heads, most)),
+        extras=own.extras._replace(cu_seqlens_q=None, max_seqlen_q=None),
+    )
+
+
 def _padded(own: Tensors) -> Tensors:
     """Copies, and a new `out`; of the caches where they need it."""
     k_cache, v_cache, extras = own.k_cache, own.v_cache, own.extras
@@ -160,5 +187,12 @@ def _padded(own: Tensors) -> Tensors:
 
 
 def _take_output(own: Tensors, ready: Tensors) -> None:
-    if ready.out is not own.out:
-        own.out.copy_(ready.out[..., : own.out.shape[-1]])
+    if ready.out is own.out:
+        return
+    out = ready.out[..., : own.out.shape[-1]]
+    if ready.lse is own.lse:
+        own.out.copy_(out)
+    else:
+        # Room for LSEs that nobody asked for has no rows.
+        asked = own.lse if own.lse.dim() == 2 else None
+        _rows_of(own).pack(out, ready.lse, own.out, asked)

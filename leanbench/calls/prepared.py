@@ -233,7 +233,8 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         **({} if call.extras is None else call.extras._asdict()),
     )
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
-    return inputs, launch_adapted(inputs, launch)
+    by_sequence = call.batch_invariant or bool(call.config and call.config.fixed_run_tiles)
+    return inputs, launch_adapted(inputs, launch, by_sequence)
 
 
 def _launched(

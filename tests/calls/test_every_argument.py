@@ -5,18 +5,9 @@ values, and a kernel that is right passes it.
 from __future__ import annotations
 
 import pytest
-from argument_grid import (
-    COMPILED,
-    DRAWN,
-    all_pairs,
-    calls_of,
-    draw_call,
-    failure,
-    go_together,
-    pairs,
-    pairwise_rows,
-    run_call,
-)
+from argument_calls import draw_call, run_call
+from argument_grid import COMPILED, DRAWN, all_pairs, calls_of, go_together, pairs, pairwise_rows
+from argument_reference import failure
 from every_kind import take_every_kind
 
 from leanbench.attention import lean_attn_with_kvcache
@@ -44,3 +35,32 @@ def test_a_kernel_that_is_right_passes(part, monkeypatch):
         drawn = draw_call(call, number, "cpu")
         out, lse = run_call(drawn, lean_attn_with_kvcache)
         assert failure(drawn, out, lse) is None, call
+
+
+def test_what_is_wrong_does_not_pass(monkeypatch):
+    take_every_kind(monkeypatch)
+    row = next(
+        row
+        for row in pairwise_rows(COMPILED)
+        if row["append"] == "q_len" and row["fp8"] is None and not row["rotary"]
+    )
+    (call,) = calls_of({**row, "dtype": torch.float16, "capacity": 40, "q_len": 2}, 1, 0)
+    mild = {"sharpness": 1.0, "softmax_scale": None, "unused": "random", "return_softmax_lse": True}
+    drawn = draw_call({**call, **mild}, 0, "cpu")
+    out, lse = run_call(drawn, lean_attn_with_kvcache)
+    assert lse is not None
+    assert failure(drawn, out, lse) is None
+    assert "error" in str(failure(drawn, out + 0.1, lse))
+    assert "error" in str(failure(drawn, out * float("nan"), lse))
+    assert "LSE error" in str(failure(drawn, out, lse + 0.1))
+    first, place = drawn.cached[1], drawn.places[1]
+    cache = drawn.arguments["v_cache"].flatten(0, 1)
+    for at, sentence in (
+        (first, "a cache does not have what was appended"),
+        (first + drawn.new_lens[1], "a cache was changed where nothing is appended"),
+    ):
+        before = cache[place[at]].clone()
+        cache[place[at]] += 1
+        assert failure(drawn, out, lse) == sentence
+        cache[place[at]] = before
+    assert failure(drawn, out, lse) is None

@@ -12,7 +12,9 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import pytest
-from argument_grid import COMPILED, Row, calls_of, draw_call, failure, pairwise_rows, run_call
+from argument_calls import draw_call, run_call
+from argument_grid import COMPILED, Row, calls_of, pairwise_rows
+from argument_reference import Errors, errors
 
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.core.errors import UserError
@@ -22,22 +24,26 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
 #: Sets of rows that each have every pair.
 COVERINGS = 3
 CALLS_OF_ROW = 60
-MOST_PROCESSES = 24
+MOST_PROCESSES = 16
 RIGHT = "right"
 
 
 def run_row(row: Row, seed: int) -> list[tuple[str, str]]:
-    """(`right`, `wrong` or `refused`, what and why) of each call of a row."""
-    results = []
+    """(`right`, `wrong` or `refused`, what and why) of each call of a row. The GPU is waited for
+    once.
+    """
+    results, made = [], []
     for number, call in enumerate(calls_of(row, CALLS_OF_ROW, seed)):
         drawn = draw_call(call, seed * CALLS_OF_ROW + number, "cuda")
         try:
-            wrong = failure(drawn, *run_call(drawn, lean_attn_with_kvcache))
+            made.append((call, errors(drawn, *run_call(drawn, lean_attn_with_kvcache))))
         except (NotImplementedError, ValueError, UserError) as refusal:
             results.append(("refused", str(refusal)))
-            continue
         except Exception as error:
-            wrong = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            reason = f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            results.append(("wrong", f"{reason}: {call}"))
+    for call, own in made:
+        wrong = Errors(*own.tolist()).failure
         results.append((RIGHT, "") if wrong is None else ("wrong", f"{wrong}: {call}"))
     return results
 
@@ -54,11 +60,13 @@ def test_every_argument_beside_every_other(seed):
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         # Distinct numbers for each row: its calls draw from them.
         jobs = [pool.submit(run_row, row, seed * len(rows) + at) for at, row in enumerate(rows)]
-        for job in as_completed(jobs):
+        for done, job in enumerate(as_completed(jobs)):
             for status, sentence in job.result():
                 counts[status] += 1
                 if status != RIGHT:
                     sentences[f"{status}: {sentence}"] += 1
+            if done % 50 == 49:
+                print(f"{done + 1} of {len(rows)} rows: {dict(counts)}", flush=True)
     for sentence, count in sentences.most_common():
         print(count, sentence)
     print(f"{counts.total()} calls: {dict(counts)}")

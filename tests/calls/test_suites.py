@@ -1,0 +1,248 @@
+"""Calls as the tests of flash-attn, FlashAttention-3, vLLM and FlashInfer make them: none is
+refused. Over tensors without memory: what is asked for, not what comes out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from depth import DEEP
+from leanbench.kernels.lean import LEAN
+
+from leanbench.attention import lean_attn_with_kvcache
+from leanbench.calls import prepared
+from leanbench.calls.prepared import PreparedLaunches
+
+#: Calls of a suite that are made of all, but in a deep run.
+MOST_CALLS = 250
+E4M3 = torch.float8_e4m3fn
+#: (query tokens, tokens of the cache) of flash-attn's and FlashAttention-3's.
+SIZES = (
+    *((1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20_000)),
+    *((1, 131_072), (16, 131_072), (128, 128), (256, 512), (2048, 3577)),
+)
+FLAG = (False, True)
+KV_HEADS = {"mha": 6, "mqa": 1, "gqa": 3}
+
+Arguments = dict[str, Any]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def int32(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+def flash_attn_2(draw: random.Random) -> Iterator[Arguments]:
+    """tests/test_flash_attn.py::test_flash_attn_kvcache; `local` with any windows."""
+    for combination in product(
+        *((32, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256), SIZES, KV_HEADS, (0, 1), FLAG),
+        *(FLAG, FLAG, FLAG, FLAG, (0.0, 0.5, 1.0), FLAG, (None, 256, 512), FLAG, FLAG),
+    ):
+        d, (q_len, tokens), mha, splits, new_kv, *rest = combination
+        alibi, local, causal, same, fraction, interleaved, page, leftpad, batch_idx = rest
+        skipped = (q_len > tokens and new_kv) or (not new_kv and fraction > 0)
+        if skipped or (page is not None and (leftpad or batch_idx)):
+            continue
+        yield {
+            **_caches(d, d, q_len, tokens, KV_HEADS[mha], page, batch_idx, 2, torch.float16),
+            **_appended(d, d, q_len, tokens, KV_HEADS[mha], new_kv, same, fraction, 2, draw),
+            "cache_leftpad": int32(2) if leftpad else None,
+            "causal": causal,
+            "window_size": _window(local, tokens, draw),
+            "rotary_interleaved": interleaved,
+            "alibi_slopes": meta(2, 6, dtype=torch.float32) if alibi else None,
+            "num_splits": splits,
+        }
+
+
+def flash_attn_3(draw: random.Random) -> Iterator[Arguments]:
+    """hopper/test_flash_attn.py::test_flash_attn_kvcache, but for `qv`, with each head_dim that it
+    names.
+    """
+    masks = ((False, False), (True, False), (False, True))
+    for combination in product(
+        *((torch.bfloat16, E4M3), (64, 96, 128, 192, 256), SIZES, KV_HEADS, FLAG, masks, FLAG),
+        *(FLAG, (0.0, 0.5, 1.0), (None, 1, 4, 128), FLAG, FLAG, FLAG),
+    ):
+        dtype, d, (q_len, tokens), mha, new_kv, (causal, local), same, *rest = combination
+        interleaved, fraction, page, leftpad, batch_idx, varlen = rest
+        skipped = (q_len > tokens and new_kv) or (not new_kv and fraction > 0)
+        if skipped or (page is not None and tokens % page):
+            continue
+        other = {64: 256, 192: 128}.get(d, d) if dtype != E4M3 else d
+        dv, heads = draw.choice((d, other)), KV_HEADS[mha]
+        call = {
+            **_caches(d, dv, q_len, tokens, heads, page, batch_idx, 5, dtype),
+            **_appended(d, dv, q_len, tokens, heads, new_kv, same, fraction, 5, draw, dtype),
+            "cache_leftpad": int32(5) if leftpad else None,
+            "rotary_seqlens": int32(5),
+            "causal": causal,
+            "window_size": _window(local, tokens, draw),
+            "attention_chunk": draw.choice((0, draw.randint(1, 2 * tokens))) * (causal or local),
+            "rotary_interleaved": interleaved,
+            "scheduler_metadata": draw.choice((None, int32(9))),
+            "num_splits": draw.choice((0, 1, 3)),
+        }
+        call["page_table"] = call.pop("block_table")
+        if varlen:
+            total = 5 * q_len - draw.randint(0, 4)
+            call["q"] = meta(total, 6, d, dtype=dtype)
+            call["cu_seqlens_q"], call["max_seqlen_q"] = int32(6), q_len
+            if new_kv:
+                call["k"], call["v"] = call["k"].flatten(0, 1), call["v"].flatten(0, 1)
+                call["cu_seqlens_k_new"] = int32(6)
+        yield call
+
+
+def vllm(draw: random.Random) -> Iterator[Arguments]:
+    """tests/kernels/attention/test_flash_attn.py, packed queries and single ones."""
+    for heads, d, page, window, dtype, cap, queries, fp8, out in product(
+        *(((4, 4), (8, 2), (16, 2)), (40, 72, 80, 128, 256), (16, 32), (None, 256)),
+        *((torch.float16, torch.bfloat16), (0.0, 10.0, 50.0), ((1, 5, 129), (1, 1, 1), None)),
+        *(FLAG, FLAG),
+    ):
+        q_dtype = E4M3 if fp8 else dtype
+        q = meta(3, 1, heads[0], d, dtype=q_dtype)
+        packed: Arguments = {}
+        if queries is not None:
+            q = meta(sum(queries), heads[0], d, dtype=q_dtype)
+            packed = {"cu_seqlens_q": int32(4), "max_seqlen_q": max(queries)}
+        cache = meta(2048, page, heads[1], d, dtype=q_dtype)
+        scales = meta(3, heads[1], dtype=torch.float32) if fp8 else None
+        yield {
+            **packed,
+            "q": q,
+            "k_cache": cache,
+            "v_cache": cache,
+            "cache_seqlens": int32(3),
+            "block_table": int32(3, 2016 // page),
+            "softmax_scale": d**-0.5,
+            "causal": True,
+            "window_size": (-1, -1) if window is None else (window - 1, 0),
+            "softcap": cap,
+            "out": torch.empty_like(q, dtype=torch.bfloat16 if fp8 else dtype) if out else None,
+            **{f"{name}_descale": scales for name in ("q", "k", "v")},
+        }
+
+
+def flashinfer(draw: random.Random) -> Iterator[Arguments]:
+    """tests/attention/test_batch_decode_kernels.py, which rotates nothing here."""
+    for batch, tokens, page, heads, d, layout, dtype, kv_dtype, q_len in product(
+        *((12, 17, 128), (54, 97, 512, 2048, 16_384), (1, 8, 16), (4, 32), (128, 256, 512)),
+        *(("NHD", "HND"), (torch.float16, torch.bfloat16), (None, E4M3), (1, 2, 3)),
+    ):
+        pages = -(-tokens // page)
+        shape = (
+            (batch * pages, 2, page, 4, d) if layout == "NHD" else (batch * pages, 2, 4, page, d)
+        )
+        both = meta(*shape, dtype=kv_dtype or dtype)
+        k_cache, v_cache = both.unbind(1)
+        if layout == "HND":
+            k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        yield {
+            "q": meta(batch, q_len, heads, d, dtype=dtype),
+            "k_cache": k_cache,
+            "v_cache": v_cache,
+            "cache_seqlens": int32(batch),
+            "block_table": int32(batch, pages),
+            "causal": True,
+        }
+
+
+def _caches(
+    d: int,
+    dv: int,
+    q_len: int,
+    tokens: int,
+    kv_heads: int,
+    page: int | None,
+    batch_idx: bool,
+    batch: int,
+    dtype: torch.dtype,
+) -> Arguments:
+    rows = 2 * batch if batch_idx else batch
+    first = (rows, tokens) if page is None else (3 * rows * -(-tokens // page), page)
+    return {
+        "q": meta(batch, q_len, 6, d, dtype=dtype),
+        "k_cache": meta(*first, kv_heads, d, dtype=dtype),
+        "v_cache": meta(*first, kv_heads, dv, dtype=dtype),
+        "cache_seqlens": int32(batch),
+        "cache_batch_idx": int32(batch) if batch_idx else None,
+        "block_table": None if page is None else int32(rows, 3 * -(-tokens // page)),
+    }
+
+
+def _appended(
+    d: int,
+    dv: int,
+    q_len: int,
+    tokens: int,
+    kv_heads: int,
+    new_kv: bool,
+    same: bool,
+    fraction: float,
+    batch: int,
+    draw: random.Random,
+    dtype: torch.dtype = torch.float16,
+) -> Arguments:
+    if not new_kv:
+        return {"k": None, "v": None}
+    new = q_len if same else draw.randint(1, q_len)
+    rotary_dim = int(fraction * d) // 16 * 16
+    table = None
+    if rotary_dim:
+        table = meta(3 * batch * (tokens + 512), rotary_dim // 2, dtype=dtype)
+    return {
+        "k": meta(batch, new, kv_heads, d, dtype=dtype),
+        "v": meta(batch, new, kv_heads, dv, dtype=dtype),
+        "rotary_cos": table,
+        "rotary_sin": table,
+    }
+
+
+def _window(local: bool, tokens: int, draw: random.Random) -> tuple[int, int]:
+    return (draw.randrange(tokens), draw.randrange(tokens)) if local else (-1, -1)
+
+
+class Launched:
+    """A launch that nothing comes of."""
+
+    tile_tokens = 64
+
+    def __call__(self, *tensors: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("suite", [flash_attn_2, flash_attn_3, vllm, flashinfer])
+def test_no_call_of_the_libraries_suites_is_refused(suite, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(LEAN, "relaunch", lambda inputs, config: Launched())
+    monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
+    draw = random.Random(0)
+    refused: Counter[str] = Counter()
+    calls = 0
+    every = 1 if DEEP else max(1, sum(1 for _ in suite(draw)) // MOST_CALLS)
+    for number, arguments in enumerate(suite(draw)):
+        if number % every != draw.randrange(every):
+            continue
+        calls += 1
+        try:
+            out, lse = lean_attn_with_kvcache(**arguments, return_softmax_lse=True)
+        except (NotImplementedError, ValueError) as refusal:
+            refused[str(refusal)] += 1
+            continue
+        q, v_cache = arguments["q"], arguments["v_cache"]
+        assert out.shape == (*q.shape[:-1], v_cache.shape[-1])
+        assert lse.numel() == q.numel() // q.shape[-1]
+    print(f"{calls} calls, {sum(refused.values())} refused")
+    assert not refused
+    assert calls > 100
