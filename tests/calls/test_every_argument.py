@@ -5,6 +5,7 @@ values, and a kernel that is right passes it.
 from __future__ import annotations
 
 import pytest
+import torch
 from argument_calls import draw_call, run_call
 from argument_grid import COMPILED, DRAWN, all_pairs, calls_of, go_together, pairs, pairwise_rows
 from argument_reference import failure
