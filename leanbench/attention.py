@@ -127,7 +127,9 @@ def lean_attn_with_kvcache(
         softcap: scores s become softcap x tanh(s / softcap); 0: they stay.
         rotary_interleaved: True: columns 0 and 1 are rotated together, 2 and 3, and so on; False: 0
             and rotary_dim / 2 (GPT-NeoX).
-        alibi_slopes: (q_heads,) or (batch, q_heads), fp32: scores less slope x distance.
+        alibi_slopes: (q_heads,) or (batch, q_heads), fp32: scores less slope x distance. The LSE is
+            of these scores; flash-attn's causal one is above by slope x the query token's position,
+            because it adds slope x the token's position in place of the distance.
         num_splits: a hint that is ignored: work is not split into so many parts of a sequence.
         return_softmax_lse: also return the logarithm of the sum of exponentials, (batch, q_heads,
             q_len), fp32; with `cu_seqlens_q`, (q_heads, query tokens).
@@ -295,7 +297,7 @@ def _window(
     try:
         # What a tracer holds stays a symbol.
         left, right = [
-            side if isinstance(side, torch.SymInt) else operators.index(side)
+            side if isinstance(side, int | torch.SymInt) else operators.index(side)
             for side in window_size
         ]
     except (TypeError, ValueError):

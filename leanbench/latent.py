@@ -155,7 +155,7 @@ def _check(
         raise ValueError(f"softmax_scale is {softmax_scale}: pass a number above 0")
     if q.dtype not in _DTYPES or cache.dtype != q.dtype:
         raise ValueError(
-            f"q is {q.dtype} and kv_cache {cache.dtype}: both bf16 or both fp16, please"
+            f"q is {q.dtype} and kv_cache {cache.dtype}: expected both bf16 or both fp16"
         )
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
         raise UserError(

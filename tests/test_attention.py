@@ -199,8 +199,8 @@ REFUSED_BY_NAME: dict[str, tuple[dict[str, Any], str]] = {
     "learnable_sink": ({"learnable_sink": TABLE}, f"a sinks tensor yet: {NONE}"),
     "cu_seqlens_q": ({"cu_seqlens_q": TABLE}, f"a cu_seqlens_q tensor yet: {NONE}"),
     "window_size": (
-        {"window_size": (128, 0)},
-        "window_size=(128, -1) yet: leave it at its default, (-1, -1)",
+        {"window_size": (5, 0)},
+        "window_size=(5, -1) yet: leave it at its default, (-1, -1)",
     ),
     "a window of tensors": (
         {"window_size": torch.tensor([128, 3]), "q": torch.zeros(1, 2, 2, 64).half()},
@@ -356,7 +356,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "fp32": (
         {"q": Q.float()},
         ValueError,
-        "q is torch.float32, the caches torch.float16 and torch.float16: all",
+        "q is torch.float32, the caches torch.float16 and torch.float16: expected all fp16",
     ),
     "mixed dtypes": (
         {"v_cache": CACHE.bfloat16()},

@@ -27,7 +27,7 @@ __device__ __forceinline__ int lean_tiles(int tokens, int shift) {
 __device__ __forceinline__ int length_of(const Params &p, int sequence) {
   // Lengths on the host.
   if (!RAGGED || ((LEFTPAD || RAGGED_Q) && !p.cache_seqlens))
-    return APPEND ? p.context - p.new_tokens : p.context;
+    return APPEND ? max(p.context - p.new_tokens, 0) : p.context;
   return min(max(__ldg(p.cache_seqlens + sequence), 0), p.context);
 }
 

@@ -126,8 +126,8 @@ class AdaptedRelaunch:
             q, k_cache, v_cache, cache_seqlens, context, block_table, out, lse, extras or NO_EXTRAS
         )
         ready = self._steps.ahead(own)
-        *launched, asked = ready
-        self._relaunch(*launched, None if asked.asks_nothing else asked)
+        *launched, remaining = ready
+        self._relaunch(*launched, None if remaining.asks_nothing else remaining)
         _take_output(own, ready)
 
 
@@ -194,5 +194,5 @@ def _take_output(own: Tensors, ready: Tensors) -> None:
         own.out.copy_(out)
     else:
         # Room for LSEs that nobody asked for has no rows.
-        asked = own.lse if own.lse.dim() == 2 else None
-        _rows_of(own).pack(out, ready.lse, own.out, asked)
+        to_lse = own.lse if own.lse.dim() == 2 else None
+        _rows_of(own).pack(out, ready.lse, own.out, to_lse)

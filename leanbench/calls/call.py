@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -45,26 +46,26 @@ class Call(NamedTuple):
         return self.k_cache.shape[1] * pages
 
     @property
-    def asked(self) -> Extras:
+    def all_extras(self) -> Extras:
         """The extras, those of a plain call with nothing in them."""
         return NO_EXTRAS if self.extras is None else self.extras
 
     @property
     def q_len(self) -> int:
         """Query tokens of a sequence, or the most of one."""
-        if self.asked.max_seqlen_q is not None:
-            return self.asked.max_seqlen_q
+        if self.all_extras.max_seqlen_q is not None:
+            return self.all_extras.max_seqlen_q
         return self.q.shape[1] if self.q.dim() == 4 else 1
 
     @property
     def batch(self) -> int:
-        starts = self.asked.cu_seqlens_q
+        starts = self.all_extras.cu_seqlens_q
         return self.q.shape[0] if starts is None else starts.shape[0] - 1
 
     @property
     def new_tokens(self) -> int:
         """Appended to every sequence; 0 where `cu_seqlens_k_new` says how many."""
-        return self.asked.new_tokens
+        return self.all_extras.new_tokens
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -77,7 +78,7 @@ class Call(NamedTuple):
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
-        if self.asked.cu_seqlens_q is not None:
+        if self.all_extras.cu_seqlens_q is not None:
             return self.q.shape[1], self.q.shape[0]
         return self.q.shape[0], self.q.shape[2], self.q.shape[1]
 
@@ -91,10 +92,15 @@ class Call(NamedTuple):
         _check_memory(self.q, self.k_cache, self.v_cache)
         if self.block_table is not None:
             # `cache_batch_idx` picks the rows then.
-            batch = self.batch if self.asked.cache_batch_idx is None else None
+            batch = self.batch if self.all_extras.cache_batch_idx is None else None
             check_pages(self.block_table, self.q, batch)
         if self.cache_seqlens is not None:
             check_numbers("cache_seqlens", self.cache_seqlens, self.q, (self.batch,))
+        if self.softmax_scale is not None and not math.isfinite(self.softmax_scale):
+            raise ValueError(
+                f"softmax_scale is {self.softmax_scale}: expected a finite number, or None for"
+                " head_dim ** -0.5"
+            )
         if self.out is not None:
             self.check_out(self.out)
 
@@ -144,7 +150,7 @@ class Call(NamedTuple):
 
 def _check_shapes(call: Call) -> None:
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
-    packed = call.asked.cu_seqlens_q is not None
+    packed = call.all_extras.cu_seqlens_q is not None
     queries = "(query tokens, q_heads, head_dim)" if packed else "(batch, q_len, q_heads, head_dim)"
     rows = "(batch, tokens" if call.block_table is None else "(pages, page_size"
     if (
@@ -158,7 +164,7 @@ def _check_shapes(call: Call) -> None:
             f" {tuple(v_cache.shape)}: expected {queries} and twice {rows}, kv_heads, head_dim), no"
             " size 0"
         )
-    is_own = call.block_table is None and call.asked.cache_batch_idx is None
+    is_own = call.block_table is None and call.all_extras.cache_batch_idx is None
     if is_own and call.batch != k_cache.shape[0]:
         raise ValueError(
             f"q {tuple(q.shape)} and k_cache {tuple(k_cache.shape)} must agree in batch"
@@ -175,8 +181,8 @@ def _check_memory(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
     fits = kv_is_fp8 if q_is_fp8 else q.dtype in _DTYPES and (kv_is_fp8 or k_cache.dtype == q.dtype)
     if not fits or k_cache.dtype != v_cache.dtype:
         raise ValueError(
-            f"q is {q.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}: all fp16 or all bf16,"
-            " please, or fp8 caches of one dtype"
+            f"q is {q.dtype}, the caches {k_cache.dtype} and {v_cache.dtype}: expected all fp16 or"
+            " all bf16, or fp8 caches of one dtype"
         )
     if not q.device == k_cache.device == v_cache.device:
         raise ValueError(

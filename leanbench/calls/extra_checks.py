@@ -41,13 +41,18 @@ def check_tensors(call: Call) -> None:
         ValueError: they are not.
         NotImplementedError: no kernel takes them either.
     """
-    most = call.asked.max_seqlen_q
+    most = call.all_extras.max_seqlen_q
     # A tensor's number could change under a prepared launch.
     if most is not None and not isinstance(most, int | torch.SymInt):
         raise ValueError(
             f"max_seqlen_q is {most!r}: expected the most query tokens of a sequence as an int"
         )
-    for name, tensor in call.asked.tensors.items():
+    chunk = call.all_extras.attention_chunk
+    if isinstance(chunk, bool) or not isinstance(chunk, int | torch.SymInt) or chunk < 0:
+        raise ValueError(
+            f"attention_chunk is {chunk!r}: expected a number of tokens, or 0 for no chunks"
+        )
+    for name, tensor in call.all_extras.tensors.items():
         if not isinstance(tensor, torch.Tensor):
             refuse_kinds(call)
             raise _no_tensor(name.removesuffix("_new"), tensor)
@@ -64,7 +69,7 @@ def _no_tensor(name: str, value: Any) -> ValueError:
 
 def _check_by_shape(call: Call) -> None:
     """Those whose shapes and dtypes are all there is to check."""
-    extras, q, batch = call.asked, call.q, call.batch
+    extras, q, batch = call.all_extras, call.q, call.batch
     q_heads, kv_heads = q.shape[-2], call.k_cache.shape[2]
     if extras.sinks is not None:
         check_numbers("sinks", extras.sinks, q, (q_heads,), dtypes=_FLOATS)
@@ -94,7 +99,7 @@ def _check_by_shape(call: Call) -> None:
 
 
 def _check_packed(call: Call) -> None:
-    starts, most = call.asked.cu_seqlens_q, call.asked.max_seqlen_q
+    starts, most = call.all_extras.cu_seqlens_q, call.all_extras.max_seqlen_q
     if (starts is None) != (most is None):
         raise ValueError(
             "cu_seqlens_q and max_seqlen_q go together, the starts of the sequences in q and the"
@@ -113,14 +118,14 @@ def _check_packed(call: Call) -> None:
 
 
 def _check_append(call: Call) -> None:
-    k, v = call.asked.k_new, call.asked.v_new
+    k, v = call.all_extras.k_new, call.all_extras.v_new
     if (k is None) != (v is None):
         raise ValueError("k and v are appended together: pass both or neither")
     if k is None or v is None:
         return
     if call.cache_seqlens is None and call.length is None:
         raise ValueError("k and v are appended at cache_seqlens: pass that too")
-    starts = call.asked.cu_seqlens_k_new
+    starts = call.all_extras.cu_seqlens_k_new
     words, sizes = "batch, new tokens", (call.batch, k.shape[1] if k.dim() > 1 else 0)
     if starts is not None:
         check_numbers("cu_seqlens_k_new", starts, call.q, (call.batch + 1,))
@@ -152,12 +157,12 @@ def _check_append(call: Call) -> None:
 
 
 def _check_rotary(call: Call) -> None:
-    cos, sin = call.asked.rotary_cos, call.asked.rotary_sin
+    cos, sin = call.all_extras.rotary_cos, call.all_extras.rotary_sin
     if (cos is None) != (sin is None):
         raise ValueError("rotary_cos and rotary_sin go together: pass both or neither")
     if cos is None or sin is None:
         return
-    if call.asked.k_new is None:
+    if call.all_extras.k_new is None:
         raise ValueError("rotary_cos and rotary_sin rotate k, which is None: pass k and v too")
     if (
         cos.dim() != 2
@@ -172,5 +177,5 @@ def _check_rotary(call: Call) -> None:
         )
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):
         check_numbers(name, table, call.q, tuple(cos.shape), dtypes=(call.q.dtype,))
-    if call.asked.rotary_seqlens is not None:
-        check_numbers("rotary_seqlens", call.asked.rotary_seqlens, call.q, (call.batch,))
+    if call.all_extras.rotary_seqlens is not None:
+        check_numbers("rotary_seqlens", call.all_extras.rotary_seqlens, call.q, (call.batch,))

@@ -79,7 +79,7 @@ def _attend(
         causal=causal,
         batch_invariant=batch_invariant,
         config=given,
-        extras=_asked(extras),
+        extras=_extras_of(extras),
     )
     out, lse = attend(call, with_lse=True)
     assert lse is not None
@@ -107,7 +107,7 @@ def _shapes(
         length,
         block_table,
         causal=causal,
-        extras=_asked(extras),
+        extras=_extras_of(extras),
     )
     refuse_kinds(call)
     call.check()
@@ -116,7 +116,7 @@ def _shapes(
     return out, q.new_empty(call.lse_shape, dtype=torch.float32)
 
 
-def _asked(given: dict[str, Any]) -> Extras | None:
+def _extras_of(given: dict[str, Any]) -> Extras | None:
     return Extras(**given) if given else None
 
 

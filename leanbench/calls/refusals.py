@@ -33,7 +33,7 @@ def refuse_kinds(call: Call) -> None:
     Raises:
         NotImplementedError: names the argument and its value.
     """
-    for axis, argument, fix in _asked(call):
+    for axis, argument, fix in _arguments(call):
         if axis not in LEAN.axes:
             raise NotImplementedError(_sentence(argument, fix))
     if call.q.dim() == 0 or call.k_cache.dim() != 4:
@@ -68,7 +68,7 @@ def refuse_problem(problem: AttentionProblem) -> None:
         raise NotImplementedError(f"lean_attn_with_kvcache does not support this yet: {reason}")
 
 
-def _asked(call: Call) -> Iterator[tuple[str, str, str]]:
+def _arguments(call: Call) -> Iterator[tuple[str, str, str]]:
     """(axis, argument with its value, what to do instead) of what is not plain."""
     if not call.causal and call.q_len > 1:
         yield (
@@ -77,7 +77,7 @@ def _asked(call: Call) -> Iterator[tuple[str, str, str]]:
             "pass causal=True",
         )
     if call.extras is not None:
-        yield from _asked_by(call.extras)
+        yield from _extra_arguments(call.extras)
     for axis, name, tensor in (("kv_dtype", "k_cache", call.k_cache), ("q_dtype", "q", call.q)):
         if fp8_name(tensor.dtype) != SAME:
             yield axis, f"a {name} of {tensor.dtype}", "pass fp16 or bf16"
@@ -87,7 +87,7 @@ def _asked(call: Call) -> Iterator[tuple[str, str, str]]:
         yield "v_head_dim", f"a v_cache of head_dim {dims}", "pass caches of one head_dim"
 
 
-def _asked_by(extras: Extras) -> Iterator[tuple[str, str, str]]:
+def _extra_arguments(extras: Extras) -> Iterator[tuple[str, str, str]]:
     window = f"window_size=({extras.window_left}, {extras.window_right})"
     for axis in ("window_left", "window_right"):
         if getattr(extras, axis) >= 0:

@@ -32,7 +32,8 @@ def refusal(spec: GpuSpec, constants: Constants) -> str | None:
         return (
             f"the model knows lean_cuda with the copies and clusters of compute capability 9.0 "
             f"alone, {spec.name} has {'.'.join(map(str, spec.compute_capability))}: measure it "
-            "there, or predict lean_triton"
+            "there, predict for a GPU that has (--gpu h200), or predict lean_triton where it takes "
+            "the problem"
         )
     if constants.lean_cuda is None:
         return (

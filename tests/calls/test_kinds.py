@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_calls import assert_right
 from every_kind import CONFIG, KINDS, PLAIN, called, take_every_kind
+from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from leanbench.attention import lean_attn_with_kvcache
@@ -195,7 +196,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an fp8 query over a 16-bit cache": (
         {"q": Q.to(torch.float8_e4m3fn)},
-        "^q is torch.float8_e4m3fn, the caches torch.float16 and torch.float16: all fp16",
+        "^q is torch.float8_e4m3fn, the caches torch.float16 and torch.float16: expected all fp16",
     ),
     "k without v": ({"k": NEW, "cache_seqlens": 3}, "^k and v are appended together"),
     "an append at no length": ({"k": NEW, "v": NEW}, "^k and v are appended at cache_seqlens"),
@@ -219,6 +220,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {**APPEND, "cache_seqlens": 28, "block_table": torch.zeros(2, 1, dtype=torch.int32)},
         "^cache_seqlens 28 and 3 appended tokens are outside the cache's 0 to 30 tokens",
     ),
+    "a chunk of half a token": (
+        {"attention_chunk": 0.5},
+        "^attention_chunk is 0.5: expected a number of tokens, or 0 for no chunks$",
+    ),
+    "a chunk below 0": ({"attention_chunk": -4}, "^attention_chunk is -4: expected"),
+    "a scale of NaN": (
+        {"softmax_scale": math.nan},
+        r"^softmax_scale is nan: expected a finite number, or None for head_dim \*\* -0.5$",
+    ),
+    "an infinite scale": ({"softmax_scale": math.inf}, "^softmax_scale is inf: expected a finite"),
     "a rotation of nothing": (TABLES, "^rotary_cos and rotary_sin rotate k, which is None"),
     "cos alone": ({**APPEND, "rotary_cos": half(30, 16)}, "^rotary_cos and rotary_sin go together"),
     "packed new tokens that are not": (
@@ -324,3 +335,29 @@ def test_a_window_above_the_length_is_right():
     for length in (0, 1, 5, 40):
         inputs = replace(make_inputs(replace(PLAIN, window_left=30), "cpu"), context=length)
         assert_right(inputs, *called(inputs))
+
+
+def test_a_window_as_wide_as_the_cache_is_none(prepared_for):
+    """Without a causal mask it decides by which positions Q is rotated, as in flash-attn."""
+    problem = replace(PLAIN, causal=False, append=2, rotary_dim=32)
+    for window in ((40, 40), (39, 40), (-1, 100)):
+        inputs = make_inputs(problem, "cpu")
+        out, lse = called(inputs, window_size=window)
+        assert_right(replace(inputs, window_left=39 if window[0] == 39 else -1), out, lse)
+    assert [own.window_left for own in prepared_for] == [-1, 39]
+
+
+def test_windows_that_change_are_compiled_once():
+    torch._dynamo.reset()
+    inputs = make_inputs(replace(PLAIN, context=40), "cpu")
+    compiled = CompileCounter()
+
+    def attend(window: tuple[int, int]) -> Any:
+        return called(inputs, window_size=window)
+
+    windowed = torch.compile(attend, fullgraph=True, backend=compiled)
+    for left in (3, 5, 9, 21, 30):
+        out, lse = windowed((left, 0))
+        assert_right(replace(inputs, window_left=left), out, lse)
+    # For the first one's number, then for any.
+    assert compiled.frame_count == 2

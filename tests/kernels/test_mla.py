@@ -97,7 +97,7 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
         ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
         (
             {"kv_cache": CACHE},
-            "q is torch.bfloat16 and kv_cache torch.float32: both bf16 or both fp16, please",
+            "q is torch.bfloat16 and kv_cache torch.float32: expected both bf16 or both fp16",
         ),
     ],
 )

@@ -147,7 +147,8 @@ def test_where_it_is_not_calibrated_it_is_refused() -> None:
     assert fields["status"] == "unsupported"
     assert fields["reason"] == (
         "the model knows lean_cuda with the copies and clusters of compute capability 9.0 alone,"
-        " a100-80gb has 8.0: measure it there, or predict lean_triton"
+        " a100-80gb has 8.0: measure it there, predict for a GPU that has (--gpu"
+        " h200), or predict lean_triton where it takes the problem"
     )
     with pytest.raises(UserError, match=r"compute capability 9\.0 alone"):
         predict_latency_us(problem, LEAN_CUDA, config(), A100)
