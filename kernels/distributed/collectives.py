@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import cycle
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,28 +163,47 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
     return launch
 
 
-def symmetric_memory(inputs: AttentionInputs, config: LeanConfig) -> Launch:
-    """Two buffers in turn: a GPU writes one of them again once all others have passed the barrier
-    after they read it. A CUDA graph has an even number of launches.
+@dataclass
+class SharedBuffers:
+    """Two buffers that all GPUs see, used in turn by all launches of a size: a GPU writes one of
+    them again once all others have passed the barrier after they read it. A CUDA graph has an even
+    number of launches.
     """
+
+    memories: list[torch.Tensor]
+    handles: list[Any]
+    turn: int = 0
+
+    def next_turn(self) -> int:
+        self.turn = 1 - self.turn
+        return self.turn
+
+
+@cache
+def _shared_buffers(processes: Any, size: int, device: torch.device) -> SharedBuffers:
+    """A collective, where they are not there yet."""
     import torch.distributed._symmetric_memory as symmetric
 
+    memories = [symmetric.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+    return SharedBuffers(memories, [symmetric.rendezvous(own, processes) for own in memories])
+
+
+def symmetric_memory(inputs: AttentionInputs, config: LeanConfig) -> Launch:
     peers, size = _peers(inputs), part_of(inputs).memory.numel()
-    turns: list[tuple[Launch, Any, Launch]] = []
-    for _ in range(2):
-        memory = symmetric.empty(size, dtype=torch.uint8, device=inputs.out.device)
-        handle = symmetric.rendezvous(memory, peers.processes)
+    buffers = _shared_buffers(peers.processes, size, inputs.out.device)
+    attends: list[Launch] = []
+    merges: list[Launch] = []
+    for memory, handle in zip(buffers.memories, buffers.handles, strict=True):
         part = part_of(inputs, memory)
         addresses = addresses_of([int(at) for at in handle.buffer_ptrs], memory.device)
-        merge = merging(part, addresses, inputs.out, inputs.lse)
-        turns.append((attend_to(inputs, config, part), handle, merge))
-    in_turn = cycle(turns)
+        attends.append(attend_to(inputs, config, part))
+        merges.append(merging(part, addresses, inputs.out, inputs.lse))
 
     def launch() -> None:
-        attend, handle, merge = next(in_turn)
-        attend()
-        handle.barrier(channel=0)
-        merge()
+        turn = buffers.next_turn()
+        attends[turn]()
+        buffers.handles[turn].barrier(channel=0)
+        merges[turn]()
 
     return launch
 

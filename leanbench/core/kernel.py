@@ -15,6 +15,7 @@ from leanbench.core.config import KernelConfig, read_config
 from leanbench.core.decomposition import Schedule
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.parallel import NONE
 from leanbench.core.problem import HEAD_DIMS, MAX_Q_LEN, PAGE_SIZES, AttentionProblem
 from leanbench.core.whole_model import WholeModel
 
@@ -179,6 +180,8 @@ class Kernel(ABC, Generic[ConfigT]):
                 f"{self.name} cannot be captured with new tensors in every layer of a whole model:"
                 " choose lean, fa2, fixed_split, flash_attn_3, sdpa, eager or no_attention"
             )
+        if problem.parallel != NONE:
+            return f"whole models run on one GPU, this is for {problem.parallel}: leave it out"
         if problem.max_context > model.max_positions:
             return (
                 f"{problem.max_context} tokens are above the {model.max_positions} positions of"
@@ -189,6 +192,9 @@ class Kernel(ABC, Generic[ConfigT]):
         return next(filter(None, map(self._call_refusal, layers)), None)
 
     def _call_refusal(self, problem: AttentionProblem) -> str | None:
+        if problem.parallel != NONE and problem.gpus.context == 1:
+            # Each GPU runs it on its own heads.
+            return self._call_refusal(problem.shard(0))
         for name in problem.special:
             if name not in self.axes:
                 return f"{self.name} {_beyond(AXES[name], problem)}"

@@ -267,6 +267,9 @@ def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:
     """The fp64 reference of the whole, from those of the shards; all ranks take the same heads."""
     longest = problem.shard(0)
     elements = longest.max_context * max(inputs.head_dim, inputs.group_size * inputs.q_len)
+    # A sink is one logit of the whole: the first shard's.
+    if inputs.peers is not None and inputs.peers.rank > 0:
+        inputs = replace(inputs, sinks=None)
     state = random.getstate()
     random.seed(problem.label)
     reference = Reference(inputs, max_pairs=min(CELL_PAIRS, max(2, CHECK_ELEMENTS // elements)))
@@ -307,8 +310,14 @@ def _prepare(
     """The kernel with its settings, launched once over poisoned outputs and checked."""
 
     def launches() -> tuple[lookup.Choice, Launches]:
+        if request == "best":
+            raise UserError(
+                "configs 'best' times candidates on one GPU: choose default or heuristic where GPUs"
+                " share a problem"
+            )
         inputs = shard.buffers[0]
         if request == "default" and kernel.tuned_as == "lean":
+            # As a call finds them, for all that attend with lean.
             choice = settings_for(inputs)
         else:
             choice = lookup.resolve(kernel, shard.problem, instruments.spec, request)

@@ -12,12 +12,14 @@ from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.memory import shortage_on
+from leanbench.core.parallel import NONE
 from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
 from leanbench.model.error import model_error, uncompared
+from leanbench.model.exchange import exchange_us
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import fits, latency_us
 from leanbench.records.outcome import Outcome
@@ -93,6 +95,8 @@ def _predicted(
 ) -> Outcome:
     if (reason := kernel.unsupported_reason(problem)) is not None:
         return _unsupported(reason)
+    if problem.parallel != NONE:
+        return _shared(problem, kernel, configs, spec)
     if unknown := [name for name in problem.special if name not in AXES]:
         return _unsupported(f"the performance model does not know {unknown[0]}: leave it out")
     if problem.q_len > MAX_Q_LEN:
@@ -131,6 +135,32 @@ def _predicted(
     warning = uncompared(kernel.implementation_of(config).name, problem, spec)
     noted = Outcome(warnings=[warning]) if warning else Outcome()
     return figures | noted | Outcome(**lookup.row_fields(kernel, choice))
+
+
+def _shared(
+    problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
+) -> Outcome:
+    """Of GPUs that share a problem: that of the one with the most of it, and the exchange; energy
+    is that of all.
+    """
+    shard = _predicted(problem.shard(0), kernel, configs, spec)
+    if shard.latency_us is None or shard.energy_mj is None or shard.read_floor_us is None:
+        return shard
+    added_us = exchange_us(problem, spec)
+    if added_us is None:
+        return _unsupported(
+            f"the performance model does not know the links between GPUs of {spec.name}: predict"
+            " tensor parallelism, or measure"
+        )
+    predicted_us = shard.latency_us + added_us
+    return shard | Outcome(
+        latency_us=predicted_us,
+        bandwidth_tb_s=problem.kv_bytes / predicted_us / 1e6,
+        read_floor_share=shard.read_floor_us / predicted_us,
+        energy_mj=shard.energy_mj * problem.gpus.gpus,
+        shard_us=shard.latency_us,
+        exchange_us=added_us,
+    )
 
 
 def _unsupported(reason: str | None) -> Outcome:

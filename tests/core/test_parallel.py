@@ -70,6 +70,8 @@ def test_kernels_that_cannot_share_refuse() -> None:
     assert kernel("fa2").unsupported_reason(problem("cp:2")) == (
         "fa2 runs on one GPU, this problem has parallel cp:2: leave it out"
     )
+    # Each GPU runs it on its own heads.
+    assert kernel("fa2").unsupported_reason(problem("tp:2")) is None
     reason = kernel("nccl_all_gather").unsupported_reason(problem("tp:2"))
     assert reason == "nccl_all_gather merges what GPUs make of shards: give parallel cp:2"
     windows = AttentionProblem(1, 32, 8, 8192, 128, window_left=100, parallel="cp:2")

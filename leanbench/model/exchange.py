@@ -1,0 +1,41 @@
+"""How long GPUs that share sequences take to exchange partials in a launch of `lean`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+#: Of four numbers of a partial: kernels/lean/peers.cuh.
+_PIECE_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one GPU has to all others of its host."""
+
+    #: From the last CTA's partial to the merged output, where nothing waits for bandwidth.
+    latency_us: float
+    #: To the others, one direction.
+    bandwidth_gb_s: float
+
+
+#: Latency: two H200s of a host, 32 heads x 128: entry 45 of docs/performance-log.md. Bandwidth:
+#: NVLink 4, datasheet.
+_LINKS = {"h200": Link(1.4, 450.0)}
+
+
+def exchange_us(problem: AttentionProblem, spec: GpuSpec) -> float | None:
+    """What the exchange adds to attention over the shards; None: the links of this GPU are not
+    known.
+    """
+    context = problem.gpus.context
+    if context == 1:
+        return 0.0
+    link = _LINKS.get(spec.name)
+    if link is None:
+        return None
+    rows = problem.query_rows // problem.gpus.tensor
+    sent = rows * problem.value_dim // 4 * _PIECE_BYTES * (context - 1)
+    return link.latency_us + sent / link.bandwidth_gb_s / 1e3

@@ -1,0 +1,58 @@
+"""Predictions of problems that GPUs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell
+from leanbench.model.exchange import exchange_us
+
+WHOLE = AttentionProblem(1, 32, 8, 131072, 128)
+
+
+def predicted(parallel: str, gpu: str = "h200", name: str = "lean") -> dict[str, Any]:
+    fields = {**WHOLE.to_dict(), "parallel": parallel}
+    return predict_cell(AttentionProblem.from_dict(fields), kernel(name), "default", find(gpu))
+
+
+def test_a_shard_and_the_exchange() -> None:
+    half = AttentionProblem(1, 32, 8, 65536, 128)
+    alone = predict_cell(half, kernel("lean"), "default", find("h200"))
+    row = predicted("cp:2")
+    # 32 rows x 128 numbers x 8 bytes to one other GPU at 450 GB/s.
+    assert row["exchange_us"] == pytest.approx(1.4 + 32768 / 450e3)
+    assert row["shard_us"] == alone["latency_us"]
+    assert row["latency_us"] == pytest.approx(alone["latency_us"] + row["exchange_us"])
+    assert row["energy_mj"] == pytest.approx(2 * alone["energy_mj"])
+    assert row["kv_bytes"] == half.kv_bytes
+
+
+def test_heads_need_no_exchange() -> None:
+    share = AttentionProblem(1, 8, 2, 131072, 128)
+    alone = predict_cell(share, kernel("fa2"), "default", find("h200"))
+    row = predicted("tp:4", name="fa2")
+    assert row["latency_us"] == alone["latency_us"]
+    assert row["exchange_us"] == 0.0
+
+
+def test_more_gpus_send_more() -> None:
+    of = {
+        parallel: exchange_us(
+            AttentionProblem.from_dict({**WHOLE.to_dict(), "parallel": parallel}), find("h200")
+        )
+        for parallel in ("cp:2", "cp:8", "cp:2xtp:4")
+    }
+    assert of["cp:8"] == pytest.approx(1.4 + 7 * 32768 / 450e3)
+    assert of["cp:2xtp:4"] == pytest.approx(1.4 + 8192 / 450e3)
+
+
+def test_links_that_nobody_measured() -> None:
+    row = predicted("cp:2", "a100-80gb")
+    assert row["status"] == "unsupported"
+    assert "does not know the links between GPUs of a100-80gb" in row["reason"]
+    assert predicted("tp:2", "a100-80gb")["status"] == "ok"
