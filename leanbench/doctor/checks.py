@@ -42,6 +42,7 @@ def checks(machine: Machine) -> list[Check]:
         Check("driver", gpu.driver, "gpu"),
         Check("memory", gpu.memory, "gpu"),
         Check("mig", gpu.mig, "gpu"),
+        Check("links", gpu.links, "gpu"),
         Check("processes", gpu.other_processes, "gpu"),
         Check("clocks", gpu.clocks_and_power, "gpu"),
         Check("throttling", gpu.throttling, "gpu"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from leanbench.doctor.finding import Finding, note, ok, problem
 from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import match_product
+from leanbench.gpu.topology import topology
 from leanbench.gpu.visible import why_no_gpu
 
 #: The kernels are built on what compute capability 8.0 brought.
@@ -75,6 +77,28 @@ def mig(machine: Machine) -> Finding:
             mig=True,
         )
     return ok("not partitioned (MIG is off)", mig=False)
+
+
+def links(machine: Machine) -> Finding:
+    """Whether GPUs can share a problem: leanbench.distributed."""
+    if len(machine.gpus) < 2:
+        return ok("one GPU, no links to others", pairs=[])
+    found = topology()
+    values = {"pairs": [asdict(pair) for pair in found.pairs], "nvlinks": found.nvlinks}
+    text = f"{len(machine.gpus)} GPUs, {found.nvlinks} NVLinks each"
+    apart = [pair for pair in found.pairs if not pair.peer_access]
+    if apart:
+        names = ", ".join(f"{pair.first} and {pair.second}" for pair in apart)
+        return note(
+            f"{text}; no peer access between {names}",
+            "share problems among GPUs that have it: CUDA_VISIBLE_DEVICES picks them",
+            **values,
+        )
+    slow = [pair for pair in found.pairs if not pair.nvlink]
+    if slow:
+        names = ", ".join(f"{pair.first} and {pair.second}" for pair in slow)
+        return note(f"{text}; peer access without NVLink between {names}", **values)
+    return ok(f"{text}; peer access over NVLink between all pairs", **values)
 
 
 def other_processes(machine: Machine) -> Finding:

@@ -49,7 +49,10 @@ def local_gpus() -> list[LocalGpu]:
     """
     try:
         with open_nvml() as nvml:
-            return [_local_gpu(nvml, index, handle) for index, handle in enumerate(_visible(nvml))]
+            return [
+                _local_gpu(nvml, index, handle)
+                for index, handle in enumerate(visible_handles(nvml))
+            ]
     except NvmlUnavailableError:
         return []
 
@@ -60,7 +63,7 @@ def why_silent() -> str | None:
     """
     try:
         with open_nvml() as nvml:
-            _visible(nvml)
+            visible_handles(nvml)
             return None
     except NvmlError as error:
         return str(error)
@@ -70,7 +73,7 @@ def why_no_gpu() -> str | None:
     """One sentence why `local_gpus` is empty, None when it is not."""
     try:
         with open_nvml() as nvml:
-            if _visible(nvml):
+            if visible_handles(nvml):
                 return None
             if nvml.nvmlDeviceGetCount():
                 return (
@@ -82,7 +85,7 @@ def why_no_gpu() -> str | None:
         return str(error)
 
 
-def _visible(nvml: Any) -> list[Any]:
+def visible_handles(nvml: Any) -> list[Any]:
     """Handles in CUDA's order: NVML's own is that of the PCI bus.
 
     CUDA puts the fastest of unlike GPUs first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; which one that
@@ -120,7 +123,7 @@ def handle_of(nvml: Any, device: int | str) -> Any:
     if isinstance(device, int):
         uuid = _torch_uuid(device)
         if uuid is None:
-            visible = _visible(nvml)
+            visible = visible_handles(nvml)
             if not 0 <= device < len(visible):
                 raise GpuNotFoundError(
                     f"there is no GPU {device}, visible here: {len(visible)} (counted from 0)"

@@ -35,7 +35,7 @@ def names(machine: Machine, quick: bool = False) -> list[str]:
 
 
 SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
-STATE = ["driver", "memory", "mig", "processes", "clocks", "throttling"]
+STATE = ["driver", "memory", "mig", "links", "processes", "clocks", "throttling"]
 ALWAYS = ["flash_attn", "flash_attn_interface", "flashinfer", "xformers", "triton cache", "runs"]
 KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
 

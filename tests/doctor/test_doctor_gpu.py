@@ -13,6 +13,7 @@ from leanbench.gpu.local import Target
 from leanbench.gpu.nvml import GpuState
 from leanbench.gpu.nvml_library import NvmlError
 from leanbench.gpu.processes import GpuProcess
+from leanbench.gpu.topology import Pair, Topology
 
 
 def test_a_gpu_of_the_catalogue(machine):
@@ -178,3 +179,26 @@ def test_throttling(machine, nvml, reasons, status):
     assert finding.status == status
     assert finding.values == {"throttle_reasons": reasons}
     assert all(reason in finding.text for reason in reasons or ())
+
+
+def test_links_between_gpus(machine, monkeypatch):
+    finding = gpu.links(machine)
+    assert (finding.status, finding.text) == ("ok", "one GPU, no links to others")
+    machine.gpus = [replace(machine.gpu, index=index) for index in range(3)]
+    pairs = [Pair(0, 1, True, True), Pair(0, 2, True, True), Pair(1, 2, True, True)]
+    monkeypatch.setattr(gpu, "topology", lambda: Topology(tuple(pairs), 18))
+    finding = gpu.links(machine)
+    assert finding.status == "ok"
+    assert finding.text == "3 GPUs, 18 NVLinks each; peer access over NVLink between all pairs"
+    assert finding.values["pairs"][1] == {
+        "first": 0,
+        "second": 2,
+        "peer_access": True,
+        "nvlink": True,
+    }
+    pairs[2] = Pair(1, 2, True, False)
+    assert gpu.links(machine).text.endswith("; peer access without NVLink between 1 and 2")
+    pairs[1:] = [Pair(0, 2, False, None), Pair(1, 2, None, None)]
+    finding = gpu.links(machine)
+    assert finding.status == "note"
+    assert finding.text.endswith("; no peer access between 0 and 2, 1 and 2")

@@ -1,0 +1,127 @@
+"""Calls over sequences that GPUs share: what is refused, and who has which tokens and heads."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import Peers
+from leanbench.distributed import (
+    ContextGroup,
+    Layout,
+    contiguous_shard,
+    interleaved_shard,
+    lean_attn_with_kvcache,
+)
+from leanbench.distributed.group import check_places, late_sentence, mailbox_bytes_for
+
+Q, CACHE = torch.zeros(1, 1, 8, 64).half(), torch.zeros(1, 32, 2, 64).half()
+
+
+def group(failed: int = 0, mailbox_bytes: int = 1 << 20) -> ContextGroup:
+    """A group of two without GPUs, this process rank 0, of which rank `failed` - 1 is late."""
+    own = ContextGroup.__new__(ContextGroup)
+    own.rank, own.size, own.mailbox_bytes = 0, 2, mailbox_bytes
+    own.peers = Peers(2, 0, 0)
+    own._failed_rank, own._timeout_s = ctypes.c_int32(failed), 10.0
+    return own
+
+
+def call(**arguments: Any) -> Any:
+    return lean_attn_with_kvcache(Q, CACHE, CACHE, **{"group": group(), **arguments})
+
+
+def test_contiguous_shards() -> None:
+    assert [contiguous_shard(7, rank, 3) for rank in range(3)] == [(0, 3), (3, 2), (5, 2)]
+    assert [contiguous_shard(1, rank, 2) for rank in range(2)] == [(0, 1), (1, 0)]
+    lengths = torch.tensor([7, 0, 100])
+    starts, counts = contiguous_shard(lengths, 1, 2)
+    assert starts.tolist() == [4, 0, 50]
+    assert counts.tolist() == [3, 0, 50]
+
+
+def test_interleaved_shards() -> None:
+    assert [interleaved_shard(100, rank, 3, 16) for rank in range(3)] == [36, 32, 32]
+    assert [interleaved_shard(20, rank, 2, 16) for rank in range(2)] == [16, 4]
+    lengths = torch.tensor([100, 0, 33])
+    assert interleaved_shard(lengths, 0, 2, 16).tolist() == [52, 0, 17]
+    assert interleaved_shard(lengths, 1, 2, 16).tolist() == [48, 0, 16]
+
+
+def test_a_layout() -> None:
+    layouts = [Layout(2, 2, rank) for rank in range(4)]
+    assert [(own.tensor_rank, own.context_rank) for own in layouts] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert [own.heads(8) for own in layouts] == [range(4)] * 2 + [range(4, 8)] * 2
+    with pytest.raises(UserError, match="7 KV heads do not divide by 2 tensor-parallel GPUs"):
+        layouts[0].heads(7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"window_size": (5, 0)}, "does not support window_size where GPUs share the sequences"),
+        ({"k": CACHE, "v": CACHE}, "does not support k, v where GPUs share the sequences"),
+    ],
+)
+def test_what_depends_on_places_is_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(NotImplementedError, match=sentence):
+        call(**arguments)
+
+
+def test_a_causal_mask_over_several_queries_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="causal=True with 2 query tokens"):
+        lean_attn_with_kvcache(Q.expand(1, 2, 8, 64), CACHE, CACHE, causal=True, group=group())
+
+
+def test_gradients_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="has no gradient"):
+        lean_attn_with_kvcache(Q.clone().requires_grad_(), CACHE, CACHE, group=group())
+
+
+def test_a_late_rank_is_the_next_calls_error() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        call(group=group(failed=2))
+    assert str(caught.value) == late_sentence(1, 0, 10.0)
+    assert str(caught.value).startswith(
+        "rank 1 of the context group did not deliver its partials to rank 0 within 10 s: it died"
+    )
+
+
+def test_a_mailbox_that_is_too_small() -> None:
+    assert mailbox_bytes_for(2, 8, 64) == 2 * 2 * 8 * 64 // 4 * 32
+    with pytest.raises(UserError, match="take 16384 bytes, the group's mailbox has 16383"):
+        call(group=group(mailbox_bytes=16383))
+
+
+def test_where_ranks_may_be() -> None:
+    check_places([("one", "GPU-a"), ("one", "GPU-b")])
+    with pytest.raises(UserError, match="rank 0 is on one, rank 1 on two"):
+        check_places([("one", "GPU-a"), ("two", "GPU-b")])
+    with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU GPU-a"):
+        check_places([("one", "GPU-a"), ("one", "GPU-b"), ("one", "GPU-a")])
+    with pytest.raises(UserError, match="at most 8 GPUs, this one would have 9"):
+        check_places([("one", f"GPU-{rank}") for rank in range(9)])
+
+
+def test_a_group_of_one_is_a_call_on_this_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def on_this_gpu(*tensors: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        seen.update(arguments)
+        return tensors[0]
+
+    monkeypatch.setattr("leanbench.distributed.calls._on_this_gpu", on_this_gpu)
+    alone: Any = SimpleNamespace(size=1)
+    assert call(group=alone, window_size=(5, 0), softcap=2.0) is Q
+    assert call(group=None, cache_seqlens=7) is Q
+    assert (seen["window_size"], seen["cache_seqlens"]) == ((5, 0), 7)
