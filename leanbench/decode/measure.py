@@ -10,21 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from leanbench.check.reference import CELL_PAIRS, Reference
-from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import OutOfMemory, SuspectResult
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel as kernel_named
-from leanbench.core.whole_model import WEIGHT_BYTES
 from leanbench.decode import BOUND
-from leanbench.decode.attention import Attention, LayerAttention, call_inputs
 from leanbench.decode.model import kept_bytes, transformers_fault
 from leanbench.decode.prefill import prefill_fields
+from leanbench.decode.prepare import Candidate, prepare
 from leanbench.decode.products import gemm_us
 from leanbench.decode.step import DecodeStep
 from leanbench.measure.buffers import free_memory, refuse_shortage
@@ -33,7 +29,7 @@ from leanbench.measure.energy import measure_sustained, sustained_outcome
 from leanbench.measure.fields import sample_fields, timing_outcome
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.judge import SLOWDOWNS, disturbance, noise, throttle_warning
-from leanbench.measure.timing import Replay, Timing, run_rounds
+from leanbench.measure.timing import Timing, run_rounds
 from leanbench.records.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -41,19 +37,6 @@ if TYPE_CHECKING:
 
 #: How far a replayed step may fall below the bound before something is wrong with one of them.
 _BOUND_MARGIN = 0.03
-
-
-@dataclass
-class Candidate:
-    """One kernel as the attention of the loaded model."""
-
-    kernel: Kernel
-    attention: Attention
-    replay: Replay
-    #: (batch,): the tokens that an eager step chose.
-    chosen: Any
-    outcome: Outcome
-    warnings: list[str] = field(default_factory=list)
 
 
 def measure_step(
@@ -113,7 +96,7 @@ def _measure(
     for kernel in dict.fromkeys([*kernels, kernel_named(BOUND)]):
         announce(kernel.name if kernel.name in requests else None)
         request = requests.get(kernel.name, "default")
-        candidates[kernel.name] = _prepared(instruments, step, kernel, request)
+        candidates[kernel.name] = prepare(instruments, step, kernel, request)
     announce(None)
     started_us = int(time.time() * 1e6)
     able = {name: own for name, own in candidates.items() if own.outcome.status is None}
@@ -158,80 +141,6 @@ def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
     free_memory(instruments.spec)
     refuse_shortage(problem, instruments.device, held)
     return DecodeStep(problem, instruments.device)
-
-
-def _prepared(
-    instruments: Instruments, step: DecodeStep, kernel: Kernel, request: str | KernelConfig
-) -> Candidate:
-    """The kernel in an eager step, whose first layer of each kind is checked, and in a CUDA
-    graph.
-    """
-    import torch
-
-    problem = step.problem
-    torch.cuda.reset_peak_memory_stats()
-    attention, outcome = attention_of(instruments, step, kernel, request)
-    if kernel.name != BOUND:
-        outcome |= checked(step, kernel, attention)
-    step.attend_with(attention)
-    step()
-    outcome |= Outcome(
-        memory_bytes=torch.cuda.max_memory_allocated(),
-        weight_bytes=problem.model.weights * WEIGHT_BYTES if problem.model else None,
-    )
-    chosen = step.chosen.clone()
-    replay = Replay([step], instruments.options.effort.sample_ms)
-    return Candidate(kernel, attention, replay, chosen, outcome)
-
-
-def attention_of(
-    instruments: Instruments, step: DecodeStep, kernel: Kernel, request: str | KernelConfig
-) -> tuple[Attention, Outcome]:
-    """The kernel as a model calls it, and how its launch settings were chosen."""
-    own = getattr(kernel, "attend", None)
-    if own is not None:
-        return own, Outcome()
-    attention = LayerAttention(kernel, step.problem, step.cache.lengths, instruments.spec, request)
-    choice = next(iter(attention.choices.values()))
-    return attention, Outcome(**lookup.row_fields(kernel, choice))
-
-
-def checked(step: DecodeStep, kernel: Kernel, attention: Attention) -> Outcome:
-    """The worst error of the first layer of each kind against the fp64 reference over the same Q, K
-    and V; `incorrect` where one is above the limit.
-    """
-    seen: dict[int | None, Any] = {}
-
-    def watched(module: Any, query: Any, key: Any, value: Any, mask: Any, **call: Any) -> Any:
-        out = attention(module, query, key, value, mask, **call)
-        window = call.get("sliding_window")
-        if window not in seen:
-            inputs = call_inputs(
-                query,
-                key,
-                value,
-                step.cache.lengths[window],
-                scaling=call["scaling"],
-                sinks=call.get("s_aux"),
-            )
-            seen[window] = replace(inputs, q=inputs.q.clone(), out=out.clone())
-        return out
-
-    step.attend_with(watched)
-    step()
-    checks = [
-        Reference(inputs, max_pairs=CELL_PAIRS // len(seen)).check(inputs, None)
-        for inputs in seen.values()
-    ]
-    worst = max(checks, key=lambda check: check.relative_error)
-    outcome = Outcome(
-        relative_error=worst.relative_error,
-        checked_heads=sum(check.checked_heads for check in checks),
-        total_heads=sum(check.total_heads for check in checks),
-    )
-    failures = [check.failure(kernel.precision(step.problem)) for check in checks]
-    failure = next(filter(None, failures), None)
-    return outcome | Outcome(status="incorrect", reason=failure) if failure else outcome
 
 
 def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:

@@ -12,7 +12,7 @@ from decode.tiny_models import problem_of, written
 
 from leanbench.core.errors import OutOfMemory, SuspectResult
 from leanbench.core.registry import kernel
-from leanbench.decode import measure
+from leanbench.decode import measure, prepare
 from leanbench.decode.measure import measure_step
 from leanbench.decode.prefill import prefill_fields
 from leanbench.decode.products import is_product
@@ -71,8 +71,10 @@ class World:
 def world(monkeypatch) -> World:
     pytest.importorskip("transformers")
     own = World()
+    monkeypatch.setattr(
+        prepare, "Replay", lambda launches, sample_ms: PretendedReplay(own, launches)
+    )
     fakes = {
-        "Replay": lambda launches, sample_ms: PretendedReplay(own, launches),
         "free_memory": lambda spec: None,
         "refuse_shortage": lambda problem, device, held: own.refused.append(held),
         "gemm_us": lambda graph, launches: 250.0,

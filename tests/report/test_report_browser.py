@@ -22,6 +22,7 @@ from example_runs import (
     two_runs,
 )
 
+from leanbench.core.problem import AttentionProblem
 from leanbench.report import write_report
 
 pytestmark = MARKS
@@ -501,3 +502,28 @@ def test_small_runs_open(
 ) -> None:
     _, drawn = look(write_run(rows))
     assert drawn == charts
+
+
+def test_the_time_of_a_token_is_a_stack(write_run: WriteRun) -> None:
+    """Filled from sum to sum, for the baseline alone."""
+    rows = []
+    for context in (1024, 2048, 4096):
+        shape = AttentionProblem(1, 32, 32, context, 128, whole_model="opt-6.7b:positions=8192")
+        attention_us = context / 10
+        for name, factor in (("lean", 1), ("fa2", 2)):
+            sums = {"no_attention_us": 300.0, "gemm_us": 200.0, "tokens_per_s": 1e3}
+            rows.append(row(shape, name, 300.0 + factor * attention_us, **sums))
+    probe = """return {
+      areas: chart("token_time").picture.lines.filter((line) => line.area).map((line) => [line.name, line.points.map(({ y, base }) => [base, y])]),
+      paths: chart("token_time").querySelectorAll("path.area").length,
+      fa2: points("token_time", "fa2"),
+    };"""
+    seen, charts = look(write_run(rows), probe)
+    assert charts[:2] == ["token_time", "tokens"]
+    assert seen["areas"] == [
+        ["lean: GEMMs", [[0, 200]] * 3],
+        ["lean: norms, rotary embedding, gaps", [[200, 300]] * 3],
+        ["lean: attention", [[300, 402.4], [300, 504.8], [300, 709.6]]],
+    ]
+    assert seen["paths"] == 3
+    assert [y for _, y in seen["fa2"]] == [504.8, 709.6, 1119.2]

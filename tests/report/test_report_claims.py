@@ -8,6 +8,7 @@ import pytest
 from example_runs import WriteRun, problem, row, row_with_all_fields
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.whole_model import read_model
 from leanbench.model.paper import SAMPLES, claims
 from leanbench.records.reading import read_runs
 from leanbench.report import write_report
@@ -118,6 +119,46 @@ def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) 
     rows += [row(shape, "fixed_split", 10.0 + 2 * i) for i, shape in enumerate(problems)]
     outcome = claims_of(write_run(rows))[f"11: {claim.words}"]
     assert (outcome.value, outcome.verdict) == (1.8, "holds")
+
+
+def step(model: str, context: int) -> AttentionProblem:
+    q_heads, kv_heads, head_dim = read_model(model).heads
+    return AttentionProblem(1, q_heads, kv_heads, context, head_dim, whole_model=model)
+
+
+def test_a_request_is_its_prompt_and_the_step_in_the_middle_of_its_output(
+    write_run: WriteRun,
+) -> None:
+    model, prompt = "opt-1.3b:positions=182272", 50 * 1024
+    middle = step(model, prompt + 512)
+    # 1 s of prompt, then 1024 tokens of 1 and 2 ms.
+    rows = [
+        row(step(model, prompt), "lean", 900.0, prefill_us=1e6),
+        row(middle, "lean", 1000.0),
+        row(middle, "fa2", 2000.0),
+    ]
+    name = "10: request with LA over FA2, OPT-1.3B, prompt of 50k, 1k output tokens"
+    outcome = claims_of(write_run(rows))[name]
+    assert outcome.value == pytest.approx((1 + 2.048) / (1 + 1.024))
+    assert (outcome.words, outcome.verdict) == ("1.51x", "more than the paper")
+    assert outcome.cell == middle.label
+    # Without the time of a prompt there is none.
+    without = claims_of(write_run(rows[1:], folder="without"))[name]
+    assert without.value is None
+
+
+def test_decodes_share_is_the_lowest_of_the_models(write_run: WriteRun) -> None:
+    rows = []
+    for model, prefill_us in (("opt-6.7b", 3e3), ("llama-3-8b", 1e3)):
+        text = f"{model}:positions=17408"
+        rows += [
+            row(step(text, 1024), "lean", 900.0, prefill_us=prefill_us),
+            row(step(text, 1032), "lean", 1000.0),
+        ]
+    outcomes = claims_of(write_run(rows))
+    outcome = outcomes["3: decode's share of a request with LA, prompt of 1024, 16 output tokens"]
+    assert outcome.value == pytest.approx(16 / 19)
+    assert (outcome.words, outcome.verdict) == ("84%", "holds")
 
 
 @pytest.mark.parametrize("count", [SAMPLES - 1, SAMPLES])

@@ -101,6 +101,10 @@ def _latency(rows: _Alike, title: str) -> Table:
         columns["of read floor"] = _of_baseline(
             rows, lambda row: _figure(row.read_floor_share, ".0%")
         )
+        columns[f"{rows.baseline} tokens/s"] = _of_baseline(
+            rows, lambda row: _figure(row.tokens_per_s, ".4g")
+        )
+        columns["attention"] = _of_baseline(rows, lambda row: _figure(row.attention_share, ".0%"))
     return _table(rows, title, columns)
 
 
