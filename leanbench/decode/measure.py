@@ -7,6 +7,7 @@ confirm what was timed, and measure what else the options ask for.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,8 @@ def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
     """
     assert problem.whole_model is not None
     held = kept_bytes(problem.whole_model, problem.dtype, str(instruments.device))
+    # The profiler's results refer to each other, and keep what they are about.
+    gc.collect()
     free_memory(instruments.spec)
     refuse_shortage(problem, instruments.device, held)
     return DecodeStep(problem, instruments.device)

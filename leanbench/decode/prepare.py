@@ -94,7 +94,11 @@ def checked(step: DecodeStep, kernel: Kernel, attention: Attention) -> Outcome:
         return out
 
     step.attend_with(watched)
-    step()
+    try:
+        step()
+    finally:
+        # The model outlives the step, and what it calls would keep the step's cache.
+        step.attend_with(attention)
     checks = [
         Reference(inputs, max_pairs=CELL_PAIRS // len(seen)).check(inputs, None)
         for inputs in seen.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 from leanbench.core.problem import AttentionProblem
@@ -23,7 +22,6 @@ class DecodeStep:
         import torch
 
         assert problem.whole_model is not None
-        gc.collect()
         self.problem = problem
         self.model = random_model(problem.whole_model, problem.dtype, str(device))
         self.cache = StepCache(problem, device)
