@@ -82,6 +82,8 @@ def lean_tiles(
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    WINDOW_LEFT: tl.constexpr = -1,  # tokens before its own that a row sees; -1: all
+    SOFTCAP: tl.constexpr = 0.0,  # 0: none
 ):
     """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc,
     m, l).
@@ -108,6 +110,8 @@ def lean_tiles(
     v_offsets = lines[:, None] * v_strides[2] + columns[None, :]
     if Q_LEN > 1:
         seen = context - Q_LEN + 1 + rows // GROUP_SIZE
+    elif WINDOW_LEFT >= 0:
+        seen = context + rows * 0
 
     acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
     m = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
@@ -115,6 +119,9 @@ def lean_tiles(
     for tile in tl.range(first, last, num_stages=NUM_STAGES):
         start = tile * TILE_TOKENS
         valid = start + tokens < context
+        if WINDOW_LEFT >= 0:
+            # What lies before every row's window may be anything, NaN too.
+            valid &= start + tokens >= context - Q_LEN - WINDOW_LEFT
         # 64-bit: a long context in NHD layout is past 2^31 elements from its head's start, and so
         # are pages.
         if PAGE_SIZE == 0:
@@ -141,10 +148,15 @@ def lean_tiles(
             v_mask = valid[:, None] & (columns[None, :] < HEAD_DIM)
         k_block = tl.load(k_tile + k_offsets, mask=k_mask, other=0.0)
         scores = _dot(q, k_block, tl.zeros((TILE_ROWS, TILE_TOKENS), tl.float32)) * qk_scale
+        if SOFTCAP > 0:
+            scores = _capped(scores, SOFTCAP)
         if Q_LEN == 1:
             scores = tl.where(valid[None, :], scores, float("-inf"))
         else:
             scores = tl.where((start + tokens)[None, :] < seen[:, None], scores, float("-inf"))
+        if WINDOW_LEFT >= 0:
+            in_window = (start + tokens)[None, :] >= (seen - 1 - WINDOW_LEFT)[:, None]
+            scores = tl.where(in_window, scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
         # A row that sees nothing has no finite score: without this its -inf - -inf would be NaN.
         m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
@@ -156,6 +168,25 @@ def lean_tiles(
         acc = _dot(p.to(v_block.dtype), v_block, acc)
         m = m_new
     return acc, m, l
+
+
+@triton.jit
+def _capped(scores, SOFTCAP: tl.constexpr):
+    """softcap x tanh(score / softcap), of scores in units of log2."""
+    cap = SOFTCAP * 1.4426950408889634
+    # tanh(x) = 2 / (1 + exp(-2x)) - 1
+    return cap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 / SOFTCAP))) - 1.0)
+
+
+@triton.jit
+def first_lean_tile(
+    tokens, TILE_TOKENS: tl.constexpr, Q_LEN: tl.constexpr, WINDOW_LEFT: tl.constexpr
+):
+    """The first LeanTile of a sequence of `tokens` that any query position sees."""
+    first = 0
+    if WINDOW_LEFT >= 0:
+        first = tl.maximum(tokens - Q_LEN - WINDOW_LEFT, 0) // TILE_TOKENS
+    return first
 
 
 @triton.jit

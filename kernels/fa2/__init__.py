@@ -23,6 +23,7 @@ class Fa2(TritonKernel[Fa2Config]):
     source = "Dao 2023, arXiv 2307.08691; this project's Triton kernel"
 
     config_types = (Fa2Config,)
+    axes = TritonKernel.axes | {"window_left", "softcap"}
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> Fa2Config:
         return heuristic(problem, gpu)

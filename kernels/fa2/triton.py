@@ -20,7 +20,14 @@ from leanbench.kernels.launch import (
     row_strides,
     run_all,
 )
-from leanbench.kernels.tile import lean_tiles, load_query, row_offsets, sequence_tiles, write_output
+from leanbench.kernels.tile import (
+    first_lean_tile,
+    lean_tiles,
+    load_query,
+    row_offsets,
+    sequence_tiles,
+    write_output,
+)
 
 if TYPE_CHECKING:
     from leanbench.core.config import KernelConfig
@@ -54,6 +61,8 @@ def fa2_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
+    WINDOW_LEFT: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     MAX_EVENTS: tl.constexpr = 0,
     events=None,  # see leanbench.kernels.events
 ):
@@ -87,7 +96,7 @@ def fa2_kernel(
         k_strides,
         v_strides,
         rows,
-        0,
+        first_lean_tile(tokens, TILE_TOKENS, Q_LEN, WINDOW_LEFT),
         tiles,
         tokens,
         qk_scale,
@@ -99,6 +108,8 @@ def fa2_kernel(
         HEAD_DIM,
         HEAD_DIM_PADDED,
         NUM_STAGES,
+        WINDOW_LEFT,
+        SOFTCAP,
     )
     write_output(
         acc,
@@ -138,6 +149,8 @@ def launches(inputs: AttentionInputs, config: KernelConfig) -> tuple[TritonLaunc
     options = {
         **constants(inputs, config),
         "PAGE_SIZE": inputs.page_size or 0,
+        "WINDOW_LEFT": inputs.window_left,
+        "SOFTCAP": inputs.softcap,
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }

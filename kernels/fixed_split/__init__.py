@@ -33,6 +33,7 @@ class FixedSplit(TritonKernel[FixedSplitConfig]):
     source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's Triton kernel"
 
     config_types = (FixedSplitConfig,)
+    axes = TritonKernel.axes | {"window_left", "softcap"}
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitConfig:
         return heuristic(problem, gpu)

@@ -25,6 +25,7 @@ from leanbench.kernels.launch import (
     run_all,
 )
 from leanbench.kernels.tile import (
+    first_lean_tile,
     lean_tiles,
     load_query,
     merge_partials,
@@ -67,6 +68,8 @@ def split_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     RAGGED: tl.constexpr,
+    WINDOW_LEFT: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     MAX_EVENTS: tl.constexpr = 0,
     events=None,  # see leanbench.kernels.events
 ):
@@ -82,8 +85,9 @@ def split_kernel(
     valid_rows = rows < GROUP_SIZE * Q_LEN
 
     tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
-    share = (tiles + splits - 1) // splits
-    first = tl.minimum(split * share, tiles)
+    seen_from = first_lean_tile(tokens, TILE_TOKENS, Q_LEN, WINDOW_LEFT)
+    share = (tiles - seen_from + splits - 1) // splits
+    first = tl.minimum(seen_from + split * share, tiles)
     last = tl.minimum(first + share, tiles)
     if first < last:
         recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
@@ -117,6 +121,8 @@ def split_kernel(
             HEAD_DIM,
             HEAD_DIM_PADDED,
             NUM_STAGES,
+            WINDOW_LEFT,
+            SOFTCAP,
         )
         store_partial(acc, m, l, partials, slot, None, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
         recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
@@ -143,6 +149,7 @@ def merge_kernel(
     HEAD_DIM_PADDED: tl.constexpr,
     PARTIALS_AT_ONCE: tl.constexpr,
     RAGGED: tl.constexpr,
+    WINDOW_LEFT: tl.constexpr,
     MAX_EVENTS: tl.constexpr = 0,
     events=None,  # see leanbench.kernels.events
 ):
@@ -157,7 +164,8 @@ def merge_kernel(
     rows = row % TILE_ROWS + tl.arange(0, 1)
     valid_rows = rows >= 0
 
-    _, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
+    tokens, tiles = sequence_tiles(cache_seqlens, sequence, context, TILE_TOKENS, RAGGED)
+    tiles -= first_lean_tile(tokens, TILE_TOKENS, Q_LEN, WINDOW_LEFT)
     share = (tiles + splits - 1) // splits
     used = (tiles + share - 1) // share
     recorded = record_event(events, recorded, BEGIN, output_tile, MAX_EVENTS)
@@ -235,10 +243,15 @@ def launches(inputs: AttentionInputs, config: FixedSplitConfig) -> tuple[TritonL
         *sizes,
         row_strides(inputs.out),
     )
-    shared = {**constants(inputs, config), "ROW_COUNT": shape.row_count}
+    shared = {
+        **constants(inputs, config),
+        "ROW_COUNT": shape.row_count,
+        "WINDOW_LEFT": inputs.window_left,
+    }
     split_options = {
         **shared,
         "PAGE_SIZE": inputs.page_size or 0,
+        "SOFTCAP": inputs.softcap,
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }

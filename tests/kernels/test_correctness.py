@@ -69,6 +69,34 @@ def test_matches_the_reference_and_repeats(name, problem, device):
     assert torch.equal(inputs.lse, lse)
 
 
+#: Of the kernels that never split or split evenly; windows that begin within a LeanTile, at its
+#: border, in the first one, and with the last token alone.
+WINDOWS_AND_CAPS = [
+    AttentionProblem(2, 4, 2, 190, 64, window_left=70),
+    AttentionProblem(1, 8, 1, 160, 128, "bf16", "NHD", window_left=31),
+    AttentionProblem(3, 4, 2, (255, 1, 40), 64, "fp16", "NHD", page_size=16, window_left=50),
+    AttentionProblem(1, 6, 2, 150, 96, q_len=5, window_left=60),
+    AttentionProblem(2, 2, 2, (33, 130), 80, q_len=3, window_left=0, softcap=5.0),
+    AttentionProblem(1, 5, 1, 97, 64, "bf16", softcap=20.0),
+]
+
+
+@pytest.mark.parametrize("problem", WINDOWS_AND_CAPS, ids=label)
+@pytest.mark.parametrize("name", ["fa2", "fixed_split"])
+def test_windows_and_soft_caps(name, problem, device):
+    assert kernel(name).unsupported_reason(problem) is None
+    inputs = make_inputs(problem, device)
+    reference = Reference(inputs)
+    for sequence, tokens in enumerate(problem.contexts):
+        first = max(0, tokens - problem.q_len - problem.window_left)
+        if problem.window_left >= 0 and problem.page_size is None:
+            # Whatever a window has left behind may be anybody's.
+            inputs.k_cache[sequence, :first] = float("nan")
+            inputs.v_cache[sequence, :first] = float("nan")
+    kernel(name).prepare(inputs, CONFIGS[name])()
+    assert reference.check(inputs).failure(problem.dtype) is None
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("score_scale", [0.0, 40.0])
 def test_extreme_scores(name, score_scale, device):
