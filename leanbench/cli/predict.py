@@ -165,7 +165,7 @@ def show(gpu: _Gpu = None, json_: _Json = False) -> None:
 
 @predict.command("claims", short_help="Compare the paper's claims with predictions.")
 def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
-    """Compare the LeanAttention paper's single-GPU claims with what the model predicts."""
+    """Compare the LeanAttention paper's claims with what the model predicts."""
     from dataclasses import asdict
 
     from leanbench.gpu.catalogue import find

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leanbench.check.launches import launch_of
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 FLOOR, SHARD = "read floor", "shard"
 #: Of the tensors that are drawn: all ranks of a group have the first one's.
 _SAME = ("q", "sinks")
+#: Samples of launches after barriers.
+_BARRIER_SAMPLES = 7
 
 
 @dataclass(frozen=True)
@@ -173,9 +177,7 @@ def _measure(
     for name, launches in chains.items():
         announce(None if name == SHARD else name)
         replays[name] = ranks.together(
-            lambda name=name, launches=launches: SharedReplay(
-                name, ranks, launches, effort.sample_ms
-            )
+            partial(SharedReplay, name, ranks, launches, effort.sample_ms)
         )
     if ranks.rank > 0:
         _take_samples(ranks, replays)
@@ -185,6 +187,7 @@ def _measure(
         ranks.from_first(None)
     for own in correct:
         announce(own.kernel.name)
+        own.outcome |= _from_barrier(ranks, problem, own, effort.sample_ms)
         own.outcome |= _check(ranks, shard, own, replays[own.kernel.name].graph.replay)
         if ranks.rank == 0:
             own.outcome = _fields(instruments, problem, own, timings) | own.outcome
@@ -237,6 +240,35 @@ def _fields(
         return fields
     shard_us = timings[SHARD].median_us
     return fields | Outcome(shard_us=shard_us, exchange_us=timing.median_us - shard_us)
+
+
+def _from_barrier(
+    ranks: Ranks, problem: AttentionProblem, own: Shared, sample_ms: float
+) -> Outcome:
+    """The latency of single launches, each after a barrier: that of both less that of barriers
+    alone.
+    """
+    group = ranks.layout(problem.gpus).group
+    if group is None:
+        return Outcome()
+    chains = {
+        "both": [partial(_after, group.barrier, launch) for launch in own.launches],
+        "barrier": [group.barrier],
+    }
+    replays = {
+        name: ranks.together(partial(SharedReplay, name, ranks, launches, sample_ms))
+        for name, launches in chains.items()
+    }
+    medians_us = {
+        name: statistics.median(replay.take_us() for _ in range(_BARRIER_SAMPLES))
+        for name, replay in replays.items()
+    }
+    return Outcome(from_barrier_us=medians_us["both"] - medians_us["barrier"])
+
+
+def _after(barrier: Callable[[], None], launch: Callable[[], object]) -> None:
+    barrier()
+    launch()
 
 
 def _load(ranks: Ranks, instruments: Instruments, problem: AttentionProblem) -> Shard:

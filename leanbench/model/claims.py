@@ -68,6 +68,9 @@ def _predict(claim: Claim, spec: GpuSpec, single_stage: bool) -> tuple[float, bo
 
 
 def _figure(claim: Claim, problem: AttentionProblem, spec: GpuSpec, single_stage: bool) -> float:
+    # Those on several GPUs split heads: nothing is exchanged.
+    problem = problem.shard(0)
+
     def config(name: str) -> TileConfig:
         return SINGLE_STAGE if single_stage and name == "fa2" else _default(name, problem, spec)
 

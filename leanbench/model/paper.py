@@ -1,4 +1,4 @@
-"""The LeanAttention paper's single-GPU claims as data.
+"""The LeanAttention paper's claims as data.
 
 Sanovar et al. 2024 (arXiv 2405.10480), measured on an A100-80GB (108 SMs), fp16, with
 FlashAttention 2.5.6's kernels: LA is LeanAttention (`lean`), FA2 one CTA per output tile (`fa2`),
@@ -130,6 +130,12 @@ _FIG_11 = tuple(
     AttentionProblem(8, 32, 32, draw_context(f"mean-{share}", 8, 65_536), 64)
     for share in (1.0, 0.8, 0.6, 0.4, 0.2)
 )
+#: Tensor parallel on eight GPUs; the context of figure 8c is not in the text at hand.
+_FIG_8A = tuple(
+    AttentionProblem(4, 192, 192, context * 1024, 64, parallel="tp:8") for context in _CONTEXTS_K
+)
+_FIG_8B = AttentionProblem(4, 64, 64, 262_144, 64, parallel="tp:8")
+_FIG_8C = AttentionProblem(1, 128, 128, 65_536, 64, parallel="tp:8")
 
 
 @cache
@@ -250,6 +256,10 @@ def claims() -> tuple[Claim, ...]:
         _speedup("7c", "LA over FD at batch 1", fd, _FIG_7C[:1], 1.06),
         _speedup("7c", "LA over FA2 at large batch (16)", fa2, _FIG_7C[4:], 1.5),
         _speedup("7c", "LA over FD at large batch (16)", fd, _FIG_7C[4:], 1.5),
+        _speedup("8a", "LA over FA2 past 64k, 192 heads, batch 4, 8 GPUs", fa2, _FIG_8A[7:], 1.7),
+        _speedup("8a", "LA over FA2 up to 64k", fa2, _FIG_8A[:7], 1.28, "at least", "lowest"),
+        _speedup("8b", "LA over FA2 at 64 heads, 256k, batch 4, 8 GPUs", fa2, [_FIG_8B], 4.18),
+        _speedup("8c", "LA over FA2 at batch 1, 128 heads (64k here), 8 GPUs", fa2, [_FIG_8C], 7.8),
         _speedup("text", f"LA over FA2, mean of {SAMPLES} samples", fa2, samples, 2.6),
         _speedup("text", "LA over FA2, highest: 16 heads, 512k", fa2, [_mha(16, 512)], 8.33),
         _speedup("text", "LA over FA2, lowest: 24 heads, 1k", fa2, [_mha(24, 1)], 1.1),

@@ -70,6 +70,14 @@ class Figures(BaseModel):
         kind="figure",
         meaning="latency above that: what exchanging and merging partials of GPUs adds",
     )
+    from_barrier_us: float | None = quantity(
+        "from a barrier",
+        "us",
+        group="latency",
+        kind="figure",
+        meaning="one launch from a common barrier of the GPUs to the end of the slowest, where they"
+        " share tokens",
+    )
     tokens_per_s: float | None = quantity(
         "tokens",
         "per_s",

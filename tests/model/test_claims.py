@@ -23,7 +23,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_figure_is_there() -> None:
     assert {claim.figure for claim in claims()} == {
-        *"abstract 3 4 7a 7b 7c text 9 10 11 13".split()
+        *"abstract 3 4 7a 7b 7c 8a 8b 8c text 9 10 11 13".split()
     }
     assert claims() == claims()
     samples = next(

@@ -14,7 +14,9 @@ def problems(sweep: str) -> list[AttentionProblem]:
     return list(dict.fromkeys(cell.problem for cell in expand(load_sweep(sweep))))
 
 
-@pytest.mark.parametrize("figure", ["3", "4", "7a", "7b", "7c", "9", "10", "11", "13"])
+@pytest.mark.parametrize(
+    "figure", ["3", "4", "7a", "7b", "7c", "8a", "8b", "8c", "9", "10", "11", "13"]
+)
 def test_a_figures_sweep_holds_the_problems_of_its_claims(figure):
     claimed = [claim for claim in claims() if claim.figure == figure]
     sweep = load_sweep(f"paper-fig{figure}")
