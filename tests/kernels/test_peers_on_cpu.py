@@ -7,7 +7,9 @@ again as the same launch once the others' partials have come.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,9 +174,10 @@ DEEP_CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [*CASES, *(deep(name) for name in DEEP_CASES)])
-def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) -> None:
-    """Over three launches, which use both halves of the mailboxes, and one of them again."""
+def share(cpu: Cpu, name: str) -> None:
+    """Three launches, which use both halves of the mailboxes, and one of them again; asserts that
+    all ranks have the whole output, and the same bits.
+    """
     problem, lengths, configs, sms = (CASES | DEEP_CASES)[name]
     group = FakeGroup(len(lengths), mailbox_bytes_for(len(lengths), 64, 64))
     shards = shards_of(problem, lengths)
@@ -191,12 +194,19 @@ def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) 
     assert not any(failure.item() for failure in group.failures)
 
 
-def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
-    """Outputs are NaN, and the failure names the rank."""
-    problem, lengths, configs, sms = CASES["two"]
+@pytest.mark.parametrize("name", [*CASES, *(deep(name) for name in DEEP_CASES)])
+def test_all_ranks_have_the_whole_output_and_the_same_bits(cpu: Cpu, name: str) -> None:
+    share(cpu, name)
+
+
+def wait_in_vain(cpu: Cpu, case: str = "two") -> None:
+    """A launch of one rank alone; asserts that outputs are NaN, and the failure names the other."""
+    problem, lengths, configs, sms = CASES[case]
     group = FakeGroup(2, mailbox_bytes_for(2, 64, 64))
     shards = shards_of(problem, lengths)
-    launch_all(cpu, group, shards, configs, sms)
+    # So that the half that the lone launch uses holds partials.
+    for _ in range(2):
+        launch_all(cpu, group, shards, configs, sms)
     own = replace(shards[0], peers=group.peers(0))
     own.out.zero_()
     own.lse.zero_()
@@ -204,6 +214,30 @@ def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
     assert group.failures[0].item() == 2
     assert own.out.isnan().all()
     assert own.lse.isnan().all()
+
+
+def test_a_rank_that_does_not_come(cpu: Cpu) -> None:
+    wait_in_vain(cpu)
+
+
+#: What is replaced in peers.cuh, by what, and what notices.
+MUTATIONS: dict[str, tuple[str, str, Callable[[Cpu, str], None]]] = {
+    "epochs stay": ("(launch ^ shape(p)) | 1u << 31", "shape(p) | 1u << 31", wait_in_vain),
+    "another's place": (
+        "places.mailboxes[peer], places.rank)",
+        "places.mailboxes[peer], 0)",
+        share,
+    ),
+    "too many tickets": ("LAUNCH_TICKETS - (gridDim.x - 1)", "LAUNCH_TICKETS", share),
+    "the second unit alone": ("head[peer].w != places.epoch | ", "", share),
+}
+
+
+@pytest.mark.parametrize("name", [deep(name) for name in MUTATIONS])
+def test_a_line_that_is_wrong_is_noticed(tmp_path: Path, name: str) -> None:
+    old, new, attempt = MUTATIONS[name]
+    with pytest.raises(AssertionError):
+        attempt(Cpu(tmp_path, ("peers.cuh", old, new)), "two")
 
 
 def test_a_rank_with_another_batch_is_none_that_comes(cpu: Cpu) -> None:
