@@ -1,5 +1,5 @@
-"""One launch of each kind of build of `lean_cuda` on small problems, checked; a program for
-compute-sanitizer:
+"""One launch of each kind of build of `lean_cuda` on small problems, and of each kind of call,
+checked; a program for compute-sanitizer:
 
     compute-sanitizer --tool TOOL --kernel-regex kns=lean python
     tests/gpu_only/launch_every_build.py
@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import torch
 
+from leanbench.check.kind_cases import kind_problems
 from leanbench.check.reference import Reference
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
@@ -36,6 +37,8 @@ PROBLEMS = [
     AttentionProblem(2, 71, 1, 900, 64),
     AttentionProblem(1, 10, 2, 1000, 80),
 ]
+#: Of the problems of all kinds, which have some five for each.
+KIND_STEP = 4
 
 
 def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
@@ -56,24 +59,37 @@ def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
     yield fixed_runs
 
 
-def main() -> int:
-    launched = wrong = 0
+def builds() -> Iterator[tuple[AttentionProblem, KernelConfig]]:
+    """Plain problems with all of those settings, every kind and size with the heuristic's: on the
+    host and the device, contiguous and in pages in turn.
+    """
     for problem in PROBLEMS:
         for config in dict.fromkeys(settings(problem)):
-            inputs = make_inputs(problem, "cuda")
-            inputs.poison()
-            try:
-                launch = LEAN.prepare(inputs, config)
-            except UserError as error:
-                print(f"{problem.label}: not launched ({error})")
-                continue
-            launch()
-            torch.cuda.synchronize()
-            launched += 1
-            failure = Reference(inputs).check(inputs).failure(problem.dtype)
-            if failure:
-                wrong += 1
-                print(f"{problem.label}: {failure}, {config}")
+            yield problem, config
+    for problem in list(kind_problems())[::KIND_STEP]:
+        config = LEAN.default_config(problem, spec_of_device(0))
+        assert config is not None
+        yield problem, config
+
+
+def main() -> int:
+    launched = wrong = 0
+    for problem, config in builds():
+        inputs = make_inputs(problem, "cuda")
+        reference = Reference(inputs)
+        inputs.poison()
+        try:
+            launch = LEAN.prepare(inputs, config)
+        except UserError as error:
+            print(f"{problem.label}: not launched ({error})")
+            continue
+        launch()
+        torch.cuda.synchronize()
+        launched += 1
+        failure = reference.check(inputs).failure(problem.dtype)
+        if failure:
+            wrong += 1
+            print(f"{problem.label}: {failure}, {config}")
     print(f"{launched} launches, {wrong} wrong")
     return 1 if wrong else 0
 
