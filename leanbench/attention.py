@@ -81,7 +81,8 @@ def lean_attn_with_kvcache(
     What tensors on the device say cannot be checked without waiting for it. Lengths below 0 or past
     the cache count as the nearest ones that it has. Three things are the caller's: pages of
     `block_table` and rows of `cache_batch_idx` lie in the caches, `cu_seqlens_q` does not fall, and
-    `cache_leftpad` is between 0 and the length.
+    `cache_leftpad` is between 0 and the length. With LEANBENCH_CHECK_CALLS=1 in the environment
+    every call outside of a capture waits and is checked for all of these.
 
     A head_dim that is no multiple of 8, of 16 in fp8 caches, is padded, as by flash-attn, and
     tensors that start at or step by no multiple of 16 bytes are copied where no kernel reads them.

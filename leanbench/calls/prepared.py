@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from leanbench.calls import values
 from leanbench.calls.adapted import launch_adapted
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
@@ -96,9 +97,19 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
     return _attend(call, with_lse, stream, torch._C._cuda_isCurrentStreamCapturing())
 
 
+def _check(call: Call) -> None:
+    refuse_kinds(call)
+    call.check()
+    check_extras(call)
+    call.check_length()
+
+
 def _attend(
     call: Call, with_lse: bool, stream: int, capturing: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if values.CHECKS_VALUES and not capturing:
+        _check(call)
+        values.check_values(call)
     signature = _signature(call, with_lse, stream, capturing)
     prepared, length = _LAUNCHES.get(signature), call.length
     if prepared is None or (length is not None and length not in prepared.lengths):
@@ -203,10 +214,7 @@ def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
 
 def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     """Checks a call and launches it; its tensors, the outputs among them."""
-    refuse_kinds(call)
-    call.check()
-    check_extras(call)
-    call.check_length()
+    _check(call)
     device = call.q.device
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(

@@ -124,3 +124,19 @@ def test_a_launch_over_a_short_window_has_ctas_for_the_window(cpu: Cpu) -> None:
     launch = cpu.launch(inputs, CONFIG, 99, Workspace(1000))
     assert launch.grid == 2 * 256 // CONFIG.tile_tokens
     assert Reference(inputs).check(inputs).failure("fp16") is None
+
+
+@pytest.mark.parametrize("page", [10**8, -7])
+@pytest.mark.parametrize(("page_size", "copy"), [(1, "async"), (16, "bulk"), (48, "async")])
+def test_pages_past_a_sequences_end_are_not_followed(cpu, page, page_size, copy) -> None:
+    problem = AttentionProblem(
+        3, 4, 1, (300, 1, 77), 64, page_size=page_size, capacity=384, lengths_on="device"
+    )
+    inputs = poison_unused(make_inputs(problem, "cpu", 1))
+    reference = Reference(inputs)
+    assert inputs.block_table is not None
+    for row, tokens in zip(inputs.block_table, problem.contexts, strict=True):
+        row[-(-tokens // page_size) :] = page
+    inputs.poison()
+    cpu.launch(inputs, replace(CONFIG, copy=copy), 5, Workspace(1000))
+    assert reference.check(inputs).failure("fp16") is None
