@@ -21,7 +21,11 @@ def int32(*numbers: Any) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-TABLE: dict[str, Any] = {"k_cache": CACHE, "v_cache": CACHE, "block_table": int32([3, 1, 9], [0, -1, 9])}
+TABLE: dict[str, Any] = {
+    "k_cache": CACHE,
+    "v_cache": CACHE,
+    "block_table": int32([3, 1, 9], [0, -1, 9]),
+}
 NEW = torch.randn(2, 3, 2, 64).half()
 APPEND: dict[str, Any] = {"k": NEW, "v": NEW}
 PACKED = {"q": torch.randn(5, 4, 64).half(), "max_seqlen_q": 4}
