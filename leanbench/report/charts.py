@@ -45,7 +45,7 @@ class Chart:
     #: Every problem of the run against `kv_bytes`, whatever is selected.
     all_problems: bool = False
     #: Columns that add up to `y`, from the lowest sum to `y` itself, each with the name of what it
-    #: adds: filled below the line of the baseline.
+    #: adds: filled below the line of the baseline, which is the only one.
     stack: tuple[tuple[str, str], ...] = ()
 
 
@@ -53,14 +53,14 @@ CHARTS = (
     Chart(
         key="token_time",
         title="Where the time of a token goes",
-        note="time of a step of a whole model; filled, for the baseline: its matrix products, what"
-        " else a step without attention takes, and what attention adds",
+        note="a step of a whole model with the baseline: the matrix products of a step without"
+        " attention, all else in it, and what attention adds",
         y="latency_us",
         y_title="time per output token (µs)",
         y_scale="linear",
         stack=(
             ("gemm_us", "GEMMs"),
-            ("no_attention_us", "norms, rotary embedding, gaps"),
+            ("no_attention_us", "all else"),
             ("latency_us", "attention"),
         ),
     ),

@@ -131,7 +131,7 @@
     // Over a single x, lines are dots above one another: bars side by side read better.
     const asBars = xs.length === 1 && (!chart.all_problems || new Set(series.map((row) => row.problem)).size === 1);
     // What comes last lies on top: the baseline, the first of the kernels.
-    const kernels = [...page.kernels].reverse();
+    const kernels = page.kernels.filter((kernel) => !chart.stack.length || kernel.name === page.baseline).reverse();
     const lines = kernels.map((kernel) => kernelLine(kernel, chart, series, x, asBars));
     if (chart.dotted) lines.unshift(...kernels.map((kernel) => dottedLine(kernel, chart, series, x, asBars)));
     if (chart.floor) lines.unshift(floorLine(chart, series, x, asBars));
