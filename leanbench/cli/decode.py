@@ -78,7 +78,14 @@ def decode(
     energy: Annotated[
         bool, typer.Option("--energy", help="Also energy per token, over seconds back to back.")
     ] = False,
-    prefill: Annotated[bool, typer.Option("--prefill", help="Also time to first token.")] = False,
+    prefill: Annotated[
+        str | None,
+        typer.Option(
+            "--prefill",
+            metavar="N",
+            help="Also time to first token, for contexts up to N tokens: 8k.",
+        ),
+    ] = None,
     window: Annotated[
         str, typer.Option("--window", metavar="TIME", help="Length of the --energy window.")
     ] = "3s",

@@ -22,14 +22,14 @@ def measure_flags(
     ci: str,
     min_samples: int,
     max_samples: int,
-    prefill: bool = False,
+    prefill: str | None = None,
 ) -> dict[str, Any]:
     """The fields of MeasureOptions that flags set.
 
     Raises:
         UserError: a value outside its limits.
     """
-    from leanbench.core.syntax import choose, parse_percent, parse_seconds
+    from leanbench.core.syntax import choose, parse_number, parse_percent, parse_seconds
     from leanbench.measure.timing import Effort
 
     relative_ci = parse_percent("--ci", ci, most=50, above_zero=True)
@@ -49,9 +49,10 @@ def measure_flags(
         "energy": energy,
         "occupancy": occupancy,
         "counters": counters,
-        "prefill": prefill,
     }
     flags |= {name: True for name, value in requested.items() if value}
+    if prefill is not None:
+        flags["prefill"] = parse_number("--prefill", prefill, "a number of tokens such as 8k")
     if cache is not None:
         flags["cache"] = choose("cache", cache, ["cold", "warm"])
     return flags

@@ -22,7 +22,7 @@ def prefill_fields(instruments: Instruments, step: DecodeStep) -> tuple[Outcome,
     """
     import torch
 
-    if not instruments.options.prefill:
+    if step.problem.max_context > instruments.options.prefill:
         return Outcome(), []
     if step.problem.is_ragged or set(step.cache.lengths) != {None}:
         return Outcome(), [

@@ -26,8 +26,8 @@ class MeasureOptions:
     occupancy: bool = False
     #: Hardware counters from Nsight Compute, in a pass of their own.
     counters: bool = False
-    #: Time to first token, of whole models.
-    prefill: bool = False
+    #: Time to first token of whole models, for contexts up to so many tokens; 0: for none.
+    prefill: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; `from_dict` reads it back. What came after the others is left out where

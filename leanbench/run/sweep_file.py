@@ -139,7 +139,7 @@ class SweepFile(_Axes):
     energy: bool = False
     occupancy: bool = False
     counters: bool = False
-    prefill: bool = False
+    prefill: int = Field(0, ge=0)
     grid: list[GridTable] = Field([])
     draw: DrawTable | None = None
 

@@ -174,7 +174,7 @@ def test_the_time_of_a_prompt_is_asked_for(world, tmp_path):
     problem = problem_of(written(tmp_path, "gpt-oss"), 37)
     step = DecodeStep(problem, "cpu")
     assert prefill_fields(world.instruments(), step) == (Outcome(), [])
-    _, (warning,) = prefill_fields(world.instruments(prefill=True), step)
+    _, (warning,) = prefill_fields(world.instruments(prefill=37), step)
     assert "where prompts are equally long and every layer sees all of them" in warning
 
 
