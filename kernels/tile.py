@@ -84,13 +84,15 @@ def lean_tiles(
     NUM_STAGES: tl.constexpr,
     WINDOW_LEFT: tl.constexpr = -1,  # tokens before its own that a row sees; -1: all
     SOFTCAP: tl.constexpr = 0.0,  # 0: none
+    UNIFIED: tl.constexpr = False,  # exponentials of the scores themselves, never re-scaled
 ):
     """Online softmax over LeanTiles `[first, last)` of one output tile; returns the partial (acc,
     m, l).
 
     The loop of FlashAttention-2 (Dao 2023, Algorithm 1), whose re-scaling LeanAttention (section
     III) takes as its associative reduction. A row of query position i sees the tokens up to context
-    - Q_LEN + i.
+    - Q_LEN + i. With UNIFIED, FlashDecoding++'s loop: acc and l are of a maximum of 0, and m is the
+    largest score.
     """
     tokens = tl.arange(0, TILE_TOKENS)
     columns = tl.arange(0, HEAD_DIM_PADDED)
@@ -114,8 +116,13 @@ def lean_tiles(
         seen = context + rows * 0
 
     acc = tl.zeros((TILE_ROWS, HEAD_DIM_PADDED), tl.float32)
-    m = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
-    l = tl.zeros((TILE_ROWS,), tl.float32)  # noqa: E741 (the papers' name)
+    if UNIFIED:
+        # No step waits for a sum or a maximum over its tokens.
+        m = tl.full((TILE_ROWS, TILE_TOKENS), float("-inf"), tl.float32)
+        l = tl.zeros((TILE_ROWS, TILE_TOKENS), tl.float32)  # noqa: E741
+    else:
+        m = tl.full((TILE_ROWS,), float("-inf"), tl.float32)
+        l = tl.zeros((TILE_ROWS,), tl.float32)  # noqa: E741 (the papers' name)
     for tile in tl.range(first, last, num_stages=NUM_STAGES):
         start = tile * TILE_TOKENS
         valid = start + tokens < context
@@ -157,16 +164,25 @@ def lean_tiles(
         if WINDOW_LEFT >= 0:
             in_window = (start + tokens)[None, :] >= (seen - 1 - WINDOW_LEFT)[:, None]
             scores = tl.where(in_window, scores, float("-inf"))
-        m_new = tl.maximum(m, tl.max(scores, 1))
-        # A row that sees nothing has no finite score: without this its -inf - -inf would be NaN.
-        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
-        p = tl.exp2(scores - m_finite[:, None])
-        rescale = tl.exp2(m - m_finite)
-        l = l * rescale + tl.sum(p, 1)  # noqa: E741
-        acc = acc * rescale[:, None]
+        if UNIFIED:
+            p = tl.exp2(scores)
+            l += p  # noqa: E741
+            m = tl.maximum(m, scores)
+        else:
+            m_new = tl.maximum(m, tl.max(scores, 1))
+            # A row that sees nothing has no finite score: without this its -inf - -inf would be
+            # NaN.
+            m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(scores - m_finite[:, None])
+            rescale = tl.exp2(m - m_finite)
+            l = l * rescale + tl.sum(p, 1)  # noqa: E741
+            acc = acc * rescale[:, None]
+            m = m_new
         v_block = tl.load(v_tile + v_offsets, mask=v_mask, other=0.0)
         acc = _dot(p.to(v_block.dtype), v_block, acc)
-        m = m_new
+    if UNIFIED:
+        m = tl.max(m, 1)
+        l = tl.sum(l, 1)  # noqa: E741
     return acc, m, l
 
 

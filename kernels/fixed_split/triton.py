@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 
+#: Largest score of a row, in units of log2, with which a unified maximum of 0 loses nothing: 2^15 is
+#: the last power of two below fp16's largest number, and weights of 2^-16 of the largest one are
+#: still told apart at 2^-24, fp16's smallest.
+LEAST_UNIFIED = tl.constexpr(-8.0)
+MOST_UNIFIED = tl.constexpr(15.0)
+
+
 @triton.jit(do_not_specialize=["stride_table", "kv_heads", "row_tiles", "context", "splits"])
 def split_kernel(
     q,  # (batch, Q_LEN, q_heads, D) through q_strides
@@ -70,6 +77,7 @@ def split_kernel(
     RAGGED: tl.constexpr,
     WINDOW_LEFT: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    UNIFIED: tl.constexpr,  # see lean_tiles
     MAX_EVENTS: tl.constexpr = 0,
     events=None,  # see leanbench.kernels.events
 ):
@@ -123,7 +131,39 @@ def split_kernel(
             NUM_STAGES,
             WINDOW_LEFT,
             SOFTCAP,
+            UNIFIED,
         )
+        if UNIFIED:
+            unseen = m == float("-inf")
+            largest = tl.where(valid_rows & ~unseen, m, 0.0)
+            m = tl.where(unseen, m, 0.0)
+            if (tl.max(largest, 0) > MOST_UNIFIED) | (tl.min(largest, 0) < LEAST_UNIFIED):
+                acc, m, l = lean_tiles(  # noqa: E741
+                    q_rows,
+                    k,
+                    v,
+                    block_table,
+                    stride_table,
+                    sequence,
+                    kv_head,
+                    k_strides,
+                    v_strides,
+                    rows,
+                    first,
+                    last,
+                    tokens,
+                    qk_scale,
+                    GROUP_SIZE,
+                    Q_LEN,
+                    PAGE_SIZE,
+                    TILE_ROWS,
+                    TILE_TOKENS,
+                    HEAD_DIM,
+                    HEAD_DIM_PADDED,
+                    NUM_STAGES,
+                    WINDOW_LEFT,
+                    SOFTCAP,
+                )
         store_partial(acc, m, l, partials, slot, None, ROW_COUNT, local_rows, valid_rows, HEAD_DIM)
         recorded = record_event(events, recorded, TILES, output_tile, MAX_EVENTS)
     end_events(events, recorded, MAX_EVENTS)
@@ -216,6 +256,17 @@ def launches(inputs: AttentionInputs, config: FixedSplitConfig) -> tuple[TritonL
     """
     if config.splits == 1:
         return fa2_launches(inputs, config)
+    return split_launches(inputs, config)
+
+
+def split_launches(
+    inputs: AttentionInputs, config: FixedSplitConfig, unified: bool = False
+) -> tuple[TritonLaunch, ...]:
+    """The launches of `split_kernel` and `merge_kernel`, whatever the number of splits.
+
+    Args:
+        unified: by FlashDecoding++'s softmax.
+    """
     shape = LaunchShape.of(inputs)
     slots = shape.output_tiles * config.splits
     partials = _partials(
@@ -252,6 +303,7 @@ def launches(inputs: AttentionInputs, config: FixedSplitConfig) -> tuple[TritonL
         **shared,
         "PAGE_SIZE": inputs.page_size or 0,
         "SOFTCAP": inputs.softcap,
+        "UNIFIED": unified,
         "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps,
     }

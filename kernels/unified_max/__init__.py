@@ -1,0 +1,36 @@
+"""FlashDecoding++'s softmax (Hong et al., 2023, arXiv 2311.01282, section 3): one maximum for all
+parts of all rows, so that no part waits for its own; a part whose scores leave the range in which
+that is exact is computed again as FlashDecoding does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leanbench.kernels.fixed_split import FixedSplit
+from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.launch import TritonLaunch
+
+if TYPE_CHECKING:
+    from leanbench.core.inputs import AttentionInputs
+
+
+class UnifiedMax(FixedSplit):
+    """For contrast with `fixed_split`, whose splits, launches and merge it has."""
+
+    name = "unified_max"
+    title = (
+        "FlashDecoding++'s softmax in fixed_split: a unified maximum, parts out of its range"
+        " computed again (Triton)"
+    )
+    source = "Hong et al. 2023, arXiv 2311.01282; this project's Triton kernel"
+
+    def launches(
+        self, inputs: AttentionInputs, config: FixedSplitConfig
+    ) -> tuple[TritonLaunch, ...]:
+        from leanbench.kernels.fixed_split.triton import split_launches
+
+        return split_launches(inputs, config, unified=True)
+
+
+KERNELS = (UnifiedMax(),)
