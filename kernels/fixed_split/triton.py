@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 
-#: Largest score of a row, in units of log2, with which a unified maximum of 0 loses nothing: 2^15 is
-#: the last power of two below fp16's largest number, and weights of 2^-16 of the largest one are
-#: still told apart at 2^-24, fp16's smallest.
+#: A row's largest score, in units of log2, with which a unified maximum of 0 loses nothing: 2^15 is
+#: the last power of two below fp16's largest number, and beside a largest weight of 2^-8 those of
+#: 2^-16 of it are still told apart at 2^-24, fp16's smallest.
 LEAST_UNIFIED = tl.constexpr(-8.0)
 MOST_UNIFIED = tl.constexpr(15.0)
 
