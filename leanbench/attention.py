@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator as operators
 from typing import Any
 
 import torch
@@ -13,15 +12,12 @@ from leanbench.calls.call import Call, whole_number
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
+from leanbench.calls.window import NO_WINDOW, window_of
 from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LeanConfig
 
-#: Arguments of FlashAttention-3's interface that this version does not have, and the value that
-#: asks for nothing.
-_UNSUPPORTED: dict[str, Any] = {"qv": None}
-#: Those that change how it is computed and not what: taken and ignored.
+#: Arguments of FlashAttention-3 that change how it is computed and not what: taken and ignored.
 _HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")
-_NO_WINDOW = (-1, -1)
 
 
 def lean_attn_with_kvcache(
@@ -38,7 +34,7 @@ def lean_attn_with_kvcache(
     block_table: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = _NO_WINDOW,
+    window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0,
     rotary_interleaved: bool = True,
     alibi_slopes: torch.Tensor | None = None,
@@ -164,8 +160,8 @@ def lean_attn_with_kvcache(
             heuristic for these sizes, or else the heuristic's, as for several query tokens and
             pages; with a `cache_seqlens` tensor, the heuristic's for any length up to the
             cache's capacity. See leanbench.configs.lookup.
-        **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored;
-            other arguments of FlashAttention-3 as long as they ask for nothing.
+        **flash_attn_arguments: `scheduler_metadata`, `pack_gqa` and `sm_margin`, which are ignored,
+            and `qv` as long as it is None.
 
     Returns:
         (batch, q_len, q_heads, head_dim of V) like `q`, bf16 where that is fp8, and the LSE if
@@ -209,7 +205,7 @@ def lean_attn_with_kvcache(
         or max_seqlen_q is not None
         or sinks is not None
         or learnable_sink is not None
-        or (window_size is not _NO_WINDOW and window_size != _NO_WINDOW)
+        or (window_size is not NO_WINDOW and window_size != NO_WINDOW)
         or attention_chunk
         or softcap
     ):
@@ -232,7 +228,7 @@ def lean_attn_with_kvcache(
             None if k is None else cu_seqlens_k_new,
             None if rotary_cos is None else rotary_seqlens,
             max_seqlen_q,
-            *_window(window_size, causal, q, max_seqlen_q, k_cache, block_table),
+            *window_of(window_size, causal, q, max_seqlen_q, k_cache, block_table),
             attention_chunk,
             float(softcap) if softcap else 0,
             rotary_interleaved if rotary_cos is not None else False,
@@ -282,39 +278,6 @@ def _is_fp8(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _window(
-    window_size: Any,
-    causal: bool,
-    q: torch.Tensor,
-    max_seqlen_q: int | None,
-    k_cache: torch.Tensor,
-    block_table: torch.Tensor | None,
-) -> tuple[int, int]:
-    """(left, right), -1 for no limit, as a side is that is as wide as the cache, or none besides
-    the causal one.
-    """
-    if window_size is _NO_WINDOW:
-        return _NO_WINDOW
-    try:
-        # What a tracer holds stays a symbol.
-        left, right = [
-            side if isinstance(side, int | torch.SymInt) else operators.index(side)
-            for side in window_size
-        ]
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"window_size is {window_size!r}: expected (left, right), two whole numbers, -1 for no"
-            " limit"
-        ) from None
-    q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
-    capacity = k_cache.shape[1] if k_cache.dim() == 4 else 0
-    if block_table is not None and block_table.dim() == 2:
-        capacity *= block_table.shape[1]
-    left = left if 0 <= left < capacity else -1
-    right = -1 if causal or q_len == 1 or not 0 <= right < capacity else right
-    return left, right  # pyright: ignore[reportReturnType]
-
-
 def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
     """Whether a compiler, a transform, a mode or a subclass of tensors is to see an operator."""
     return (
@@ -347,15 +310,10 @@ def _refuse_derivatives(call: Call) -> None:
 
 def _refuse_unsupported(flash_attn_arguments: dict[str, Any]) -> None:
     for name, value in flash_attn_arguments.items():
-        if name in _HINTS:
-            continue
-        if name not in _UNSUPPORTED:
+        if name not in (*_HINTS, "qv"):
             raise TypeError(f"lean_attn_with_kvcache has no argument {name!r}")
-        nothing = _UNSUPPORTED[name]
-        if value is nothing or (not isinstance(value, torch.Tensor) and value == nothing):
-            continue
-        argument = f"a {name} tensor" if isinstance(value, torch.Tensor) else f"{name}={value!r}"
-        raise NotImplementedError(
-            f"lean_attn_with_kvcache does not support {argument} yet: leave it at its default,"
-            f" {nothing}"
-        )
+        if name == "qv" and value is not None:
+            raise NotImplementedError(
+                "lean_attn_with_kvcache does not support qv yet: leave it at its default, None, or"
+                " pass the latent cache whole to lean_mla_with_kvcache"
+            )

@@ -207,7 +207,11 @@ REFUSED_BY_NAME: dict[str, tuple[dict[str, Any], str]] = {
         "causal=False with 2 query tokens per sequence yet: pass causal=True",
     ),
     "softcap": ({"softcap": 30.0}, "softcap=30.0 yet: leave it at its default, 0.0"),
-    "qv": ({"qv": TABLE}, f"a qv tensor yet: {NONE}"),
+    "qv": (
+        {"qv": TABLE},
+        "qv yet: leave it at its default, None, or pass the latent cache whole to"
+        " lean_mla_with_kvcache",
+    ),
     "attention_chunk": (
         {"attention_chunk": 64},
         "attention_chunk=64 yet: leave it at its default, 0",
