@@ -69,6 +69,8 @@ SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
 WINDOWS = on_device(
     (700, 1, 300, 64), "8/2", 64, 768, q_len=2, window_left=130, sinks=True, softcap=2.0
 )
+#: A sequence that begins a chunk with its last query token, one of a token less than query tokens.
+CHUNKED = on_device((301, 1, 640), "4/1", 64, 768, q_len=2, causal=False, attention_chunk=100)
 #: Windows that start within a page, behind padding.
 PAGED_WINDOWS = replace(
     PAGED,
@@ -151,6 +153,7 @@ CASES = {
         ((ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)),
     ),
     "windows": Case(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False), ((WINDOWS, 7), (WINDOWS, 1))),
+    "attention chunks": Case(cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False), ((CHUNKED, 7),)),
     "paged windows in clusters": Case(
         cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False), ((PAGED_WINDOWS, 8), (PAGED_WINDOWS, 2))
     ),
@@ -486,6 +489,9 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("windows", ("lean.cu", "    if (SINKS && threadIdx.x < ROWS)", "    if (false)")),
     ("windows", ("reduce.cuh", "tile.row_offset + threadIdx.x) % GROUP_SIZE", "0)")),
     ("windows", ("partials.cuh", "l = l * scale + ex2", "l = l + ex2")),
+    ("attention chunks", ("attend.cuh", "max(first, chunk)", "first")),
+    ("attention chunks", ("attend.cuh", "end = min(end, chunk + p.attention_chunk)", "")),
+    ("attention chunks", ("schedule.cuh", "place < 0 ? -1", "place < 0 ? 0")),
     ("paged windows in clusters", ("attend.cuh", "part.first_seen(p, 0) - token", "0")),
     ("paged windows in clusters", ("attend.cuh", "WINDOW_RIGHT * p.window_right", "0")),
     ("paged windows in clusters", ("attend.cuh", "max(part.leftpad, own", "max(0, own")),
