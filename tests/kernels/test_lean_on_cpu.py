@@ -490,7 +490,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("windows", ("reduce.cuh", "tile.row_offset + threadIdx.x) % GROUP_SIZE", "0)")),
     ("windows", ("partials.cuh", "l = l * scale + ex2", "l = l + ex2")),
     ("attention chunks", ("attend.cuh", "max(first, chunk)", "first")),
-    ("attention chunks", ("attend.cuh", "end = min(end, chunk + p.attention_chunk)", "")),
+    ("attention chunks", ("attend.cuh", "min(end, chunk + p.attention_chunk)", "end")),
     ("attention chunks", ("schedule.cuh", "place < 0 ? -1", "place < 0 ? 0")),
     ("paged windows in clusters", ("attend.cuh", "part.first_seen(p, 0) - token", "0")),
     ("paged windows in clusters", ("attend.cuh", "WINDOW_RIGHT * p.window_right", "0")),
