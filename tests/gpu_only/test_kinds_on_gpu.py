@@ -147,3 +147,39 @@ def test_streams_run_at_the_same_time(kind):
         assert reference.check(replace(inputs, out=out, lse=lse)).failure(dtype) is None
         assert all(torch.equal(out, later) for later, _ in own)
         assert all(torch.equal(lse, later) for _, later in own)
+
+
+def test_bits_of_packed_queries_do_not_depend_on_the_other_sequences():
+    """Batch-invariant calls of the same `max_seqlen_q`."""
+    problem = AttentionProblem(4, 8, 2, (3000, 90, 2048, 700), 128, q_lens=(5, 1, 3, 5))
+    inputs = make_inputs(problem, "cuda")
+    starts = inputs.read_query_starts()
+
+    def rows_of(sequences: list[int]) -> AttentionInputs:
+        q = [inputs.q[starts[own] : starts[own + 1]] for own in sequences]
+        ends = torch.tensor([len(own) for own in q]).cumsum(0)
+        assert inputs.cache_seqlens is not None
+        return replace(
+            inputs,
+            q=torch.cat(q),
+            k_cache=inputs.k_cache[sequences],
+            v_cache=inputs.v_cache[sequences],
+            cache_seqlens=inputs.cache_seqlens[sequences],
+            cu_seqlens_q=torch.tensor([0, *ends.tolist()], dtype=torch.int32, device="cuda"),
+            out=inputs.out[: int(ends[-1])],
+            lse=inputs.lse[:, : int(ends[-1])],
+        )
+
+    def call(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        return called(inputs, config=None, batch_invariant=True)
+
+    assert_right(inputs, call)
+    whole, _ = call(inputs)
+    for sequences in ([0], [3, 1], [2, 0, 1]):
+        some, at = rows_of(sequences), 0
+        out, _ = call(some)
+        for own in sequences:
+            count = starts[own + 1] - starts[own]
+            expected = whole[starts[own] : starts[own + 1]]
+            assert torch.equal(out[at : at + count], expected)
+            at += count
