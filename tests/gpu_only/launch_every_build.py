@@ -4,13 +4,16 @@ checked; a program for compute-sanitizer:
     compute-sanitizer --tool TOOL --kernel-regex kns=lean python
     tests/gpu_only/launch_every_build.py
 
-TOOL is memcheck (with --report-api-errors no), racecheck or synccheck.
+TOOL is memcheck (with --report-api-errors no), racecheck or synccheck. Compiling takes longest:
+`python tests/gpu_only/launch_every_build.py --compile` does nothing else, on all cores.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -72,6 +75,21 @@ def builds() -> Iterator[tuple[AttentionProblem, KernelConfig]]:
         yield problem, config
 
 
+def compile_one(problem: AttentionProblem, config: KernelConfig) -> None:
+    """Into the folder of compiled kernels."""
+    try:
+        LEAN.compile(problem, config, (9, 0))
+    except UserError as error:
+        print(f"{problem.label}: not compiled ({error})")
+
+
+def compile_all() -> int:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(mp_context=context) as pool:
+        list(pool.map(compile_one, *zip(*builds(), strict=True)))
+    return 0
+
+
 def main() -> int:
     launched = wrong = 0
     for problem, config in builds():
@@ -95,4 +113,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compile_all() if "--compile" in sys.argv else main())

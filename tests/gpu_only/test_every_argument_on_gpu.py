@@ -12,12 +12,14 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import pytest
+import torch
 from argument_calls import draw_call, run_call
 from argument_grid import COMPILED, Row, calls_of, pairwise_rows
 from argument_reference import Errors, errors
 
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.core.errors import UserError
+from leanbench.records.environment import kernels_hash
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600, method="thread")]
 
@@ -57,6 +59,7 @@ def test_every_argument_beside_every_other(seed):
     context = multiprocessing.get_context("spawn")
     counts: Counter[str] = Counter()
     sentences: Counter[str] = Counter()
+    print(f"{torch.cuda.get_device_name()}, kernels {kernels_hash()}", flush=True)
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         # Distinct numbers for each row: its calls draw from them.
         jobs = [pool.submit(run_row, row, seed * len(rows) + at) for at, row in enumerate(rows)]
