@@ -92,6 +92,11 @@ def trace(
     from leanbench.run.cells import CONFIG_CHOICES
 
     parsed = parse_problem(problem)
+    if parsed.gpus.gpus > 1:
+        raise UserError(
+            f"a timeline is of one GPU, this problem is for {parsed.parallel}: trace what one of"
+            f" them has, {parsed.shard(0).label}"
+        )
     traced = [kernel(name) for name in parse_names("kernels", kernels)]
     choose_word("configs", configs, CONFIG_CHOICES)
     formats = parse_names("format", format_)

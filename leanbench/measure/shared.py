@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 FLOOR, SHARD = "read floor", "shard"
 #: Of the tensors that are drawn: all ranks of a group have the first one's.
 _SAME = ("q", "sinks")
+#: Options of what is measured on one GPU alone.
+_OF_ONE_GPU = ("sustained", "energy", "occupancy", "counters")
 #: Samples of launches after barriers.
 _BARRIER_SAMPLES = 7
 
@@ -229,6 +231,11 @@ def _fields(
     """The figures of a kernel, and its status."""
     timing, floor_us = timings[own.kernel.name], timings[FLOOR].median_us
     kv_bytes, options = problem.kv_bytes, instruments.options
+    asked = [name for name in _OF_ONE_GPU if getattr(options, name)]
+    if asked:
+        own.outcome |= Outcome(
+            warnings=[f"{', '.join(asked)}: not measured where GPUs share a problem"]
+        )
     alarm = impossible(timing.median_us, floor_us, kv_bytes, instruments.spec, options.cache)
     noisy = noise(timing, options.effort)
     fields = timing_outcome(timing, kv_bytes, floor_us) | Outcome(

@@ -134,6 +134,7 @@ def test_with_a_gpu_it_measures(monkeypatch):
         (["h8", "d64"], "the problem has no n (context): write for example h32/8 n4096 d128"),
         (["h8", "n4k", "d64", "--require-gpu"], "--require-gpu"),
         (["h8", "n4k", "d64", "--out", "file/x"], "cannot write file/x"),
+        (["h8", "n4k", "d64", "cp:2"], "trace what one of them has, b1 h8 n2048 d64 fp16 HND"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, words: list[str], sentence: str):
