@@ -127,7 +127,7 @@ def check_one(group: ContextGroup, draw: random.Random) -> None:
     expected, expected_lse = reference(arguments, tokens)
     out, lse = lean_attn_with_kvcache(**arguments, group=group, return_softmax_lse=True)
     group.check()
-    bits = gathered(out.view(torch.int16))
+    bits = gathered(out.view(torch.int32))
     assert (bits == bits[0]).all(), "ranks have different bits"
     error = (out.double() - expected).flatten(1).norm(dim=1)
     norm = expected.flatten(1).norm(dim=1)
@@ -185,7 +185,7 @@ def chain(group: ContextGroup, seconds: float, seed: int) -> str:
         group.check()
     assert int(wrong) == 0, f"{int(wrong)} replays had other bits"
     assert first is not None
-    bits = gathered(first.view(torch.int16))
+    bits = gathered(first.view(torch.int32))
     assert (bits == bits[0]).all(), "ranks have different bits"
     return f"{count} steps"
 
