@@ -31,7 +31,6 @@ _OBJECT = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
 #: What the shared object's functions take where a call has nothing to say; arguments of optional
 #: types take None.
 _NEUTRAL = {
-    "max_seqlen_k_new": 0,
     "is_rotary_interleaved": True,
     "sm_margin": 0,
     "cp_world_size": 1,
