@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from leanbench.kernels.libraries.flash_infer import (
 )
 from leanbench.kernels.libraries.library import current_stream, lengths
 
-from leanbench.core.config import KernelConfig
+from leanbench.core.config import KernelConfig, switch
+from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import FP8
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
@@ -29,16 +31,29 @@ _SCRATCH_BYTES = 256 << 20
 _COUNTERS = 2 << 20
 
 
+@dataclass(frozen=True)
+class XqaConfig(KernelConfig):
+    """What a caller of XQA may choose."""
+
+    #: Whether a launch begins while the one before it ends (programmatic dependent launch).
+    enable_pdl: bool = switch()
+
+
 class FlashInferXqa(FlashInferKernel):
     """With an fp8 cache it multiplies in fp8: Q and the softmax weights are rounded to it."""
 
     name = "flashinfer_xqa"
-    title = "XQA, TensorRT-LLM's decode kernel in FlashInfer"
+    title = (
+        "XQA, TensorRT-LLM's decode kernel in FlashInfer, with programmatic dependent launch or"
+        " without, whichever is faster in a cell"
+    )
     decomposition = "fixed_split"
     source = "NVIDIA TensorRT-LLM; flashinfer-python"
     #: It writes none.
     lse_base = None
     page_sizes = _PAGE_SIZES
+    config_types = (XqaConfig,)
+    config_choice = "best"
     axes = FlashInferKernel.axes | {
         *("page_size", "lengths", "lengths_on"),
         *("window_left", "sinks", "kv_dtype", "scaled"),
@@ -61,7 +76,13 @@ class FlashInferXqa(FlashInferKernel):
     def precision(self, problem: AttentionProblem) -> str:
         return problem.dtype if problem.kv_dtype == SAME else FP8
 
-    def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> partial[Any]:
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> XqaConfig:
+        return XqaConfig(enable_pdl=True)
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[XqaConfig]:
+        return [XqaConfig(enable_pdl=True), XqaConfig(enable_pdl=False)]
+
+    def launch(self, inputs: AttentionInputs, config: XqaConfig) -> partial[Any]:
         import torch
         from flashinfer import xqa
 
@@ -90,6 +111,7 @@ class FlashInferXqa(FlashInferKernel):
             q_scale=inputs.softmax_scale * inputs.head_dim**0.5,
             # Its window has the query token itself.
             sliding_win_size=inputs.window_left + 1,
+            enable_pdl=config.enable_pdl,
         )
 
 

@@ -68,17 +68,21 @@ def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Tim
 
 def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
     """Values that change when the inputs do: Q, the lengths and the block table themselves, and
-    sums of blocks of K and V.
+    sums of blocks of K and V, but where the call itself appends to them.
     """
     import torch
 
-    words = inputs.k_cache.numel() // 2
     sms = torch.cuda.get_device_properties(inputs.q.device).multi_processor_count
-    places = _words(inputs.k_cache), _words(inputs.k_cache if inputs.latent else inputs.v_cache)
-    sums, launch = _read(places, words, 8192, 8, 2 * sms)
-    launch()
+    sums = []
+    caches = (inputs.k_cache,) if inputs.latent else (inputs.k_cache, inputs.v_cache)
+    for cache in () if inputs.new_tokens else caches:
+        words = _words(cache)
+        half = words.numel() // 2
+        of_cache, launch = _read((words[:half], words[half:]), half, 8192, 8, 2 * sms)
+        launch()
+        sums.append(of_cache)
     whole = (inputs.q, inputs.cache_seqlens, inputs.block_table)
-    return [sums, *(tensor.clone() for tensor in whole if tensor is not None)]
+    return [*sums, *(tensor.clone() for tensor in whole if tensor is not None)]
 
 
 def _launches(buffers: Sequence[AttentionInputs], kv_bytes: int, variant: Variant) -> Launches:

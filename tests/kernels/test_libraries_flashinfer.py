@@ -15,6 +15,7 @@ import pytest
 import torch
 from leanbench.kernels.libraries import flash_infer, flash_infer_xqa, library
 from leanbench.kernels.libraries.flash_infer_best import FlashInferMode
+from leanbench.kernels.libraries.flash_infer_xqa import XqaConfig
 from library_stand_ins import (
     CAPACITY,
     FP8,
@@ -430,13 +431,23 @@ OF_XQA = [UNIFORM[1], UNIFORM[2], *PAGED, CAPACITY[1], CAPACITY[2], *SINKS, *FP8
 @pytest.mark.parametrize("problem", [*OF_XQA, WINDOWS[0], WINDOWS[2]], ids=label)
 def test_xqa_reads_pages_in_place(problem, xqa):
     assert kernel("flashinfer_xqa").unsupported_reason(problem) is None
-    inputs, launch = checked("flashinfer_xqa", problem)
+    config = XqaConfig(enable_pdl=problem.batch > 1)
+    inputs, launch = checked("flashinfer_xqa", problem, config)
     assert launch.args[0] is inputs.q
     caches = [tensor.data_ptr() for tensor in (inputs.k_cache, inputs.v_cache)]
     assert [tensor.data_ptr() for tensor in launch.args[1:3]] == caches
     call = xqa.calls[-1]
     assert call["page_size"] == (problem.page_size or math.gcd(problem.cache_capacity, 64))
     assert call["q_scale"] == pytest.approx(1)
+    assert call["enable_pdl"] == (problem.batch > 1)
+
+
+def test_xqa_is_tried_with_programmatic_dependent_launch_and_without():
+    own = kernel("flashinfer_xqa")
+    candidates = own.candidate_configs(UNIFORM[1], find("h200"))
+    assert candidates == [XqaConfig(enable_pdl=True), XqaConfig(enable_pdl=False)]
+    assert own.default_config(UNIFORM[1], find("h200")) == candidates[0]
+    assert own.config_choice == "best"
 
 
 @pytest.mark.usefixtures("xqa")

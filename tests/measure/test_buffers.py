@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from pretended_gpu import COLD_BYTES, H200, PROBLEM, PretendedGpu, pretend
 
 from leanbench.core.errors import OutOfMemory
-from leanbench.core.inputs import make_windows, windows_in_cache
+from leanbench.core.inputs import make_inputs, make_windows, windows_in_cache
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.measure import buffers as module
+from leanbench.measure import read_floor
 from leanbench.measure.buffers import (
     cold_bytes,
     cold_copies,
@@ -20,7 +23,7 @@ from leanbench.measure.buffers import (
     refuse_shortage,
     rotating_inputs,
 )
-from leanbench.measure.read_floor import read_places
+from leanbench.measure.read_floor import fingerprint, read_places
 
 DEVICE = torch.device("cuda", 0)
 LARGE = AttentionProblem(4, 32, 32, 1_000_000, 64)
@@ -123,3 +126,47 @@ def test_freed_memory_is_waited_for_until_the_driver_has_cleared_it(gpu, monkeyp
     assert slept_s == [pytest.approx(48e9 / 0.336e12)]
     free_memory(H200)
     assert slept_s[1] == 0
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        {"kv_dtype": "e4m3"},
+        {"v_head_dim": 32},
+        {"latent": True, "v_head_dim": 48},
+        # They are to change.
+        {"append": 1},
+    ],
+    ids=lambda kinds: " ".join(kinds) or "plain",
+)
+@pytest.mark.parametrize("kv_layout", ["HND", "NHD"])
+def test_a_fingerprint_reads_the_caches_whole_and_nothing_else(kinds, kv_layout, monkeypatch):
+    """Of an fp8 cache it read as many numbers as of a cache of 16 bits: the memory behind it."""
+    reads: list[tuple[int, int]] = []
+
+    def read(places: Any, words: int, *settings: int) -> Any:
+        for place in places:
+            assert place.numel() == words
+            reads.append((place.data_ptr(), 4 * words))
+        return torch.zeros(1), lambda: None
+
+    monkeypatch.setattr(read_floor, "_read", read)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    heads = 1 if "latent" in kinds else 2
+    plain = AttentionProblem(2, 4, heads, 40, 64, "bf16", kv_layout)
+    inputs = make_inputs(replace(plain, **kinds), "cpu")
+    fingerprint(inputs)
+    caches = (
+        []
+        if inputs.new_tokens
+        else [inputs.k_cache]
+        if inputs.latent
+        else [inputs.k_cache, inputs.v_cache]
+    )
+    halves = []
+    for cache in caches:
+        half = cache.numel() * cache.element_size() // 2
+        halves += [(cache.data_ptr(), half), (cache.data_ptr() + half, half)]
+    assert reads == halves
