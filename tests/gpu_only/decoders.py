@@ -1,0 +1,108 @@
+"""Models of transformers with the attention of well-known ones and random weights, and their decode
+steps over tokens that are given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+#: Two layers; gemma2 and gemma3 have one with a window and one without, as gpt-oss.
+SIZES: dict[str, Any] = {
+    "vocab_size": 1024,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+
+
+class Kind(NamedTuple):
+    config: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    dtype: torch.dtype = torch.bfloat16
+    more: dict[str, Any] = {}
+
+
+KINDS = {
+    "opt": Kind("OPTConfig", 32, 32, 64, 2048, torch.float16, {"ffn_dim": 2048}),
+    "llama": Kind("LlamaConfig", 32, 8, 128, 4096),
+    "qwen3": Kind("Qwen3Config", 32, 8, 128, 2048),
+    "gemma2": Kind("Gemma2Config", 8, 4, 256, 2304, more={"sliding_window": 64}),
+    "gemma3": Kind(
+        "Gemma3TextConfig",
+        32,
+        16,
+        128,
+        2048,
+        more={
+            "sliding_window": 96,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "gpt-oss": Kind(
+        "GptOssConfig",
+        64,
+        8,
+        64,
+        2880,
+        more={"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+
+
+def decoder(name: str) -> Any:
+    """A model on the GPU, in eval mode, the same weights every time."""
+    import transformers
+
+    kind = KINDS[name]
+    own: dict[str, Any] = {"hidden_size": kind.hidden, "num_attention_heads": kind.heads}
+    if name == "opt":
+        own["word_embed_proj_dim"] = kind.hidden
+    else:
+        own.update(num_key_value_heads=kind.kv_heads, head_dim=kind.head_dim)
+        own["intermediate_size"] = 2048
+    config = getattr(transformers, kind.config)(**{**SIZES, **own, **kind.more})
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=kind.dtype)
+    for module in model.modules():
+        if hasattr(module, "sinks"):
+            torch.nn.init.normal_(module.sinks)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits_of(
+    model: Any,
+    implementation: str,
+    tokens: torch.Tensor,
+    mask: torch.Tensor,
+    prompt: int,
+    cache: Any,
+) -> torch.Tensor:
+    """Logits of each step, (batch, steps, vocabulary), fp32: of the prompt, then of a token each.
+
+    Args:
+        mask: (batch, tokens): 0 where a token is padding.
+        prompt: tokens of the prompt, padding included.
+    """
+    model.set_attn_implementation(implementation)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits, first = [], 0
+    for last in range(prompt, tokens.shape[1]):
+        result = model(
+            tokens[:, first:last],
+            attention_mask=mask[:, :last],
+            position_ids=positions[:, first:last],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits.append(result.logits[:, -1].float())
+        first = last
+    return torch.stack(logits, dim=1)
