@@ -196,6 +196,10 @@ class Relaunch(Protocol):
     @property
     def tile_tokens(self) -> int: ...
 
+    #: Whether it launches over dense caches (`leanbench.calls.prepared`) of other capacities, too.
+    @property
+    def any_capacity(self) -> bool: ...
+
     def __call__(
         self,
         q: torch.Tensor,

@@ -60,6 +60,7 @@ class Relaunched:
     """
 
     tile_tokens = 32
+    any_capacity = False
 
     def __init__(self, inputs: AttentionInputs) -> None:
         self._scalars = {"softmax_scale": inputs.softmax_scale, "causal": inputs.causal}
@@ -77,7 +78,8 @@ class Relaunched:
         lse: Any,
         extras: Any = None,
     ) -> None:
-        assert [q.stride(), k_cache.stride(), v_cache.stride()] == self._strides
+        if not self.any_capacity:
+            assert [q.stride(), k_cache.stride(), v_cache.stride()] == self._strides
         asked = {} if extras is None else extras._asdict()
         attend_all(
             AttentionInputs(

@@ -75,6 +75,8 @@ class CudaLaunch:
     params: Params
     #: What its partials take.
     slots_bytes: int
+    #: Tokens that the caches have room for, of a sequence or a page.
+    capacity: int
     #: What the parameters point to: it lives as long as the launch.
     tensors: tuple[torch.Tensor | None, ...]
     #: Names of the tensors of leanbench.core.extras that it takes.
@@ -138,13 +140,17 @@ class CudaLaunch:
 
 
 class CudaRelaunch:
-    """A launch of lean.cu whose pointers and length are written anew in every call."""
+    """A launch of lean.cu whose pointers and length are written anew in every call, and strides and
+    tensor maps where the caches have another capacity.
+    """
+
+    any_capacity = True
 
     def __init__(self, launch: CudaLaunch) -> None:
         self._launch = DriverLaunch(
             launch.build, launch.device, launch.grid, launch.params, launch.slots_bytes
         )
-        self._bulk = launch.build.bulk
+        self._build, self._bulk, self._capacity = launch.build, launch.build.bulk, launch.capacity
         self.tile_tokens = 1 << launch.params.tile_shift
         self._places = {name: pointer(self._launch.params, name) for name in launch.extras}
 
@@ -162,7 +168,12 @@ class CudaRelaunch:
     ) -> None:
         params = self._launch.params
         k, v = k_cache.data_ptr(), v_cache.data_ptr()
-        if self._bulk and (k != params.k or v != params.v):
+        if k_cache.shape[1] != self._capacity:
+            self._capacity = k_cache.shape[1]
+            _pass_caches(params, k_cache, v_cache, self._build)
+            if self._bulk:
+                self._launch.move(k, v)
+        elif self._bulk and (k != params.k or v != params.v):
             self._launch.move(k, v)
         params.q, params.k, params.v = q.data_ptr(), k, v
         params.out, params.lse, params.context = out.data_ptr(), lse.data_ptr(), context
@@ -308,8 +319,8 @@ def launch_of(
     held += (inputs.cache_seqlens, inputs.block_table)
     extras = extra_tensors(inputs)
     held += tuple(extras.values())
-    grid = work_ranges * build.cluster
-    return CudaLaunch(build, device, grid, params, slots_bytes, held, tuple(extras))
+    grid, capacity = work_ranges * build.cluster, inputs.k_cache.shape[1]
+    return CudaLaunch(build, device, grid, params, slots_bytes, capacity, held, tuple(extras))
 
 
 def _kv_bytes(inputs: AttentionInputs) -> int:
@@ -332,12 +343,12 @@ def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
 def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
     """What follows from the tensors alone."""
     params = Params()
-    params.q, params.k, params.v = (
+    params.q, params.out, params.lse = (
         inputs.q.data_ptr(),
-        inputs.k_cache.data_ptr(),
-        inputs.v_cache.data_ptr(),
+        inputs.out.data_ptr(),
+        inputs.lse.data_ptr(),
     )
-    params.out, params.lse = inputs.out.data_ptr(), inputs.lse.data_ptr()
+    _pass_caches(params, inputs.k_cache, inputs.v_cache, build)
     if inputs.cache_seqlens is not None:
         params.cache_seqlens = inputs.cache_seqlens.data_ptr()
     if inputs.block_table is not None:
@@ -349,12 +360,6 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         params.stride_q_batch, params.stride_out_batch = inputs.q.stride(0), inputs.out.stride(0)
     params.stride_q_token, params.stride_q_head = inputs.q.stride()[-3:-1]
     params.stride_out_token, params.stride_out_head = inputs.out.stride()[-3:-1]
-    params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(
-        inputs.k_cache
-    )
-    params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(
-        inputs.v_cache
-    )
     params.context, params.batch, params.kv_heads = (
         inputs.context,
         inputs.batch,
@@ -372,10 +377,19 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         setattr(*pointer(params, name), tensor.data_ptr())
     if inputs.peers is not None:
         params.peers = inputs.peers.group
-    if build.bulk:
-        k, v = inputs.k_cache, inputs.v_cache
-        params.k_map.words[:] = tensor_map(params.k, k.shape, k.stride(), build)
-        params.v_map = params.k_map
-        if (v.shape, v.stride()) != (k.shape, k.stride()):
-            params.v_map.words[:] = tensor_map(params.v, v.shape, v.stride(), build)
     return params
+
+
+def _pass_caches(
+    params: Params, k_cache: torch.Tensor, v_cache: torch.Tensor, build: CudaBuild
+) -> None:
+    """Sets the pointers, strides and tensor maps of K and V; that of V may be K's, to be moved."""
+    params.k, params.v = k_cache.data_ptr(), v_cache.data_ptr()
+    params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(k_cache)
+    params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(v_cache)
+    if build.bulk:
+        shape, strides = v_cache.shape, v_cache.stride()
+        params.k_map.words[:] = tensor_map(params.k, k_cache.shape, k_cache.stride(), build)
+        params.v_map = params.k_map
+        if (shape, strides) != (k_cache.shape, k_cache.stride()):
+            params.v_map.words[:] = tensor_map(params.v, shape, strides, build)

@@ -376,6 +376,8 @@ def prepare(
 class TritonRelaunch:
     """See leanbench.kernels.launch.Relaunch."""
 
+    any_capacity = False
+
     def __init__(self, inputs: AttentionInputs, config: LeanTritonConfig) -> None:
         (launch,) = launches(inputs, config)
         self._lent, self._table_stride = launch.lent, launch.arguments[7]

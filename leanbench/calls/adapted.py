@@ -105,6 +105,8 @@ def launch_adapted(
 class AdaptedRelaunch:
     """A launch after the steps that its tensors need; see leanbench.kernels.launch.Relaunch."""
 
+    any_capacity = False
+
     def __init__(self, relaunch: Relaunch, steps: Steps) -> None:
         self._relaunch = relaunch
         self._steps = steps

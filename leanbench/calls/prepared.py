@@ -41,12 +41,21 @@ class Prepared(NamedTuple):
     relaunch: Relaunch
     #: Lengths that it is for; of a call without a number, its capacity alone.
     lengths: range
+    #: Tokens that its caches have room for, of a sequence or a page; None: any number.
+    capacity: int | None
     lse_shape: torch.Size
     #: Of the output where it is not the queries', and its dtype.
     out_shape: torch.Size | None
     out_dtype: torch.dtype
     #: Where LSEs go that nobody asked for; None: each call has its own.
     unasked_lse: torch.Tensor | None
+
+    def is_for(self, length: int | None, capacity: int) -> bool:
+        if length is not None and length not in self.lengths:
+            return False
+        if self.capacity is None:
+            return length is not None and length <= capacity
+        return capacity == self.capacity
 
 
 class PreparedLaunches(threading.local):
@@ -110,10 +119,14 @@ def _attend(
     if values.CHECKS_VALUES and not capturing:
         _check(call)
         values.check_values(call)
-    signature = _signature(call, with_lse, stream, capturing)
-    prepared, length = _LAUNCHES.get(signature), call.length
-    if prepared is None or (length is not None and length not in prepared.lengths):
-        return _attend_first(call, with_lse, stream, capturing, signature)
+    length, dense = call.length, _is_dense(call)
+    capacity = call.k_cache.shape[1] if call.k_cache.dim() > 1 else 0
+    if dense and length is None:
+        length = capacity
+    signature = _signature(call, length, dense, with_lse, stream, capturing)
+    prepared = _LAUNCHES.get(signature)
+    if prepared is None or not prepared.is_for(length, capacity):
+        return _attend_first(call, length, dense, with_lse, stream, capturing, signature)
     out, lse = call.out, prepared.unasked_lse
     if out is None:
         if prepared.out_shape is None:
@@ -138,27 +151,72 @@ def _attend(
 
 
 def _attend_first(
-    call: Call, with_lse: bool, stream: int, capturing: bool, signature: Hashable
+    call: Call,
+    length: int | None,
+    dense: bool,
+    with_lse: bool,
+    stream: int,
+    capturing: bool,
+    signature: Hashable,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     inputs, relaunch = _launch_first(call)
+    any_capacity = dense and relaunch.any_capacity
+    capacity = None if any_capacity else call.k_cache.shape[1]
     lengths = range(call.capacity, call.capacity + 1)
-    if call.length is not None:
-        lengths = _lengths(call.length, call.new_tokens, call.capacity, relaunch.tile_tokens)
+    if length is not None:
+        most = lengths_with(length)[-1] if any_capacity else call.capacity
+        lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     # A graph keeps its pointers: it writes to memory of its own.
     shared = not (with_lse or capturing)
     unasked_lse = _LAUNCHES.unasked_lse(call.q, stream) if shared else None
     out, is_like_q = inputs.out, call.out_shape == call.q.shape and call.out_dtype == call.q.dtype
     out_shape = None if is_like_q else out.shape
-    prepared = Prepared(relaunch, lengths, inputs.lse.shape, out_shape, call.out_dtype, unasked_lse)
+    lse_shape, out_dtype = inputs.lse.shape, call.out_dtype
+    prepared = Prepared(relaunch, lengths, capacity, lse_shape, out_shape, out_dtype, unasked_lse)
     _LAUNCHES.put(signature, prepared)
     return inputs.out, inputs.lse if with_lse else None
 
 
-def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hashable:
-    """All that decides what is launched, besides pointers and the length."""
-    q, k, v, lengths, length, table, out, scale, causal, batch_invariant, config, extras, peers = (
-        call
-    )
+def _is_dense(call: Call) -> bool:
+    """Whether both caches lie in memory as (batch, kv_heads, tokens, head_dim) without gaps, and
+    the host knows the length: a cache that grows by torch.cat is of another capacity, with other
+    strides, in every step, and nothing else in its launch changes.
+    """
+    if call.cache_seqlens is not None or call.block_table is not None or call.peers is not None:
+        return False
+    if call.extras is not None and call.extras.k_new is not None:
+        return False
+    for cache in (call.k_cache, call.v_cache):
+        if cache.dim() != 4:
+            return False
+        _, tokens, heads, head_dim = cache.shape
+        if tokens == 1 or cache.stride() != (
+            heads * tokens * head_dim,
+            head_dim,
+            tokens * head_dim,
+            1,
+        ):
+            return False
+    return call.k_cache.shape[1] == call.v_cache.shape[1]
+
+
+def _signature(
+    call: Call,
+    length: int | None,
+    dense: bool,
+    with_lse: bool,
+    stream: int,
+    capturing: bool,
+) -> Hashable:
+    """All that decides what is launched, besides pointers, the length, and the capacity of dense
+    caches.
+    """
+    q, k, v, lengths, _, table, out, scale, causal, batch_invariant, config, extras, peers = call
+    k_shape, v_shape = k.shape, v.shape
+    if dense:
+        k_form, v_form = (k_shape[0], *k_shape[2:]), (v_shape[0], *v_shape[2:])
+    else:
+        k_form, v_form = (k_shape, k.stride()), (v_shape, v.stride())
     return (
         stream,
         capturing,
@@ -167,12 +225,10 @@ def _signature(call: Call, with_lse: bool, stream: int, capturing: bool) -> Hash
         q.dtype,
         q.device,
         q.data_ptr() % _ALIGNMENT,
-        k.shape,
-        k.stride(),
+        k_form,
         k.dtype,
         k.device,
-        v.shape,
-        v.stride(),
+        v_form,
         v.dtype,
         v.device,
         (k.data_ptr() | v.data_ptr()) % _ALIGNMENT,

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
+import every_kind
 import pytest
 import torch
 from attention_calls import assert_right, attend
@@ -226,3 +227,29 @@ def test_an_out_that_does_not_fit_is_refused(out, words, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ValueError, match=words):
         lean_attn_with_kvcache(Q, CACHE, CACHE, out=out)
+
+
+def grown(tokens: int, device: str) -> AttentionInputs:
+    """Caches as torch.cat makes them: dense, with no room for more tokens."""
+    return make_inputs(replace(PROBLEM, context=tokens), device)
+
+
+@pytest.mark.parametrize(("any_capacity", "expected"), [(True, [65, 128, 129]), (False, None)])
+def test_caches_that_grow_share_a_launch(any_capacity, expected, monkeypatch):
+    """Where the launch takes their strides; otherwise each capacity is another one."""
+    monkeypatch.setattr(every_kind.Relaunched, "any_capacity", any_capacity)
+    seen = every_kind.take_every_kind(monkeypatch)
+    tokens = [65, 66, 96, 128, 129, 130, 65]
+    for count in tokens:
+        inputs = grown(count, "cpu")
+        assert_right(inputs, *attend(inputs))
+        assert_right(replace(inputs, context=count), *attend(inputs, cache_seqlens=count))
+    assert [inputs.context for inputs in seen] == (tokens if expected is None else expected)
+
+
+def test_a_length_past_a_cache_that_shares_a_launch_is_refused(monkeypatch):
+    monkeypatch.setattr(every_kind.Relaunched, "any_capacity", True)
+    every_kind.take_every_kind(monkeypatch)
+    attend(grown(100, "cpu"))
+    with pytest.raises(ValueError, match=r"cache_seqlens 80 is outside the cache's 0 to 70 tokens"):
+        attend(grown(70, "cpu"), cache_seqlens=80)

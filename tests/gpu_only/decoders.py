@@ -25,25 +25,22 @@ class Kind(NamedTuple):
     kv_heads: int
     head_dim: int
     hidden: int
+    more: dict[str, Any]
     dtype: torch.dtype = torch.bfloat16
-    more: dict[str, Any] = {}
 
 
 KINDS = {
-    "opt": Kind("OPTConfig", 32, 32, 64, 2048, torch.float16, {"ffn_dim": 2048}),
-    "llama": Kind("LlamaConfig", 32, 8, 128, 4096),
-    "qwen3": Kind("Qwen3Config", 32, 8, 128, 2048),
-    "gemma2": Kind("Gemma2Config", 8, 4, 256, 2304, more={"sliding_window": 64}),
+    "opt": Kind("OPTConfig", 32, 32, 64, 2048, {"ffn_dim": 2048}, torch.float16),
+    "llama": Kind("LlamaConfig", 32, 8, 128, 4096, {}),
+    "qwen3": Kind("Qwen3Config", 32, 8, 128, 2048, {}),
+    "gemma2": Kind("Gemma2Config", 8, 4, 256, 2304, {"sliding_window": 64}),
     "gemma3": Kind(
         "Gemma3TextConfig",
         32,
         16,
         128,
         2048,
-        more={
-            "sliding_window": 96,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        {"sliding_window": 96, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "gpt-oss": Kind(
         "GptOssConfig",
@@ -51,7 +48,7 @@ KINDS = {
         8,
         64,
         2880,
-        more={"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2},
+        {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
 }
 

@@ -381,6 +381,21 @@ def test_a_sequence_that_grows_finds_its_launch_prepared(monkeypatch):
     assert len(launches) == 5
 
 
+@pytest.mark.parametrize("kv_heads", [1, 8])
+@pytest.mark.parametrize("extras", [{}, {"window_size": (99, -1), "softcap": 30.0}], ids=str)
+def test_a_cache_that_grows_finds_its_launch_prepared(kv_heads, extras, monkeypatch):
+    """Caches as torch.cat makes them, of other strides and tensor maps in every step."""
+    launches = prepared_launches(monkeypatch)
+    problem = AttentionProblem(2, 16, kv_heads, 1930, 128)
+    for tokens in range(1930, 2060):
+        inputs = make_inputs(replace(problem, context=tokens), "cuda")
+        out, lse = attend(inputs, **extras)
+        own = {"window_left": 99, "softcap": 30.0} if extras else {}
+        assert_right(replace(inputs, **own), out, lse)
+    # Around 1984 and 2048, and these two.
+    assert len(launches) == 5
+
+
 def test_a_sequence_that_grows_past_a_fixed_runs_length():
     """At 2,064 tokens of 8 KV heads, fixed runs of 128 tokens become 256."""
     inputs = make_inputs(AttentionProblem(2, 32, 8, 2200, 128), "cuda")

@@ -82,7 +82,8 @@ def launch_over(inputs: AttentionInputs) -> CudaLaunch:
     params = Params()
     params.k, params.v = inputs.k_cache.data_ptr(), inputs.v_cache.data_ptr()
     params.kv_heads, params.tile_shift = 1, 7
-    return CudaLaunch(CudaBuild.of(PROBLEM, config), torch.device("cuda", 0), 64, params, 4096, ())
+    build, device = CudaBuild.of(PROBLEM, config), torch.device("cuda", 0)
+    return CudaLaunch(build, device, 64, params, 4096, inputs.k_cache.shape[1], ())
 
 
 def test_a_relaunch_points_to_the_extras_of_each_call(driver):
@@ -208,3 +209,28 @@ def test_what_is_not_aligned_is_refused(field, bytes_past, words):
     shifted = memory[bytes_past // 2 :][: tensor.numel()].view(tensor.shape)
     reason = misalignment(replace(inputs, **{field: shifted}))
     assert reason is None if words is None else str(reason).startswith(words)
+
+
+def test_a_relaunch_takes_caches_that_have_grown(driver, monkeypatch):
+    made: list[tuple[int, ...]] = []
+
+    def tensor_map(address: int, shape: tuple, strides: tuple, build: CudaBuild) -> tuple[int, ...]:
+        made.append((*shape, *strides))
+        return (address,) * 16
+
+    monkeypatch.setattr(cuda, "tensor_map", tensor_map)
+    first = make_inputs(PROBLEM, "cpu")
+    relaunch = cuda.CudaRelaunch(launch_over(first))
+    call(relaunch, first, 16)
+    assert made == []
+    grown = [cache.new_zeros(1, 1, 40, 64).transpose(1, 2) for cache in (first.k_cache,) * 2]
+    call(relaunch, replace(first, k_cache=grown[0], v_cache=grown[1]), 40)
+    params = driver.launches[-1][0]
+    # K and V have one shape: one tensor map, pointed to each.
+    assert made == [(1, 40, 1, 64, 2560, 64, 2560, 1)]
+    assert (params.k_map.words[0], params.v_map.words[0]) == (params.k, params.v)
+    assert (params.k, params.v) == tuple(cache.data_ptr() for cache in grown)
+    assert (params.stride_k_head, params.stride_v_batch, params.stride_k_token) == (2560, 2560, 64)
+    assert params.context == 40
+    call(relaunch, replace(first, k_cache=grown[1], v_cache=grown[0]), 40)
+    assert len(made) == 1
