@@ -1,0 +1,98 @@
+"""Tokens per second of transformers' `generate()`, step by step from the host without a graph, of a
+model with the shapes of Llama-3-8B, 8 layers and random weights:
+
+    python tests/gpu_only/generate_speed.py [SECONDS]
+
+Implementations take turns. A step's time is the difference between generating 2 and 66 tokens, so
+that the prompt is none of it; the fastest of all rounds stands for an implementation, as the host
+is disturbed in one direction only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+import transformers
+
+from leanbench.integrations.transformers import register
+
+IMPLEMENTATIONS = ("lean", "sdpa")
+#: Batch, tokens of the prompt.
+CELLS = [(1, 1024), (4, 1024), (1, 16384)]
+CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True}}
+NEW_TOKENS = 64
+
+
+def llama(layers: int) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=131072,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=1,
+    )
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.eval()
+
+
+def step_seconds(
+    model: Any, implementation: str, tokens: torch.Tensor, options: dict[str, Any]
+) -> float:
+    model.set_attn_implementation(implementation)
+    seconds = []
+    for count in (2, 2 + NEW_TOKENS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=count,
+            do_sample=False,
+            **options,
+        )
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return (seconds[1] - seconds[0]) / NEW_TOKENS
+
+
+def main(budget_s: float) -> None:
+    register()
+    model = llama(layers=8)
+    cell_s = budget_s / len(CELLS) / len(CACHES)
+    print(f"Llama-3-8B, 8 layers, bf16, eager generate(); transformers {transformers.__version__},")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; us a step, tokens/s")
+    for cache, options in CACHES.items():
+        for batch, context in CELLS:
+            tokens = torch.randint(2, 128000, (batch, context), device="cuda")
+            for implementation in IMPLEMENTATIONS:
+                step_seconds(model, implementation, tokens, options)
+            rounds: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
+            end = time.perf_counter() + cell_s
+            while time.perf_counter() < end or len(rounds["lean"]) < 2:
+                for implementation, times in rounds.items():
+                    times.append(step_seconds(model, implementation, tokens, options))
+            best = {name: min(times) for name, times in rounds.items()}
+            figures = "  ".join(
+                f"{name} {1e6 * seconds:.0f} us {batch / seconds:.1f}/s"
+                for name, seconds in best.items()
+            )
+            ratio = best["sdpa"] / best["lean"]
+            count = len(rounds["lean"])
+            print(
+                f"{cache:8}{batch:3} x {context:6}  {figures}  {ratio:.3f}x  ({count} rounds)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 60)
