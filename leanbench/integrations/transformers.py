@@ -10,7 +10,7 @@ from leanbench.core.errors import UserError
 NAME = "lean"
 #: The first version that hands over lengths as `leanbench.integrations.hf_masks` reads them, and
 #: the first major version that nobody has tried.
-_OLDEST, _UNTRIED = (5, 5), 6
+_OLDEST, _UNTRIED = (5, 14), 6
 
 
 def register() -> None:

@@ -15,8 +15,9 @@ from leanbench.core.errors import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from dense_attention import DenseAttention
+from dense_attention import DenseAttention, dense_attention
 from tiny_models import KINDS, prompts, tiny_model
+from transformers import StaticCache
 
 from leanbench.integrations import hf_attention
 from leanbench.integrations.hf_masks import lean_mask, lengths_of
@@ -148,7 +149,7 @@ def test_what_neither_kernel_takes_is_refused(lean):
         training(tokens)
 
 
-@pytest.mark.parametrize("version", ["4.57.1", "5.4.0", "6.0.0"])
+@pytest.mark.parametrize("version", ["4.57.1", "5.13.2", "6.0.0"])
 def test_other_versions_are_refused(version, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with pytest.raises(UserError, match=rf"{version} is not supported: install"):
@@ -162,3 +163,24 @@ def test_missing_transformers_is_one_sentence(monkeypatch):
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(UserError, match="not installed: pip install"):
         register()
+
+
+def test_a_step_compiles_whole(lean, monkeypatch):
+    """With the lengths of a static cache read in the graph, and padding that nobody looks at."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense_attention)
+    model, mask, results = tiny_model("gemma3"), torch.ones(3, 15, dtype=torch.long), []
+    mask[0, :5] = 0
+    for forward in (model.forward, torch.compile(model.forward, backend="eager", fullgraph=True)):
+        cache = StaticCache(config=model.config, max_cache_len=20)
+        with torch.no_grad():
+            token = model(prompts(), attention_mask=mask[:, :11], past_key_values=cache).logits
+            for count in range(12, 15):
+                token = forward(
+                    token[:, -1:].argmax(-1),
+                    attention_mask=mask[:, :count],
+                    position_ids=torch.full((3, 1), count),
+                    past_key_values=cache,
+                ).logits
+        results.append(token)
+    torch.testing.assert_close(results[1], results[0])
