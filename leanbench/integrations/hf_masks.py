@@ -60,7 +60,7 @@ def lean_mask(
         batch_size,
         q_length,
         kv_length,
-        q_offset,
+        q_offset,  # pyright: ignore[reportArgumentType]
         kv_offset,
         mask_function,
         attention_mask,

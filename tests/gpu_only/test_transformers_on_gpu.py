@@ -87,7 +87,7 @@ def test_a_captured_step_decodes_as_its_cache_grows():
     tokens, _ = prompts(4)
     new = 32
     expected = model.generate(tokens, max_new_tokens=new, do_sample=False)[:, PROMPT:]
-    cache = StaticCache(config=model.config, max_cache_len=PROMPT + new)
+    cache: Any = StaticCache(config=model.config, max_cache_len=PROMPT + new)
     first = model(tokens, past_key_values=cache).logits[:, -1:].argmax(-1)
     token, position = first.clone(), torch.full((4, 1), PROMPT, device="cuda")
     lengths = [layer.cumulative_length for layer in cache.layers]
