@@ -48,6 +48,11 @@ def lean_attention(
         UserError: the model asks for what neither of the two has.
         ValueError, NotImplementedError: as of `leanbench.lean_attn_with_kvcache`.
     """
+    if options.get("output_attentions"):
+        raise UserError(
+            "output_attentions is set, and attn_implementation='lean' has no weights to return: use"
+            " attn_implementation='eager'"
+        )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     q_len, capacity = query.shape[2], key.shape[2]

@@ -147,6 +147,14 @@ def test_what_neither_kernel_takes_is_refused(lean):
     training = tiny_model("mistral", attention_dropout=0.5).train()
     with torch.no_grad(), pytest.raises(UserError, match=r"dropout is 0.5.*model.eval\(\)"):
         training(tokens)
+    with torch.no_grad(), pytest.raises(UserError, match=r"no weights to return: use.*'eager'"):
+        model(tokens, output_attentions=True)
+
+
+def test_a_model_in_fp32_is_refused_at_its_first_token():
+    register()
+    with pytest.raises(ValueError, match=r"q is torch.float32, .* expected all fp16 or all bf16"):
+        generated(tiny_model("llama"), "lean")
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.13.2", "6.0.0"])
