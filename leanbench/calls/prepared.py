@@ -119,11 +119,11 @@ def _attend(
     if values.CHECKS_VALUES and not capturing:
         _check(call)
         values.check_values(call)
-    length, dense = call.length, _is_dense(call)
+    length, (dense, k_form, v_form) = call.length, _cache_forms(call)
     capacity = call.k_cache.shape[1] if call.k_cache.dim() > 1 else 0
     if dense and length is None:
         length = capacity
-    signature = _signature(call, length, dense, with_lse, stream, capturing)
+    signature = _signature(call, length, k_form, v_form, with_lse, stream, capturing)
     prepared = _LAUNCHES.get(signature)
     if prepared is None or not prepared.is_for(length, capacity):
         return _attend_first(call, length, dense, with_lse, stream, capturing, signature)
@@ -177,33 +177,37 @@ def _attend_first(
     return inputs.out, inputs.lse if with_lse else None
 
 
-def _is_dense(call: Call) -> bool:
-    """Whether both caches lie in memory as (batch, kv_heads, tokens, head_dim) without gaps, and
-    the host knows the length: a cache that grows by torch.cat is of another capacity, with other
-    strides, in every step, and nothing else in its launch changes.
+def _cache_forms(call: Call) -> tuple[bool, Hashable, Hashable]:
+    """Whether the caches are dense, and what of their sizes and strides decides a launch.
+
+    Dense caches lie in memory as (batch, kv_heads, tokens, head_dim) without gaps, and the host
+    knows the length: those that torch.cat makes longer are of another capacity, with other strides,
+    in every step, and nothing else in their launch changes.
     """
-    if call.cache_seqlens is not None or call.block_table is not None or call.peers is not None:
-        return False
-    if call.extras is not None and call.extras.k_new is not None:
-        return False
-    for cache in (call.k_cache, call.v_cache):
-        if cache.dim() != 4:
-            return False
-        _, tokens, heads, head_dim = cache.shape
-        if tokens == 1 or cache.stride() != (
-            heads * tokens * head_dim,
-            head_dim,
-            tokens * head_dim,
-            1,
-        ):
-            return False
-    return call.k_cache.shape[1] == call.v_cache.shape[1]
+    k, v = call.k_cache, call.v_cache
+    k_shape, k_strides, v_shape, v_strides = k.shape, k.stride(), v.shape, v.stride()
+    if (
+        call.cache_seqlens is None
+        and call.block_table is None
+        and call.peers is None
+        and (call.extras is None or call.extras.k_new is None)
+        and len(k_shape) == 4
+        and k_shape[:-1] == v_shape[:-1]
+    ):
+        batch, tokens, heads, k_dim = k_shape
+        v_dim = v_shape[3]
+        k_dense = (heads * tokens * k_dim, k_dim, tokens * k_dim, 1)
+        v_dense = (heads * tokens * v_dim, v_dim, tokens * v_dim, 1)
+        if tokens > 1 and k_strides == k_dense and v_strides == v_dense:
+            return True, (batch, heads, k_dim), v_dim
+    return False, (k_shape, k_strides), (v_shape, v_strides)
 
 
 def _signature(
     call: Call,
     length: int | None,
-    dense: bool,
+    k_form: Hashable,
+    v_form: Hashable,
     with_lse: bool,
     stream: int,
     capturing: bool,
@@ -212,11 +216,6 @@ def _signature(
     caches.
     """
     q, k, v, lengths, _, table, out, scale, causal, batch_invariant, config, extras, peers = call
-    k_shape, v_shape = k.shape, v.shape
-    if dense:
-        k_form, v_form = (k_shape[0], *k_shape[2:]), (v_shape[0], *v_shape[2:])
-    else:
-        k_form, v_form = (k_shape, k.stride()), (v_shape, v.stride())
     return (
         stream,
         capturing,
