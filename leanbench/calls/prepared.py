@@ -180,27 +180,26 @@ def _attend_first(
 def _cache_forms(call: Call) -> tuple[bool, Hashable, Hashable]:
     """Whether the caches are dense, and what of their sizes and strides decides a launch.
 
-    Dense caches lie in memory as (batch, kv_heads, tokens, head_dim) without gaps, and the host
-    knows the length: those that torch.cat makes longer are of another capacity, with other strides,
-    in every step, and nothing else in their launch changes.
+    Dense caches, K and V alike, lie in memory as (batch, kv_heads, tokens, head_dim) without gaps,
+    and the host knows the length: those that torch.cat makes longer are of another capacity, with
+    other strides, in every step, and nothing else in their launch changes.
     """
-    k, v = call.k_cache, call.v_cache
-    k_shape, k_strides, v_shape, v_strides = k.shape, k.stride(), v.shape, v.stride()
+    shape, strides = call.k_cache.shape, call.k_cache.stride()
+    v_shape, v_strides = call.v_cache.shape, call.v_cache.stride()
     if (
         call.cache_seqlens is None
         and call.block_table is None
+        and strides == v_strides
+        and shape == v_shape
+        and len(shape) == 4
         and call.peers is None
         and (call.extras is None or call.extras.k_new is None)
-        and len(k_shape) == 4
-        and k_shape[:-1] == v_shape[:-1]
     ):
-        batch, tokens, heads, k_dim = k_shape
-        v_dim = v_shape[3]
-        k_dense = (heads * tokens * k_dim, k_dim, tokens * k_dim, 1)
-        v_dense = (heads * tokens * v_dim, v_dim, tokens * v_dim, 1)
-        if tokens > 1 and k_strides == k_dense and v_strides == v_dense:
-            return True, (batch, heads, k_dim), v_dim
-    return False, (k_shape, k_strides), (v_shape, v_strides)
+        batch, tokens, heads, dim = shape
+        if tokens > 1 and strides == (heads * tokens * dim, dim, tokens * dim, 1):
+            form = batch, heads, dim
+            return True, form, form
+    return False, (shape, strides), (v_shape, v_strides)
 
 
 def _signature(
