@@ -10,7 +10,7 @@ import torch
 
 #: Two layers; gemma2 and gemma3 have one with a window and one without, as gpt-oss.
 SIZES: dict[str, Any] = {
-    "vocab_size": 1024,
+    "vocab_size": 128,
     "num_hidden_layers": 2,
     "max_position_embeddings": 4096,
     "pad_token_id": 0,
@@ -48,7 +48,8 @@ KINDS = {
         8,
         64,
         2880,
-        {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2},
+        # All experts: a router's choice between two would make a step of a rounding.
+        {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 4},
     ),
 }
 

@@ -3,7 +3,8 @@ the same weights in fp32 with eager attention.
 
 A low-precision model differs from the fp32 one by its rounding everywhere. Lean's logits may differ
 by 1.5 times as much as eager attention's do in the same dtype; where the fp32 model's choice is
-clearer than both differences, the token must be its own.
+clearer than eager attention's difference, the token must be its own. Tokens are given, so that no
+step follows from another one's rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _registered() -> None:
 def prompts(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(batch, PROMPT) tokens, and their mask with room for the new ones."""
     generator = torch.Generator().manual_seed(3)
-    tokens = torch.randint(2, 1024, (batch, PROMPT), generator=generator)
+    tokens = torch.randint(2, 128, (batch, PROMPT), generator=generator)
     mask = torch.zeros(batch, PROMPT + NEW_TOKENS, dtype=torch.long)
     for row, length in enumerate(LENGTHS[:batch]):
         mask[row, PROMPT - length :] = 1
@@ -70,12 +71,12 @@ def test_logits_and_greedy_tokens(kind, batch):
     reference = logits_of(exact, "eager", *step, caches(exact)["dynamic"])
     eager = logits_of(model, "eager", *step, caches(model)["dynamic"])
     best = reference.topk(2).values
+    eager_error = float((eager - reference).abs().max())
+    clear = best[..., 0] - best[..., 1] > 2 * eager_error
+    assert clear.float().mean() > 0.2
     for cache in caches(model).values():
         lean = logits_of(model, "lean", *step, cache)
-        errors = [float((logits - reference).abs().max()) for logits in (lean, eager)]
-        assert errors[0] <= ROUNDING * errors[1]
-        clear = best[..., 0] - best[..., 1] > 2 * max(errors)
-        assert clear.float().mean() > 0.5
+        assert float((lean - reference).abs().max()) <= ROUNDING * eager_error
         assert torch.equal(lean.argmax(-1)[clear], reference.argmax(-1)[clear])
 
 
@@ -83,59 +84,64 @@ def test_logits_and_greedy_tokens(kind, batch):
 def test_a_captured_step_decodes_as_its_cache_grows():
     """One graph of the whole model over a static cache, replayed for every token."""
     model = decoder("llama")
-    model.set_attn_implementation("lean")
-    tokens, _ = prompts(4)
-    new = 32
-    expected = model.generate(tokens, max_new_tokens=new, do_sample=False)[:, PROMPT:]
-    cache: Any = StaticCache(config=model.config, max_cache_len=PROMPT + new)
-    first = model(tokens, past_key_values=cache).logits[:, -1:].argmax(-1)
-    token, position = first.clone(), torch.full((4, 1), PROMPT, device="cuda")
-    lengths = [layer.cumulative_length for layer in cache.layers]
+    tokens, mask = prompts(4)
+    tokens = torch.cat((tokens, tokens[:, :NEW_TOKENS]), dim=1)
+    step = tokens, torch.ones_like(mask), PROMPT
+    expected = logits_of(model, "lean", *step, caches(model)["static"])
+    cache: Any = caches(model)["static"]
+    model(tokens[:, :PROMPT], past_key_values=cache)
+    token, position = tokens[:, PROMPT : PROMPT + 1].clone(), tokens.new_full((4, 1), PROMPT)
 
-    def step() -> None:
-        logits = model(token, position_ids=position, past_key_values=cache).logits
-        token.copy_(logits[:, -1:].argmax(-1))
-        position.add_(1)
-
-    def rewind() -> None:
-        token.copy_(first)
-        position.fill_(PROMPT)
-        for length in lengths:
-            length.fill_(PROMPT)
+    def run() -> torch.Tensor:
+        return model(token, position_ids=position, past_key_values=cache).logits[:, -1].float()
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        step()
+        run()
     torch.cuda.current_stream().wait_stream(stream)
-    rewind()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    rewind()
-    decoded = [first.clone()]
-    for _ in range(new - 1):
+        logits = run()
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(PROMPT)
+    for count in range(NEW_TOKENS - 1):
+        token.copy_(tokens[:, PROMPT + count : PROMPT + count + 1])
+        position.fill_(PROMPT + count)
         graph.replay()
-        decoded.append(token.clone())
-    assert torch.equal(torch.cat(decoded, dim=1), expected)
+        torch.testing.assert_close(logits, expected[:, count + 1], rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_generate_compiles_its_steps_with_a_static_cache(padded):
-    """transformers compiles them with CUDA graphs by itself."""
+    """transformers compiles them with CUDA graphs by itself. Logits are compared as long as the
+    tokens before them agree.
+    """
     torch._dynamo.reset()
     model = decoder("llama")
     model.set_attn_implementation("lean")
     tokens, mask = prompts(4)
-    mask = mask[:, :PROMPT] if padded else torch.ones_like(tokens)
-    options = {"max_new_tokens": 16, "do_sample": False, "attention_mask": mask}
-    eager = model.generate(tokens, **options)
-    compiled = model.generate(tokens, cache_implementation="static", **options)
-    assert (eager == compiled).float().mean() > 0.99
+    results = []
+    for own in ({}, {"cache_implementation": "static"}):
+        result = model.generate(
+            tokens,
+            attention_mask=mask[:, :PROMPT] if padded else torch.ones_like(tokens),
+            max_new_tokens=16,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **own,
+        )
+        results.append((result.sequences, torch.stack(result.logits, dim=1).float()))
+    (eager_tokens, eager), (compiled_tokens, compiled) = results
+    agree = (eager_tokens == compiled_tokens)[:, PROMPT - 1 : -1].cumprod(-1).bool()
+    assert agree.float().mean() > 0.3
+    torch.testing.assert_close(compiled[agree], eager[agree], rtol=0, atol=0.3)
 
 
 def test_continuous_batching():
-    model = decoder("gpt-oss")
+    """OPT in fp16, whose choices are far clearer than its rounding."""
+    model = decoder("opt")
     tokens, _ = prompts(4)
     requests = [row[:length].tolist() for row, length in zip(tokens, LENGTHS, strict=True)]
     results = []
@@ -152,4 +158,5 @@ def test_continuous_batching():
             progress_bar=False,
         )
         results.append(torch.tensor([result.generated_tokens for result in batch.values()]))
-    assert (results[0] == results[1]).float().mean() > 0.9
+    assert results[1].shape == (4, 16)
+    assert torch.equal(*results)
