@@ -78,7 +78,7 @@ def families(count: int) -> list[dict[str, Any]]:
     ]
 
 
-_FAMILIES = families(16)
+_FAMILIES = families(10)
 
 
 def drawn(draw: random.Random, rank: int, size: int) -> tuple[dict[str, Any], list[int]]:
