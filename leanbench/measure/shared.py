@@ -7,39 +7,30 @@ before all have come to it.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leanbench.check.launches import launch_of
-from leanbench.check.reference import CELL_PAIRS, CHECK_ELEMENTS, Reference
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, UserError
-from leanbench.core.inputs import AttentionInputs
-from leanbench.core.kernel import Kernel, written_by
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
-from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
 from leanbench.measure.fields import sample_fields, timing_outcome
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.judge import impossible, noise
 from leanbench.measure.prepare import settings_for
 from leanbench.measure.ranks import Ranks
+from leanbench.measure.shard import Shard, alone, check_shared, load_shard
 from leanbench.measure.timing import Launches, Replay, Timing, capture, run_rounds
 from leanbench.records.outcome import Outcome
 
-if TYPE_CHECKING:
-    import torch
-
 #: Names of what is timed besides the kernels.
 FLOOR, SHARD = "read floor", "shard"
-#: Of the tensors that are drawn: all ranks of a group have the first one's.
-_SAME = ("q", "sinks")
 #: Options of what is measured on one GPU alone.
 _OF_ONE_GPU = ("sustained", "energy", "occupancy", "counters")
 #: Samples of launches after barriers.
@@ -93,22 +84,15 @@ def follow(ranks: Ranks, instruments: Instruments, request: Request) -> None:
 
 
 @dataclass
-class Shard:
-    """A rank's tensors of a problem, and what the outputs of all ranks together must be."""
-
-    problem: AttentionProblem
-    buffers: list[AttentionInputs]
-    reference: Reference
-
-
-@dataclass
 class Shared:
     """A kernel on its way through the measurement, on one rank."""
 
     kernel: Kernel
     outcome: Outcome
     launches: Launches
-    config: KernelConfig | None = None
+
+    def check(self, ranks: Ranks, shard: Shard, run: Callable[[], object]) -> Outcome:
+        return check_shared(ranks, shard, self.kernel, self.launches[0], run)
 
 
 class SharedReplay:
@@ -163,7 +147,7 @@ def _measure(
     requests: Mapping[str, str | KernelConfig],
 ) -> dict[str, Outcome]:
     announce, effort = instruments.announce, instruments.options.effort
-    shard = _load(ranks, instruments, problem)
+    shard = load_shard(ranks, instruments, problem)
     shared = []
     for kernel in kernels:
         announce(kernel.name)
@@ -174,7 +158,7 @@ def _measure(
         return outcomes
     chains = {own.kernel.name: own.launches for own in correct}
     if problem.gpus.context > 1:
-        chains[SHARD] = _alone(shard)
+        chains[SHARD] = alone(shard)
     replays: dict[str, SharedReplay] = {}
     for name, launches in chains.items():
         announce(None if name == SHARD else name)
@@ -190,7 +174,7 @@ def _measure(
     for own in correct:
         announce(own.kernel.name)
         own.outcome |= _from_barrier(ranks, problem, own, effort.sample_ms)
-        own.outcome |= _check(ranks, shard, own, replays[own.kernel.name].graph.replay)
+        own.outcome |= own.check(ranks, shard, replays[own.kernel.name].graph.replay)
         if ranks.rank == 0:
             own.outcome = _fields(instruments, problem, own, timings) | own.outcome
             outcomes[own.kernel.name] = own.outcome
@@ -231,11 +215,6 @@ def _fields(
     """The figures of a kernel, and its status."""
     timing, floor_us = timings[own.kernel.name], timings[FLOOR].median_us
     kv_bytes, options = problem.kv_bytes, instruments.options
-    asked = [name for name in _OF_ONE_GPU if getattr(options, name)]
-    if asked:
-        own.outcome |= Outcome(
-            warnings=[f"{', '.join(asked)}: not measured where GPUs share a problem"]
-        )
     alarm = impossible(timing.median_us, floor_us, kv_bytes, instruments.spec, options.cache)
     noisy = noise(timing, options.effort)
     fields = timing_outcome(timing, kv_bytes, floor_us) | Outcome(
@@ -243,6 +222,10 @@ def _fields(
         reason=alarm or noisy,
         raw_samples=sample_fields(timing, ()),
     )
+    asked = [name for name in _OF_ONE_GPU if getattr(options, name)]
+    if asked:
+        missing = f"{', '.join(asked)}: not measured where GPUs share a problem"
+        fields |= Outcome(warnings=[missing])
     if SHARD not in timings:
         return fields
     shard_us = timings[SHARD].median_us
@@ -278,67 +261,6 @@ def _after(barrier: Callable[[], None], launch: Callable[[], object]) -> None:
     launch()
 
 
-def _load(ranks: Ranks, instruments: Instruments, problem: AttentionProblem) -> Shard:
-    """The rank's shard, in as many buffers as all ranks have room for."""
-    import torch.distributed as dist
-
-    own, spec, device = problem.shard(ranks.rank), instruments.spec, instruments.device
-
-    def buffers() -> list[AttentionInputs]:
-        free_memory(spec)
-        refuse_shortage(own, device)
-        return rotating_inputs(own, device, spec, instruments.options.cache)
-
-    inputs = ranks.together(buffers)
-    inputs = inputs[: min(ranks.of_all(len(inputs)))]
-    group = ranks.layout(problem.gpus).group
-    if group is not None:
-        first = ranks.rank // problem.gpus.context * problem.gpus.context
-        for buffer in inputs:
-            for name in _SAME:
-                if (tensor := getattr(buffer, name)) is not None:
-                    dist.broadcast(tensor, src=first, group=group.peers.processes)
-        inputs = [replace(buffer, peers=group.peers) for buffer in inputs]
-    return Shard(own, inputs, ranks.together(lambda: _reference(problem, inputs[0])))
-
-
-def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:
-    """The fp64 reference of the whole, from those of the shards; all ranks take the same heads."""
-    longest = problem.shard(0)
-    elements = longest.max_context * max(inputs.head_dim, inputs.group_size * inputs.q_len)
-    # A sink is one logit of the whole: the first shard's.
-    if inputs.peers is not None and inputs.peers.rank > 0:
-        inputs = replace(inputs, sinks=None)
-    state = random.getstate()
-    random.seed(problem.label)
-    reference = Reference(inputs, max_pairs=min(CELL_PAIRS, max(2, CHECK_ELEMENTS // elements)))
-    random.setstate(state)
-    if inputs.peers is not None:
-        reference.merge(lambda tensor: _gathered(inputs, tensor))
-    return reference
-
-
-def _gathered(inputs: AttentionInputs, tensor: torch.Tensor) -> torch.Tensor:
-    """(ranks, *): the tensor of every rank of the group."""
-    import torch
-    import torch.distributed as dist
-
-    peers = inputs.peers
-    assert peers is not None
-    parts = [torch.empty_like(tensor) for _ in range(peers.ranks)]
-    dist.all_gather(parts, tensor.contiguous(), group=peers.processes)
-    return torch.stack(parts)
-
-
-def _alone(shard: Shard) -> Launches:
-    """Attention over each GPU's own shard, and nothing else, as `lean` does it."""
-    from leanbench.kernels.lean import LEAN_CUDA
-
-    inputs = [replace(buffer, peers=None) for buffer in shard.buffers]
-    config = settings_for(shard.buffers[0]).config
-    return [LEAN_CUDA.prepare(own, config) for own in inputs]  # pyright: ignore
-
-
 def _prepare(
     ranks: Ranks,
     instruments: Instruments,
@@ -366,62 +288,6 @@ def _prepare(
         choice, made = ranks.together(launches)
     except UserError as error:
         return Shared(kernel, Outcome(status="unsupported", reason=str(error)), ())
-    own = Shared(kernel, Outcome(**lookup.row_fields(kernel, choice)), made, choice.config)
-    own.outcome |= _check(ranks, shard, own, made[0])
+    own = Shared(kernel, Outcome(**lookup.row_fields(kernel, choice)), made)
+    own.outcome |= own.check(ranks, shard, made[0])
     return own
-
-
-def _check(ranks: Ranks, shard: Shard, own: Shared, run: Callable[[], object]) -> Outcome:
-    """Errors of what `run` writes into poisoned outputs, the worst of all ranks; `incorrect` where
-    they are above the limits, or bits of ranks that share sequences differ.
-    """
-    import torch
-
-    inputs = written_by(own.launches[0], shard.buffers[0])
-    inputs.poison()
-    ranks.barrier()
-    run()
-    torch.cuda.synchronize()
-    inputs = written_by(own.launches[0], shard.buffers[0])
-    if getattr(own.kernel, "shares_heads", False):
-        inputs = _with_all_heads(inputs)
-    check = shard.reference.check(inputs, own.kernel.lse_base)
-    failures = ranks.of_all(check.failure(shard.problem.dtype))
-    worst = max(check.relative_error for check in ranks.of_all(check))
-    digests = ranks.of_all(_digest(inputs))
-    places = len(digests) if inputs.peers is None else inputs.peers.ranks
-    outcome = Outcome(
-        relative_error=worst,
-        lse_error=check.lse_error,
-        checked_heads=check.checked_heads,
-        total_heads=check.total_heads,
-    )
-    for rank, failure in enumerate(failures):
-        if failure is not None:
-            return outcome | Outcome(status="incorrect", reason=f"rank {rank}: {failure}")
-    if inputs.peers is not None:
-        for first in range(0, len(digests), places):
-            if len(set(digests[first : first + places])) > 1:
-                reason = f"ranks {first} to {first + places - 1} have different bits"
-                return outcome | Outcome(status="incorrect", reason=reason)
-    return outcome
-
-
-def _with_all_heads(inputs: AttentionInputs) -> AttentionInputs:
-    """The outputs of a kernel that leaves each rank its share of the heads, from all ranks."""
-    peers = inputs.peers
-    assert peers is not None
-    share = inputs.q_heads // peers.ranks
-    outs, lses = _gathered(inputs, inputs.out), _gathered(inputs, inputs.lse)
-    out, lse = inputs.out.clone(), inputs.lse.clone()
-    for rank in range(peers.ranks):
-        own = slice(rank * share, (rank + 1) * share)
-        out[:, :, own], lse[:, own] = outs[rank][:, :, own], lses[rank][:, own]
-    return replace(inputs, out=out, lse=lse)
-
-
-def _digest(inputs: AttentionInputs) -> str:
-    import torch
-
-    numbers = inputs.out.contiguous().view(torch.uint8).cpu().numpy()
-    return hashlib.sha256(numbers.tobytes()).hexdigest()

@@ -1,0 +1,163 @@
+"""What one rank has of a problem that GPUs share, and the check of what all ranks write."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from leanbench.check.reference import CELL_PAIRS, CHECK_ELEMENTS, Reference
+from leanbench.core.inputs import AttentionInputs
+from leanbench.core.kernel import Kernel, written_by
+from leanbench.core.problem import AttentionProblem
+from leanbench.measure.buffers import free_memory, refuse_shortage, rotating_inputs
+from leanbench.measure.instruments import Instruments
+from leanbench.measure.prepare import settings_for
+from leanbench.measure.ranks import Ranks
+from leanbench.measure.timing import Launches
+from leanbench.records.outcome import Outcome
+
+if TYPE_CHECKING:
+    import torch
+
+#: Of the tensors that are drawn: all ranks of a group have the first one's.
+_SAME = ("q", "sinks")
+
+
+@dataclass
+class Shard:
+    """A rank's tensors of a problem, and what the outputs of all ranks together must be."""
+
+    problem: AttentionProblem
+    buffers: list[AttentionInputs]
+    reference: Reference
+
+
+def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem) -> Shard:
+    """The rank's shard, in as many buffers as all ranks have room for."""
+    import torch.distributed as dist
+
+    own, spec, device = problem.shard(ranks.rank), instruments.spec, instruments.device
+
+    def buffers() -> list[AttentionInputs]:
+        free_memory(spec)
+        refuse_shortage(own, device)
+        return rotating_inputs(own, device, spec, instruments.options.cache)
+
+    inputs = ranks.together(buffers)
+    inputs = inputs[: min(ranks.of_all(len(inputs)))]
+    group = ranks.layout(problem.gpus).group
+    if group is not None:
+        first = ranks.rank // problem.gpus.context * problem.gpus.context
+        for buffer in inputs:
+            for name in _SAME:
+                if (tensor := getattr(buffer, name)) is not None:
+                    dist.broadcast(tensor, src=first, group=group.peers.processes)
+        inputs = [replace(buffer, peers=group.peers) for buffer in inputs]
+    return Shard(own, inputs, ranks.together(lambda: _reference(problem, inputs[0])))
+
+
+def _reference(problem: AttentionProblem, inputs: AttentionInputs) -> Reference:
+    """The fp64 reference of the whole, from those of the shards; all ranks take the same heads."""
+    longest = problem.shard(0)
+    elements = longest.max_context * max(inputs.head_dim, inputs.group_size * inputs.q_len)
+    # A sink is one logit of the whole: the first shard's.
+    if inputs.peers is not None and inputs.peers.rank > 0:
+        inputs = replace(inputs, sinks=None)
+    state = random.getstate()
+    random.seed(problem.label)
+    reference = Reference(inputs, max_pairs=min(CELL_PAIRS, max(2, CHECK_ELEMENTS // elements)))
+    random.setstate(state)
+    if inputs.peers is not None:
+        reference.merge(lambda tensor: _gathered(inputs, tensor))
+    return reference
+
+
+def _gathered(inputs: AttentionInputs, tensor: torch.Tensor) -> torch.Tensor:
+    """(ranks, *): the tensor of every rank of the group."""
+    import torch
+    import torch.distributed as dist
+
+    peers = inputs.peers
+    assert peers is not None
+    parts = [torch.empty_like(tensor) for _ in range(peers.ranks)]
+    dist.all_gather(parts, tensor.contiguous(), group=peers.processes)
+    return torch.stack(parts)
+
+
+def alone(shard: Shard) -> Launches:
+    """Attention over each GPU's own shard, and nothing else, as `lean` does it."""
+    from leanbench.kernels.lean import LEAN_CUDA
+
+    inputs = [replace(buffer, peers=None) for buffer in shard.buffers]
+    config = settings_for(shard.buffers[0]).config
+    return [LEAN_CUDA.prepare(own, config) for own in inputs]  # pyright: ignore
+
+
+def check_shared(
+    ranks: Ranks,
+    shard: Shard,
+    kernel: Kernel,
+    launch: Callable[[], object],
+    run: Callable[[], object],
+) -> Outcome:
+    """Errors of what `run` writes into poisoned outputs, the worst of all ranks; `incorrect` where
+    they are above the limits, or bits of ranks that share sequences differ.
+    """
+    import torch
+
+    inputs = written_by(launch, shard.buffers[0])
+    inputs.poison()
+    ranks.barrier()
+    run()
+    torch.cuda.synchronize()
+    inputs = written_by(launch, shard.buffers[0])
+    if getattr(kernel, "shares_heads", False):
+        inputs = _with_all_heads(inputs)
+    check = shard.reference.check(inputs, kernel.lse_base)
+    failures = [
+        f"rank {rank}: {failure}"
+        for rank, failure in enumerate(ranks.of_all(check.failure(shard.problem.dtype)))
+        if failure is not None
+    ]
+    together = 1 if inputs.peers is None else inputs.peers.ranks
+    failures += differing(ranks.of_all(_digest(inputs)), together)
+    outcome = Outcome(
+        relative_error=max(own.relative_error for own in ranks.of_all(check)),
+        lse_error=check.lse_error,
+        checked_heads=check.checked_heads,
+        total_heads=check.total_heads,
+    )
+    return outcome | Outcome(status="incorrect", reason=failures[0]) if failures else outcome
+
+
+def differing(digests: list[str], together: int) -> list[str]:
+    """A sentence for each `together` ranks whose outputs have different bits."""
+    groups = [digests[first : first + together] for first in range(0, len(digests), together)]
+    return [
+        f"ranks {place * together} to {(place + 1) * together - 1} have different bits"
+        for place, group in enumerate(groups)
+        if len(set(group)) > 1
+    ]
+
+
+def _with_all_heads(inputs: AttentionInputs) -> AttentionInputs:
+    """The outputs of a kernel that leaves each rank its share of the heads, from all ranks."""
+    peers = inputs.peers
+    assert peers is not None
+    share = inputs.q_heads // peers.ranks
+    outs, lses = _gathered(inputs, inputs.out), _gathered(inputs, inputs.lse)
+    out, lse = inputs.out.clone(), inputs.lse.clone()
+    for rank in range(peers.ranks):
+        own = slice(rank * share, (rank + 1) * share)
+        out[:, :, own], lse[:, own] = outs[rank][:, :, own], lses[rank][:, own]
+    return replace(inputs, out=out, lse=lse)
+
+
+def _digest(inputs: AttentionInputs) -> str:
+    import torch
+
+    numbers = inputs.out.contiguous().view(torch.uint8).cpu().numpy()
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
