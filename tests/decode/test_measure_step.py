@@ -12,7 +12,7 @@ from decode.tiny_models import problem_of, written
 
 from leanbench.core.errors import OutOfMemory, SuspectResult
 from leanbench.core.registry import kernel
-from leanbench.decode import measure, prepare
+from leanbench.decode import measure, prefill, prepare
 from leanbench.decode.measure import measure_step
 from leanbench.decode.prefill import prefill_fields
 from leanbench.decode.products import is_product
@@ -176,6 +176,22 @@ def test_the_time_of_a_prompt_is_asked_for(world, tmp_path):
     assert prefill_fields(world.instruments(), step) == (Outcome(), [])
     _, (warning,) = prefill_fields(world.instruments(prefill=37), step)
     assert "where prompts are equally long and every layer sees all of them" in warning
+
+
+@pytest.mark.parametrize(
+    ("seconds", "counted"),
+    [((9.0, 0.1, 0.3, 0.2), 0.2), ((9.0, 1.5, 2.0), 1.75), ((9.0, 4.0), 4.0)],
+)
+def test_a_prompt_is_repeated_while_it_is_short(world, tmp_path, monkeypatch, seconds, counted):
+    """The first does not count."""
+    times_us = iter([1e6 * own for own in seconds])
+    monkeypatch.setattr(prefill, "_prompt_us", lambda step: next(times_us))
+    step = DecodeStep(problem_of(written(tmp_path, "llama"), 37), "cpu")
+    assert prefill_fields(world.instruments(prefill=36), step) == (Outcome(), [])
+    outcome, warnings = prefill_fields(world.instruments(prefill=37), step)
+    assert outcome.prefill_us == pytest.approx(1e6 * counted)
+    assert warnings == []
+    assert next(times_us, None) is None
 
 
 @pytest.mark.parametrize(
