@@ -15,11 +15,12 @@ from leanbench.core.registry import kernel
 from leanbench.decode import measure, prefill, prepare
 from leanbench.decode.measure import measure_step
 from leanbench.decode.prefill import prefill_fields
+from leanbench.decode.prepare import StepReplay
 from leanbench.decode.products import is_product
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
-from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.options import MeasureOptions
+from leanbench.measure.timing import Replay
 from leanbench.records.outcome import Outcome
 from leanbench.records.row import Row
 
@@ -72,13 +73,12 @@ def world(monkeypatch) -> World:
     pytest.importorskip("transformers")
     own = World()
     monkeypatch.setattr(
-        prepare, "Replay", lambda launches, sample_ms: PretendedReplay(own, launches)
+        prepare, "StepReplay", lambda launches, sample_ms: PretendedReplay(own, launches)
     )
     fakes = {
         "free_memory": lambda spec: None,
         "refuse_shortage": lambda problem, device, held: own.refused.append(held),
         "gemm_us": lambda graph, launches: 250.0,
-        "cross_check": lambda launches, latency_us: CrossCheck((latency_us,), ("a",)),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(measure, name, fake)
@@ -108,7 +108,6 @@ def test_a_row_of_each_kernel(world, tmp_path):
     assert eager["bandwidth_tb_s"] == problem.kv_bytes / 500.0 / 1e6
     assert eager["memory_bytes"] == 12_345
     assert eager["total_heads"] == 4
-    assert eager["crosscheck_us"] == 500.0
     assert eager["raw_samples"]["samples_us"][0] == 500.0
     assert rows["sdpa"]["attention_share"] == pytest.approx(0.25)
     assert world.announced[-1] is None
@@ -207,3 +206,14 @@ def test_matrix_products_by_the_names_of_their_kernels(name):
     assert is_product(name)
     assert not is_product("void at::native::elementwise_kernel<128, 4>")
     assert not is_product("void at::native::reduce_kernel<512, 1>")
+
+
+def test_a_sample_is_taken_behind_a_replay(monkeypatch):
+    """Of the first, the host's start of the graph would be a part."""
+    events: list[str] = []
+    monkeypatch.setattr(Replay, "_replay_ms", lambda self: float(events.append("timed") is None))
+    replay = object.__new__(StepReplay)
+    replay.launches = 2
+    replay.graph = SimpleNamespace(replay=lambda: events.append("ahead"))  # pyright: ignore
+    assert replay.sample_us() == 500.0
+    assert events == ["ahead", "timed"]
