@@ -35,9 +35,12 @@ def prefill_fields(instruments: Instruments, step: DecodeStep) -> tuple[Outcome,
         times_us = [_prompt_us(step)]
         while len(times_us) < _PROMPTS and sum(times_us) < _ENOUGH_S * 1e6:
             times_us.append(_prompt_us(step))
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        # The steps are measured. An error of the GPU itself is sticky: then this raises.
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         reason = str(error).partition("\n")[0]
-        return Outcome(), [f"no time to first token: the prompt does not fit ({reason})"]
+        return Outcome(), [f"no time to first token ({type(error).__name__}: {reason})"]
     return Outcome(prefill_us=statistics.median(times_us)), []
 
 

@@ -191,6 +191,12 @@ def test_a_prompt_is_repeated_while_it_is_short(world, tmp_path, monkeypatch, se
     assert outcome.prefill_us == pytest.approx(1e6 * counted)
     assert warnings == []
     assert next(times_us, None) is None
+    monkeypatch.setattr(prefill, "_prompt_us", lambda step: 1 / 0)
+    missing, warnings = prefill_fields(world.instruments(prefill=37), step)
+    assert (missing, warnings) == (
+        Outcome(),
+        ["no time to first token (ZeroDivisionError: division by zero)"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,9 @@ def test_both_layouts_are_one_cache(tmp_path):
     assert chosen_by(DecodeStep(problem, "cpu"), "eager") is not None
 
 
-def test_a_prompt_is_causal_attention_and_fills_the_cache(tmp_path):
-    step = DecodeStep(problem_of(written(tmp_path, "opt"), 24), "cpu")
+@pytest.mark.parametrize("name", ["opt", "llama"])
+def test_a_prompt_is_causal_attention_and_fills_the_cache(tmp_path, name):
+    step = DecodeStep(problem_of(written(tmp_path, name), 24), "cpu")
     step.attend_with(causal_attention)
     step.prefill()
     before = [(k.clone(), v.clone()) for k, v in step.cache.layers]
