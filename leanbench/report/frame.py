@@ -113,7 +113,7 @@ def kinds_of(frame: DataFrame) -> Series:
 
     kinds = pd.Series("", index=frame.index, dtype="object")
     for axis in PROBLEM_AXES:
-        if axis.name not in KINDS:
+        if axis.name not in (*KINDS, "q_len"):
             continue
         texts = frame[axis.name].map(axis.write if axis.is_number else str)
         words = texts.map(axis.say if axis.values.is_word else lambda text, title=axis.title: title)

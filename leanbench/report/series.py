@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.axes import LENGTHS
+from leanbench.core.axes import KINDS, LENGTHS
 from leanbench.core.axis import Axis
 from leanbench.core.problem import PLAIN_AXES, PROBLEM_AXES
 from leanbench.report.frame import COMPARED, PROBLEM_COLUMNS, where
@@ -80,7 +80,7 @@ def varying_axes(frame: DataFrame) -> list[VaryingAxis]:
 
 def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
     """For each label of the column `problem`, only what distinguishes it: ``context 64k,
-    heads 32/8``.
+    heads 32/8``; of kinds of attention, those that it has.
     """
     varying = {axis.name for axis in axes}
     short = {}
@@ -92,7 +92,12 @@ def short_labels(frame: DataFrame, axes: list[VaryingAxis]) -> dict[str, str]:
             words.append(f"heads {heads(row['q_heads'], row['kv_heads'])}")
         words += [f"batch {row['batch']}"] if "batch" in varying else []
         # As on the x axis: numbers first.
-        plain = [axis for axis in PLAIN_AXES if axis.name in varying]
+        plain = [
+            axis
+            for axis in PLAIN_AXES
+            if axis.name in varying
+            and (axis.name not in KINDS or str(row[axis.name]) != axis.write(axis.default))
+        ]
         words += [axis.say(str(row[axis.name])) for axis in plain if axis.is_number]
         words += [row["lengths"]] if "lengths" in varying and row["lengths"] != EQUAL else []
         words += [axis.say(row[axis.name]) for axis in plain if not axis.is_number]

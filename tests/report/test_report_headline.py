@@ -254,6 +254,7 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
         (window, {"lean": 10.0, "cudnn": 30.0, "flashinfer": 9.0}),
         ({**window, "context": 8192}, {"lean": 10.0, "cudnn": 40.0}),
         ({"kv_dtype": "e4m3", "sinks": True}, {"lean": 10.0, "flashinfer": 15.0}),
+        ({"q_len": 4}, {"lean": 10.0, "cudnn": 20.0}),
         # No peer took it.
         ({"alibi": True}, {"lean": 10.0}),
     ]
@@ -269,13 +270,16 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
         "plain": (("cudnn", "flashinfer"), 1),
         "window": (("cudnn", "flashinfer"), 1),
         "sinks, e4m3 KV cache": (("flashinfer",), 1),
+        "q_len": (("cudnn",), 1),
     }
     geomeans = {kind: over.ratios.geomean for kind, over in by_kind.items()}
     assert geomeans == pytest.approx(
-        {"plain": 1.2, "window": (0.9 * 4.0) ** 0.5, "sinks, e4m3 KV cache": 1.5}
+        {"plain": 1.2, "window": (0.9 * 4.0) ** 0.5, "sinks, e4m3 KV cache": 1.5, "q_len": 2.0}
     )
     [path] = write_report(directory, directory, ["markdown"])
-    assert "| window | 1.90× | 2 | 1 | 0.90× (" in path.read_text()
+    assert "| window | 1.90× | 2 | 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |" in (
+        path.read_text()
+    )
 
 
 def test_a_run_of_one_kind_says_nothing_by_kind(write_run: WriteRun) -> None:
