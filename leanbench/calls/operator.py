@@ -22,7 +22,10 @@ from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanConfig
 
 #: Fields of Extras that only a call that appends can have.
-_OF_APPEND = ("k_new", "v_new", "rotary_cos", "rotary_sin", "rotary_interleaved")
+_OF_APPEND = (
+    *("k_new", "v_new", "cu_seqlens_k_new"),
+    *("rotary_cos", "rotary_sin", "rotary_seqlens", "rotary_interleaved"),
+)
 _TYPES = {
     "max_seqlen_q": "SymInt? {}=None",
     "window_left": "SymInt {}=-1",
