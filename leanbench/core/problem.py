@@ -392,8 +392,10 @@ class AttentionProblem:
     def known_to_host(self) -> AttentionProblem:
         """The problem as launch settings may follow from it, as of a caller of the public API:
         lengths on the device may be anything up to the cache's capacity, beside a length on the
-        host capacity says nothing.
+        host capacity says nothing. Of GPUs that share it, what one has.
         """
+        if self.parallel != NONE:
+            return self.shard(0).known_to_host
         if self.lengths_on == "device":
             return replace(self, context=self.cache_capacity, capacity=None)
         return self if self.capacity is None else replace(self, capacity=None)

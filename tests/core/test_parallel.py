@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from leanbench.configs.lookup import choose
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.core.parallel import GpuCounts, counts_of
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
 
 
 def problem(parallel: str, context: int | tuple[int, ...] = 8192) -> AttentionProblem:
@@ -49,6 +51,15 @@ def test_shards_are_the_problem_together() -> None:
     assert [shard.contexts for shard in shards[3:]] == [shard.contexts for shard in shards[:3]]
     assert whole.kv_bytes == shards[0].kv_bytes
     assert whole.kv_bytes == (334 + 3 + 1) * 4 * 128 * 2 * 2
+
+
+def test_launch_settings_follow_from_what_one_gpu_has() -> None:
+    assert problem("cp:2xtp:2").known_to_host == AttentionProblem(1, 16, 4, 4096, 128)
+    ragged = problem("cp:2", (1000, 7))
+    assert ragged.known_to_host.context == 500
+    spec = find("h200")
+    shared = choose(kernel("lean"), problem("cp:2"), spec).config
+    assert shared == choose(kernel("lean"), problem("none", 4096), spec).config
 
 
 def test_labels_and_json() -> None:
