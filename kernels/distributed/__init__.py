@@ -30,8 +30,6 @@ class Exchanging(Kernel["LeanConfig"]):
     tuned_as = "lean"
     config_types = LEAN_CONFIGS
     axes = Kernel.axes | {"parallel", "lengths", "lengths_on", "capacity", "page_size"}
-    #: Whether a GPU has its share of the query heads in the end, not all of them.
-    shares_heads = False
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         if problem.gpus.context == 1:

@@ -124,6 +124,9 @@ class Kernel(ABC, Generic[ConfigT]):
     config_choice: str | None = None
     #: Whether it is measured through `leanbench.lean_attn_with_kvcache`, as its users call it.
     is_api: bool = False
+    #: Whether, where GPUs share sequences, each has its share of the query heads in the end and not
+    #: all of them.
+    shares_heads: bool = False
     #: Base of the logarithm in the LSE that it writes; None: it writes no LSE.
     lse_base: float | None = math.e
     #: Whether lengths on the device that are no lengths of the cache count as the nearest ones, and

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 #: GPUs of a group at most: those of a host that NVLink connects.
 MOST_RANKS = 8
+#: That a launch waits for the other GPUs, and bytes of a mailbox, where nobody says.
+TIMEOUT_S, MAILBOX_BYTES = 10.0, 64 << 20
 #: Of a partial's piece, four columns: two units of 16 bytes.
 _PIECE_BYTES = 32
-#: Of a launch: LAUNCH_TICKETS in peers.cuh. New groups start behind a first launch, so that no
-#: launch has the epoch that new mailboxes hold.
-_LAUNCH_TICKETS = 1 << 20
 
 
 class PeerFields(ctypes.Structure):
@@ -64,8 +63,8 @@ class ContextGroup:
     def __init__(
         self,
         process_group: ProcessGroup | None = None,
-        timeout_s: float = 10.0,
-        mailbox_bytes: int = 64 << 20,
+        timeout_s: float = TIMEOUT_S,
+        mailbox_bytes: int = MAILBOX_BYTES,
     ) -> None:
         import torch
         import torch.distributed as dist
@@ -83,12 +82,11 @@ class ContextGroup:
         self._failed_rank = ctypes.c_int32.from_address(self._failure.data_ptr())
         self._timeout_s = timeout_s
         fields = PeerFields(
-            _LAUNCH_TICKETS,
-            int(timeout_s * 1e9),
-            self._failure.data_ptr(),
-            mailbox_bytes // 8,
-            self.rank,
-            (ctypes.c_uint64 * MOST_RANKS)(*addresses),
+            timeout_ns=int(timeout_s * 1e9),
+            failure=self._failure.data_ptr(),
+            half_numbers=mailbox_bytes // 8,
+            rank=self.rank,
+            mailboxes=(ctypes.c_uint64 * MOST_RANKS)(*addresses),
         )
         self._fields = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(self.device)
         self.peers = Peers(self.size, self.rank, self._fields.data_ptr(), self._processes)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from leanbench.core.errors import UserError
-from leanbench.distributed.group import ContextGroup
-
-#: A length, or a tensor of lengths.
-Length = TypeVar("Length")
+from leanbench.distributed.group import MAILBOX_BYTES, TIMEOUT_S, ContextGroup
 
 
-def contiguous_shard(length: Length, rank: int, size: int) -> tuple[Length, Length]:
+def contiguous_shard(length: Any, rank: int, size: int) -> tuple[Any, Any]:
     """The first token, and the number of tokens, that a rank has of sequences that are cut into
     `size` shards one after the other; the first shards are the longer ones.
 
@@ -28,7 +25,7 @@ def _shard_start(length: Any, rank: int, size: int) -> Any:
     return -(-length * rank // size)
 
 
-def interleaved_shard(length: Length, rank: int, size: int, page_size: int) -> Length:
+def interleaved_shard(length: Any, rank: int, size: int, page_size: int) -> Any:
     """The number of tokens that a rank has of sequences whose pages of `page_size` tokens are dealt
     to the ranks in turn, as vLLM's decode context parallelism does.
 
@@ -36,8 +33,8 @@ def interleaved_shard(length: Length, rank: int, size: int, page_size: int) -> L
         length: of the whole sequences: a number, or an integer tensor.
     """
     turn = page_size * size
-    whole = length // turn * page_size  # pyright: ignore[reportOperatorIssue]
-    rest = length % turn - rank * page_size  # pyright: ignore[reportOperatorIssue]
+    whole = length // turn * page_size
+    rest = length % turn - rank * page_size
     if isinstance(rest, int):
         return whole + min(max(rest, 0), page_size)
     return whole + rest.clamp(0, page_size)
@@ -57,11 +54,17 @@ class Layout:
     group: ContextGroup | None = None
 
     @classmethod
-    def make(cls, tensor: int = 1, context: int = 1, **options: float) -> Layout:
+    def make(
+        cls,
+        tensor: int = 1,
+        context: int = 1,
+        timeout_s: float = TIMEOUT_S,
+        mailbox_bytes: int = MAILBOX_BYTES,
+    ) -> Layout:
         """The layout of all processes, with their context groups: a collective.
 
         Args:
-            options: of `ContextGroup`.
+            timeout_s: as of `ContextGroup`; `mailbox_bytes`, too.
 
         Raises:
             UserError: there are not `tensor` x `context` processes; or see `ContextGroup`.
@@ -77,9 +80,9 @@ class Layout:
         group = None
         for first in range(0, size, context):
             # A collective of all processes, for every group.
-            members = dist.new_group(list(range(first, first + context)))
+            members: Any = dist.new_group(list(range(first, first + context)))
             if context > 1 and first <= rank < first + context:
-                group = ContextGroup(members, **options)  # pyright: ignore[reportArgumentType]
+                group = ContextGroup(members, timeout_s, mailbox_bytes)
         return cls(tensor, context, rank, group)
 
     @property

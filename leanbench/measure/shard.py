@@ -114,7 +114,7 @@ def check_shared(
     run()
     torch.cuda.synchronize()
     inputs = written_by(launch, shard.buffers[0])
-    if getattr(kernel, "shares_heads", False):
+    if kernel.shares_heads:
         inputs = _with_all_heads(inputs)
     check = shard.reference.check(inputs, kernel.lse_base)
     failures = [
