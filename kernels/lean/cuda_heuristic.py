@@ -86,6 +86,9 @@ _FEW_QUERIES = 4
 #: Lengths on the device: output tiles to an SM above which two CTAs share it (entry 43); of caches
 #: in 8 bits, which were timed with no other (entry 34).
 _MANY_OUTPUT_TILES, _MANY_OUTPUT_TILES_IN_8_BITS = 1, 1.5
+#: The same of head_dims above 192, where each of the two has one stage; above that, sequences of up
+#: to some 300 tokens take 0.7 to 0.96 times as long, longer ones up to 1.04 (entry 45).
+_MANY_WIDE_OUTPUT_TILES = 1.5
 #: Caches in 8 bits, in [fp8] reports/h200/settings/fp8.json (entry 40): bytes above which pairs of
 #: CTAs are faster, whatever a partial has.
 _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
@@ -346,6 +349,10 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
     if widest(problem) > 128:
         chunk, stages = _LEAST_CHUNK, 3
+        few_rows = rows == TILE_ROWS[0] and not in_8_bits
+        wide = hopper and widest(problem) > 192 and few_rows
+        if wide and output_tiles > _MANY_WIDE_OUTPUT_TILES * gpu.sms:
+            stages, ctas_per_sm = 1, 2
     elif cluster > 1:
         chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
         stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2

@@ -64,6 +64,9 @@ CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 FP8 = replace(ONE_LONG, kv_dtype="e4m3")
 MANY_SHORT = on_device((5, 100, 2, 300, 128, 64, 16, 129, 33, 1, 127, 15), "8/2", 64, 512)
+#: A lane of a warp counts several sequences; more than all lanes do.
+LARGE_BATCH = on_device((3, 20, 150, 1, 40) * 10, "2/1", 64, 192)
+LARGEST_BATCH = on_device((3, 20, 150, 1, 40) * 60, "1/1", 64, 192)
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
 #: Sequences shorter than the window, longer, and with a row that sees nothing but its sink.
 WINDOWS = on_device(
@@ -148,6 +151,13 @@ CASES = {
             (replace(MANY_SHORT, page_size=16, kv_layout="NHD"), 1),
         ),
     ),
+    "a large batch": Case(
+        cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False), ((LARGE_BATCH, 7), (LARGE_BATCH, 99))
+    ),
+    # The one stage is full before the lengths are known.
+    "clusters of one stage": Case(
+        cuda_config(16, 2, 1, 1, 2, 8, "bulk", 1, False), ((ONE_LONG, 22),)
+    ),
     "fixed runs": Case(
         fixed(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False)),
         ((ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)),
@@ -161,6 +171,13 @@ CASES = {
 DEEP_CASES = {
     "clusters of 8": Case(
         cuda_config(16, 1, 2, 1, 8, 8, "bulk", 1, False), ((ONE_LONG, 64), (ONE_LONG, 24))
+    ),
+    "the largest batch": Case(
+        cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False),
+        ((LARGEST_BATCH, 50), (LARGEST_BATCH, 400)),
+    ),
+    "the largest batch, fixed runs": Case(
+        fixed(cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False)), ((LARGEST_BATCH, 50),)
     ),
     "fixed runs, host": Case(
         fixed(cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)), ((EQUAL, 7), (EQUAL, 99))
@@ -527,7 +544,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("short output tiles", ("schedule.cuh", "chunk = mine ? 0 : chunks;", "")),
     ("short output tiles", ("schedule.cuh", "if (is_rest) chunk = chunks;", "is_rest = false;")),
     ("device", ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0")),
-    ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
+    ("fixed runs", ("lean.cu", "FIXED_RUNS ? ended.at", "FIXED_RUNS ? ended.first")),
     ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
     ("pages of one token", ("copy.cuh", "position.chunk + RANGE_WARPS);", "position.chunk);")),
     ("pages of 48", ("build.cuh", "while (page % box != 0) box /= 2;", "")),
@@ -535,6 +552,9 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("head_dim 56, async", ("copy.cuh", "8 * i, column + i < DIM / 8);", "8 * i, true);")),
     ("chunks of queries", ("schedule.cuh", "(head - kv_head * tiles) * ROWS", "0")),
     ("chunks of queries", ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;")),
+    ("a large batch", ("schedule.cuh", "if (next <= unit) held", "if (next < unit) held")),
+    ("clusters of one stage", ("lean.cu", " || STAGES == 1", "")),
+    ("device", ("lean.cu", "fresh |= query.enter_part", "query.enter_part")),
     ("ragged queries", ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries")),
     ("ragged queries", ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;")),
     ("V of its own head_dim", ("copy.cuh", "if (column < V_COLUMNS)", "")),
