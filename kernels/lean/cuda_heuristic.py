@@ -86,8 +86,8 @@ _FEW_QUERIES = 4
 #: Lengths on the device: output tiles to an SM above which two CTAs share it (entry 43); of caches
 #: in 8 bits, which were timed with no other (entry 34).
 _MANY_OUTPUT_TILES, _MANY_OUTPUT_TILES_IN_8_BITS = 1, 1.5
-#: The same of head_dims above 192, where each of the two has one stage; above that, sequences of up
-#: to some 300 tokens take 0.7 to 0.96 times as long, longer ones up to 1.04 (entry 45).
+#: The same of head_dims above 192, where each of the two has one stage: short sequences gain 11% in
+#: the mean, long ones lose up to 4% (entry 46).
 _MANY_WIDE_OUTPUT_TILES = 1.5
 #: Caches in 8 bits, in [fp8] reports/h200/settings/fp8.json (entry 40): bytes above which pairs of
 #: CTAs are faster, whatever a partial has.
