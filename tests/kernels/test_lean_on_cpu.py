@@ -64,9 +64,8 @@ CHUNK = on_device((300, 77, 30), "8/2", 64, 384, q_len=37)
 MIXED = on_device((300, 77, 30, 515), "8/2", 64, 640, q_lens=(37, 1, 5, 1))
 FP8 = replace(ONE_LONG, kv_dtype="e4m3")
 MANY_SHORT = on_device((5, 100, 2, 300, 128, 64, 16, 129, 33, 1, 127, 15), "8/2", 64, 512)
-#: A lane of a warp counts several sequences; more than all lanes do.
+#: More sequences than a warp has lanes.
 LARGE_BATCH = on_device((3, 20, 150, 1, 40) * 10, "2/1", 64, 192)
-LARGEST_BATCH = on_device((3, 20, 150, 1, 40) * 60, "1/1", 64, 192)
 SEVERAL_TOKENS = on_device((300, 77), "16/1", 128, 384, q_len=3)
 #: Sequences shorter than the window, longer, and with a row that sees nothing but its sink.
 WINDOWS = on_device(
@@ -171,13 +170,6 @@ CASES = {
 DEEP_CASES = {
     "clusters of 8": Case(
         cuda_config(16, 1, 2, 1, 8, 8, "bulk", 1, False), ((ONE_LONG, 64), (ONE_LONG, 24))
-    ),
-    "the largest batch": Case(
-        cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False),
-        ((LARGEST_BATCH, 50), (LARGEST_BATCH, 400)),
-    ),
-    "the largest batch, fixed runs": Case(
-        fixed(cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, False)), ((LARGEST_BATCH, 50),)
     ),
     "fixed runs, host": Case(
         fixed(cuda_config(16, 2, 2, 1, 1, 8, "async", 1, False)), ((EQUAL, 7), (EQUAL, 99))
@@ -483,7 +475,14 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("device", ("lean.cu", "if (SCRATCH_OVER_RING || !first_part) __syncthreads();", "")),
     ("device", ("lean.cu", "__syncthreads();\n      // What a", "// What a")),
     ("many rows", ("lean.cu", "__syncthreads();  // the states have been read", "")),
-    ("many rows", ("lean.cu", "__syncthreads();\n        fresh = false;", "fresh = false;")),
+    (
+        "many rows",
+        (
+            "lean.cu",
+            "query.load_shared(p, shared);\n        __syncthreads();",
+            "query.load_shared(p, shared);",
+        ),
+    ),
     ("clusters", ("lean.cu", "barrier_cluster_wait();  // no peer reads", "//")),
     ("clusters", ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", "")),
     ("clusters", ("reduce.cuh", "  barrier_cluster_arrive();\n  barrier_cluster_wait();", "")),
@@ -494,7 +493,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("clusters", ("lean.cu", "works && range.is_first_split()", "works")),
     ("clusters", ("copy.cuh", "(STAGES - empty_stages) * RANGE_WARPS", "0")),
     ("clusters", ("schedule.cuh", "head = unit - position.sequence * each", "head = 0")),
-    ("paged clusters", ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES", "0")),
+    ("paged clusters", ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES + box", "box")),
     (
         "paged clusters",
         ("attend.cuh", "queries.count + query_of(", "queries.count + 0 * query_of("),
@@ -504,7 +503,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("windows", ("attend.cuh", "if (MASKED_STARTS) masked |=", "if (false) masked |=")),
     ("windows", ("attend.cuh", "if (SOFTCAP) cap_scores", "if (false) cap_scores")),
     ("windows", ("lean.cu", "    if (SINKS && threadIdx.x < ROWS)", "    if (false)")),
-    ("windows", ("reduce.cuh", "tile.row_offset + threadIdx.x) % GROUP_SIZE", "0)")),
+    ("windows", ("reduce.cuh", "(tile.row_offset + row) % GROUP_SIZE;", "0;")),
     ("windows", ("partials.cuh", "l = l * scale + ex2", "l = l + ex2")),
     ("attention chunks", ("attend.cuh", "max(first, chunk)", "first")),
     ("attention chunks", ("attend.cuh", "min(end, chunk + p.attention_chunk)", "end")),
@@ -544,17 +543,15 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("short output tiles", ("schedule.cuh", "chunk = mine ? 0 : chunks;", "")),
     ("short output tiles", ("schedule.cuh", "if (is_rest) chunk = chunks;", "is_rest = false;")),
     ("device", ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0")),
-    ("fixed runs", ("lean.cu", "FIXED_RUNS ? ended.at", "FIXED_RUNS ? ended.first")),
+    ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
     ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
-    ("pages of one token", ("copy.cuh", "position.chunk + RANGE_WARPS);", "position.chunk);")),
+    ("pages of one token", ("copy.cuh", "position.chunk + position.step());", "position.chunk);")),
     ("pages of 48", ("build.cuh", "while (page % box != 0) box /= 2;", "")),
-    ("head_dim 72", ("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[8]", "to[8]")),
-    ("head_dim 56, async", ("copy.cuh", "8 * i, column + i < DIM / 8);", "8 * i, true);")),
+    ("head_dim 72", ("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")),
+    ("head_dim 56, async", ("copy.cuh", "column + i < DIM / PIECE_NUMBERS);", "true);")),
     ("chunks of queries", ("schedule.cuh", "(head - kv_head * tiles) * ROWS", "0")),
     ("chunks of queries", ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;")),
-    ("a large batch", ("schedule.cuh", "if (next <= unit) held", "if (next < unit) held")),
-    ("clusters of one stage", ("lean.cu", " || STAGES == 1", "")),
-    ("device", ("lean.cu", "fresh |= query.enter_part", "query.enter_part")),
+    ("a large batch", ("schedule.cuh", ", longer_than_one += tiles > 1;", ";")),
     ("ragged queries", ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries")),
     ("ragged queries", ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;")),
     ("V of its own head_dim", ("copy.cuh", "if (column < V_COLUMNS)", "")),
