@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
     for cache in () if inputs.new_tokens else caches:
         words = _words(cache)
         half = words.numel() // 2
-        of_cache, launch = _read((words[:half], words[half:]), half, 8192, 8, 2 * sms)
+        of_cache, launch = _read((words[:half], words[half:]), 8192, 8, 2 * sms)
         launch()
         sums.append(of_cache)
     whole = (inputs.q, inputs.cache_seqlens, inputs.block_table)
@@ -90,45 +91,53 @@ def _launches(buffers: Sequence[AttentionInputs], kv_bytes: int, variant: Varian
 
     block, warps, per_sm = variant
     sms = torch.cuda.get_device_properties(buffers[0].q.device).multi_processor_count
-    words = kv_bytes // 8
     return [
-        _read(places, words, block, warps, per_sm * sms)[1]
-        for places in read_places(buffers, words)
+        _read(places, block, warps, per_sm * sms)[1]
+        for places in read_places(buffers, kv_bytes // 4)
     ]
 
 
 def read_places(
     buffers: Sequence[AttentionInputs], words: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The 32-bit words of K and of V that a launch for each buffer reads, `words` of both, in the
-    order they are stored: what no other one reads, also where buffers are windows of one pool.
+    """The 32-bit words of K and of V that a launch for each buffer reads, `words` of both together,
+    in the order they are stored: what no other one reads, also where buffers are windows of one
+    pool. Of a latent cache, one half of the words after the other.
     """
-    in_pool: dict[int, int] = {}
+    in_pool: dict[int, int] = defaultdict(int)
+
+    def following(cache: torch.Tensor, count: int) -> torch.Tensor:
+        memory = _words(cache)
+        pool = memory.untyped_storage().data_ptr()
+        first = in_pool[pool]
+        in_pool[pool] += count
+        return memory.as_strided((count,), (1,), first)
+
     places = []
     for inputs in buffers:
-        k = _words(inputs.k_cache)
-        pool = k.untyped_storage().data_ptr()
-        first = in_pool.get(pool, 0)
-        in_pool[pool] = first + (2 * words if inputs.latent else words)
-        # Of a latent cache, one half of the words after the other.
-        v, v_first = (k, first + words) if inputs.latent else (_words(inputs.v_cache), first)
-        places.append((k.as_strided((words,), (1,), first), v.as_strided((words,), (1,), v_first)))
+        of_k = words * inputs.head_dim // (inputs.head_dim + inputs.value_dim)
+        if inputs.latent:
+            of_k = words // 2
+        v_cache = inputs.k_cache if inputs.latent else inputs.v_cache
+        places.append((following(inputs.k_cache, of_k), following(v_cache, words - of_k)))
     return places
 
 
 def _read(
-    places: tuple[torch.Tensor, torch.Tensor], words: int, block: int, warps: int, grid: int
+    places: tuple[torch.Tensor, torch.Tensor], block: int, warps: int, grid: int
 ) -> tuple[torch.Tensor, Callable[[], object]]:
-    """(one sum per CTA, the launch that reads `words` 32-bit words of K and as many of V)."""
+    """(one sum per CTA, the launch that reads these 32-bit words)."""
     import torch
 
     from leanbench.measure.read_floor_kernel import read_kernel
 
-    blocks = -(-words // block)
+    longer, shorter = sorted(places, key=len, reverse=True)
+    fewer = len(shorter) if len(shorter) < len(longer) else None
+    blocks = -(-len(longer) // block)
     one_block = grid == 0
     grid = blocks if one_block else min(grid, blocks)
     sums = torch.empty(grid, dtype=torch.int32, device=places[0].device)
-    arguments = (*places, sums, words)
+    arguments = (longer, shorter, sums, len(longer), fewer)
     options = {"BLOCK": block, "ONE_BLOCK": one_block, "num_warps": warps}
     return sums, lambda: read_kernel[(grid,)](*arguments, **options)
 

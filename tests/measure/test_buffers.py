@@ -75,7 +75,15 @@ def test_a_cache_with_room_holds_several_inputs_that_share_nothing_in_use(gpu):
     assert torch.equal(inputs[2].k_cache[:, :100], before[2] + 1)
 
 
-@pytest.mark.parametrize("kinds", [{}, {"latent": True, "kv_heads": 1, "v_head_dim": 48}])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        {"latent": True, "kv_heads": 1, "v_head_dim": 48},
+        {"v_head_dim": 32},
+        {"v_head_dim": 96, "kv_dtype": "e4m3"},
+    ],
+)
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("capacity", [None, 200, 256, 1000])
 def test_the_read_floor_reads_what_no_other_buffer_holds(layout, capacity, kinds):
@@ -83,14 +91,15 @@ def test_the_read_floor_reads_what_no_other_buffer_holds(layout, capacity, kinds
     count = windows_in_cache(problem)
     assert count == {None: 1, 200: 1, 256: 2, 1000: 7}[capacity]
     inputs = make_windows(problem, "cpu", count)
-    words = problem.kv_bytes // 8
+    words = problem.kv_bytes // 4
+    of_k = words // 2 if problem.latent else words * 64 // (64 + problem.value_dim)
     places = read_places(inputs, words)
     for place, (k, v) in enumerate(places):
         k.fill_(place)
         v.fill_(place)
-        assert not set(range(k.data_ptr(), k.data_ptr() + 4 * words, 4)) & {v.data_ptr()}
+        assert not set(range(k.data_ptr(), k.data_ptr() + 4 * of_k, 4)) & {v.data_ptr()}
     for place, (k, v) in enumerate(places):
-        assert (len(k), len(v)) == (words, words)
+        assert (len(k), len(v)) == (of_k, words - of_k)
         assert (k == place).all()
         assert (v == place).all()
 
@@ -145,10 +154,8 @@ def test_a_fingerprint_reads_the_caches_whole_and_nothing_else(kinds, kv_layout,
     """Of an fp8 cache it read as many numbers as of a cache of 16 bits: the memory behind it."""
     reads: list[tuple[int, int]] = []
 
-    def read(places: Any, words: int, *settings: int) -> Any:
-        for place in places:
-            assert place.numel() == words
-            reads.append((place.data_ptr(), 4 * words))
+    def read(places: Any, *settings: int) -> Any:
+        reads.extend((place.data_ptr(), 4 * len(place)) for place in places)
         return torch.zeros(1), lambda: None
 
     monkeypatch.setattr(read_floor, "_read", read)
