@@ -1,0 +1,167 @@
+"""How problems that GPUs share are measured, on rank 0 of two pretended ones that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from pretended_gpu import PROBLEM, PretendedGpu, PretendedReplay, Right, pretend
+
+from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
+from leanbench.core.inputs import Peers
+from leanbench.measure import shard, shared
+from leanbench.measure.instruments import Instruments, open_instruments
+from leanbench.measure.options import MeasureOptions
+from leanbench.measure.protocol import measure_problem
+from leanbench.measure.ranks import Ranks
+
+T = TypeVar("T")
+
+
+class Pair(Ranks):
+    """Rank 0 of two, of which the other one does and has the same."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+        self.announced: list[Any] = []
+
+    def from_first(self, value: T | None = None) -> T:
+        self.announced.append(value)
+        return value  # pyright: ignore[reportReturnType]
+
+    def of_all(self, value: T) -> list[T]:
+        return [value, value]
+
+    def together(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except UserError as error:
+            self.refusal = error
+            raise
+
+    def layout(self, counts: Any) -> Any:
+        peers = Peers(2, 0, 0)
+        group = SimpleNamespace(peers=peers, barrier=lambda: None)
+        return SimpleNamespace(group=group if counts.context > 1 else None)
+
+    def barrier(self) -> None:
+        pass
+
+
+class SharedPretendedReplay(PretendedReplay):
+    def __init__(self, name: str, ranks: Ranks, launches: Any, sample_ms: float) -> None:
+        if name in ("both", "barrier"):
+            self.us = {"both": 12.0, "barrier": 3.0}[name]
+            return
+        super().__init__(launches, sample_ms)
+
+    def take_us(self) -> float:
+        return self.us
+
+
+class Alike(Right):
+    """As `Right`; that all GPUs have the same tokens does not change the output."""
+
+    lse_base = None
+    axes = Right.axes | {"parallel"}
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
+    pair = Pair()
+    monkeypatch.setattr(shared, "SharedReplay", SharedPretendedReplay)
+    monkeypatch.setattr(shared, "Replay", PretendedReplay)
+    monkeypatch.setattr(shard, "_gathered", lambda inputs, tensor: torch.stack([tensor, tensor]))
+    monkeypatch.setattr("torch.distributed.broadcast", lambda tensor, src, group: None)
+    return pair
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
+    return pretend(monkeypatch)
+
+
+def measure(
+    gpu: PretendedGpu, pair: Pair, parallel: str, *kernels: Right, **options: Any
+) -> dict[str, dict[str, Any]]:
+    instruments: Instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
+    gang: Any = SimpleNamespace(of=lambda size, device, options: pair)
+    problem = replace(PROBLEM, parallel=parallel)
+    return measure_problem(replace(instruments, gang=gang), problem, kernels)
+
+
+def test_heads_that_are_split(gpu: PretendedGpu, pair: Pair) -> None:
+    rows = measure(gpu, pair, "tp:2", Right("one", [10.0]), Right("other", [20.0]))
+    assert [rows[name]["latency_us"] for name in ("one", "other")] == [10.0, 20.0]
+    assert rows["one"]["status"] == "ok"
+    # One KV head of two, 2 sequences of 100 tokens, K and V of 64 numbers of 2 bytes.
+    assert rows["one"]["kv_bytes"] == 2 * 100 * 64 * 2 * 2
+    assert rows["one"]["bandwidth_tb_s"] == pytest.approx(51_200 / 10.0 / 1e6)
+    assert rows["one"]["read_floor_us"] == 8.0
+    assert "shard_us" not in rows["one"]
+    assert gpu.made[-1] == replace(PROBLEM, q_heads=2, kv_heads=1)
+    # The problem for the other ranks first, no further sample last.
+    assert pair.announced[0].problem["parallel"] == "tp:2"
+    assert pair.announced[-1] is None
+
+
+def test_tokens_that_are_split(
+    gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = Right("local", [9.0])
+    monkeypatch.setattr(
+        shared, "alone", lambda own: [local.prepare(inputs, None) for inputs in own.buffers]
+    )
+    row = measure(gpu, pair, "cp:2", Alike("lean", [10.5]), energy=False)["lean"]
+    assert (row["status"], row["latency_us"]) == ("ok", 10.5)
+    assert (row["shard_us"], row["exchange_us"]) == (9.0, 1.5)
+    assert row["from_barrier_us"] == 9.0
+    assert gpu.made[-1].context == 50
+
+
+def test_what_is_not_measured_is_said(gpu: PretendedGpu, pair: Pair) -> None:
+    row = measure(gpu, pair, "tp:2", Right(), occupancy=True)["right"]
+    assert row["warnings"] == ["occupancy: not measured where GPUs share a problem"]
+
+
+def test_a_wrong_kernel_is_not_timed(gpu: PretendedGpu, pair: Pair) -> None:
+    class Wrong(Right):
+        def spoil(self, inputs: Any) -> None:
+            inputs.out.mul_(2)
+
+    rows = measure(gpu, pair, "tp:2", Wrong("wrong"), Right("right"))
+    assert rows["wrong"]["status"] == "incorrect"
+    assert rows["wrong"]["reason"].startswith("rank 0: relative error")
+    assert "latency_us" not in rows["wrong"]
+    assert rows["right"]["status"] == "ok"
+
+
+def test_what_all_ranks_refuse_is_a_sentence_and_what_one_does_not_know_ends_it(
+    gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*arguments: Any) -> None:
+        raise OutOfMemory("needs 7 GB")
+
+    monkeypatch.setattr(shard, "refuse_shortage", no_room)
+    row = measure(gpu, pair, "tp:2", Right())["right"]
+    assert (row["status"], row["reason"]) == ("out_of_memory", "needs 7 GB")
+
+    def breaks(*arguments: Any) -> None:
+        raise UserError("of rank 0 alone")
+
+    monkeypatch.setattr(shared, "load_shard", breaks)
+    with pytest.raises(GpuUnusable, match="rank 0: UserError: of rank 0 alone"):
+        measure(gpu, pair, "tp:2", Right())
+
+
+def test_best_is_refused(gpu: PretendedGpu, pair: Pair) -> None:
+    instruments: Instruments = open_instruments(0, MeasureOptions(), gpu.announce)
+    gang: Any = SimpleNamespace(of=lambda size, device, options: pair)
+    problem = replace(PROBLEM, parallel="tp:2")
+    row = measure_problem(replace(instruments, gang=gang), problem, [Right()], "best")["right"]
+    assert row["status"] == "unsupported"
+    assert row["reason"].startswith("configs 'best' times candidates on one GPU")
