@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from leanbench.cli import sweep as module
+from leanbench.cli import sweep_run
 from leanbench.cli.main import app
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
@@ -175,7 +175,7 @@ def test_no_name_leaves_the_folder_of_runs(tmp_path_factory, name):
         return Run(path, {}, ())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "run_sweep", run)
+        patch.setattr(sweep_run, "run_sweep", run)
         result = CliRunner().invoke(
             app, ["sweep", "--no-report", "--quiet", "--out", str(out), f"--name={name}"]
         )
