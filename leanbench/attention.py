@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.autograd import forward_ad
 
 from leanbench.calls.call import Call, whole_number
 from leanbench.calls.extra_checks import check_tensors
 from leanbench.calls.operator import attend_traced
 from leanbench.calls.prepared import attend
+from leanbench.calls.traced import is_traced
 from leanbench.calls.window import NO_WINDOW, window_of
 from leanbench.core.extras import Extras
 from leanbench.kernels.lean.configs import LeanConfig
@@ -261,7 +261,7 @@ def lean_attn_with_kvcache(
         check_tensors(call)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         _refuse_derivatives(call)
-    if _is_traced(q, k_cache, v_cache):
+    if is_traced(q, k_cache, v_cache):
         result, lse = attend_traced(call, return_softmax_lse)
     else:
         result, lse = attend(call, return_softmax_lse)
@@ -276,17 +276,6 @@ def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:
 
 def _is_fp8(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def _is_traced(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether a compiler, a transform, a mode or a subclass of tensors is to see an operator."""
-    return (
-        torch.compiler.is_compiling()
-        or _functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-        or not (type(q) is type(k_cache) is type(v_cache) is torch.Tensor)
-    )
 
 
 def _refuse_derivatives(call: Call) -> None:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 #: Tokens that pages have a multiple of: those of a stage.
 PAGE_TOKENS = 64
 _MOST_PAGE_TOKENS = 1 << 20
-_MOST_SHORT_SPLITS = 32
+#: Splits of one stage, and of more; of more splits it is the merge that takes longer.
+_MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
+#: What MlaConfig.min_tiles_per_cta goes up to.
+_MOST_STAGES = 64
 
 
 class LeanMla(Kernel[MlaConfig]):
@@ -59,17 +62,19 @@ class LeanMla(Kernel[MlaConfig]):
         return _missing()
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> MlaConfig:
-        context = problem.known_to_host.max_context
-        return self.config_of(context)
+        return self.config_of(problem.known_to_host.max_context, problem.lengths_on == "host")
 
-    def config_of(self, context: int) -> MlaConfig:
-        """The heuristic: of splits shorter than two stages no more than merge well (H200, entry 41
-        of the performance log).
+    def config_of(self, context: int, exact: bool) -> MlaConfig:
+        """The heuristic: no more splits than merge well (H200, entry 47 of the performance log).
+
+        Args:
+            exact: `context` is every sequence's length, and not just the most of one.
         """
         stages = -(-context // PAGE_TOKENS)
-        return MlaConfig(
-            min_tiles_per_cta=1 if stages <= _MOST_SHORT_SPLITS else 2, align_grid=True
-        )
+        least = 1 if stages <= _MOST_SHORT_SPLITS else 2
+        if exact:
+            least = max(least, min(-(-stages // _MOST_SPLITS), _MOST_STAGES))
+        return MlaConfig(min_tiles_per_cta=least, align_grid=True)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
         return [

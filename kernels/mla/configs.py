@@ -13,6 +13,6 @@ class MlaConfig(KernelConfig):
 
     #: Work ranges are no shorter than this many stages of 64 tokens, unless the context is.
     min_tiles_per_cta: int = number(1, 64)
-    #: The grid is rounded down to a multiple of the output tiles, so that no work range crosses
-    #: from one to the next.
+    #: No work range crosses from an output tile to the next, unless the SMs that this leaves
+    #: without work cost more than partials do.
     align_grid: bool = switch()

@@ -22,8 +22,12 @@ from leanbench.core.decomposition import stream_k_grid
 from leanbench.core.kernel import LaunchResources
 
 if TYPE_CHECKING:
+    from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
+#: What partials and their merge take, in stages of 64 tokens (H200: 64 x 32k is faster with ranges
+#: that are 15 stages shorter than whole output tiles, 128 x 4k with whole ones, 4 stages longer).
+_PARTIALS_TILES = 5
 #: What an output tile's end takes, in stages of 64 tokens, where lengths are on the device.
 _END_TILES = 1
 #: What a merge takes, likewise.
@@ -44,21 +48,38 @@ class MlaLaunch:
         """Launches on the device's current stream."""
         self._launch.run()
 
-    def run_over(self, inputs: AttentionInputs) -> None:
-        """The launch over other tensors of the same shapes and strides, and with as many stages of
-        64 tokens where the length is the host's.
-        """
+    @property
+    def tile_tokens(self) -> int:
+        return TILE
+
+    @property
+    def any_capacity(self) -> bool:
+        return False
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor | None,
+        context: int,
+        block_table: torch.Tensor | None,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        extras: Extras | None = None,
+    ) -> None:
+        """leanbench.kernels.launch.Relaunch; V is in `k_cache`."""
         params = self._launch.params
-        q, cache = inputs.q.data_ptr(), inputs.k_cache.data_ptr()
-        if (cache, q) != (params.k, params.v):
-            self._launch.move(cache, q)
-            params.k, params.v = cache, q
-        params.out, params.lse = inputs.out.data_ptr(), inputs.lse.data_ptr()
-        params.context = inputs.context
-        if inputs.cache_seqlens is not None:
-            params.cache_seqlens = inputs.cache_seqlens.data_ptr()
-        if inputs.block_table is not None:
-            params.block_table = inputs.block_table.data_ptr()
+        query, cache = q.data_ptr(), k_cache.data_ptr()
+        if (cache, query) != (params.k, params.v):
+            self._launch.move(cache, query)
+            params.k, params.v = cache, query
+        params.out, params.lse = out.data_ptr(), lse.data_ptr()
+        params.context = context
+        if cache_seqlens is not None:
+            params.cache_seqlens = cache_seqlens.data_ptr()
+        if block_table is not None:
+            params.block_table = block_table.data_ptr()
         self._launch.run()
 
     def resources(self) -> LaunchResources:
@@ -91,10 +112,9 @@ def _deal(
     output_tiles = batch * per_sequence
     total = output_tiles * tiles
     check_counts(total, tiles * TILE)
-    aligned = config.align_grid and not build.ragged
-    work_ranges = stream_k_grid(
-        output_tiles * real_tiles, slots, config.min_tiles_per_cta, output_tiles if aligned else 1
-    )
+    work_ranges = stream_k_grid(output_tiles * real_tiles, slots, config.min_tiles_per_cta)
+    if config.align_grid and not build.ragged:
+        work_ranges = _aligned(work_ranges, output_tiles, real_tiles)
     params.tile_shift = TILE.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
     params.share, params.longer = divmod(total, work_ranges)
@@ -106,6 +126,22 @@ def _deal(
     params.by_share_plus_1 = Divisor.of(params.share + 1)
     # Each range's own, and one for the first split of each output tile that is split.
     return work_ranges * build.cluster, 2 * work_ranges * build.cluster * build.partial_bytes
+
+
+def _aligned(work_ranges: int, output_tiles: int, tiles: int) -> int:
+    """Work ranges that end where output tiles of `tiles` stages do, unless the longest then has so
+    much more than an equal share that partials cost less.
+    """
+    if output_tiles <= work_ranges:
+        splits = work_ranges // output_tiles
+        aligned, longest = splits * output_tiles, -(-tiles // splits)
+    else:
+        whole = -(-output_tiles // work_ranges)
+        if output_tiles % whole:
+            return work_ranges
+        aligned, longest = output_tiles // whole, whole * tiles
+    even = output_tiles * tiles / work_ranges
+    return aligned if longest - even <= _PARTIALS_TILES else work_ranges
 
 
 def _params(inputs: AttentionInputs, build: MlaBuild) -> Params:

@@ -1,8 +1,10 @@
 // What a CTA of mla.cu is made of: its threads' roles, its shared memory, its barriers.
 //
-// A CTA has 64 rows (a row: a query head at a query position) of an output tile: Q, two stages of 64
-// tokens of the latent cache, the weights of one stage. Warpgroup 0 has scores, softmax and columns 0
-// to 255 of the output, warpgroup 1 columns 256 to 511; one more warp copies.
+// A CTA has 64 rows (a row: a query head at a query position) of an output tile, Q, and two stages of
+// 64 tokens of the latent cache. Tokens of the first stage are warpgroup 0's, those of the second
+// warpgroup 1's: each computes scores and weights of its own, and hands the weights to the other one.
+// Of the output, warpgroup 0 has columns 0 to 255, warpgroup 1 columns 256 to 511. One more warp
+// copies.
 //
 // Macros are those of lean/build.cuh, as its schedule is shared: ROWS is 64 x CLUSTER, CHUNK 64. And
 //   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens
@@ -15,10 +17,8 @@ constexpr int VALUES = 512;        // the first of them: V
 constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
 constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
 constexpr int QUERY_COLUMNS = LATENT / 64;
-// Of 64 numbers of a token: those that warpgroup 0 is the last to read (its half of V, and what K has
-// more), and those that warpgroup 1 is.
-constexpr int RIGHT_COLUMNS = VALUES / 128;
-constexpr int LEFT_COLUMNS = QUERY_COLUMNS - RIGHT_COLUMNS;
+constexpr int HALF_COLUMNS = VALUES / 128;        // of V, a warpgroup's
+constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // what K has more than V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
@@ -36,35 +36,43 @@ constexpr int PARTIAL = EPOCH_AT + 32;
 static_assert(4 * PARTIAL == PARTIAL_BYTES, "PARTIAL differs from MlaBuild.partial_bytes");
 
 constexpr int STAGES_AT = QUERY_COLUMNS * COLUMN;
-constexpr int PROBABILITIES_AT = STAGES_AT + LATENT_STAGES * LATENT_STAGE;
-constexpr int SCALES_AT = PROBABILITIES_AT + COLUMN;  // of the output's rows, before this stage
-constexpr int SUMS_AT = SCALES_AT + 4 * TILE;     // 1 / l of the rows, twice
-constexpr int SHARES_AT = SUMS_AT + 8 * TILE;         // of two partials in their sum
-constexpr int RESCALES_AT = SHARES_AT + 8 * TILE;   // whether a warp's rows are scaled
-constexpr int BARRIERS = RESCALES_AT + 16;
-static_assert(BARRIERS + 8 * 12 <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
+// Of each stage's tokens: the maximum of each row so far, and what it scales what was summed before by.
+constexpr int MAXIMA_AT = STAGES_AT + LATENT_STAGES * LATENT_STAGE;
+constexpr int SUMS_AT = MAXIMA_AT + 2 * 8 * TILE;  // l of the rows, of each warpgroup; twice
+constexpr int SHARES_AT = SUMS_AT + 4 * 4 * TILE;  // of two partials in their sum
+constexpr int BARRIERS = SHARES_AT + 8 * TILE;
+constexpr int FULL = BARRIERS;                                        // of each column of each stage
+constexpr int EMPTY = FULL + 8 * LATENT_STAGES * QUERY_COLUMNS;       // of each warpgroup's columns
+constexpr int WEIGHTS_FULL = EMPTY + 8 * LATENT_STAGES * 2;           // of each stage
+constexpr int QUERY_FULL = WEIGHTS_FULL + 8 * LATENT_STAGES, QUERY_EMPTY = QUERY_FULL + 8;
+static_assert(QUERY_EMPTY + 8 <= SHARED_BYTES, "MlaBuild.shared_bytes is too small");
 
-// Each pair: the stage's first and second.
-constexpr int QUERY_FULL = BARRIERS, QUERY_EMPTY = BARRIERS + 8;
-constexpr int LEFT_FULL = BARRIERS + 16, LEFT_EMPTY = BARRIERS + 32;
-constexpr int RIGHT_FULL = BARRIERS + 48, RIGHT_EMPTY = BARRIERS + 64;
-constexpr int WEIGHTS_FULL = BARRIERS + 80, WEIGHTS_EMPTY = BARRIERS + 88;
+// Named barriers: of a warpgroup, and of both.
+constexpr int OF_WARPGROUP = 1, OF_CONSUMERS = 3;
 
-// Named barriers.
-constexpr int OF_SCORES = 1, OF_CONSUMERS = 2;
+// Stages in shared memory, and how often each has been filled.
+template <int STAGE>
+constexpr int STAGE_AT = STAGES_AT + STAGE * LATENT_STAGE;
 
-// Where a CTA is in the ring of stages.
-struct Stage {
-  int filled;  // stages before this one
+// Weights take the place of the column that only scores need.
+template <int STAGE>
+constexpr int WEIGHTS_AT_STAGE = STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN;
 
-  __device__ __forceinline__ int index() const { return filled % LATENT_STAGES; }
-  __device__ __forceinline__ int parity() const { return filled / LATENT_STAGES % 2; }
-  __device__ __forceinline__ int at() const { return STAGES_AT + index() * LATENT_STAGE; }
-};
+// The columns of a stage in the order in which they are copied and read: those whose values its own
+// warpgroup uses, which are free first, and last the one where the weights were.
+__device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
+  return i < HALF_COLUMNS       ? stage * HALF_COLUMNS + i
+         : i < 2 * HALF_COLUMNS ? (1 - stage) * HALF_COLUMNS + i - HALF_COLUMNS
+                                : OTHER_COLUMN;
+}
 
-// The columns in the order in which they are copied and read: the left ones first.
-__device__ __forceinline__ constexpr int column_in_turn(int i) {
-  return i < VALUES / 128 ? i : i == VALUES / 128 ? QUERY_COLUMNS - 1 : i - 1;
+__device__ __forceinline__ constexpr int full_at(int stage, int column) {
+  return FULL + 8 * (stage * QUERY_COLUMNS + column);
+}
+
+// The barrier at which warpgroup `half` says that it has used its columns of a stage.
+__device__ __forceinline__ constexpr int empty_at(int stage, int half) {
+  return EMPTY + 8 * (2 * stage + half);
 }
 
 // The output row that a thread's accumulators 0 and 1 are of; 2 and 3 are 8 rows further.

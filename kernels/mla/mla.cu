@@ -11,24 +11,54 @@
 #include "mla/scores.cuh"
 #include "mla/outputs.cuh"
 
-// The warp that copies: Q of each part, and its stages, half of each at a time. Each CTA of a cluster
-// copies its share of a stage's tokens to all of them.
+// To the next part that is not a rest of the work range before; false: there is none.
+__device__ __forceinline__ bool next_part(const Params &p, const WorkRange &range, Position &part) {
+  do {
+    part.leave_part(p);
+    if (part.at >= range.end) return false;
+    part.enter_part(p, range.end, 0);
+  } while (part.is_rest);
+  return true;
+}
+
+// The warp that copies: Q of each part, and its stages, column by column in the order in which they
+// are free. Each CTA of a cluster copies its share of a stage's tokens to all of them.
+template <int STAGE>
+__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
+                                           int rank, u64 policy) {
+  const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / CLUSTER);
+#pragma unroll
+  for (int i = 0; i < QUERY_COLUMNS; i++) {
+    const int column = column_in_turn(STAGE, i);
+    const u32 full = shared + full_at(STAGE, column);
+    if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
+    if (i == HALF_COLUMNS)
+      mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
+    mbarrier_arrive_expect_tx(full, COLUMN);
+#if CLUSTER > 1
+    cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row,
+                                      policy);
+#else
+    cp_async_bulk_tensor_4d(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row, policy);
+#endif
+  }
+}
+
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
                                          u32 shared) {
   if (threadIdx.x % 32 != 0) return;
   const u64 policy = ROW_TILES > 1 ? createpolicy_evict_normal() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_normal();
-  Stage stage = {0};
-  for (int parts = 0; part.at < range.end; parts++) {
-    if (parts > 0) {
-      part.enter_part(p, range.end, 0);
-      mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
-    }
+  int filled[LATENT_STAGES] = {0, 0};
+  int parts = 0;
+  do {
+    if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
+    parts++;
     mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
     for (int column = 0; column < QUERY_COLUMNS; column++)
       cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
                               part.head * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
-    for (int chunk = 0; chunk < part.chunks; chunk++, stage.filled++) {
+    for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
       int row = part.sequence, at = token;
       if (PAGE > 0) {
@@ -37,126 +67,219 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
         at = token - page * PAGE_OR_1;
       }
       at += rank * (TILE / CLUSTER);
-      const u32 to = shared + stage.at() + rank * (COLUMN / CLUSTER);
-#pragma unroll
-      for (int i = 0; i < QUERY_COLUMNS; i++) {
-        const int column = column_in_turn(i);
-        const bool left = i < LEFT_COLUMNS;
-        const u32 full = shared + (left ? LEFT_FULL : RIGHT_FULL) + 8 * stage.index();
-        if (i == 0 || i == LEFT_COLUMNS) {
-          const u32 empty = shared + (left ? LEFT_EMPTY : RIGHT_EMPTY) + 8 * stage.index();
-          mbarrier_try_wait_parity(empty, stage.parity() ^ 1);
-          mbarrier_arrive_expect_tx(full, (left ? LEFT_COLUMNS : RIGHT_COLUMNS) * COLUMN);
-        }
-#if CLUSTER > 1
-        cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, at, 0, row,
-                                          policy);
-#else
-        cp_async_bulk_tensor_4d(to + column * COLUMN, &p.k_map, full, 64 * column, at, 0, row, policy);
-#endif
-      }
+      if (chunk % 2 == 0)
+        copy_stage<0>(p, shared, filled[0]++, row, at, rank, policy);
+      else
+        copy_stage<1>(p, shared, filled[1]++, row, at, rank, policy);
     }
-    part.leave_part(p);
-  }
+  } while (next_part(p, range, part));
   // Until all CTAs of the cluster have arrived at this one's barriers for the last time.
-  for (int i = 0; i < LATENT_STAGES; i++, stage.filled++) {
-    mbarrier_try_wait_parity(shared + LEFT_EMPTY + 8 * stage.index(), stage.parity() ^ 1);
-    mbarrier_try_wait_parity(shared + RIGHT_EMPTY + 8 * stage.index(), stage.parity() ^ 1);
-  }
+  for (int i = 0; i < LATENT_STAGES; i++)
+    for (int half = 0; half < 2; half++)
+      mbarrier_try_wait_parity(shared + empty_at(i, half), filled[i] % 2 ^ 1);
 }
 
-__device__ __forceinline__ void start_values(float (&o)[128], const u32 (&weights)[4][4], u32 shared,
-                                             Stage stage) {
-  const u64 values = matrix_descriptor(shared + stage.at(), COLUMN);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < 4; step++)
-    wgmma_m64n256k16(o, weights[step], values + step * (2048 >> 4));
-  wgmma_commit_group();
-}
+// A warpgroup's columns of the output, its softmax, and where it is in the ring of stages.
+struct Attention {
+  float o[128];
+  Softmax softmax;
+  int filled[LATENT_STAGES];
 
-// Warpgroup 0's share of a part: its columns of the output, in `o`, and its softmax.
-__device__ __forceinline__ void attend_left(const Params &p, const Position &part, int first_row,
-                                            int parts, Stage &stage, u32 shared,
-                                            unsigned char *memory, float (&o)[128],
-                                            Softmax &softmax) {
-  softmax.reset();
-  mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
-  float s[32];
-  u32 weights[4][4];
-  // Tokens that this thread's rows see, counted from the part's first.
-  int visible[2];
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    const int query = (first_row + own_row() + 8 * half) / GROUP_SIZE;
-    visible[half] = part.tokens - part.token - (CAUSAL ? max(0, Q_LEN - 1 - query) : 0);
-  }
-  const int tokens = part.tokens - part.token;
-  if (part.chunks > 0) {
-    if (tokens < TILE) clear_end(shared, stage, tokens);
-    start_scores(s, shared, stage);
-    wgmma_wait_group<0>();
-    hold(s);
-    mask(s, visible);
-    softmax.weigh(s, p.qk_scale, true);
-    pack_weights(s, weights);
-    mbarrier_try_wait_parity(shared + WEIGHTS_EMPTY, (stage.filled & 1) ^ 1);
-    publish(shared, memory, softmax, weights);
-  }
-  if (part.chunks <= 1) release(shared + QUERY_EMPTY);
-  // The tensor cores have this warpgroup's values of a stage and scores of the next one; and the other
-  // warpgroup's values, also while these scores become weights.
-  for (int chunk = 1; chunk < part.chunks; chunk++) {
-    const Stage next = {stage.filled + 1};
-    start_values(o, weights, shared, stage);
-    if (tokens - chunk * TILE < TILE) clear_end(shared, next, tokens - chunk * TILE);
-    start_scores(s, shared, next);
-    wgmma_wait_group<1>();
-    hold(o);
-    release_in_cluster(shared + LEFT_EMPTY + 8 * stage.index());
-    wgmma_wait_group<0>();
-    hold(s);
-    if (chunk + 1 == part.chunks) release(shared + QUERY_EMPTY);
-    visible[0] -= TILE, visible[1] -= TILE;
-    mask(s, visible);
-    softmax.weigh(s, p.qk_scale, false);
-    pack_weights(s, weights);
-    stage = next;
-    mbarrier_try_wait_parity(shared + WEIGHTS_EMPTY, (stage.filled & 1) ^ 1);
-    publish(shared, memory, softmax, weights);
+  // Starts O += P V of the warpgroup's own stage.
+  template <int HALF>
+  __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
+    const u64 values =
+        matrix_descriptor(shared + STAGE_AT<HALF> + HALF * HALF_COLUMNS * COLUMN, COLUMN);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+      wgmma_m64n256k16(o, weights[step], values + step * (2048 >> 4));
+    wgmma_commit_group();
   }
-  if (part.chunks > 0) {
-    start_values(o, weights, shared, stage);
-    wgmma_wait_group<0>();
-    hold(o);
-    release_in_cluster(shared + LEFT_EMPTY + 8 * stage.index());
-    stage.filled++;
-  }
-}
 
-// Warpgroup 1's.
-__device__ __forceinline__ void attend_right(const Position &part, Stage &stage, u32 shared,
-                                             const unsigned char *memory, float (&o)[128]) {
-  const u64 weights = matrix_descriptor(shared + PROBABILITIES_AT, 16);
-  const int warp = threadIdx.x % 128 / 32;
-  for (int chunk = 0; chunk < part.chunks; chunk++, stage.filled++) {
-    mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
-    mbarrier_try_wait_parity(shared + WEIGHTS_FULL, stage.filled & 1);
-    if (reinterpret_cast<const int *>(memory + RESCALES_AT)[warp]) {
-      const float *scales = reinterpret_cast<const float *>(memory + SCALES_AT) + own_row();
-      rescale(o, scales[0], scales[8]);
-    }
-    const u64 values = matrix_descriptor(shared + stage.at() + VALUES / 128 * COLUMN, COLUMN);
+  // Of the other warpgroup's stage.
+  template <int HALF>
+  __device__ __forceinline__ void start_other(u32 shared, const unsigned char *memory) {
+    constexpr int OTHER = 1 - HALF;
+    const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
+    const u64 values =
+        matrix_descriptor(shared + STAGE_AT<OTHER> + HALF * HALF_COLUMNS * COLUMN, COLUMN);
+    take_over<OTHER>(shared, memory, filled[OTHER], softmax);
+    if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
       wgmma_m64n256k16(o, weights + 2 * step, values + step * (2048 >> 4));
     wgmma_commit_group();
+  }
+
+  // Waits until the values of a stage have been added, and gives their place back.
+  template <int STAGE, int HALF>
+  __device__ __forceinline__ void end_values(u32 shared) {
     wgmma_wait_group<0>();
     hold(o);
-    release(shared + WEIGHTS_EMPTY);
-    release_in_cluster(shared + RIGHT_EMPTY + 8 * stage.index());
+    release_in_cluster(shared + empty_at(STAGE, HALF));
+    filled[STAGE]++;
+  }
+};
+
+// Tokens that this thread's rows see, counted from the part's first.
+struct Visible {
+  int tokens[2];
+
+  __device__ __forceinline__ void find(const Position &part, int first_row) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int query = (first_row + own_row() + 8 * half) / GROUP_SIZE;
+      tokens[half] = part.tokens - part.token - (CAUSAL ? max(0, Q_LEN - 1 - query) : 0);
+    }
+  }
+};
+
+// Scores of a stage that have arrived become weights, for both warpgroups.
+template <int STAGE>
+__device__ __forceinline__ void weigh(const Params &p, const Visible &visible, int chunk, u32 shared,
+                                      unsigned char *memory, float (&s)[32], Softmax &softmax,
+                                      u32 (&weights)[4][4]) {
+  hold(s);
+  const int left[2] = {visible.tokens[0] - chunk * TILE, visible.tokens[1] - chunk * TILE};
+  mask(s, left);
+  softmax.weigh(s, p.qk_scale, chunk == 0);
+  pack_weights(s, weights);
+  publish<STAGE>(shared, memory, softmax, weights);
+}
+
+// Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
+template <bool PAIR>
+__device__ __forceinline__ void attend_left(const Params &p, const Position &part,
+                                            const Visible &visible, int chunk, u32 shared,
+                                            unsigned char *memory, Attention &own) {
+  float s[32];
+  u32 weights[4][4];
+  const int tokens = part.tokens - part.token - chunk * TILE;
+  if (tokens < TILE) clear_end<0>(shared, own.filled[0], tokens);
+  start_scores<0>(s, shared, own.filled[0]);
+  wgmma_wait_group<0>();
+  if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
+  weigh<0>(p, visible, chunk, shared, memory, s, own.softmax, weights);
+  own.start_own<0>(weights, shared);
+  own.end_values<0, 0>(shared);
+  if (PAIR) {
+    own.start_other<0>(shared, memory);
+    own.end_values<1, 0>(shared);
+  }
+}
+
+// Warpgroup 1's: its scores, the other's values while these become weights, its values. So tensor
+// cores have one warpgroup's products while the other one has its softmax.
+template <bool PAIR>
+__device__ __forceinline__ void attend_right(const Params &p, const Position &part,
+                                             const Visible &visible, int chunk, u32 shared,
+                                             unsigned char *memory, Attention &own) {
+  if (!PAIR) {
+    own.start_other<1>(shared, memory);
+    own.end_values<0, 1>(shared);
+    return;
+  }
+  float s[32];
+  u32 weights[4][4];
+  const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
+  if (tokens < TILE) clear_end<1>(shared, own.filled[1], tokens);
+  start_scores<1>(s, shared, own.filled[1]);
+  own.start_other<1>(shared, memory);
+  wgmma_wait_group<1>();
+  if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
+  weigh<1>(p, visible, chunk + 1, shared, memory, s, own.softmax, weights);
+  own.end_values<0, 1>(shared);
+  own.start_own<1>(weights, shared);
+  own.end_values<1, 1>(shared);
+}
+
+// A warpgroup's share of a part.
+template <int HALF>
+__device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row, int parts,
+                                       u32 shared, unsigned char *memory, Attention &own) {
+  own.softmax.reset();
+#pragma unroll
+  for (int i = 0; i < 128; i++) own.o[i] = 0.0f;
+  Visible visible;
+  visible.find(part, first_row);
+  mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
+  if (part.chunks <= HALF) release(shared + QUERY_EMPTY);
+  int chunk = 0;
+  for (; chunk + 1 < part.chunks; chunk += 2) {
+    if constexpr (HALF == 0)
+      attend_left<true>(p, part, visible, chunk, shared, memory, own);
+    else
+      attend_right<true>(p, part, visible, chunk, shared, memory, own);
+  }
+  if (chunk < part.chunks) {
+    if constexpr (HALF == 0)
+      attend_left<false>(p, part, visible, chunk, shared, memory, own);
+    else
+      attend_right<false>(p, part, visible, chunk, shared, memory, own);
+  }
+}
+
+// The whole rows' sums of both warpgroups' tokens.
+__device__ __forceinline__ void add_sums(unsigned char *memory, int parts, Softmax &softmax) {
+  float *sums = reinterpret_cast<float *>(memory + SUMS_AT) + parts % 2 * 2 * TILE;
+  const int half_of_thread = threadIdx.x / 128;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const float sum = softmax.sum(half);
+    if (threadIdx.x % 4 == 0) sums[half_of_thread * TILE + own_row() + 8 * half] = sum;
+  }
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+#pragma unroll
+  for (int half = 0; half < 2; half++)
+    softmax.l[half] = sums[own_row() + 8 * half] + sums[TILE + own_row() + 8 * half];
+}
+
+// A warpgroup's share of a work range: each part of it, and its rows or its partial.
+__device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part, int rank,
+                                             u32 shared, unsigned char *memory) {
+  Attention own;
+  own.filled[0] = own.filled[1] = 0;
+  for (int parts = 0;; parts++) {
+    const int first_row = part.head * ROWS + rank * TILE;
+    Splits splits;
+    splits.find(p, part, range);
+    if (threadIdx.x < 128)
+      attend<0>(p, part, first_row, parts, shared, memory, own);
+    else
+      attend<1>(p, part, first_row, parts, shared, memory, own);
+    add_sums(memory, parts, own.softmax);
+    const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
+    if (splits.count == 1) {
+      if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          write_lse(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
+      const float scale[2] = {reciprocal(l[0]), reciprocal(l[1])};
+      write_rows(p, part, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
+    } else {
+      const u32 epoch = p.epoch + __ldg(p.replays);
+      if (splits.count == 2 && splits.mine == 0) {
+        merge_pair(p, part, first_row, partial_of(p, range, part, splits, 1, rank), own.o, m, l,
+                   reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
+        break;
+      }
+      float *slot = partial_of(p, range, part, splits, splits.mine, rank);
+      store_partial(slot, own.o);
+      if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+          reinterpret_cast<float2 *>(slot + WEIGHTS_AT)[own_row() + 8 * half] =
+              make_float2(m[half], l[half]);
+      publish_partial(slot, epoch);
+      if (splits.mine < splits.count - 1) {
+        merge(p, range, part, splits, rank, first_row, memory, epoch);
+        break;
+      }
+    }
+    if (!next_part(p, range, part)) break;
   }
 }
 
@@ -174,15 +297,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
   }
   if (threadIdx.x == 0) {
     mbarrier_init(shared + QUERY_FULL, 1);
-    mbarrier_init(shared + QUERY_EMPTY, 4);
+    mbarrier_init(shared + QUERY_EMPTY, CONSUMERS / 32);
     for (int stage = 0; stage < LATENT_STAGES; stage++) {
-      mbarrier_init(shared + LEFT_FULL + 8 * stage, 1);
-      mbarrier_init(shared + LEFT_EMPTY + 8 * stage, 4 * CLUSTER);
-      mbarrier_init(shared + RIGHT_FULL + 8 * stage, 1);
-      mbarrier_init(shared + RIGHT_EMPTY + 8 * stage, 4 * CLUSTER);
+      for (int column = 0; column < QUERY_COLUMNS; column++)
+        mbarrier_init(shared + full_at(stage, column), 1);
+      for (int half = 0; half < 2; half++) mbarrier_init(shared + empty_at(stage, half), 4 * CLUSTER);
+      mbarrier_init(shared + WEIGHTS_FULL + 8 * stage, 4);
     }
-    mbarrier_init(shared + WEIGHTS_FULL, 4);
-    mbarrier_init(shared + WEIGHTS_EMPTY, 4);
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
@@ -195,7 +316,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
 #endif
   WorkRange range;
   Position part;
-  if (!range.find(p, lane, lengths, 0, part)) return;  // as all CTAs of the cluster
+  // As all CTAs of the cluster.
+  if (!range.find(p, lane, lengths, 0, part) || (part.is_rest && !next_part(p, range, part))) return;
 
   if (warp >= COPY_WARP) {
     setmaxnreg_dec<COPY_REGISTERS>();
@@ -203,56 +325,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
     __syncwarp();
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    Stage stage = {0};
-    for (int parts = 0;; parts++) {
-      const int first_row = part.head * ROWS + rank * TILE;
-      Splits splits;
-      splits.find(p, part, range);
-      float o[128];
-#pragma unroll
-      for (int i = 0; i < 128; i++) o[i] = 0.0f;
-      Softmax softmax;
-      if (warp < 4)
-        attend_left(p, part, first_row, parts, stage, shared, memory, o, softmax);
-      else
-        attend_right(part, stage, shared, memory, o);
-      float l[2];
-#pragma unroll
-      for (int half = 0; half < 2; half++) l[half] = warp < 4 ? softmax.sum(half) : 0.0f;
-      if (splits.count == 1) {
-        float *scales = reinterpret_cast<float *>(memory + SUMS_AT) + parts % 2 * TILE;
-        if (warp < 4 && lane % 4 == 0)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = own_row() + 8 * half;
-            scales[row] = reciprocal(l[half]);
-            write_lse(p, part, first_row + row, softmax.m[half], l[half]);
-          }
-        bar_sync(OF_CONSUMERS, CONSUMERS);
-        write_rows(p, part, first_row, o, scales[own_row()], scales[own_row() + 8]);
-      } else {
-        const u32 epoch = p.epoch + __ldg(p.replays);
-        if (splits.count == 2 && splits.mine == 0) {
-          merge_pair(p, part, first_row, partial_of(p, range, part, splits, 1, rank), o, softmax.m,
-                     l, reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
-          break;
-        }
-        float *slot = partial_of(p, range, part, splits, splits.mine, rank);
-        store_partial(slot, o);
-        if (warp < 4 && lane % 4 == 0)
-#pragma unroll
-          for (int half = 0; half < 2; half++)
-            reinterpret_cast<float2 *>(slot + WEIGHTS_AT)[own_row() + 8 * half] =
-                make_float2(softmax.m[half], l[half]);
-        publish_partial(slot, epoch);
-        if (splits.mine < splits.count - 1) {
-          merge(p, range, part, splits, rank, first_row, memory, epoch);
-          break;
-        }
-      }
-      part.leave_part(p);
-      if (part.at >= range.end) break;
-      part.enter_part(p, range.end, 0);
-    }
+    attend_range(p, range, part, rank, shared, memory);
   }
 }

@@ -50,13 +50,44 @@ __device__ __forceinline__ int column_of(int unit) {
   return threadIdx.x / 128 * (VALUES / 2) + unit / 2 * 8 + threadIdx.x % 4 * 2;
 }
 
-__device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
-                                           const float (&o)[128], float first, float second) {
+// Four words of each of four lanes, transposed: lane i has the i-th of each.
+__device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 #pragma unroll
-  for (int unit = 0; unit < UNITS; unit++) {
-    const float scale = unit % 2 ? second : first;
-    write_pair(p, part, first_row + own_row() + 8 * (unit % 2), column_of(unit), o[2 * unit] * scale,
-               o[2 * unit + 1] * scale);
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (!(i & step)) {
+        const u32 theirs = __shfl_xor_sync(~0u, upper ? words[i] : words[i + step], step);
+        (upper ? words[i] : words[i + step]) = theirs;
+      }
+  }
+}
+
+// Writes the thread's rows, 16 bytes at a time; `number` has the number of an accumulator.
+template <class NumberOf>
+__device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
+                                           const NumberOf &number) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int row = first_row + own_row() + 8 * half;
+    unsigned short *at = p.out + part.sequence * p.stride_out_batch +
+                         (i64)(row / GROUP_SIZE) * p.stride_out_token +
+                         (i64)(row % GROUP_SIZE) * p.stride_out_head +
+                         threadIdx.x / 128 * (VALUES / 2) + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int first = half; first < UNITS; first += 8) {
+      u32 words[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int unit = first + 2 * i;
+        words[i] = cvt_rn_x2<BF16>(number(2 * unit), number(2 * unit + 1));
+      }
+      transpose_in_quad(words);
+      if (row < ALL_ROWS)
+        *reinterpret_cast<uint4 *>(at + first / 8 * 32) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 }
 
@@ -114,16 +145,12 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
     }
   }
   bar_sync(OF_CONSUMERS, CONSUMERS);
-#pragma unroll
-  for (int unit = 0; unit < UNITS; unit++) {
-    const int row = own_row() + 8 * (unit % 2);
-    const float2 share = shares[row];
-    const float2 other =
-        __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + threadIdx.x);
-    write_pair(p, part, first_row + row, column_of(unit),
-               share.x * o[2 * unit] + share.y * other.x,
-               share.x * o[2 * unit + 1] + share.y * other.y);
-  }
+  const auto *units = reinterpret_cast<const float2 *>(slot) + threadIdx.x;
+  const float2 of_rows[2] = {shares[own_row()], shares[own_row() + 8]};
+  write_rows(p, part, first_row, [&](int i) {
+    const float2 other = __ldcg(units + i / 2 * CONSUMERS), share = of_rows[i / 2 % 2];
+    return share.x * o[i] + share.y * (i % 2 ? other.y : other.x);
+  });
 }
 
 template <int AT_ONCE, int SPLITS>

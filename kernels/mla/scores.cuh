@@ -1,4 +1,4 @@
-// Warpgroup 0: scores, softmax, weights for both warpgroups.
+// Scores, softmax and weights of a stage, which are its own warpgroup's.
 #pragma once
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
@@ -59,18 +59,16 @@ __device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights
   for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
 }
 
-// Starts S = Q K^T of a stage, the columns first whose copies come first.
-__device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, Stage stage) {
-  const u32 keys = shared + stage.at();
+// Starts S = Q K^T of a stage, column by column as they arrive.
+template <int STAGE>
+__device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int filled) {
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
-    const int column = column_in_turn(i);
-    if (i == 0) mbarrier_try_wait_parity(shared + LEFT_FULL + 8 * stage.index(), stage.parity());
-    if (i == LEFT_COLUMNS)
-      mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
-    if (i == 0 || i == LEFT_COLUMNS) wgmma_fence();
+    const int column = column_in_turn(STAGE, i);
+    mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
+    wgmma_fence();
     const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
-    const u64 b = matrix_descriptor(keys + column * COLUMN, 16);
+    const u64 b = matrix_descriptor(shared + STAGE_AT<STAGE> + column * COLUMN, 16);
 #pragma unroll
     for (int step = 0; step < 4; step++)
       wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, i > 0 || step > 0);
@@ -79,14 +77,15 @@ __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, Stage s
 }
 
 // Clears the values of tokens past the sequence's end, NaN too, which weights of 0 would not do.
-__device__ __forceinline__ void clear_end(u32 shared, Stage stage, int tokens) {
-  mbarrier_try_wait_parity(shared + RIGHT_FULL + 8 * stage.index(), stage.parity());
-  mbarrier_try_wait_parity(shared + LEFT_FULL + 8 * stage.index(), stage.parity());
+template <int STAGE>
+__device__ __forceinline__ void clear_end(u32 shared, int filled, int tokens) {
+  for (int column = 0; column < QUERY_COLUMNS; column++)
+    mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
   const int pieces = (TILE - tokens) * 8;
-  for (int i = threadIdx.x; i < pieces * (VALUES / 64); i += 128)
-    st_shared_v4(shared + stage.at() + i / pieces * COLUMN + tokens * 128 + i % pieces * 16, 0);
+  for (int i = threadIdx.x % 128; i < pieces * (VALUES / 64); i += 128)
+    st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16, 0);
   fence_proxy_async_shared_cta();
-  bar_sync(OF_SCORES, 128);
+  bar_sync(OF_WARPGROUP + STAGE, 128);
 }
 
 // Hides tokens: `visible` are those that the row sees, counted from the stage's first.
@@ -99,22 +98,41 @@ __device__ __forceinline__ void mask(float (&s)[32], const int (&visible)[2]) {
   }
 }
 
-// Hands weights and scales to warpgroup 1.
+// Hands weights and maxima to the other warpgroup.
+template <int STAGE>
 __device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const Softmax &softmax,
                                         const u32 (&weights)[4][4]) {
   const int row = own_row(), lane = threadIdx.x % 32;
+  if (lane % 4 == 0) {
+    float2 *maxima = reinterpret_cast<float2 *>(memory + MAXIMA_AT) + STAGE * TILE;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+      maxima[row + 8 * half] = make_float2(softmax.m[half], softmax.scale[half]);
+  }
+  // All warps have their scores: what these were made of is overwritten.
+  bar_sync(OF_WARPGROUP + STAGE, 128);
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     const int half = i % 2, block = i / 2;
     const int at = (row + 8 * half) * 128 + ((block ^ row % 8) * 16) + lane % 4 * 4;
-    *reinterpret_cast<u32 *>(memory + PROBABILITIES_AT + at) = weights[i / 4][i % 4];
+    *reinterpret_cast<u32 *>(memory + WEIGHTS_AT_STAGE<STAGE> + at) = weights[i / 4][i % 4];
   }
-  if (lane % 4 == 0) {
-    float *scales = reinterpret_cast<float *>(memory + SCALES_AT);
-    scales[row] = softmax.scale[0], scales[row + 8] = softmax.scale[1];
-  }
-  if (lane == 0) reinterpret_cast<int *>(memory + RESCALES_AT)[threadIdx.x / 32] = softmax.rescales;
   fence_proxy_async_shared_cta();
   __syncwarp();
-  if (lane == 0) mbarrier_arrive(shared + WEIGHTS_FULL);
+  if (lane == 0) mbarrier_arrive(shared + WEIGHTS_FULL + 8 * STAGE);
+}
+
+// Waits for the other warpgroup's weights, and takes over its maxima.
+template <int STAGE>
+__device__ __forceinline__ void take_over(u32 shared, const unsigned char *memory, int filled,
+                                          Softmax &softmax) {
+  mbarrier_try_wait_parity(shared + WEIGHTS_FULL + 8 * STAGE, filled % 2);
+  const float2 *maxima = reinterpret_cast<const float2 *>(memory + MAXIMA_AT) + STAGE * TILE;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const float2 log = maxima[own_row() + 8 * half];
+    softmax.m[half] = log.x, softmax.scale[half] = log.y;
+    softmax.l[half] *= log.y;
+  }
+  softmax.rescales = __any_sync(~0u, softmax.scale[0] != 1.0f || softmax.scale[1] != 1.0f);
 }

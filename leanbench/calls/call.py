@@ -12,6 +12,7 @@ from leanbench.core.extras import NO_EXTRAS, Extras, fp8_name
 from leanbench.core.inputs import Peers
 from leanbench.core.kinds import SAME
 from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.mla.configs import MlaConfig
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -32,8 +33,8 @@ class Call(NamedTuple):
     softmax_scale: float | None = None
     causal: bool = False
     batch_invariant: bool = False
-    #: None: the default.
-    config: LeanConfig | None = None
+    #: None: the default; of a latent call, its kernel's.
+    config: LeanConfig | MlaConfig | None = None
     #: None: a plain call.
     extras: Extras | None = None
     #: GPUs that share the sequences; None: this one alone.

@@ -19,6 +19,7 @@ from leanbench.calls import values
 from leanbench.calls.adapted import launch_adapted
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
+from leanbench.calls.latent_launch import check_latent, launch_latent
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import heuristic_of, lengths_with, settings_of, shared_problem
 from leanbench.configs.lookup import state
@@ -28,6 +29,7 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.mla.configs import MlaConfig
 
 #: Bytes to which the alignment of a pointer can matter.
 _ALIGNMENT = 16
@@ -107,9 +109,12 @@ def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | Non
 
 
 def _check(call: Call) -> None:
-    refuse_kinds(call)
-    call.check()
-    check_extras(call)
+    if isinstance(call.config, MlaConfig):
+        check_latent(call)
+    else:
+        refuse_kinds(call)
+        call.check()
+        check_extras(call)
     call.check_length()
 
 
@@ -269,6 +274,8 @@ def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
 def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     """Checks a call and launches it; its tensors, the outputs among them."""
     _check(call)
+    if isinstance(call.config, MlaConfig):
+        return launch_latent(call, call.config)
     device = call.q.device
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(

@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from leanbench.check.fuzz_kinds import GROUP_SIZES, Family, draw_family, draw_member
+from leanbench.check.fuzz_kinds import (
+    GROUP_SIZES,
+    Family,
+    draw_family,
+    draw_latent_family,
+    draw_member,
+)
 from leanbench.check.grid import CheckCase, wild_case
 from leanbench.core.lengths import Context, draw_context, traces
 from leanbench.core.problem import (
@@ -19,6 +25,8 @@ from leanbench.core.problem import (
 
 #: Cases that share compiled kernels and launch settings: compiling takes longer than running.
 _FAMILY, _KIND_FAMILY = 50, 20
+#: Of families that are not plain.
+_LATENT_SHARE = 0.06
 _SHARPNESS = (0.1, 1.0, 1.0, 4.0, 12.0)
 #: Of a cache over its longest sequence.
 _ROOM = (None, None, "1.01x", "2x", "4x")
@@ -37,7 +45,9 @@ def fuzz_cases(count: int, seed: int) -> list[CheckCase]:
     while len(cases) < count:
         # As many cases of both.
         is_plain = draw.random() < _KIND_FAMILY / (_FAMILY + _KIND_FAMILY)
-        family = _plain_family(draw) if is_plain else draw_family(draw)
+        is_latent = not is_plain and draw.random() < _LATENT_SHARE
+        draw_one = draw_latent_family if is_latent else draw_family
+        family = _plain_family(draw) if is_plain else draw_one(draw)
         settings = draw.randrange(1 << 30)
         for _ in range(min(_FAMILY if is_plain else _KIND_FAMILY, count - len(cases))):
             problem = draw_member(draw, family, _problem(draw, family))

@@ -64,6 +64,21 @@ def draw_family(draw: random.Random) -> Family:
     return Family(head_dim, dtype, group_size, q_len, page_size, kinds, fields)
 
 
+def draw_latent_family(draw: random.Random) -> Family:
+    """A family over a latent cache, which one KV head has for all query heads."""
+    heads = draw.choice((1, 8, 16, 16, 24, 64, 96, 128, 128))
+    q_len = draw.choice((1, 1, 1, draw.randint(2, max(2, min(16, _MOST_ROWS // heads)))))
+    page_size = draw.choice((None, 64, 64 * draw.randint(2, 9)))
+    fields: dict[str, Any] = {
+        "q_heads": heads,
+        "kv_heads": 1,
+        "latent": True,
+        "v_head_dim": 512,
+        "causal": draw.random() < 0.7,
+    }
+    return Family(576, draw.choice(DTYPES), heads, q_len, page_size, frozenset(), fields)
+
+
 def draw_member(draw: random.Random, family: Family, plain: AttentionProblem) -> AttentionProblem:
     """The plain problem with the family's kinds."""
     own = dict(family.fields)

@@ -19,6 +19,7 @@ from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, At
 from leanbench.core.registry import kernel
 from leanbench.kernels.fixed_split.configs import FixedSplitConfig
 from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.mla.configs import MlaConfig
 
 #: (q_heads, kv_heads): MHA; GQA with groups of 4, 8 and of 5 and 7, which are no powers of two; MQA
 #: up to two row tiles.
@@ -215,6 +216,8 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
         config = replace(config, tile_tokens=32)
     if isinstance(config, FixedSplitConfig) and case.variant % 3:
         config = replace(config, splits=_SPLITS[case.variant % len(_SPLITS)])
+    if isinstance(config, MlaConfig):
+        config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
     if isinstance(config, LeanConfig) and not config.fixed_run_tiles:
         config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
     return config

@@ -48,9 +48,35 @@ SIZES: tuple[dict[str, Any], ...] = (
     *({"q_len": q_len} for q_len in (17, 40, 130)),
 )
 _CONTEXTS = (700, (129, 700, 45))
+#: Query heads, query tokens and what else differs of latent problems: rows of part of a CTA, of a
+#: pair of CTAs, of two pairs.
+LATENT_KINDS: tuple[dict[str, Any], ...] = (
+    {"q_heads": 128},
+    {"q_heads": 16, "page_size": 64},
+    {"q_heads": 24, "q_len": 3, "page_size": 128},
+    {"q_heads": 128, "q_len": 2, "causal": False},
+)
 
 
 def kind_problems() -> Iterator[AttentionProblem]:
+    """Those of caches with K and V, then latent ones."""
+    yield from _kind_problems()
+    yield from _latent_problems()
+
+
+def _latent_problems() -> Iterator[AttentionProblem]:
+    """Each with lengths that the host knows, short and of many splits, and with others on the
+    device.
+    """
+    for number, kinds in enumerate(LATENT_KINDS):
+        dtype = DTYPES[number % 2]
+        plain = AttentionProblem(2, 128, 1, 700, 576, dtype, v_head_dim=512, latent=True)
+        problem = replace(plain, **kinds)
+        yield from (problem, replace(problem, batch=1, context=9000))
+        yield replace(problem, batch=3, context=(129, 700, 1), lengths_on="device", capacity="2x")
+
+
+def _kind_problems() -> Iterator[AttentionProblem]:
     """Each kind with lengths that the host knows and with others on the device in a larger cache,
     contiguous and in pages; dtypes, layouts and groups in turn.
     """

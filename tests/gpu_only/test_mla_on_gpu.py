@@ -60,6 +60,19 @@ def test_a_call_takes_other_tensors_and_lengths_with_the_same_launch():
         assert Reference(inputs).check(written).failure("bf16") is None
 
 
+def test_torch_compile_takes_a_call_whole():
+    inputs = make_inputs(replace(ONE, batch=2, context=700, page_size=None), "cuda")
+
+    def call(q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        out = lean_mla_with_kvcache(q + 0, cache, 700)
+        assert isinstance(out, torch.Tensor)
+        return out * 2
+
+    cache = inputs.k_cache[:, :, 0]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(inputs.q, cache), call(inputs.q, cache))
+
+
 def test_a_graph_is_replayed_with_other_lengths():
     inputs = make_inputs(replace(ONE, batch=3, context=(4096, 1, 700)), "cuda")
     lengths = inputs.cache_seqlens

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,16 @@ import torch
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
+from leanbench.kernels.mla.launch import _aligned
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from leanbench import lean_mla_with_kvcache
-from leanbench.calls.call import whole_number
+from leanbench.calls.call import Call, whole_number
+from leanbench.calls.latent import latent_call
+from leanbench.calls.latent_launch import check_latent
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
-from leanbench.latent import _check_out
 
 H200 = find("h200")
 LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512, "dtype": "bf16"}
@@ -115,23 +119,52 @@ def test_a_gradient_is_refused():
         lean_mla_with_kvcache(Q.clone().requires_grad_(), cache)
 
 
-OUT = torch.zeros(2, 1, 16, 514, dtype=torch.bfloat16)
+OUT = torch.zeros(2, 1, 16, 520, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
     ("out", "words"),
     [
         (OUT[..., :512], None),
-        (OUT, r"^out is \(2, 1, 16, 514\) .*: expected \(2, 1, 16, 512\) torch.bfloat16, the last"),
-        (OUT[..., 1:513], "^out has strides .*: it must start at and step by multiples of 4 bytes"),
-        (OUT[..., :513].contiguous()[..., :512], "^out has strides .*: it must start at and step"),
+        (OUT, r"^out is \(2, 1, 16, 520\) .*: expected \(2, 1, 16, 512\) torch.bfloat16, the last"),
+        (OUT[..., :514].contiguous()[..., :512], "^out has strides .*: it must step by multiples"),
         (OUT[:, :, :1, :512].expand(2, 1, 16, 512), "^out has strides .*, and not be expanded$"),
+        (
+            OUT.to("meta").as_strided((2, 1, 16, 512), (2**31, 512, 512, 1)),
+            "^out has strides .*: one is above 2147483647, pass an output with smaller ones$",
+        ),
     ],
-    ids=["even steps", "columns", "odd start", "odd steps", "expanded"],
+    ids=["steps of 1040 bytes", "columns", "steps of 1028 bytes", "expanded", "large steps"],
 )
-def test_an_output_that_is_not_written_in_pairs_is_refused(out, words):
+def test_an_output_that_is_not_written_16_bytes_at_a_time_is_refused(out, words):
     with nullcontext() if words is None else pytest.raises(ValueError, match=words):
-        _check_out(Q, out)
+        check_latent(_call(out=out))
+
+
+def _call(out: torch.Tensor | None = None) -> Call:
+    return latent_call(Q, CACHE.bfloat16(), None, None, None, out, None, causal=False)
+
+
+@pytest.mark.parametrize(
+    "block_table", [None, torch.zeros(2, 2, dtype=torch.int32)], ids=["contiguous", "pages"]
+)
+@pytest.mark.parametrize("lengths", [100, torch.tensor([100, 3], dtype=torch.int32)])
+def test_torch_traces_a_call_as_one_operator(block_table, lengths):
+    cache = CACHE.bfloat16() if block_table is None else torch.zeros_like(CACHE).bfloat16()
+    if block_table is not None:
+        cache = cache.view(4, 64, 1, 576)
+
+    def call(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = lean_mla_with_kvcache(
+            2 * q, cache, lengths, block_table=block_table, return_softmax_lse=True
+        )
+        return out + 1, lse
+
+    graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(Q).graph
+    [node] = [n for n in graph.nodes if "lean_mla" in str(n.target)]
+    out, lse = node.meta["val"]
+    assert (out.shape, out.dtype) == ((2, 1, 16, 512), torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((2, 16, 1), torch.float32)
 
 
 @pytest.mark.parametrize("length", [3.7, True, "64"])
@@ -145,7 +178,23 @@ def test_there_must_be_a_hopper_gpu():
         lean_mla_with_kvcache(Q, CACHE.bfloat16())
 
 
-@pytest.mark.parametrize(("context", "stages"), [(64, 1), (2048, 1), (2049, 2), (131_072, 2)])
-def test_more_than_32_splits_have_two_stages_at_least(context, stages):
+@pytest.mark.parametrize(
+    ("output_tiles", "stages", "ranges"),
+    # Splits; whole output tiles of 64 stages and of 512; an odd number of them.
+    [(3, 64, 66), (32, 64, 64), (48, 64, 66), (128, 64, 64), (64, 512, 66), (67, 64, 66)],
+)
+def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
+    output_tiles, stages, ranges
+):
+    assert _aligned(66, output_tiles, stages) == ranges
+
+
+@pytest.mark.parametrize(
+    ("context", "stages", "on_device"),
+    [(64, 1, 1), (2048, 1, 1), (2049, 2, 2), (4096, 2, 2), (32_768, 8, 2), (1 << 20, 64, 2)],
+)
+def test_no_more_splits_than_merge_well(context, stages, on_device):
     problem = AttentionProblem(1, 128, 1, context, 576, **LATENT)
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == stages
+    problem = replace(problem, lengths_on="device")
+    assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == on_device

@@ -35,19 +35,19 @@ class Case(NamedTuple):
 CASES = {
     # Ranges that cross output tiles; output tiles with a partial of each CTA, and of two of them.
     "crossing": Case(replace(PAIR, batch=2), 1, 6),
-    "single CTAs": Case(SINGLE, 1, 6),
+    # The first query token of the first sequence sees nothing; the range before has a rest.
+    "several query tokens": Case(
+        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
+    ),
 }
 DEEP_CASES = {
+    "single CTAs": Case(SINGLE, 1, 6),
     "a sequence each": Case(PAIR, 5, 6),
     "split": Case(replace(PAIR, batch=1), 1, 12),
     "split over many": Case(replace(SINGLE, batch=1, context=36 * 64), 1, 36),
     "single CTAs, early copies": Case(replace(SINGLE, dtype="fp16"), 1, 4, lazy=False),
     "pages": Case(
         replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64), 1, 8
-    ),
-    # The first query token of the first sequence sees nothing.
-    "several query tokens": Case(
-        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
     ),
     "noncausal": Case(replace(SINGLE, q_len=3, causal=False), 1, 5),
 }
@@ -57,13 +57,23 @@ DEEP_CASES = {
 MUTATIONS: dict[str, Mutation] = {
     "a stage is overwritten while it is read": (
         "mla.cu",
-        "mbarrier_try_wait_parity(empty, stage.parity() ^ 1);",
+        "if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);",
         "",
     ),
+    "weights are stored before all warps have their scores": (
+        "scores.cuh",
+        "overwritten.\n  bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "overwritten.",
+    ),
     "NaN past the end reaches the output": (
+        "scores.cuh",
+        "st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN",
+        "st_shared_v4(shared",
+    ),
+    "what was summed before is not scaled": (
         "mla.cu",
-        "    if (tokens - chunk * TILE < TILE) clear_end(shared, next, tokens - chunk * TILE);\n",
-        "",
+        "take_over<OTHER>(shared, memory, filled[OTHER], softmax);\n    if (softmax.rescales)",
+        "take_over<OTHER>(shared, memory, filled[OTHER], softmax);\n    if (false)",
     ),
     "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
 }
@@ -85,7 +95,7 @@ def test_mla_is_right_in_every_shape(name, tmp_path):
 def test_a_missing_line_is_noticed(name, tmp_path):
     cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
     problem = replace(SINGLE, batch=2, context=300, capacity=512)
-    assert any(failure_of(cpu, workspace, Case(problem, 1, 4), seed) for seed in range(4))
+    assert any(failure_of(cpu, workspace, Case(problem, 1, 4), seed, 30.0) for seed in range(4))
 
 
 def run(case: Case, folder: Path, seeds: int) -> None:
@@ -95,9 +105,13 @@ def run(case: Case, folder: Path, seeds: int) -> None:
         assert failure is None, failure
 
 
-def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | None:
+def failure_of(
+    cpu: Cpu, workspace: Workspace, case: Case, seed: int, score_scale: float = 1.0
+) -> str | None:
     """What is wrong with a launch, with NaN wherever a call must not look."""
-    inputs = poison_unused(make_inputs(case.problem, "cpu", seed=seed))
+    inputs = make_inputs(case.problem, "cpu", seed=seed, score_scale=score_scale)
+    inputs = poison_unused(inputs)
+    inputs.poison()
     config = MlaConfig(case.min_tiles, align_grid=False)
     try:
         cpu.launch(inputs, config, case.sms, workspace, case.lazy, seed)

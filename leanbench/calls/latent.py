@@ -1,0 +1,93 @@
+"""Calls of `lean_mla_with_kvcache`, as they are and as an operator of torch."""
+
+from __future__ import annotations
+
+import torch
+
+from leanbench.calls.call import Call
+from leanbench.calls.latent_launch import check_latent, check_latent_out
+from leanbench.calls.prepared import attend
+from leanbench.kernels.mla import LEAN_MLA
+from leanbench.kernels.mla.build import VALUE_DIM
+
+
+def latent_call(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    length: int | None,
+    block_table: torch.Tensor | None,
+    out: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+) -> Call:
+    """The call with the cache as K, its first columns as V, and the kernel's settings."""
+    cache = kv_cache.unsqueeze(2) if kv_cache.dim() == 3 and block_table is None else kv_cache
+    call = Call(q, cache, cache[..., :VALUE_DIM], cache_seqlens, length, block_table, out)
+    return call._replace(softmax_scale=softmax_scale, causal=causal)
+
+
+def attend_latent(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output, and the LSE if asked for; errors as in leanbench.latent."""
+    table = call.block_table
+    if call.k_cache.dim() != 4 or (table is not None and table.dim() != 2):
+        check_latent(call)
+    length = call.capacity if call.length is None else call.length
+    config = LEAN_MLA.config_of(length, exact=call.cache_seqlens is None)
+    return attend(call._replace(config=config), with_lse)
+
+
+def attend_latent_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same through an operator."""
+    result, lse = torch.ops.leanbench.lean_mla_with_kvcache.default(
+        call.q,
+        call.k_cache,
+        call.cache_seqlens,
+        call.length,
+        call.block_table,
+        call.softmax_scale,
+        call.causal,
+    )
+    if call.out is not None:
+        check_latent_out(call, call.out)
+        result = call.out.copy_(result)
+    return result, lse if with_lse else None
+
+
+def _operator(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    length: int | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    call = latent_call(q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal)
+    out, lse = attend_latent(call, with_lse=True)
+    assert lse is not None
+    return out, lse
+
+
+def _shapes(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor | None,
+    length: int | None,
+    block_table: torch.Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    call = latent_call(q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal)
+    check_latent(call)
+    return q.new_empty(call.out_shape), q.new_empty(call.lse_shape, dtype=torch.float32)
+
+
+_LIBRARY = torch.library.Library("leanbench", "FRAGMENT")
+_LIBRARY.define(
+    "lean_mla_with_kvcache(Tensor q, Tensor kv_cache, Tensor? cache_seqlens, SymInt? length,"
+    " Tensor? block_table, float? softmax_scale, bool causal) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.impl("lean_mla_with_kvcache", _operator, "CompositeExplicitAutograd")
+torch.library.register_fake("leanbench::lean_mla_with_kvcache", _shapes, lib=_LIBRARY)

@@ -1,0 +1,131 @@
+"""The launch of a call over a latent cache: whether its tensors fit together, and the kernel's."""
+
+from __future__ import annotations
+
+import torch
+
+from leanbench.calls.call import Call, check_device, check_numbers, check_pages
+from leanbench.core.errors import UserError
+from leanbench.core.inputs import AttentionInputs
+from leanbench.kernels.launch import Relaunch
+from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
+from leanbench.kernels.mla.build import LATENT_DIM
+from leanbench.kernels.mla.configs import MlaConfig
+from leanbench.kernels.mla.launch import MlaLaunch
+
+_DTYPES = (torch.bfloat16, torch.float16)
+#: Bytes that tensor maps and the kernel's stores start at and step by.
+_ALIGNMENT = 16
+#: What the kernel has 32 bits for.
+_LARGEST_STEP = 2**31 - 1
+
+
+def launch_latent(call: Call, config: MlaConfig) -> tuple[AttentionInputs, Relaunch]:
+    """Launches a call that has been checked; its tensors, the outputs among them.
+
+    Raises:
+        UserError: the kernel does not run here.
+        ValueError: tensor maps cannot have these addresses or steps.
+    """
+    _check_launch(call)
+    q = call.q
+    inputs = AttentionInputs(
+        q=q,
+        k_cache=call.k_cache,
+        v_cache=call.v_cache,
+        cache_seqlens=call.cache_seqlens,
+        context=call.capacity if call.length is None else call.length,
+        softmax_scale=LATENT_DIM**-0.5 if call.softmax_scale is None else call.softmax_scale,
+        out=q.new_empty(call.out_shape) if call.out is None else call.out,
+        lse=torch.empty(call.lse_shape, dtype=torch.float32, device=q.device),
+        block_table=call.block_table,
+        # The last query token sees all tokens either way.
+        causal=call.causal or call.q_len == 1,
+        latent=True,
+    )
+    launch = MlaLaunch(inputs, config)
+    launch.run()
+    return inputs, launch
+
+
+def check_latent(call: Call) -> None:
+    """Whether the tensors fit together, by what a tracer knows of them.
+
+    Raises:
+        ValueError: they do not; the sentence names what was given and what is expected.
+    """
+    q, cache, table = call.q, call.k_cache, call.block_table
+    caches = "(batch, tokens, 576)" if table is None else "(pages, page_size, 1, 576)"
+    if (
+        (q.dim(), cache.dim()) != (4, 4)
+        or (q.shape[3], cache.shape[2], cache.shape[3]) != (LATENT_DIM, 1, LATENT_DIM)
+        or (table is None and q.shape[0] != cache.shape[0])
+        or 0 in (*q.shape, *cache.shape)
+    ):
+        raise ValueError(
+            f"q is {tuple(q.shape)} and kv_cache {tuple(cache.shape)}: expected (batch, q_len,"
+            f" q_heads, {LATENT_DIM}) and {caches}, no size 0"
+        )
+    if q.dtype not in _DTYPES or cache.dtype != q.dtype:
+        raise ValueError(
+            f"q is {q.dtype} and kv_cache {cache.dtype}: expected both bf16 or both fp16"
+        )
+    rows_are_in_a_row = q.shape[1] == 1 or q.stride(1) == q.shape[2] * q.stride(2)
+    if not rows_are_in_a_row or q.stride(3) != 1 or cache.stride(3) != 1:
+        raise ValueError(
+            f"q has strides {tuple(q.stride())} and kv_cache {tuple(cache.stride())}: query"
+            " positions and heads must lie in a row, and 576 numbers side by side"
+        )
+    if call.cache_seqlens is not None:
+        check_numbers("cache_seqlens", call.cache_seqlens, q, (q.shape[0],))
+    if table is not None and cache.shape[1] % PAGE_TOKENS:
+        raise ValueError(
+            f"kv_cache has pages of {cache.shape[1]} tokens: choose a multiple of {PAGE_TOKENS}"
+        )
+    if table is not None:
+        check_pages(table, q, q.shape[0])
+    check_device("kv_cache", cache, q)
+    if call.out is not None:
+        check_latent_out(call, call.out)
+
+
+def _check_launch(call: Call) -> None:
+    """Raises UserError where the kernel does not run here; ValueError for addresses and steps that
+    tensor maps cannot have.
+    """
+    q, cache = call.q, call.k_cache
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
+        raise UserError(
+            f"lean_mla_with_kvcache runs on Hopper GPUs, q is on {q.device}: move the tensors there"
+        )
+    if (reason := LEAN_MLA.unavailable_reason()) is not None:
+        raise UserError(reason)
+    steps = [2 * step for step in (*q.stride()[:3], *cache.stride()[:2])]
+    if any(number % _ALIGNMENT for number in (q.data_ptr(), cache.data_ptr(), *steps)):
+        raise ValueError(
+            "q or kv_cache starts at or steps by no multiple of 16 bytes: pass aligned tensors"
+        )
+    if call.out is not None and call.out.data_ptr() % _ALIGNMENT:
+        raise ValueError("out starts at no multiple of 16 bytes: pass an aligned tensor")
+
+
+def check_latent_out(call: Call, out: torch.Tensor) -> None:
+    """Raises ValueError: the kernel writes 16 bytes at a time, and has 32 bits for steps."""
+    shape, dtype = call.out_shape, call.out_dtype
+    if out.shape != shape or out.dtype != dtype or out.stride(3) != 1:
+        raise ValueError(
+            f"out is {tuple(out.shape)} {out.dtype} with strides {tuple(out.stride())}: expected"
+            f" {tuple(shape)} {dtype}, the last stride 1"
+        )
+    steps = [stride for size, stride in zip(shape[:3], out.stride()[:3], strict=True) if size > 1]
+    if max(steps, default=0) > _LARGEST_STEP:
+        raise ValueError(
+            f"out has strides {tuple(out.stride())}: one is above {_LARGEST_STEP}, pass an output"
+            " with smaller ones"
+        )
+    if 0 in steps or any(2 * step % _ALIGNMENT for step in steps):
+        raise ValueError(
+            f"out has strides {tuple(out.stride())}: it must step by multiples of 16 bytes, and"
+            " not be expanded"
+        )
+    check_device("out", out, call.q)
