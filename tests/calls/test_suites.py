@@ -20,7 +20,7 @@ from leanbench.calls import prepared
 from leanbench.calls.prepared import PreparedLaunches
 
 #: Calls of a suite, drawn from its parametrisations.
-CALLS = 3000 if DEEP else 150
+CALLS = 3000 if DEEP else 100
 E4M3 = torch.float8_e4m3fn
 #: (query tokens, tokens of the cache) of flash-attn's and FlashAttention-3's.
 SIZES = (

@@ -18,6 +18,7 @@ from leanbench.core.problem import AttentionProblem
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile lean.cu")
 
+DEEP = pytest.mark.deep
 CONFIG = cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False)
 SINKS = AttentionProblem(
     2, 4, 1, (70, 300), 64, q_len=3, sinks=True, leftpad=True, capacity=384, lengths_on="device"
@@ -94,10 +95,7 @@ def test_pages_before_a_window_may_be_any(cpu: Cpu) -> None:
 
 
 #: Chunks that begin within a page, before the sequence's padding ends, and of more than it has.
-CHUNKS = {
-    "one query": {"context": (300, 257, 128)},
-    "several": {"context": (300, 131, 2), "q_len": 5},
-    "not causal": {"context": (300, 131, 2), "q_len": 5, "causal": False},
+CHUNKS: dict[str, dict[str, Any]] = {
     "not causal, padded pages": {
         "context": (300, 131, 64),
         "q_len": 3,
@@ -105,15 +103,23 @@ CHUNKS = {
         "leftpad": True,
         "page_size": 16,
     },
+    "ragged": {"context": (300, 131, 2), "q_lens": (33, 1, 4), "leftpad": True},
+}
+DEEP_CHUNKS: dict[str, dict[str, Any]] = {
+    "one query": {"context": (300, 257, 128)},
+    "several": {"context": (300, 131, 2), "q_len": 5},
+    "not causal": {"context": (300, 131, 2), "q_len": 5, "causal": False},
     "a window, too": {"context": (300, 200, 90), "q_len": 4, "window_left": 70, "append": 2},
     "many queries": {"context": (300, 131, 2), "q_len": 40, "causal": False, "window_right": 9},
-    "ragged": {"context": (300, 131, 2), "q_lens": (33, 1, 4), "leftpad": True},
 }
 
 
-@pytest.mark.parametrize("kinds", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize(
+    "name", [*CHUNKS, *(pytest.param(name, marks=DEEP) for name in DEEP_CHUNKS)]
+)
 @pytest.mark.parametrize("tokens", [1, 37, 64, 2**31 - 1])
-def test_attention_chunks(cpu: Cpu, kinds: dict[str, Any], tokens: int) -> None:
+def test_attention_chunks(cpu: Cpu, name: str, tokens: int) -> None:
+    kinds = {**CHUNKS, **DEEP_CHUNKS}[name]
     problem = AttentionProblem(3, 4, 1, capacity=384, head_dim=64, **kinds)
     attend(cpu, make_inputs(replace(problem, attention_chunk=tokens), "cpu", 1))
 
@@ -127,7 +133,9 @@ def test_a_launch_over_a_short_window_has_ctas_for_the_window(cpu: Cpu) -> None:
 
 
 @pytest.mark.parametrize("page", [10**8, -7])
-@pytest.mark.parametrize(("page_size", "copy"), [(1, "async"), (16, "bulk"), (48, "async")])
+@pytest.mark.parametrize(
+    ("page_size", "copy"), [(1, "async"), pytest.param(16, "bulk", marks=DEEP)]
+)
 def test_pages_past_a_sequences_end_are_not_followed(cpu, page, page_size, copy) -> None:
     problem = AttentionProblem(
         3, 4, 1, (300, 1, 77), 64, page_size=page_size, capacity=384, lengths_on="device"
