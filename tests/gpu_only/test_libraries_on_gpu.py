@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,6 +50,25 @@ PROBLEMS = [
     AttentionProblem(1, 32, 1, 5000, 64),
     AttentionProblem(4, 8, 8, 65_536, 64),
 ]
+PLAIN = AttentionProblem(3, 8, 2, 704, 128, "bf16", "NHD")
+KINDS = [
+    replace(shape, **kinds)
+    for kinds in (
+        {"window_left": 100},
+        {"softcap": 20.0},
+        {"sinks": True},
+        {"window_left": 127, "sinks": True},
+        {"alibi": True},
+        {"kv_dtype": "e4m3", "scaled": False},
+        {"kv_dtype": "e4m3"},
+        {"q_len": 4, "window_left": 64},
+        {"q_len": 5, "causal": False},
+        {"leftpad": True},
+        {"batch_idx": True},
+        {"q_lens": (17, 1, 2)},
+    )
+    for shape in (PLAIN, replace(PLAIN, capacity=1408, lengths_on="device", kv_layout="HND"))
+]
 #: Of libraries that are here and do not take a call. Any other words are a failure.
 REFUSALS = "has no room for|refused by xFormers"
 
@@ -61,11 +81,11 @@ def or_skip(name: str, problem: AttentionProblem) -> None:
         pytest.skip("FlashAttention-3 is for Hopper")
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
+@pytest.mark.parametrize("problem", [*PROBLEMS, *KINDS], ids=lambda problem: problem.label)
 @pytest.mark.parametrize("name", NAMES)
 def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
     or_skip(name, problem)
-    lse_base = kernel(name).lse_base
+    lse_base, precision = kernel(name).lse_base, kernel(name).precision(problem)
     # Two buffers: what one launch writes, the other must not.
     buffers = [make_inputs(problem, "cuda") for _ in range(2)]
     references = [Reference(inputs) for inputs in buffers]
@@ -80,7 +100,7 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
         written_by(launch, inputs).poison()
         launch()
     for launch, inputs, reference in zip(launches, buffers, references, strict=True):
-        assert reference.check(written_by(launch, inputs), lse_base).failure(problem.dtype) is None
+        assert reference.check(written_by(launch, inputs), lse_base).failure(precision) is None
 
     graph = capture(launches, 5)
     captured = [
@@ -90,7 +110,7 @@ def test_right_when_called_and_when_a_graph_is_replayed(name, problem):
         written.poison()
     graph.replay()
     for written, reference in zip(captured, references, strict=True):
-        assert reference.check(written, lse_base).failure(problem.dtype) is None
+        assert reference.check(written, lse_base).failure(precision) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
