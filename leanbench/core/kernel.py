@@ -181,7 +181,7 @@ class Kernel(ABC, Generic[ConfigT]):
         if not self.fits_whole_models:
             return (
                 f"{self.name} cannot be captured with new tensors in every layer of a whole model:"
-                " choose lean, fa2, fixed_split, flash_attn_3, sdpa, eager or no_attention"
+                " choose among lean, fa2, fixed_split, flash_attn_3, sdpa, eager and no_attention"
             )
         if problem.parallel != NONE:
             return f"whole models run on one GPU, this is for {problem.parallel}: leave it out"

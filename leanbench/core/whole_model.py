@@ -94,9 +94,9 @@ class WholeModel:
     def config(self) -> dict[str, Any]:
         """Keys of config.json of the part that runs here."""
         shared = {key: self.published[key] // self.tp for key in _SHARED if key in self.published}
-        part = {**self.published, **shared, "num_hidden_layers": sum(self._layer_windows.values())}
-        if "layer_types" in part:
-            part["layer_types"] = part["layer_types"][: part["num_hidden_layers"]]
+        part = {**self.published, **shared, "num_hidden_layers": self.layer_count}
+        if part.get("layer_types"):
+            part["layer_types"] = part["layer_types"][: self.layer_count]
         if self.positions is not None:
             part["max_position_embeddings"] = self.positions
         return part
@@ -138,7 +138,7 @@ class WholeModel:
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer attends to at most; None: the whole context."""
         types = self.published.get("layer_types")
-        if types is not None:
+        if types:
             slides = types[layer] == "sliding_attention"
         elif self.model_type == "gemma3_text":
             slides = (layer + 1) % self.published.get("sliding_window_pattern", 6) != 0

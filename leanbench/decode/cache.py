@@ -50,7 +50,8 @@ class StepCache:
         if swap:
             shape = (problem.batch, room, problem.kv_heads, problem.head_dim)
         dtype = torch_dtype(problem.dtype)
-        k, v = (torch.empty(shape, dtype=dtype, device=device).normal_() for _ in range(2))
+        k = torch.empty(shape, dtype=dtype, device=device).normal_()
+        v = torch.empty_like(k).normal_()
         return (k.transpose(1, 2), v.transpose(1, 2)) if swap else (k, v)
 
     def update(

@@ -23,6 +23,7 @@ from leanbench.decode.model import kept_bytes, transformers_fault
 from leanbench.decode.prefill import prefill_fields
 from leanbench.decode.prepare import Candidate, prepare
 from leanbench.decode.products import gemm_us
+from leanbench.decode.refusal import refusal, request_of
 from leanbench.decode.step import DecodeStep
 from leanbench.measure.buffers import free_memory, refuse_shortage
 from leanbench.measure.energy import measure_sustained, sustained_outcome
@@ -57,15 +58,19 @@ def measure_step(
         SuspectResult: the kernel announced last did what makes its figures meaningless.
         GpuUnusable: the GPU no longer answers.
     """
+    requests = {
+        kernel.name: request_of(kernel, configs, (overrides or {}).get(kernel.name))
+        for kernel in kernels
+    }
     outcomes: dict[str, Outcome] = {}
     for kernel in kernels:
         instruments.announce(kernel.name)
-        reason = transformers_fault() or kernel.unsupported_reason(problem)
+        reason = transformers_fault() or refusal(kernel, problem, requests[kernel.name])
         outcomes[kernel.name] = (
             Outcome(status="unsupported", reason=reason) if reason else Outcome()
         )
     able = [kernel for kernel in kernels if outcomes[kernel.name].status is None]
-    requests = {kernel.name: (overrides or {}).get(kernel.name, configs) for kernel in able}
+    requests = {kernel.name: requests[kernel.name] for kernel in able}
     instruments.announce(None)
     try:
         if able:
@@ -187,15 +192,21 @@ def _judged(
     bound: Timing,
     strangers: Sequence[GpuProcess],
 ) -> Outcome:
-    warning = throttle_warning(timing)
-    own.warnings += [warning] if warning else []
+    options = instruments.options
+    warnings = (
+        throttle_warning(timing),
+        "occupancy and counters are of single kernels, and not measured of whole models"
+        if options.occupancy or options.counters
+        else None,
+    )
+    own.warnings += [warning for warning in warnings if warning]
     alarm = None
     if timing.median_us < bound.median_us * (1 - _BOUND_MARGIN):
         alarm = (
             f"{timing.median_us:.2f} µs beats the same step without attention"
             f" ({bound.median_us:.2f} µs): part of its work was not timed"
         )
-    noisy = disturbance(strangers) or noise(timing, instruments.options.effort)
+    noisy = disturbance(strangers) or noise(timing, options.effort)
     return Outcome(status="suspect" if alarm else "noisy" if noisy else "ok", reason=alarm or noisy)
 
 

@@ -13,6 +13,7 @@ from leanbench.core.memory import shortage_on
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.whole_model import WEIGHT_BYTES, WholeModel
 from leanbench.decode import BOUND
+from leanbench.decode.refusal import refusal
 from leanbench.model.calibration import calibration_for
 from leanbench.model.cell import predict_cell
 from leanbench.model.rates import floor_us
@@ -47,7 +48,7 @@ def _predicted(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> Outcome:
     assert problem.model is not None
-    if (reason := kernel.unsupported_reason(problem)) is not None:
+    if (reason := refusal(kernel, problem, configs)) is not None:
         return Outcome(status="unsupported", reason=reason)
     if kernel.only_in_whole_models and kernel.name != BOUND:
         reason = f"{kernel.name} has no schedule to predict from: measure it, or leave it out"

@@ -162,6 +162,25 @@ def test_weights_that_are_there_count_as_free(world, tmp_path):
     assert world.refused == [0, 2 * problem.model.weights]
 
 
+def test_what_is_not_measured_of_a_step_is_said(world, tmp_path):
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    plain = measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]
+    asked = measure_step(world.instruments(occupancy=True), problem, kernels("sdpa"))["sdpa"]
+    assert plain["warnings"] is None
+    assert "not measured of whole models" in asked["warnings"][0]
+
+
+def test_settings_are_not_searched(world, tmp_path):
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    asked = kernels("fixed_split_oracle", "sdpa")
+    rows = measure_step(world.instruments(), problem, asked)
+    assert (rows["fixed_split_oracle"]["status"], rows["sdpa"]["status"]) == ("unsupported", "ok")
+    assert "whole models are not" in rows["fixed_split_oracle"]["reason"]
+    assert rows["sdpa"]["no_attention_us"] == 300.0
+    best = measure_step(world.instruments(), problem, kernels("sdpa"), "best")["sdpa"]
+    assert best["status"] == "unsupported"
+
+
 def test_a_missing_library_is_a_row(world, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "transformers_fault", lambda: "transformers is not installed")
     problem = problem_of(written(tmp_path, "llama"), 37)

@@ -17,10 +17,12 @@ def test_a_step_is_its_layers_and_its_weights():
     problem = problem_of("gemma-3-27b", 8192, 8192)
     whole = predict_step(problem, kernel("fa2"), "default", H200)
     bound = predict_step(problem, kernel("no_attention"), "default", H200)
-    full, sliding = (
-        predict_cell(problem.layer_problem(window), kernel("fa2"), "default", H200)["latency_us"]
-        for window in (None, 1024)
-    )
+
+    def layer_us(window: int | None) -> float:
+        layer = problem.layer_problem(window)
+        return predict_cell(layer, kernel("fa2"), "default", H200)["latency_us"]
+
+    full, sliding = layer_us(None), layer_us(1024)
     assert whole["latency_us"] == pytest.approx(bound["latency_us"] + 10 * full + 52 * sliding)
     assert whole["no_attention_us"] == bound["latency_us"] == bound["no_attention_us"]
     assert whole["attention_share"] == pytest.approx(1 - bound["latency_us"] / whole["latency_us"])
