@@ -114,7 +114,7 @@ def test_markdown_of_two_runs_and_of_none(write_run: WriteRun) -> None:
     ratios = "**0.35×** | 0.25× | context 4k | 0.50× | context 1k"
     assert f"| lean | {names} | 2 | {ratios} | " in text
     assert "### there, predicted: NVIDIA B200" in text
-    assert "<summary>NVIDIA B200, cold L2, predicted: 32 claims: 0 hold" in text
+    assert "<summary>NVIDIA B200, cold L2, predicted: 36 claims: 0 hold" in text
     assert (
         "| 7b | LA over FA2 at 64 heads | 2.15x |  | not predicted in these runs |  | b1 h64 n65536"
         " d64 fp16 HND |" in text
