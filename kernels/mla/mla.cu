@@ -267,7 +267,7 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
         break;
       }
       float *slot = partial_of(p, range, part, splits, splits.mine, rank);
-      store_partial(slot, own.o);
+      store_partial(slot, first_row, own.o);
       if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
 #pragma unroll
         for (int half = 0; half < 2; half++)

@@ -104,7 +104,13 @@ __device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &r
   return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
 }
 
-__device__ __forceinline__ void store_partial(float *slot, const float (&o)[128]) {
+// Whether this warp has rows at all: 16 query heads are those of one warp of each warpgroup.
+__device__ __forceinline__ bool has_rows(int first_row) {
+  return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
+}
+
+__device__ __forceinline__ void store_partial(float *slot, int first_row, const float (&o)[128]) {
+  if (!has_rows(first_row)) return;
 #pragma unroll
   for (int unit = 0; unit < UNITS; unit++)
     reinterpret_cast<float2 *>(slot)[unit * CONSUMERS + threadIdx.x] =
@@ -145,6 +151,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
     }
   }
   bar_sync(OF_CONSUMERS, CONSUMERS);
+  if (!has_rows(first_row)) return;
   const auto *units = reinterpret_cast<const float2 *>(slot) + threadIdx.x;
   const float2 of_rows[2] = {shares[own_row()], shares[own_row() + 8]};
   write_rows(p, part, first_row, [&](int i) {
@@ -249,6 +256,7 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
     merge_units<decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
         p, range, part, splits, rank, first_row, logs);
   };
+  if (!has_rows(first_row)) return;
   // As many reads in flight as registers allow.
   if (mergers >= 32)
     units(AtOnce<2, 32>());
