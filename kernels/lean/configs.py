@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from leanbench.kernels.launch import registers_per_thread
@@ -12,6 +12,11 @@ from leanbench.core.config import TileConfig, number, optional_number, switch, w
 
 #: Warps that an SM of any GPU here holds at once.
 _WARPS_PER_SM = 64
+#: `tile_rows` up to which warps multiply by themselves, above it warpgroups.
+_MOST_WARP_ROWS = 32
+#: 16 rows to a warp, chunks of 64 tokens at least; CTAs of an SM and of a cluster, copies, fixed
+#: runs.
+_OF_WARPGROUPS = (True, True, 1, 1, "bulk", 0)
 
 
 class BuildKey(NamedTuple):
@@ -74,8 +79,9 @@ class LeanCudaConfig(LeanConfig):
     #: Tokens that a warp takes at a time.
     chunk_tokens: int = number(16, 128, power_of_two=True)
     #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
-    #: the L2 then holds for them.
-    tile_rows: int = number(8, 32, power_of_two=True)
+    #: the L2 then holds for them. 64 and 128 are those of a kernel with the matrix instructions of
+    #: warpgroups, on Hopper alone, with 4 warps to 64 rows.
+    tile_rows: int = number(8, 128, power_of_two=True)
     #: CTAs of a thread-block cluster, which share a work range. `ctas_per_sm` counts CTAs, not
     #: clusters.
     cluster_size: int = number(1, 8, power_of_two=True)
@@ -86,6 +92,21 @@ class LeanCudaConfig(LeanConfig):
     def build_key(self) -> BuildKey:
         settings = (self.num_warps, self.num_stages, self.ctas_per_sm, self.chunk_tokens)
         return BuildKey("cuda", (*settings, self.tile_rows, self.cluster_size, self.copy))
+
+    @property
+    def of_warpgroups(self) -> bool:
+        """Whether warpgroups multiply: many_rows.cu."""
+        return self.tile_rows > _MOST_WARP_ROWS
+
+    @property
+    def of_warps(self) -> LeanCudaConfig:
+        """What of these settings holds in calls that many_rows.cu does not take, for lean.cu."""
+        return replace(self, tile_rows=_MOST_WARP_ROWS, num_warps=4, num_stages=2, chunk_tokens=16)
+
+    def _settings_of_warpgroups(self) -> tuple[object, ...]:
+        """What `_OF_WARPGROUPS` has."""
+        shape = (self.num_warps * 16 == self.tile_rows, self.chunk_tokens >= 64)
+        return (*shape, self.ctas_per_sm, self.cluster_size, self.copy, self.fixed_run_tiles)
 
     def contradiction(self) -> str | None:
         # A chunk that ends in the next work range's LeanTile would be counted by both.
@@ -98,6 +119,12 @@ class LeanCudaConfig(LeanConfig):
             return (
                 f"fixed_run_tiles {self.fixed_run_tiles} is not a power of two, as lean_cuda"
                 " counts tokens of a run in shifts"
+            )
+        if self.of_warpgroups and self._settings_of_warpgroups() != _OF_WARPGROUPS:
+            return (
+                f"tile_rows {self.tile_rows} is of warpgroups, with num_warps"
+                f" {self.tile_rows // 16}, chunk_tokens 64 or 128, ctas_per_sm and cluster_size 1,"
+                " copy bulk and fixed_run_tiles 0: set these, or choose tile_rows 8, 16 or 32"
             )
         return super().contradiction()
 

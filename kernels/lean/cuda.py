@@ -18,7 +18,7 @@ from leanbench.kernels.launch import (
 )
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_append import pass_append, with_append
-from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8
+from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild, refusal_of_fp8
 from leanbench.kernels.lean.cuda_driver import (
     DriverLaunch,
     capability,
@@ -42,6 +42,7 @@ from leanbench.kernels.lean.cuda_params import (
 )
 from leanbench.kernels.lean.cuda_schedule import (
     END_TILES,
+    even_splits,
     most_fixed_runs,
     rereads_memory,
     split_limits,
@@ -215,6 +216,8 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
     fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
     ragged_q = inputs.cu_seqlens_q is not None
+    if config.of_warpgroups and (inputs.k_new is not None or inputs.peers is not None):
+        config = config.of_warps
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
     build = with_append(with_masks(build, inputs), inputs)
     return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
@@ -303,11 +306,19 @@ def launch_of(
             config.min_tiles_per_cta,
             output_tiles if aligned else 1,
         )
-        # The workspace holds a partial for each work range.
-        work_ranges = min(work_ranges, WORKSPACE_BYTES // build.partial_bytes)
-        if rereads and not build.ragged and work_ranges < output_tiles:
+        even = isinstance(build, ManyRowsBuild) and aligned and output_tiles <= slots
+        range_bytes = build.partial_bytes * (1 if even else build.range_partials)
+        # The workspace holds the partials of each work range.
+        work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
+        in_step = aligned and (rereads or isinstance(build, ManyRowsBuild)) and build.q_len == 0
+        if in_step and work_ranges < output_tiles:
             work_ranges = whole_ranges(work_ranges, output_tiles)
-        slots_bytes = work_ranges * build.partial_bytes
+        if even:
+            splits, length = even_splits(tiles, max(1, work_ranges // output_tiles))
+            work_ranges, end_tiles = splits * output_tiles, splits * length - tiles
+            tiles += end_tiles
+            total = output_tiles * tiles
+        slots_bytes = work_ranges * range_bytes
         params.share, params.longer = divmod(total, work_ranges)
         params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens, rereads)
         params.end_tiles = end_tiles

@@ -20,10 +20,10 @@ from leanbench.core.kernel import LaunchResources
 from leanbench.core.kinds import FP8_DTYPES, SAME
 from leanbench.core.problem import AttentionProblem
 
-#: Of lean.cu and its headers.
+#: Of the sources and their headers.
 _FOLDER = Path(__file__).parent
-#: The kernel's name in lean.cu.
-ENTRY = "lean"
+#: The kernel's name in lean.cu, and in many_rows.cu.
+ENTRY, MANY_ROWS_ENTRY = "lean", "lean_many_rows"
 #: The first GPUs with bulk tensor copies and thread-block clusters.
 HOPPER = (9, 0)
 #: Bulk copies have boxes of at least this many tokens, which must not cross a page.
@@ -35,6 +35,10 @@ MOST_BUILT_Q_LEN = 16
 _FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
+#: Rows of an output tile that a warpgroup has in many_rows.cu, and its warps.
+WARPGROUP_ROWS, _WARPGROUP_WARPS = 64, 4
+#: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
+_WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 #: `sinks` of a build, by the problem's dtype, which they have too.
 _SINKS = {"fp16": 2, "bf16": 3}
 
@@ -87,6 +91,18 @@ def looks_up_rows(problem: AttentionProblem) -> bool:
     return (problem.page_size or 0) % 8 > 0
 
 
+def takes_warpgroups(problem: AttentionProblem) -> bool:
+    """Whether a problem is of the kinds that many_rows.cu takes."""
+    return (
+        problem.head_dim in _WARPGROUP_HEAD_DIMS
+        and problem.value_dim in _WARPGROUP_VALUE_DIMS
+        and problem.kv_dtype == SAME
+        and problem.append == 0
+        and (problem.page_size or 0) % BULK_TOKENS == 0
+        and problem.gpus.context == 1
+    )
+
+
 @dataclass(frozen=True)
 class CudaBuild:
     """The parameters of a build: the macros of build.cuh."""
@@ -95,6 +111,8 @@ class CudaBuild:
     entry: ClassVar[str] = ENTRY
     #: Whether its CTAs wait for one another in a circle: all of a launch must run at once.
     cooperative: ClassVar[bool] = False
+    #: Partials of a work range at most that others wait for: at its start, and at its end.
+    range_partials: ClassVar[int] = 1
 
     head_dim: int
     v_head_dim: int
@@ -128,22 +146,22 @@ class CudaBuild:
     peers: int = 0
     max_events: int = 0
 
-    @classmethod
-    def of(
-        cls, problem: AttentionProblem, config: LeanCudaConfig, max_events: int = 0
-    ) -> CudaBuild:
+    @staticmethod
+    def of(problem: AttentionProblem, config: LeanCudaConfig, max_events: int = 0) -> CudaBuild:
         ragged_q = problem.q_lens is not None
-        return cls(
+        if config.of_warpgroups and not takes_warpgroups(problem):
+            config = config.of_warps
+        many_rows = config.of_warpgroups
+        rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        return (ManyRowsBuild if many_rows else CudaBuild)(
             head_dim=problem.head_dim,
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
             q_len=0 if ragged_q or problem.q_len > MOST_BUILT_Q_LEN else problem.q_len,
-            rows=min(
-                config.tile_rows, rows_of(problem.group_size, problem.q_len, problem.value_dim)
-            ),
+            rows=config.tile_rows if many_rows else min(config.tile_rows, rows),
             chunk=config.chunk_tokens,
-            warps=config.num_warps,
+            warps=config.num_warps + (_WARPGROUP_WARPS if many_rows else 0),
             stages=config.num_stages,
             ctas_per_sm=config.ctas_per_sm,
             cluster=config.cluster_size,
@@ -268,7 +286,8 @@ class CudaBuild:
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES
         }
-        return CudaSource(_text(), ENTRY, tuple(sorted(defines.items())), capability, _FOLDER)
+        named = tuple(sorted(defines.items()))
+        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
 
     def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:
         return LaunchResources(
@@ -281,6 +300,45 @@ class CudaBuild:
         )
 
 
+@dataclass(frozen=True)
+class ManyRowsBuild(CudaBuild):
+    """The parameters of a build of many_rows.cu, which has some of lean.cu's: see `source`."""
+
+    entry: ClassVar[str] = MANY_ROWS_ENTRY
+    cooperative: ClassVar[bool] = True
+    range_partials: ClassVar[int] = 2
+
+    @property
+    def partial_bytes(self) -> int:
+        """Of a slot in the partials workspace: the layout in rows_layout.cuh."""
+        return 4 * self.rows * (self.v_head_dim + 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA: the layout in rows_layout.cuh."""
+        stage = 2 * self.chunk * (self.head_dim + self.v_head_dim) + 4 * 8
+        return 2 * self.rows * self.head_dim + self.stages * stage
+
+    def source(self, capability: tuple[int, int]) -> CudaSource:
+        """What is compiled for a compute capability.
+
+        Raises:
+            DoesNotFit: it is not 9.0, which alone has these matrix instructions.
+        """
+        if capability != HOPPER:
+            raise DoesNotFit(
+                f"lean_cuda has tile_rows {self.rows} for compute capability 9.0, this is"
+                f" {capability[0]}.{capability[1]}: choose tile_rows 8, 16 or 32"
+            )
+        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
+            "PARAMS_BYTES": PARAMS_BYTES,
+            "PARTIAL_BYTES": self.partial_bytes,
+            "SHARED_BYTES": self.shared_bytes,
+        }
+        named = tuple(sorted(defines.items()))
+        return CudaSource(_text("many_rows.cu"), self.entry, named, capability, _FOLDER)
+
+
 @cache
-def _text() -> str:
-    return (_FOLDER / "lean.cu").read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

@@ -11,10 +11,13 @@ from leanbench.kernels.lean.cuda_build import (
     BULK_TOKENS,
     HOPPER,
     MOST_BUILT_Q_LEN,
+    WARPGROUP_ROWS,
     CudaBuild,
     looks_up_rows,
     rows_of,
+    takes_warpgroups,
 )
+from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
 
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
@@ -94,6 +97,9 @@ _MANY_WIDE_OUTPUT_TILES = 1.5
 _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
+#: Query rows of a KV head from which on warpgroups multiply where there are several query tokens:
+#: with 16 lean.cu is 4% faster at 1 x 32k, 6% slower at 8 x 4k, 21% faster at 64 x 300 (entry 48).
+_MANY_ROWS = 17
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 
@@ -282,10 +288,52 @@ def _hopper_build(
     return (64, 4, 3) if problem.max_context % 64 == 0 else (32, 8, 2)
 
 
+def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    """Whether many query rows share a KV head, in a problem that many_rows.cu takes."""
+    return (
+        gpu.compute_capability == HOPPER
+        and problem.q_len > 1
+        and problem.group_size * problem.q_len >= _MANY_ROWS
+        and takes_warpgroups(problem)
+        and copy_of(problem, gpu) == "bulk"
+    )
+
+
+def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Settings of many_rows.cu. Row tiles that share K and V read them in step, unless too many
+    CTAs would idle.
+    """
+    all_rows = problem.group_size * problem.q_len
+    rows = WARPGROUP_ROWS if all_rows <= WARPGROUP_ROWS else 2 * WARPGROUP_ROWS
+    # Chunks of 64 tokens are 1 to 2% faster where memory is waited for.
+    whole = all_rows > rows and widest(problem) <= 128
+    chunk, stages = (TILE_TOKENS, 4) if whole else (TILE_TOKENS // 2, 8)
+    output_tiles = problem.batch * problem.kv_heads * -(-all_rows // rows)
+    used = gpu.sms // output_tiles * output_tiles or whole_ranges(gpu.sms, output_tiles)
+    config = cuda_config(
+        chunk, rows // 16, stages, 1, 1, rows, "bulk", 1, align_grid=few_idle(used, gpu.sms)
+    )
+    return fitted(config, problem, gpu)
+
+
+def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
+    """What may be tuned of many_rows.cu's settings; none where it does not take the problem."""
+    if not has_many_rows(problem, gpu):
+        return []
+    chosen = many_rows_config(problem, gpu)
+    return [
+        replace(chosen, min_tiles_per_cta=min_tiles, align_grid=align_grid)
+        for min_tiles in (1, 2, 4)
+        for align_grid in (True, False)
+    ]
+
+
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """Settings chosen by sizes, after some 10,000 timings on an H200: see
     docs/performance-log.md.
     """
+    if has_many_rows(problem, gpu):
+        return many_rows_config(problem, gpu)
     if problem.q_len > MOST_BUILT_Q_LEN or looks_up_rows(problem):
         return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:
@@ -337,6 +385,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     regret over batches from traces and other distributions on an H200: docs/performance-log.md,
     entries 34, 36 and 43.
     """
+    if has_many_rows(problem, gpu):
+        return many_rows_config(problem, gpu)
     queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
     # long.

@@ -24,6 +24,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     cuda_config,
     fitted,
     heuristic,
+    many_rows_configs,
     small_chunk,
     widest,
 )
@@ -135,7 +136,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         # In 8 bits a row has the bytes of half its head_dim.
         numbers = widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
         builds = next(builds for most, builds in _TUNED_BUILDS.items() if numbers <= most)
-        space: list[LeanCudaConfig] = []
+        space = many_rows_configs(problem, gpu)
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         for build, cluster, rows in product(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
 from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, dealt_window
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
 
@@ -34,6 +34,9 @@ _LONGEST_STEPS_OF_CLUSTERS = 31
 _MERGE_BYTES = 70e3
 #: Bytes of K and V that the L2 holds for row tiles that are not in step; an H200's has 50 MB.
 _MOST_L2_BYTES = 40e6
+#: The same where warpgroups multiply, whose arithmetic idle CTAs cost; and LeanTiles of a merge.
+_LONGEST_STEPS_OF_WARPGROUPS = 2
+_MERGE_TILES_OF_WARPGROUPS = 4
 #: Fixed runs of a lone sequence, for as many CTAs; and tokens past which they are no longer.
 _FIXED_RUNS = 128
 _MOST_RUN_TOKENS = 1 << 17
@@ -48,6 +51,8 @@ def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> t
     Args:
         rereads: see `rereads_memory`.
     """
+    if isinstance(build, ManyRowsBuild):
+        return _LONGEST_STEPS_OF_WARPGROUPS, _MERGE_TILES_OF_WARPGROUPS
     tile_bytes = 2 * build.kv_bytes * tile_tokens * build.head_dim
     in_step = build.cluster > 1 or rereads
     steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else _LONGEST_STEPS
@@ -56,9 +61,18 @@ def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> t
 
 def rereads_memory(build: CudaBuild, kv_bytes: int) -> bool:
     """Whether row tiles of many query tokens that are not in step with those that share their K and
-    V read these from memory again.
+    V read these from memory again, and nothing else is more urgent.
     """
+    if isinstance(build, ManyRowsBuild):
+        return False
     return build.q_len == 0 and kv_bytes > _MOST_L2_BYTES
+
+
+def few_idle(used: int, slots: int) -> bool:
+    """Whether so few of the CTAs that multiply with warpgroups idle that row tiles which share K
+    and V are kept in step; `few_idle` in schedule.cuh.
+    """
+    return 8 * used >= 7 * slots
 
 
 def whole_ranges(work_ranges: int, output_tiles: int) -> int:
@@ -66,6 +80,14 @@ def whole_ranges(work_ranges: int, output_tiles: int) -> int:
     there are more output tiles than ranges, those that share K and V are then in step.
     """
     return output_tiles // -(-output_tiles // work_ranges)
+
+
+def even_splits(tiles: int, most: int) -> tuple[int, int]:
+    """Splits of an output tile of `tiles` LeanTiles, at most `most`, and LeanTiles of each; of the
+    last there may be fewer.
+    """
+    length = -(-tiles // min(tiles, most))
+    return -(-tiles // length), length
 
 
 def fixed_run_tokens(tokens: int, per_sequence: int, config: LeanCudaConfig) -> int:
@@ -95,10 +117,10 @@ def cuda_schedule(
 
     Over a ragged batch, segments are of LeanTiles as they are counted, see
     leanbench.core.decomposition.stream_k_with_ends. None where the number of query
-    tokens is no part of the build.
+    tokens is no part of the build, and for many_rows.cu.
     """
     build = CudaBuild.of(problem, config)
-    if build.q_len == 0:
+    if build.q_len == 0 or isinstance(build, ManyRowsBuild):
         return None
     lengths = dealt_lengths(build, problem)
     tiles = TileGrid.of(problem, config.tile_tokens, build.rows, lengths)

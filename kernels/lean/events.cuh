@@ -21,6 +21,11 @@ struct Events {
   __device__ __forceinline__ void record(int kind, int output_tile) {
     if (MAX_EVENTS == 0) return;
     __syncthreads();
+    store(kind, output_tile);
+  }
+
+  // Once all threads that take part have come.
+  __device__ __forceinline__ void store(int kind, int output_tile) {
     if (threadIdx.x == 0 && count < MAX_EVENTS) {
       row[4 + 2 * count] = (u64)kind << 32 | (u32)output_tile;
       row[5 + 2 * count] = globaltimer();

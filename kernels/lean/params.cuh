@@ -69,7 +69,8 @@ struct Params {
   int new_tokens;        // APPEND: of each sequence
   int rotary_positions;  // ROTARY_DIM: for which there are cos and sin
   int rotary_step;       // ROTARY_DIM: positions from a query token to the next, 0 or 1
-  int end_tiles;   // RAGGED: empty LeanTiles that an output tile counts at its end in the schedule
+  // RAGGED, EVEN_SPLITS: empty LeanTiles that an output tile counts at its end in the schedule.
+  int end_tiles;
   int min_tiles_per_range, share, longer;
   // RAGGED: sixteenths by which a split may exceed the mean range so that no range crosses from an
   // output tile to the next, and LeanTiles of what a merge through memory takes.

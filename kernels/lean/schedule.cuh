@@ -50,6 +50,9 @@ struct Queries {
   }
 };
 
+// Whether output tiles may count empty LeanTiles at their end so that all have splits of one length.
+constexpr bool EVEN_SPLITS = ROWS > 32 && !RAGGED;
+
 // Output tiles of a sequence; RAGGED_Q: of one with the most query tokens.
 __device__ __forceinline__ int head_tiles(const Params &p) {
   return p.kv_heads * row_tiles(p.q_len);
@@ -118,6 +121,10 @@ __device__ __forceinline__ bool packs(int lean_tiles, int output_tiles) {
   return PACKS && lean_tiles - output_tiles <= output_tiles / 8 * 3;
 }
 
+// Of CTAs that multiply with warpgroups, whether so few idle that row tiles are kept in step;
+// leanbench.kernels.lean.cuda_schedule.few_idle.
+__device__ __forceinline__ bool few_idle(int used, int all) { return 8 * used >= 7 * all; }
+
 // RAGGED: LeanTiles at an output tile's end that take no longer than a merge.
 __device__ __forceinline__ int short_rest(const Params &p) { return max(1, p.merge_tiles); }
 
@@ -133,6 +140,12 @@ __device__ __forceinline__ int range_of(const Params &p, int lean_tile, int shar
   const int n = early ? lean_tile : lean_tile - boundary;
   if (RAGGED) return (early ? 0 : longer) + divide(n, early ? share + 1 : share);
   return (early ? 0 : longer) + divide(n, early ? p.by_share_plus_1 : p.by_share);
+}
+
+// The row tile that is dealt as number `i`. Where warpgroups multiply, the first, the last, the second,
+// the last but one: the later ones see more, and two that follow one another as much as any two.
+__device__ __forceinline__ int row_tile_in_turn(int i, int tiles) {
+  return ROWS > 32 && i % 2 ? tiles - 1 - i / 2 : ROWS > 32 ? i / 2 : i;
 }
 
 // An output tile of a sequence: its KV head, and its first row.
@@ -201,7 +214,7 @@ struct Position {
     queries = Queries::of(p, sequence);
     if (Q_LEN > 0) return;
     const int tiles = row_tiles(queries.count), kv_head = divide(head, tiles);
-    run_time_head_tile = {kv_head, (head - kv_head * tiles) * ROWS};
+    run_time_head_tile = {kv_head, row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS};
   }
 
   __device__ __forceinline__ HeadTile head_tile() const {
@@ -247,7 +260,7 @@ struct Position {
   __device__ __forceinline__ void enter_host_length(const Params &p) {
     tokens = p.context;
     leftpad = 0;
-    tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len);
+    tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len) + (EVEN_SPLITS ? p.end_tiles : 0);
   }
 
   // RAGGED: whether an output tile's rest from LeanTile `from` on takes no longer than a merge: it
@@ -602,8 +615,10 @@ struct WorkRange {
       used = max(1, used);
       longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
       // Row tiles that share K and V are in step: leanbench.kernels.lean.cuda_schedule.whole_ranges.
-      if (Q_LEN == 0 && CLUSTER == 1 && longest == 0 && p.longest_steps > 0 && used < output_tiles)
-        used = divide(output_tiles, divide(output_tiles + used - 1, used));
+      if (Q_LEN == 0 && CLUSTER == 1 && longest == 0 && p.longest_steps > 0 && used < output_tiles) {
+        const int whole = divide(output_tiles, divide(output_tiles + used - 1, used));
+        if (ROWS <= 32 || few_idle(whole, used)) used = whole;
+      }
       if (unit >= used) return false;
       if (longest > 0) {
         enter_split(p, lane, unit, used, output_tiles, range_warp, position);

@@ -43,6 +43,11 @@ __device__ __forceinline__ void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Counts these threads at a barrier without waiting for the others.
+__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // ---- registers ---------------------------------------------------------------------------------
 
 template <int COUNT>
@@ -115,27 +120,16 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {
          (u64)((address & 0x3ffff) >> 4);
 }
 
-// d = a b, added to d if `add`; both with 16 numbers of the depth side by side.
-__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(add));
-}
-
-// The 128 accumulators of a matrix instruction: their names in its text, and its operands.
-#define NAMES_OF_128 \
+// The accumulators of a matrix instruction: their names in its text, and its operands.
+#define NAMES_OF_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_OF_64 \
+  NAMES_OF_32 ", " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_OF_128 \
+  NAMES_OF_64 ", " \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
@@ -145,8 +139,25 @@ __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, in
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define OPERANDS_OF_32(d, i) \
   OPERANDS_OF_8(d, i), OPERANDS_OF_8(d, i + 8), OPERANDS_OF_8(d, i + 16), OPERANDS_OF_8(d, i + 24)
-#define OPERANDS_OF_128(d) \
-  OPERANDS_OF_32(d, 0), OPERANDS_OF_32(d, 32), OPERANDS_OF_32(d, 64), OPERANDS_OF_32(d, 96)
+#define OPERANDS_OF_64(d) OPERANDS_OF_32(d, 0), OPERANDS_OF_32(d, 32)
+#define OPERANDS_OF_128(d) OPERANDS_OF_64(d), OPERANDS_OF_32(d, 64), OPERANDS_OF_32(d, 96)
+
+// d = a b, added to d if `add`; both with 16 numbers of the depth side by side.
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " {" NAMES_OF_32
+               "}, %32, %33, add, 1, 1, 0, 0;\n}"
+               : OPERANDS_OF_32(d, 0)
+               : "l"(a), "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " {" NAMES_OF_64
+               "}, %64, %65, add, 1, 1, 0, 0;\n}"
+               : OPERANDS_OF_64(d)
+               : "l"(a), "l"(b), "r"(add));
+}
 
 // d += a b; b has 64 columns side by side.
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
@@ -157,6 +168,20 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) 
 }
 
 // The same with a in registers.
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " {" NAMES_OF_32
+               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+               : OPERANDS_OF_32(d, 0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " {" NAMES_OF_64
+               "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+               : OPERANDS_OF_64(d)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." DTYPE "." DTYPE " {" NAMES_OF_128
                "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"

@@ -15,6 +15,7 @@ from leanbench.core.memory import shortage_on
 from leanbench.core.parallel import NONE
 from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
@@ -169,9 +170,9 @@ def _unsupported(reason: str | None) -> Outcome:
 
 def refusal(config: TileConfig, spec: GpuSpec) -> str | None:
     """One sentence why the model does not know what `config` launches on this GPU, or None."""
-    if config.implementation != "cuda":
+    if not isinstance(config, LeanCudaConfig):
         return None
-    return lean_cuda.refusal(spec, calibration_for(spec).constants)
+    return lean_cuda.refusal(spec, calibration_for(spec).constants, config)
 
 
 def _candidates(

@@ -26,8 +26,17 @@ _SHARPNESS = 4
 CALIBRATED_CAPABILITY = (9, 0)
 
 
-def refusal(spec: GpuSpec, constants: Constants) -> str | None:
-    """One sentence why lean_cuda is not predicted for a GPU with these constants, or None."""
+def refusal(
+    spec: GpuSpec, constants: Constants, config: LeanCudaConfig | None = None
+) -> str | None:
+    """One sentence why lean_cuda, or this config of it, is not predicted for a GPU with these
+    constants, or None.
+    """
+    if config is not None and config.of_warpgroups:
+        return (
+            "the performance model does not know the arithmetic of warpgroups, lean_cuda with"
+            f" tile_rows {config.tile_rows}: measure it, or choose settings with tile_rows 8 to 32"
+        )
     if spec.compute_capability != CALIBRATED_CAPABILITY:
         return (
             f"the model knows lean_cuda with the copies and clusters of compute capability 9.0 "
@@ -61,7 +70,7 @@ def lean_cuda_rates(
     Raises:
         UserError: the model does not know the kernel on this GPU, or no CTA of this config fits.
     """
-    if (reason := refusal(spec, constants)) is not None:
+    if (reason := refusal(spec, constants, config)) is not None:
         raise UserError(reason)
     costs = constants.lean_cuda
     assert costs is not None

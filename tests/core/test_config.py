@@ -86,7 +86,7 @@ def test_optional_settings_are_written_where_they_are_used():
             "chunk_tokens 64 is more than tile_tokens 32: a LeanTile is made of whole chunks",
         ),
         (CUDA, {"tile_tokens": 96}, "tile_tokens 96 is not a power of two from 16 to 1024"),
-        (CUDA, {"tile_rows": 64}, "tile_rows 64 is not a power of two from 8 to 32"),
+        (CUDA, {"tile_rows": 256}, "tile_rows 256 is not a power of two from 8 to 128"),
         (CUDA, {"cluster_size": 16}, "cluster_size 16 is not a power of two from 1 to 8"),
         (CUDA, {"copy": "tma"}, "copy 'tma' is not bulk or async"),
         (

@@ -39,6 +39,9 @@ PROBLEMS = [
     AttentionProblem(40, 32, 8, 200, 64),
     AttentionProblem(2, 71, 1, 900, 64),
     AttentionProblem(1, 10, 2, 1000, 80),
+    AttentionProblem(1, 32, 8, 4096, 128, "bf16", q_len=16),
+    AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=16, q_len=40),
+    AttentionProblem(3, 8, 8, 700, 64, q_len=200, window_left=100, sinks=True),
 ]
 #: Of the problems of all kinds, which have some five for each.
 KIND_STEP = 4
@@ -54,6 +57,9 @@ def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
     assert chosen is not None
     assert fixed_runs is not None
     yield chosen
+    if chosen.of_warpgroups:
+        yield replace(chosen, align_grid=not chosen.align_grid)
+        return
     yield replace(chosen, copy="async", cluster_size=1)
     yield replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
     yield replace(chosen, cluster_size=2, align_grid=False)

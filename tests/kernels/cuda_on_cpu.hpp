@@ -94,6 +94,12 @@ struct Cluster {
   std::vector<struct Cta *> ctas;
 };
 
+// A named barrier: threads that have come, and those of them that wait.
+struct Named {
+  int arrived = 0;
+  std::vector<Fiber *> waiting;
+};
+
 struct Cta {
   Index block;
   int threads = THREADS;
@@ -101,6 +107,7 @@ struct Cta {
   std::vector<Lanes> warps;
   std::vector<Fiber *> waiting;  // at __syncthreads
   std::map<u32, Barrier> barriers;
+  std::map<int, Named> named;
   std::vector<Copy> copies;  // on their way
   unsigned char *shared;
   Cluster *cluster;

@@ -1,5 +1,5 @@
-"""lean.cu on the CPU: compiled by g++ with cuda_on_cpu.hpp for a GPU, and launched as `launch_of`
-has it.
+"""lean.cu and many_rows.cu on the CPU: compiled by g++ with cuda_on_cpu.hpp for a GPU, and launched
+as `launch_of` has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from leanbench.kernels.lean import cuda
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
-from leanbench.kernels.lean.cuda_build import CudaBuild
+from leanbench.kernels.lean.cuda_build import ENTRY, MANY_ROWS_ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
 
 from leanbench.core.inputs import AttentionInputs
@@ -25,9 +25,11 @@ from leanbench.core.paths import KERNELS
 
 COMPILER = shutil.which("g++")
 _HERE = Path(__file__).parent
-#: What a CTA's shared memory is called in lean.cu, and here, where each CTA has its own.
+#: What a CTA's shared memory is called in the sources, and here, where each CTA has its own.
 _SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 _OWN_SHARED = "unsigned char *const shared = shared_memory();"
+#: The source of each kernel.
+_SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu"}
 #: Of the compiler.
 FLAGS = (
     "-std=c++17",
@@ -139,15 +141,16 @@ def compiled(
     build: CudaBuild, folder: Path, mutation: Mutation | None, architecture: int
 ) -> ctypes.CDLL:
     folder.mkdir()
-    for path in [*(KERNELS / "lean").glob("*.cuh"), KERNELS / "lean" / "lean.cu"]:
+    for path in (KERNELS / "lean").glob("*.cu*"):
         text = path.read_text(encoding="utf-8")
         if mutation is not None and mutation[0] == path.name:
             text = replaced(text, mutation[1], mutation[2])
         (folder / path.name).write_text(text, encoding="utf-8")
-    source, library = folder / "lean.cu", folder / "lean.so"
+    source, library = folder / _SOURCES[build.entry], folder / "lean.so"
     text = source.read_text(encoding="utf-8")
     source.write_text(replaced(text, _SHARED, _OWN_SHARED), encoding="utf-8")
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
+    shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "wgmma.cuh")
     shutil.copy(_HERE / "cuda_on_cpu.hpp", folder)
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
     defines.append(f"-DENTRY={build.entry}")

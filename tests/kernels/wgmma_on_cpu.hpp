@@ -53,13 +53,22 @@ inline void wait_for_phase(u32 address, u32 parity) {
 }
 #define mbarrier_try_wait_parity wait_for_phase
 
+static bool arrive_named(Named &named, int threads) {
+  if (++named.arrived < threads) return false;
+  named.arrived = 0;
+  wake_all(named.waiting);
+  return true;
+}
+
 inline void bar_sync(int barrier, int threads) {
-  static std::map<std::pair<Cta *, int>, std::vector<Fiber *>> named;
-  auto &waiting = named[{machine.current->cta, barrier}];
-  waiting.push_back(machine.current);
-  if ((int)waiting.size() < threads) return suspend();
-  waiting.pop_back();
-  wake_all(waiting);
+  Named &named = machine.current->cta->named[barrier];
+  if (arrive_named(named, threads)) return;
+  named.waiting.push_back(machine.current);
+  suspend();
+}
+
+inline void bar_arrive(int barrier, int threads) {
+  arrive_named(machine.current->cta->named[barrier], threads);
 }
 
 inline void st_release_gpu(void *at, u32 x) { memcpy(at, &x, 4); }
@@ -154,11 +163,15 @@ static void start_product(float (&d)[COUNT], u64 a, u64 b, bool transposed, bool
 inline void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
   start_product(d, a, b, false, add);
 }
+inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
+  start_product(d, a, b, false, add);
+}
 
 inline void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) { start_product(d, a, b, true, true); }
 
 // Rows of a left operand in registers are spread over four lanes: they are exchanged when it starts.
-inline void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
+template <int COUNT>
+static void start_product(float (&d)[COUNT], const u32 (&a)[4], u64 b) {
   struct Rows {
     u32 words[4];
     float rows[2][16];
@@ -173,5 +186,9 @@ inline void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
   });
   float *to = d;
   products().back().push_back(
-      [=] { multiply<128>(to, own.rows, b, true, true); });
+      [=] { multiply<COUNT>(to, own.rows, b, true, true); });
 }
+
+inline void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) { start_product(d, a, b); }
+inline void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) { start_product(d, a, b); }
+inline void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) { start_product(d, a, b); }

@@ -286,7 +286,7 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("lean", {}, None),
         ("lean", {"page_size": 64}, None),
         ("lean", {"lengths_on": "device", "capacity": 65_536}, None),
-        ("lean", {"q_len": 8}, "lean_cuda with q_len 8"),
+        ("lean", {"q_len": 3}, "lean_cuda with q_len 3"),
         ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
         ("fa2", {"q_len": 4}, "fa2 with q_len 4"),
         ("lean_cuda", {"window_left": 1023, "sinks": True}, "lean_cuda with window or sinks"),

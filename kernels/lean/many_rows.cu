@@ -1,0 +1,144 @@
+// LeanAttention for many query rows that share a KV head, on Hopper: stream-K over the schedule of
+// lean.cu, with matrix instructions of warpgroups. rows_layout.cuh has who does what.
+
+#include "events.cuh"
+#include "params.cuh"
+#include "ptx.cuh"
+#include "rows_attend.cuh"
+#include "rows_layout.cuh"
+#include "rows_output.cuh"
+#include "schedule.cuh"
+#include "wgmma.cuh"
+
+// Starts the copies of the stage's K, or V, by the lanes of a warp together: `boxes` of them, each lane's
+// from token `at` on in row `outer` of the cache.
+template <int KV_COLUMNS>
+__device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 full, u32 empty,
+                                             int parity, int boxes, int at, int kv_head, int outer,
+                                             u64 policy) {
+  const int lane = threadIdx.x % 32, box = lane / KV_COLUMNS, column = lane % KV_COLUMNS;
+  mbarrier_try_wait_parity(empty, parity ^ 1);
+  if (lane == 0) mbarrier_arrive_expect_tx(full, boxes * KV_COLUMNS * BOX * 128);
+  __syncwarp();
+  if (box < boxes)
+    cp_async_bulk_tensor_4d(to + (column * CHUNK + box * BOX) * 128, map, full, 64 * column, at,
+                            kv_head, outer, policy);
+}
+
+// The warp that copies: K and V of all parts.
+__device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range, Position part,
+                                         u32 shared) {
+  constexpr int BOXES = CHUNK / BOX;
+  static_assert(BOXES * K_COLUMNS <= 32 && BOXES * V_COLUMNS <= 32);
+  const int lane = threadIdx.x % 32;
+  Stage stage = {0};
+  while (true) {
+    const bool once = row_tiles(part.queries.count) == 1;
+    const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_normal();
+    const int kv_head = part.head_tile().kv_head;
+    const int chunks = part.is_rest ? 0 : part.chunks;
+    const int cache_row = BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
+    for (int chunk = 0; chunk < chunks; chunk++, stage.filled++) {
+      const int token = part.token + chunk * CHUNK;
+      // None past the sequence's end.
+      const int boxes = PAGE > 0 ? min(CHUNK, part.tokens - token + BOX - 1) / BOX : 1;
+      // Of K's and of V's box.
+      int outer[2] = {cache_row, cache_row}, at[2] = {token, token};
+#pragma unroll
+      for (int i = 0; PAGE > 0 && i < 2; i++) {
+        const int box = lane / (i == 0 ? K_COLUMNS : V_COLUMNS);
+        at[i] = token + box * BOX;
+        const int page = at[i] / PAGE_OR_1;
+        if (box < boxes)
+          outer[i] = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+        at[i] -= page * PAGE_OR_1;
+      }
+      copy_columns<K_COLUMNS>(&p.k_map, stage.k(shared), stage.barrier(shared, K_FULL),
+                              stage.barrier(shared, K_EMPTY), stage.parity(), boxes, at[0], kv_head,
+                              outer[0], policy);
+      copy_columns<V_COLUMNS>(&p.v_map, stage.v(shared), stage.barrier(shared, V_FULL),
+                              stage.barrier(shared, V_EMPTY), stage.parity(), boxes, at[1], kv_head,
+                              outer[1], policy);
+    }
+    part.leave_part(p);
+    if (part.at >= range.end) break;
+    part.enter_part(p, range.end, 0);
+  }
+}
+
+// Once all threads that compute have come.
+__device__ __forceinline__ void record(Events &events, int kind, int output_tile) {
+  if (MAX_EVENTS == 0) return;
+  bar_sync(OF_CONSUMERS, CONSUMERS);
+  events.store(kind, output_tile);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    lean_many_rows(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const u32 at = shared_address(shared);
+  Events events;
+  events.start(p);
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  if (threadIdx.x == COPY_WARP * 32) {
+    prefetch_tensormap(&p.k_map);
+    prefetch_tensormap(&p.v_map);
+  }
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; stage++) {
+      mbarrier_init(at + K_FULL + 8 * stage, 1);
+      mbarrier_init(at + V_FULL + 8 * stage, 1);
+      mbarrier_init(at + K_EMPTY + 8 * stage, 4 * WARPGROUPS);
+      mbarrier_init(at + V_EMPTY + 8 * stage, 4 * WARPGROUPS);
+    }
+    fence_mbarrier_init_release_cluster();
+    fence_proxy_async_shared_cta();
+  }
+  Lengths lengths;
+  if (RAGGED) lengths.start(p, lane);
+  __syncthreads();
+  WorkRange range;
+  Position part;
+  if (!range.find(p, lane, lengths, 0, part)) {
+    events.end();
+    return;
+  }
+  events.record(BEGIN, 0);
+
+  if (warp >= COPY_WARP) {
+    if (WARPGROUPS > 1) setmaxnreg_dec<COPY_REGISTERS>();
+    if (warp == COPY_WARP) copy_all(p, range, part, at);
+  } else {
+    if (WARPGROUPS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
+    if (WARPGROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's
+    Stage stage = {0};
+    while (true) {
+      const int output_tile = part.sequence * head_tiles(p) + part.head;
+      if (!part.is_rest) {
+        Splits splits;
+        splits.find(p, part, range);
+        float o[COLUMNS];
+        Softmax softmax;
+        attend_part(p, part, stage, at, shared, o, softmax);
+        record(events, TILES, output_tile);
+        const float l[2] = {softmax.sum(0), softmax.sum(1)};
+        if (splits.count == 1) {
+          write_rows(p, part, o, softmax.m, l);
+        } else {
+          const u32 epoch = p.epoch + __ldg(p.replays);
+          const Slots slots(p, range, part, splits);
+          store_partial(part, slots, splits.mine, o, softmax.m, l, epoch);
+          if (splits.mine < slots.mergers) {
+            merge(p, part, splits, slots, epoch);
+            record(events, REDUCTION, output_tile);
+            break;
+          }
+        }
+      }
+      part.leave_part(p);
+      if (part.at >= range.end) break;
+      part.enter_part(p, range.end, 0);
+    }
+  }
+  events.end();
+}

@@ -1,0 +1,299 @@
+// What a warpgroup does with its rows of an output tile: queries, scores, softmax, values.
+#pragma once
+#include "ptx.cuh"
+#include "reduce.cuh"
+#include "rows_layout.cuh"
+#include "wgmma.cuh"
+
+// S of CHUNK tokens, in 16 numbers of the depth.
+__device__ __forceinline__ void score_step(float (&s)[32], u64 q, u64 k, int add) {
+  wgmma_m64n64k16(s, q, k, add);
+}
+__device__ __forceinline__ void score_step(float (&s)[64], u64 q, u64 k, int add) {
+  wgmma_m64n128k16(s, q, k, add);
+}
+
+// O += P V of 16 tokens.
+__device__ __forceinline__ void value_step(float (&o)[32], const u32 (&p)[4], u64 v) {
+  wgmma_m64n64k16(o, p, v);
+}
+__device__ __forceinline__ void value_step(float (&o)[64], const u32 (&p)[4], u64 v) {
+  wgmma_m64n128k16(o, p, v);
+}
+__device__ __forceinline__ void value_step(float (&o)[128], const u32 (&p)[4], u64 v) {
+  wgmma_m64n256k16(o, p, v);
+}
+
+// Warpgroups take turns at the tensor cores: one multiplies while the other turns scores into weights.
+__device__ __forceinline__ void take_turn() {
+  if (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
+}
+
+__device__ __forceinline__ void pass_turn() {
+  if (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
+}
+
+// Tells a barrier that this warp does not read any more what may be overwritten.
+__device__ __forceinline__ void release(u32 barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+// Copies this warpgroup's rows of Q to shared memory, swizzled; zeros where there are none.
+__device__ __forceinline__ void load_queries(const Params &p, const Position &part,
+                                             unsigned char *memory) {
+  constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes
+  const HeadTile tile = part.head_tile();
+  const int rows = rows_of(part);
+  const QNumber *base = p.q +
+                        (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token
+                                  : part.sequence * p.stride_q_batch) +
+                        (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
+#pragma unroll 8
+  for (int i = threadIdx.x % 128; i < GROUP_ROWS * PIECES; i += 128) {
+    const int within = warpgroup() * GROUP_ROWS + i / PIECES, piece = i % PIECES;
+    const int row = tile.row_offset + within;
+    u32 words[4] = {0, 0, 0, 0};
+    if (within < rows) {
+      const u32 *from = reinterpret_cast<const u32 *>(
+          base + (i64)(row / GROUP_SIZE) * p.stride_q_token +
+          (i64)(row % GROUP_SIZE) * p.stride_q_head + 8 * piece);
+#pragma unroll
+      for (int word = 0; word < 4; word++) words[word] = __ldg(from + word);
+    }
+    *reinterpret_cast<uint4 *>(memory + piece / 8 * QUERY_COLUMN + within * 128 +
+                               (piece % 8 ^ within % 8) * 16) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  fence_proxy_async_shared_cta();
+  bar_sync(OF_WARPGROUP + warpgroup(), 128);
+}
+
+// Starts S = Q K^T of a stage.
+__device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
+  mbarrier_try_wait_parity(stage.barrier(shared, K_FULL), stage.parity());
+  wgmma_fence();
+#pragma unroll
+  for (int column = 0; column < K_COLUMNS; column++) {
+    const u64 q = matrix_descriptor(
+        shared + column * QUERY_COLUMN + warpgroup() * GROUP_ROWS * 128, 16);
+    const u64 k = matrix_descriptor(stage.k(shared) + column * TOKEN_COLUMN, 16);
+#pragma unroll
+    for (int step = 0; step < 4; step++) score_step(s, q + 2 * step, k + 2 * step, column + step > 0);
+  }
+  wgmma_commit_group();
+}
+
+// Starts O += P V of a stage.
+__device__ __forceinline__ void start_values(float (&o)[COLUMNS],
+                                             const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
+                                             Stage stage) {
+  mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
+  const u64 v = matrix_descriptor(stage.v(shared), TOKEN_COLUMN);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < TOKEN_STEPS; step++)
+    value_step(o, weights[step], v + step * (16 * 128 >> 4));
+  wgmma_commit_group();
+}
+
+// What becomes of scores before they are weights.
+constexpr bool SHAPED_SCORES = SOFTCAP || ALIBI;
+
+// Soft cap and ALiBi, as `cap_scores` and `slope_scores` of attend.cuh have them.
+struct Shape {
+  float slopes[2];  // ALIBI: of a thread's two rows
+  int own[2];       // ALIBI: their query tokens, as tokens of the cache
+
+  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+    if (!ALIBI) return;
+    const HeadTile tile = part.head_tile();
+    const float *of_heads = p.alibi_slopes + part.sequence * p.stride_slopes_batch +
+                            tile.kv_head * GROUP_SIZE;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int row = tile.row_offset + own_row() + 8 * half;
+      slopes[half] = __ldg(of_heads + row % GROUP_SIZE);
+      own[half] = part.tokens - part.queries.count + row / GROUP_SIZE;
+    }
+  }
+
+  // Takes scores of the chunk from `token` on to powers of two.
+  __device__ __forceinline__ void apply(const Params &p, float (&s)[SCORES], int token) const {
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+      s[i] *= p.qk_scale;
+      if (SOFTCAP)
+        s[i] = p.softcap - 2.0f * p.softcap * rcp_approx_ftz(1.0f + ex2_approx_ftz(s[i]));
+      if (ALIBI) {
+        const int half = i / 2 % 2;
+        const float distance = fabsf(__int2float_rz(token + own_column(i) - own[half]));
+        s[i] -= slopes[half] * (distance * LOG2_E);
+      }
+    }
+  }
+};
+
+// The tokens of which a thread's two rows see some, and a chunk's first.
+struct Seen {
+  int first[2], end[2];  // of each row
+  int all_from, all_to;  // what all rows of the warp see
+  int start, tokens;     // that the sequence has
+
+  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+    const int row_offset = part.head_tile().row_offset;
+    const int warp_row = row_offset + threadIdx.x / 32 * 16;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int row = row_offset + own_row() + 8 * half;
+      first[half] = part.first_seen(p, row);
+      end[half] = part.seen_by(p, row);
+    }
+    all_from = part.first_seen(p, warp_row + 15);
+    all_to = part.seen_by(p, warp_row);
+    start = part.first_seen(p, row_offset), tokens = part.tokens;
+  }
+
+  // Hides what a row does not see of the chunk from `token` on.
+  __device__ __forceinline__ void mask(float (&s)[SCORES], int token) const {
+    if (token + CHUNK <= all_to && (!MASKED_STARTS || token >= all_from)) return;
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+      const int at = token + own_column(i), half = i / 2 % 2;
+      if (at >= end[half] || (MASKED_STARTS && at < first[half])) s[i] = -INFINITE;
+    }
+  }
+
+  // Zeroes the values of tokens that are not the sequence's: they may be NaN, which weights of 0 do
+  // not silence. Each warpgroup does it for itself.
+  __device__ __forceinline__ void zero_values(u32 shared, Stage stage, int token) const {
+    const int left = tokens - token, before = START_STEP > 1 && MASKED_STARTS ? start - token : 0;
+    if (left >= CHUNK && before <= 0) return;
+    mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
+    for (int i = threadIdx.x % 128; i < CHUNK * 8; i += 128)
+      if (i / 8 >= left || i / 8 < before)
+#pragma unroll
+        for (int column = 0; column < V_COLUMNS; column++)
+          st_shared_v4(stage.v(shared) + column * TOKEN_COLUMN + i * 16, 0);
+    fence_proxy_async_shared_cta();
+    bar_sync(OF_WARPGROUP + warpgroup(), 128);
+  }
+};
+
+// What a thread's two rows' weights stand against, and their sum so far over its tokens.
+struct Softmax {
+  float m[2], l[2];
+  float scale[2];  // of what was summed before the latest chunk
+
+  __device__ __forceinline__ void reset() {
+    m[0] = m[1] = LOWEST;
+    l[0] = l[1] = 0.0f;
+  }
+
+  // Turns scores into weights; `qk_scale` takes them to powers of two. Whether a row of the warp has
+  // a scale other than 1.
+  __device__ __forceinline__ bool weigh(float (&s)[SCORES], float qk_scale) {
+    float high[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      high[half] = s[2 * half];
+#pragma unroll
+      for (int i = 0; i < SCORES / 2; i++)
+        high[half] = fmaxf(high[half], s[i / 2 * 4 + 2 * half + i % 2]);
+      high[half] *= qk_scale;
+      scale[half] = 1.0f;
+    }
+    const bool passed = high[0] - m[0] > RESCALE_THRESHOLD || high[1] - m[1] > RESCALE_THRESHOLD;
+    const bool rescales = __any_sync(~0u, passed);
+    if (rescales) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        float whole = fmaxf(high[half], __shfl_xor_sync(~0u, high[half], 1));
+        whole = fmaxf(whole, __shfl_xor_sync(~0u, whole, 2));
+        const float moved = fmaxf(m[half], whole - RESCALE_MARGIN);
+        scale[half] = ex2_approx_ftz(m[half] - moved);
+        m[half] = moved;
+        l[half] *= scale[half];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+      const int half = i / 2 % 2;
+      s[i] = ex2_approx_ftz(__fmaf_rn(s[i], qk_scale, -m[half]));
+      l[half] += s[i];
+    }
+    return rescales;
+  }
+
+  // The whole row's sum.
+  __device__ __forceinline__ float sum(int half) const {
+    float whole = l[half];
+    whole += __shfl_xor_sync(~0u, whole, 1);
+    return whole + __shfl_xor_sync(~0u, whole, 2);
+  }
+};
+
+// Weights as the left operands of a matrix instruction.
+__device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
+                                             u32 (&weights)[TOKEN_STEPS][4]) {
+#pragma unroll
+  for (int i = 0; i < SCORES / 2; i++)
+    weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
+}
+
+// Attends to a part: its sum of values in `o`, its softmax.
+__device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
+                                            u32 shared, unsigned char *memory, float (&o)[COLUMNS],
+                                            Softmax &softmax) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
+  softmax.reset();
+  if (part.chunks <= 0) return;
+  load_queries(p, part, memory);
+  Seen seen;
+  seen.enter_part(p, part);
+  Shape shape;
+  shape.enter_part(p, part);
+  const float scale = SHAPED_SCORES ? 1.0f : p.qk_scale;
+  float s[SCORES];
+  u32 weights[TOKEN_STEPS][4];
+  start_scores(s, shared, stage);
+  wgmma_wait_group<0>();
+  hold(s);
+  release(stage.barrier(shared, K_EMPTY));
+  if (SHAPED_SCORES) shape.apply(p, s, part.token);
+  seen.mask(s, part.token);
+  softmax.weigh(s, scale);
+  pack_weights(s, weights);
+  // The tensor cores have the values of a chunk while the scores of the next become weights.
+#pragma unroll 1
+  for (int chunk = 1; chunk < part.chunks; chunk++) {
+    const Stage next = {stage.filled + 1};
+    const int token = part.token + chunk * CHUNK;
+    take_turn();
+    start_scores(s, shared, next);
+    seen.zero_values(shared, stage, token - CHUNK);
+    start_values(o, weights, shared, stage);
+    pass_turn();
+    wgmma_wait_group<1>();
+    hold(s);
+    release(next.barrier(shared, K_EMPTY));
+    if (SHAPED_SCORES) shape.apply(p, s, token);
+    seen.mask(s, token);
+    const bool rescales = softmax.weigh(s, scale);
+    wgmma_wait_group<0>();
+    hold(o);
+    release(stage.barrier(shared, V_EMPTY));
+    if (rescales)
+#pragma unroll
+      for (int i = 0; i < COLUMNS; i++) o[i] *= softmax.scale[i / 2 % 2];
+    pack_weights(s, weights);
+    stage = next;
+  }
+  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);
+  start_values(o, weights, shared, stage);
+  wgmma_wait_group<0>();
+  hold(o);
+  release(stage.barrier(shared, V_EMPTY));
+  stage.filled++;
+}

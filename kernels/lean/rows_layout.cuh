@@ -1,0 +1,68 @@
+// What a CTA of many_rows.cu is made of: its threads' roles, its shared memory, its barriers.
+//
+// A CTA has the ROWS rows of an output tile, 64 of them to a warpgroup, and a ring of stages, each with
+// K and V of CHUNK tokens, which all warpgroups read; one more warp copies. Macros are those of
+// build.cuh; a LeanTile has CHUNK tokens or a multiple.
+#pragma once
+#include "params.cuh"
+#include "schedule.cuh"
+
+constexpr int GROUP_ROWS = 64;                   // of a warpgroup
+constexpr int WARPGROUPS = ROWS / GROUP_ROWS;    // that compute
+constexpr int CONSUMERS = 128 * WARPGROUPS;      // their threads
+constexpr int COPY_WARP = CONSUMERS / 32;
+static_assert(BULK && CLUSTER == 1 && KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
+              !PEERS && !PACKS && WARPS == COPY_WARP + 4);
+// Of a thread, where two warpgroups compute: what they need, and what is left for the others of what the
+// CTA has, 168 for each thread.
+constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : 56;
+constexpr int CONSUMER_REGISTERS = V_HEAD_DIM > 128 ? 232 : 224;
+static_assert(COPY_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168);
+
+constexpr int SCORES = CHUNK / 2;           // of a thread, 64 rows of CHUNK tokens to a warpgroup
+constexpr int COLUMNS = V_HEAD_DIM / 2;     // of the output, of a thread, likewise
+constexpr int TOKEN_STEPS = CHUNK / 16;     // matrix instructions along the tokens
+constexpr int QUERY_COLUMN = ROWS * 128;    // bytes of 64 numbers of all rows
+constexpr int TOKEN_COLUMN = CHUNK * 128;   // bytes of 64 numbers of all tokens
+
+// A partial in the workspace is made of 16-byte units, each of which arrives whole and carries the epoch of
+// its launch: four columns of a row whose last 8 bits give way to a byte of the epoch each, as the threads
+// of a quad hold them; behind all rows of them the (m, l) of each row, and the epoch.
+constexpr int ROW_UNITS = V_HEAD_DIM / 4;
+constexpr int LOGS_UNIT = ROWS * ROW_UNITS;
+static_assert(16 * (LOGS_UNIT + ROWS) == PARTIAL_BYTES, "PARTIAL_BYTES differs from ManyRowsBuild's");
+
+constexpr int STAGES_AT = K_COLUMNS * QUERY_COLUMN;
+constexpr int BARRIERS = STAGES_AT + STAGES * STAGE;
+// Each: of all stages.
+constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES;
+constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
+static_assert(V_EMPTY + 8 * STAGES == SHARED_BYTES, "SHARED_BYTES differs from ManyRowsBuild's");
+
+// Named barriers: of all warpgroups; of each one, and of its turn, from these on.
+constexpr int OF_CONSUMERS = 1, OF_WARPGROUP = 2, TURN_OF_WARPGROUP = 4;
+static_assert(WARPGROUPS <= 2);
+
+// Where a CTA is in the ring.
+struct Stage {
+  int filled;  // stages before this one
+
+  __device__ __forceinline__ int index() const { return filled % STAGES; }
+  __device__ __forceinline__ int parity() const { return filled / STAGES % 2; }
+  __device__ __forceinline__ u32 k(u32 shared) const { return shared + STAGES_AT + index() * STAGE; }
+  __device__ __forceinline__ u32 v(u32 shared) const { return k(shared) + V_AT; }
+  __device__ __forceinline__ u32 barrier(u32 shared, int at) const { return shared + at + 8 * index(); }
+};
+
+__device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+
+// The row of the output tile that a thread's accumulators 0 and 1 are of; 2 and 3 are 8 rows further.
+__device__ __forceinline__ int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+
+// The token, or column, of accumulator `i` of a thread.
+__device__ __forceinline__ int own_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+// Rows of the output tile that are there.
+__device__ __forceinline__ int rows_of(const Position &part) {
+  return min(ROWS, all_rows(part.queries.count) - part.head_tile().row_offset);
+}

@@ -1,0 +1,256 @@
+// Where a part ends: the rows of a whole output tile are written; partials are stored, and merged by all
+// CTAs that have one of the output tile and nothing else to do.
+#pragma once
+#include "ptx.cuh"
+#include "reduce.cuh"
+#include "rows_layout.cuh"
+#include "wgmma.cuh"
+
+// Where rows of an output tile are written.
+struct RowWriter {
+  unsigned short *out;
+  float *lse;
+  int row_offset, stride_lse;
+
+  __device__ __forceinline__ RowWriter(const Params &p, const Position &part) {
+    const HeadTile tile = part.head_tile();
+    row_offset = tile.row_offset;
+    const int head = tile.kv_head * GROUP_SIZE;
+    out = p.out + (i64)head * p.stride_out_head +
+          (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
+                    : part.sequence * p.stride_out_batch);
+    stride_lse = RAGGED_Q ? p.total_queries : part.queries.count;
+    lse = p.lse + (RAGGED_Q ? (i64)head * stride_lse + part.queries.first
+                            : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * stride_lse);
+  }
+
+  // The place of row `row` of the output tile.
+  __device__ __forceinline__ unsigned short *at(const Params &p, int row) const {
+    const int of_head = row_offset + row;
+    return out + (i64)(of_head / GROUP_SIZE) * p.stride_out_token +
+           (i64)(of_head % GROUP_SIZE) * p.stride_out_head;
+  }
+
+  __device__ __forceinline__ void write_lse(int row, float m, float l) const {
+    const int of_head = row_offset + row;
+    lse[(i64)(of_head % GROUP_SIZE) * stride_lse + of_head / GROUP_SIZE] =
+        l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+  }
+};
+
+// What a row's sum of values is multiplied by; 0 where no token was seen, or NaN.
+__device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
+
+// SINKS: the logit of a row's head, in units of log2.
+__device__ __forceinline__ float sink_of(const Params &p, const Position &part, int row) {
+  const HeadTile tile = part.head_tile();
+  const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + row) % GROUP_SIZE;
+  return logit_of(SINKS == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
+                             : __ldg(static_cast<const unsigned short *>(p.sinks) + head));
+}
+
+// Writes this thread's rows of an output tile that is this CTA's alone.
+__device__ __forceinline__ void write_rows(const Params &p, const Position &part,
+                                           const float (&o)[COLUMNS], const float (&m)[2],
+                                           const float (&l)[2]) {
+  const RowWriter writer(p, part);
+  const int rows = rows_of(part);
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int row = own_row() + 8 * half;
+    if (row >= rows) continue;
+    // With the sink.
+    const float sink = SINKS ? sink_of(p, part, row) : m[half], high = fmaxf(m[half], sink);
+    const float share = ex2_approx_ftz(m[half] - high);
+    const float sum = l[half] * share + (SINKS ? ex2_approx_ftz(sink - high) : 0.0f);
+    const float scale = share * reciprocal(sum);
+    unsigned short *at = writer.at(p, row) + own_column(0);
+#pragma unroll
+    for (int i = 0; i < V_HEAD_DIM / 8; i++)
+      *reinterpret_cast<u32 *>(at + 8 * i) =
+          cvt_rn_x2<BF16>(o[4 * i + 2 * half] * scale, o[4 * i + 2 * half + 1] * scale);
+    if (threadIdx.x % 4 == 0) writer.write_lse(row, high, sum);
+  }
+}
+
+// Where the partials of an output tile's splits are. Work ranges have a slot each; one that begins with the
+// end of an output tile has another for the first split of the next, so that none has to be read before.
+struct Slots {
+  u32 *partials;
+  int second, first;  // of the second split, less 1; of the first
+  // CTAs that merge: those of all splits, but for the last one's if it goes on to another output tile.
+  int mergers;
+
+  __device__ __forceinline__ Slots(const Params &p, const WorkRange &range, const Position &part,
+                                   const Splits &splits) {
+    partials = p.partials;
+    second = range.slot - splits.mine;
+    mergers = splits.count;
+    if (!RAGGED || range.longest == 0) {
+      const int host = range.index - splits.mine, tile_start = part.at - part.first;
+      const bool begins = range_start(host, range.share, range.longer) == tile_start;
+      first = begins ? host : gridDim.x + host;
+      if (range_start(host + splits.count, range.share, range.longer) > tile_start + part.tiles)
+        mergers--;
+    } else if (RAGGED_Q) {
+      first = units_before(p, threadIdx.x % 32, -1, part.sequence) + part.head;
+    } else {
+      first = part.sequence * head_tiles(p) + part.head;
+    }
+  }
+
+  // Unit `unit` of a split's partial.
+  __device__ __forceinline__ u32 *at(int split, int unit) const {
+    return partials + (i64)(split == 0 ? first : second + split) * (PARTIAL_BYTES / 4) + 4 * unit;
+  }
+};
+
+// Four numbers with the epoch in their last bytes; NaN stays NaN. What is lost is 2^-15 of each.
+__device__ __forceinline__ uint4 marked(float x, float y, float z, float w, u32 epoch) {
+  return make_uint4(__byte_perm(__float_as_uint(x), epoch, 0x3214),
+                    __byte_perm(__float_as_uint(y), epoch, 0x3215),
+                    __byte_perm(__float_as_uint(z), epoch, 0x3216),
+                    __byte_perm(__float_as_uint(w), epoch, 0x3217));
+}
+
+__device__ __forceinline__ bool has_epoch(const uint4 &unit, u32 epoch) {
+  return (__byte_perm(unit.x, unit.y, 0x0040) & 0xffff |
+          __byte_perm(unit.z, unit.w, 0x4000) & 0xffff0000) == epoch;
+}
+
+__device__ __forceinline__ float number_of(u32 marked) { return __uint_as_float(marked & ~0xffu); }
+
+// Stores this thread's rows of a partial.
+__device__ __forceinline__ void store_partial(const Position &part, const Slots &slots, int split,
+                                              const float (&o)[COLUMNS], const float (&m)[2],
+                                              const float (&l)[2], u32 epoch) {
+  const int rows = rows_of(part), lane = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int row = own_row() + 8 * half;
+    if (row >= rows) continue;
+#pragma unroll
+    for (int i = 0; i < ROW_UNITS / 4; i++) {
+      const float *x = o + 8 * i + 2 * half;
+      st_relaxed_gpu_b128(slots.at(split, row * ROW_UNITS + 4 * i + lane),
+                          marked(x[0], x[1], x[4], x[5], epoch));
+    }
+    if (lane == 0)
+      st_relaxed_gpu_b128(slots.at(split, LOGS_UNIT + row),
+                          make_uint4(__float_as_uint(m[half]), __float_as_uint(l[half]), 0, epoch));
+  }
+}
+
+// Merges rows of this CTA's share, a warp to AT_ONCE of them, SPLITS of each at a time. By a warp
+// together; each thread reads what has not arrived again.
+template <int SPLITS, int AT_ONCE>
+__device__ __forceinline__ void merge_rows(const Params &p, const Position &part,
+                                           const Splits &splits, const Slots &slots,
+                                           const RowWriter &writer, u32 epoch) {
+  // Units of a row for each lane; lanes without any follow another.
+  constexpr int LANE_UNITS = ROW_UNITS > 32 ? ROW_UNITS / 32 : 1;
+  const int mergers = slots.mergers;
+  const int rows = (rows_of(part) - splits.mine + mergers - 1) / mergers;  // this CTA's
+  const int lane = threadIdx.x % 32, unit = lane % ROW_UNITS;
+  // Whose (m, l) this lane has.
+  const int log_row = lane / SPLITS % AT_ONCE, log_split = lane % SPLITS;
+  for (int i = threadIdx.x / 32 * AT_ONCE; i < rows; i += CONSUMERS / 32 * AT_ONCE) {
+    int row[AT_ONCE];
+#pragma unroll
+    for (int r = 0; r < AT_ONCE; r++) row[r] = splits.mine + min(i + r, rows - 1) * mergers;
+    const int own = splits.mine + min(i + log_row, rows - 1) * mergers;
+    float m = SINKS ? sink_of(p, part, own) : LOWEST, l = SINKS ? 1.0f : 0.0f;
+    float4 sum[AT_ONCE][LANE_UNITS];
+#pragma unroll
+    for (int r = 0; r < AT_ONCE; r++)
+#pragma unroll
+      for (int j = 0; j < LANE_UNITS; j++) sum[r][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+    for (int first = 0; first < splits.count; first += SPLITS) {
+      // Whoever waits reads (m, l) again and again, and not all rows, which others would wait for.
+      const u32 *log_at = slots.at(min(first + log_split, splits.count - 1), LOGS_UNIT + own);
+      uint4 units[SPLITS][AT_ONCE][LANE_UNITS], log;
+      bool missing = true;
+      while (missing) {
+        missing = false;
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++)
+#pragma unroll
+          for (int r = 0; r < AT_ONCE; r++)
+#pragma unroll
+            for (int j = 0; j < LANE_UNITS; j++)
+              units[s][r][j] =
+                  ld_relaxed_gpu_b128(slots.at(min(first + s, splits.count - 1),
+                                               row[r] * ROW_UNITS + unit + 32 * j));
+        log = ld_relaxed_gpu_b128(log_at);
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++)
+#pragma unroll
+          for (int r = 0; r < AT_ONCE; r++)
+#pragma unroll
+            for (int j = 0; j < LANE_UNITS; j++) missing |= !has_epoch(units[s][r][j], epoch);
+        missing = __any_sync(~0u, missing || log.w != epoch);
+        while (__any_sync(~0u, log.w != epoch)) log = ld_relaxed_gpu_b128(log_at);
+      }
+      const bool valid = first + log_split < splits.count;
+      const float log_m = valid ? __uint_as_float(log.x) : -INFINITE;
+      float high = fmaxf(m, log_m);
+#pragma unroll
+      for (int step = 1; step < SPLITS; step *= 2)
+        high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+      const float before = ex2_approx_ftz(m - high), weight = ex2_approx_ftz(log_m - high);
+      float added = valid ? weight * __uint_as_float(log.y) : 0.0f;
+#pragma unroll
+      for (int step = 1; step < SPLITS; step *= 2) added += __shfl_xor_sync(~0u, added, step);
+      l = l * before + added;
+      m = high;
+#pragma unroll
+      for (int r = 0; r < AT_ONCE; r++) {
+        const float scale = __shfl_sync(~0u, before, r * SPLITS);
+#pragma unroll
+        for (int j = 0; j < LANE_UNITS; j++)
+          sum[r][j] = make_float4(sum[r][j].x * scale, sum[r][j].y * scale, sum[r][j].z * scale,
+                                  sum[r][j].w * scale);
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++) {
+          const float share = __shfl_sync(~0u, weight, r * SPLITS + s);
+#pragma unroll
+          for (int j = 0; j < LANE_UNITS; j++) {
+            sum[r][j].x += share * number_of(units[s][r][j].x);
+            sum[r][j].y += share * number_of(units[s][r][j].y);
+            sum[r][j].z += share * number_of(units[s][r][j].z);
+            sum[r][j].w += share * number_of(units[s][r][j].w);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < AT_ONCE; r++) {
+      const float row_m = __shfl_sync(~0u, m, r * SPLITS);
+      const float row_l = __shfl_sync(~0u, l, r * SPLITS), scale = reciprocal(row_l);
+      if (i + r >= rows || lane >= ROW_UNITS) continue;
+      unsigned short *at = writer.at(p, row[r]) + unit / 4 * 16 + unit % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < LANE_UNITS; j++) {
+        const float4 x = sum[r][j];
+        *reinterpret_cast<u32 *>(at + 128 * j) = cvt_rn_x2<BF16>(x.x * scale, x.y * scale);
+        *reinterpret_cast<u32 *>(at + 128 * j + 8) = cvt_rn_x2<BF16>(x.z * scale, x.w * scale);
+      }
+      if (lane == 0) writer.write_lse(row[r], row_m, row_l);
+    }
+  }
+}
+
+// Merges this CTA's share of the rows of an output tile: row `splits.mine` and every one of as many as
+// there are mergers after it. All CTAs of the launch run at once: it is a cooperative one.
+__device__ __forceinline__ void merge(const Params &p, const Position &part, const Splits &splits,
+                                      const Slots &slots, u32 epoch) {
+  const RowWriter writer(p, part);
+  constexpr int WIDE = V_HEAD_DIM > 128 ? 2 : 1;
+  if (splits.count <= 4)
+    merge_rows<4, 4 / WIDE>(p, part, splits, slots, writer, epoch);
+  else if (splits.count <= 8)
+    merge_rows<8, 2 / WIDE>(p, part, splits, slots, writer, epoch);
+  else
+    merge_rows<16 / WIDE, 1>(p, part, splits, slots, writer, epoch);
+}

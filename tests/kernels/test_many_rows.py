@@ -1,0 +1,138 @@
+"""Which calls many_rows.cu takes, and what it is built and launched with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from leanbench.kernels.lean.cuda import build_of
+from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
+from leanbench.kernels.lean.cuda_heuristic import cuda_config, many_rows_config
+from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle
+
+from leanbench.core.errors import DoesNotFit, UserError
+from leanbench.core.inputs import shape_only
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
+from leanbench.model.cell import predict_cell
+
+H200 = find("h200")
+CHUNK = AttentionProblem(1, 32, 8, 32_768, 128, "bf16", q_len=128)
+
+
+@pytest.mark.parametrize(
+    ("axes", "rows"),
+    [
+        ({}, 128),
+        ({"q_len": 16}, 64),
+        ({"q_len": 17}, 128),
+        ({"q_len": 1, "q_heads": 256}, 0),
+        ({"q_len": 2}, 0),
+        ({"head_dim": 64}, 128),
+        ({"head_dim": 256, "page_size": 16}, 128),
+        ({"head_dim": 192, "v_head_dim": 128}, 128),
+        ({"head_dim": 192}, 0),
+        ({"head_dim": 80}, 0),
+        ({"page_size": 8}, 0),
+        ({"kv_dtype": "e4m3"}, 0),
+        ({"append": 128}, 0),
+        ({"parallel": "cp:2", "causal": False}, 0),
+        ({"q_lens": (128,)}, 128),
+        ({"window_left": 1000, "sinks": True, "softcap": 20.0, "alibi": True}, 128),
+    ],
+)
+def test_warpgroups_take_many_rows_of_what_they_can(axes, rows):
+    for lengths_on in ("host", "device"):
+        problem = replace(CHUNK, **axes, lengths_on=lengths_on)
+        for config in (
+            kernel("lean_cuda").default_config(problem, H200),
+            kernel("lean_cuda").any_length_config(problem, H200),
+        ):
+            assert config is not None
+            build = CudaBuild.of(problem, config)
+            assert isinstance(build, ManyRowsBuild) == (rows > 0)
+            assert rows in (0, build.rows)
+            assert build.fits(H200)
+
+
+def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():
+    lean = kernel("lean_cuda")
+    for config in (
+        lean.default_config(CHUNK, find("a100")),
+        lean.default_config(CHUNK, find("b200")),
+        lean.batch_invariant_config(CHUNK, H200),
+    ):
+        assert not isinstance(CudaBuild.of(CHUNK, config), ManyRowsBuild)
+    build = CudaBuild.of(CHUNK, many_rows_config(CHUNK, H200))
+    with pytest.raises(DoesNotFit, match=r"tile_rows 128 for .* 9\.0, this is 8\.0"):
+        build.source((8, 0))
+
+
+@pytest.mark.parametrize(
+    "axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}, {"page_size": 8}]
+)
+def test_settings_of_warpgroups_hold_for_other_kinds_with_rows_of_warps(axes):
+    problem, config = replace(CHUNK, **axes), many_rows_config(CHUNK, H200)
+    build = CudaBuild.of(problem, config)
+    assert not isinstance(build, ManyRowsBuild)
+    assert (build.rows, build.fits(H200)) == (32, True)
+    assert build_of(shape_only(problem), config) == build
+
+
+@pytest.mark.parametrize(
+    ("q_len", "used", "in_step"), [(128, 128, True), (288, 72, False), (1024, 128, True)]
+)
+def test_row_tiles_are_in_step_where_few_ctas_idle(q_len, used, in_step):
+    """32, 72 and 256 output tiles on 132 SMs."""
+    assert few_idle(used, H200.sms) == in_step
+    assert many_rows_config(replace(CHUNK, q_len=q_len), H200).align_grid == in_step
+
+
+@pytest.mark.parametrize(
+    ("tiles", "most", "splits"),
+    [(256, 16, (16, 16)), (235, 16, (16, 15)), (17, 16, (9, 2)), (3, 16, (3, 1))],
+)
+def test_splits_are_even(tiles, most, splits):
+    assert even_splits(tiles, most) == splits
+
+
+def test_settings_that_may_be_tuned_have_both_kernels():
+    problem = replace(CHUNK, q_len=16)
+    space = kernel("lean_cuda").tuning_space(problem, H200)
+    assert {config.tile_rows for config in space} == {8, 16, 32, 64}
+    assert many_rows_config(problem, H200) in space
+
+
+def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
+    """By hand, from rows_layout.cuh."""
+    build = CudaBuild.of(CHUNK, cuda_config(128, 8, 2, 1, 1, 128, "bulk", 1, True))
+    query, stage = 128 * 128 * 2, 2 * 128 * 128 * 2
+    assert build.shared_bytes == query + 2 * (stage + 4 * 8)
+    assert build.warps == 8 + 4
+    # Rows in fp32, with a unit of 16 bytes for (m, l) of each.
+    assert build.partial_bytes == 128 * (4 * 128 + 16)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"num_warps": 4},
+        {"chunk_tokens": 32},
+        {"ctas_per_sm": 2},
+        {"cluster_size": 2},
+        {"copy": "async"},
+        {"fixed_run_tiles": 4},
+    ],
+)
+def test_settings_of_warps_are_refused_for_warpgroups(setting):
+    config = many_rows_config(CHUNK, H200)
+    with pytest.raises(UserError, match="tile_rows 128 is of warpgroups, with num_warps 8, chunk"):
+        replace(config, **setting)
+
+
+def test_the_model_says_that_it_does_not_know_warpgroups():
+    few = replace(CHUNK, q_len=16)
+    row = predict_cell(few, kernel("lean_cuda"), "default", H200)
+    assert row["status"] == "unsupported"
+    assert "does not know the arithmetic of warpgroups" in row["reason"]

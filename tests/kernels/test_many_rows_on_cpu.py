@@ -1,0 +1,157 @@
+"""many_rows.cu executed on the CPU, against the fp64 reference; see lean_on_cpu.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_heuristic import cuda_config
+
+from leanbench.check.poison import poison_unused
+from leanbench.check.reference import Reference
+from leanbench.core.inputs import make_inputs
+from leanbench.core.problem import AttentionProblem
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+def of_warpgroups(rows: int, chunk: int = 128, align_grid: bool = False) -> LeanCudaConfig:
+    return cuda_config(chunk, rows // 16, 2, 1, 1, rows, "bulk", 1, align_grid)
+
+
+class Case(NamedTuple):
+    problem: AttentionProblem
+    config: LeanCudaConfig
+    #: SMs of the GPUs that the call is made on.
+    sms: tuple[int, ...]
+
+
+CHUNK = AttentionProblem(1, 8, 2, 515, 64, q_len=40)
+FEW = AttentionProblem(1, 4, 1, 515, 64, q_len=13)
+RAGGED = replace(
+    CHUNK, batch=3, context=(515, 700, 70), capacity=768, lengths_on="device", page_size=64
+)
+MANY = replace(
+    FEW, batch=6, context=(515, 700, 70, 300, 140, 260), capacity=768, lengths_on="device"
+)
+
+CASES = {
+    # Two warpgroups and two row tiles; ranges that cross output tiles; splits that are merged.
+    "host": Case(CHUNK, of_warpgroups(128), (1, 3, 7)),
+    # Ranges in which the rest of an output tile belongs to the one before; splits of one length.
+    "device": Case(replace(RAGGED, q_lens=(37, 1, 5), sinks=True), of_warpgroups(64), (2, 12)),
+}
+DEEP_CASES = {
+    "in step": Case(CHUNK, of_warpgroups(128, align_grid=True), (7,)),
+    "one warpgroup": Case(replace(FEW, batch=3), of_warpgroups(64), (1, 4, 12)),
+    "head_dim 128": Case(replace(FEW, head_dim=128, dtype="bf16"), of_warpgroups(64), (3,)),
+    "head_dim 256": Case(replace(FEW, head_dim=256, context=200), of_warpgroups(64, 64), (2,)),
+    "head_dim 192 of K": Case(
+        replace(CHUNK, head_dim=192, v_head_dim=128), of_warpgroups(128, 64), (4,)
+    ),
+    "many sequences": Case(MANY, of_warpgroups(64), (2, 4, 20)),
+    "many query tokens": Case(replace(MANY, q_len=33), of_warpgroups(128), (4, 20)),
+    "pages of 16": Case(replace(MANY, page_size=16), of_warpgroups(64), (4,)),
+    "pages of 64": Case(RAGGED, of_warpgroups(128), (2, 12)),
+    "rows of the cache": Case(replace(MANY, batch_idx=True), of_warpgroups(64), (4,)),
+    "window": Case(replace(CHUNK, window_left=150, alibi=True), of_warpgroups(128), (5,)),
+    "attention chunks": Case(
+        replace(RAGGED, attention_chunk=300, causal=False), of_warpgroups(64), (4,)
+    ),
+    "window behind padding": Case(
+        replace(
+            RAGGED,
+            page_size=32,
+            window_left=150,
+            causal=False,
+            window_right=3,
+            leftpad=True,
+            softcap=2.0,
+        ),
+        of_warpgroups(64),
+        (4,),
+    ),
+    "sinks of a whole output tile": Case(
+        replace(CHUNK, sinks=True, softcap=2.0), of_warpgroups(128), (2,)
+    ),
+}
+
+#: Lines without which a launch is wrong, or ends in no order that a GPU allows.
+MUTATIONS: dict[str, Mutation] = {
+    "a stage is overwritten while it is read": (
+        "many_rows.cu",
+        "  mbarrier_try_wait_parity(empty, parity ^ 1);\n",
+        "",
+    ),
+    "NaN past the end reaches the output": (
+        "rows_attend.cuh",
+        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "",
+    ),
+    "no row is masked": ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
+    "sums are not scaled": ("rows_attend.cuh", "o[i] *= softmax.scale[i / 2 % 2]", "o[i] *= 1.0f"),
+    "the rest of an output tile is written twice": (
+        "many_rows.cu",
+        "      if (!part.is_rest) {",
+        "      {",
+    ),
+    "a merge does not wait": (
+        "rows_output.cuh",
+        "ld_acquire_gpu(slots.at(split) + EPOCH_AT) != epoch",
+        "false",
+    ),
+    "a turn is not passed": ("rows_attend.cuh", "    pass_turn();\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_many_rows_are_right(name, tmp_path):
+    run(CASES[name], tmp_path, seeds=1)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", DEEP_CASES)
+def test_many_rows_are_right_in_every_shape(name, tmp_path):
+    run(DEEP_CASES[name], tmp_path, seeds=3)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_missing_line_is_noticed(name, tmp_path):
+    cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
+    ragged = replace(RAGGED, batch=6, context=MANY.context, page_size=None)
+    config = of_warpgroups(128)
+    assert any(
+        failure_of(cpu, workspace, problem, config, sms, seed)
+        for problem, sms in ((ragged, 2), (ragged, 5), (CHUNK, 12))
+        for seed in range(3)
+    )
+
+
+def run(case: Case, folder: Path, seeds: int) -> None:
+    cpu, workspace = Cpu(folder), Workspace(epoch=7)
+    for sms in case.sms:
+        for seed in range(seeds):
+            failure = failure_of(cpu, workspace, case.problem, case.config, sms, seed)
+            assert failure is None, failure
+
+
+def failure_of(
+    cpu: Cpu,
+    workspace: Workspace,
+    problem: AttentionProblem,
+    config: LeanCudaConfig,
+    sms: int,
+    seed: int,
+) -> str | None:
+    """What is wrong with a launch, with NaN wherever a call must not look."""
+    inputs = poison_unused(make_inputs(problem, "cpu", seed, score_scale=6.0))
+    try:
+        cpu.launch(inputs, config, sms, workspace, lazy=seed % 2 == 0, seed=seed)
+    except AssertionError as error:
+        return str(error)
+    return Reference(inputs).check(inputs).failure(problem.dtype)
