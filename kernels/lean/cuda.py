@@ -20,6 +20,7 @@ from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_append import pass_append, with_append
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild, refusal_of_fp8
 from leanbench.kernels.lean.cuda_driver import (
+    CacheMap,
     DriverLaunch,
     capability,
     clusters_at_once,
@@ -152,6 +153,7 @@ class CudaRelaunch:
             launch.build, launch.device, launch.grid, launch.params, launch.slots_bytes
         )
         self._build, self._bulk, self._capacity = launch.build, launch.build.bulk, launch.capacity
+        self._map: CacheMap | None = None
         self.tile_tokens = 1 << launch.params.tile_shift
         self._places = {name: pointer(self._launch.params, name) for name in launch.extras}
 
@@ -170,10 +172,7 @@ class CudaRelaunch:
         params = self._launch.params
         k, v = k_cache.data_ptr(), v_cache.data_ptr()
         if k_cache.shape[1] != self._capacity:
-            self._capacity = k_cache.shape[1]
-            _pass_caches(params, k_cache, v_cache, self._build)
-            if self._bulk:
-                self._launch.move(k, v)
+            self._resize(k_cache, k, v)
         elif self._bulk and (k != params.k or v != params.v):
             self._launch.move(k, v)
         params.q, params.k, params.v = q.data_ptr(), k, v
@@ -186,6 +185,18 @@ class CudaRelaunch:
             for name, tensor in extras.tensors.items():
                 setattr(*self._places[name], tensor.data_ptr())
         self._launch.run()
+
+    def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:
+        """Passes the strides and tensor maps of dense caches, K and V alike."""
+        params, shape, strides = self._launch.params, cache.shape, cache.stride()
+        self._capacity = shape[1]
+        params.stride_k_batch = params.stride_v_batch = strides[0]
+        params.stride_k_token = params.stride_v_token = strides[1]
+        params.stride_k_head = params.stride_v_head = strides[2]
+        if self._bulk:
+            cache_map = self._map = self._map or CacheMap(shape, strides, self._build)
+            cache_map.resize(shape, strides)
+            self._launch.encode(cache_map, k, v)
 
 
 def pointer(params: Params, name: str) -> tuple[ctypes.Structure, str]:

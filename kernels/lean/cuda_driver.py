@@ -40,7 +40,9 @@ class DriverLaunch:
         self._config = _launch_config(build, grid)
         self.params = aligned_params()
         ctypes.pointer(self.params)[0] = params
-        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.params))
+        start = ctypes.addressof(self.params)
+        self._maps = start + Params.k_map.offset, start + Params.v_map.offset
+        self._pointers = (ctypes.c_void_p * 1)(start)
         self._arguments = (
             self._config.getPtr(),
             int(_function(build, device)),
@@ -72,10 +74,18 @@ class DriverLaunch:
         Raises:
             RuntimeError: the driver refuses.
         """
-        start = ctypes.addressof(self.params)
-        for place, address in ((start + Params.k_map.offset, k), (start + Params.v_map.offset, v)):
+        for place, address in zip(self._maps, (k, v), strict=True):
             if status := self._replace_address(place, address):
                 _check((_driver().CUresult(status),))
+
+    def encode(self, cache_map: CacheMap, k: int, v: int) -> None:
+        """Lets the tensor maps of `params` be those of `cache_map`, of K and V at these addresses.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        for place, address in zip(self._maps, (k, v), strict=True):
+            cache_map.encode(place, address)
 
 
 def tensor_map(
@@ -85,52 +95,75 @@ def tensor_map(
     build: CudaBuild,
     box_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """The words of a tensor map of a cache as (head_dim, token, KV head, sequence or page), read in
-    boxes of `box_tokens` by a column of shared memory.
+    """The words of `CacheMap`'s tensor map."""
+    aligned = aligned_params()
+    CacheMap(shape, strides, build, box_tokens).encode(ctypes.addressof(aligned), address)
+    return tuple(aligned.k_map.words)
+
+
+class CacheMap:
+    """The arguments of cuTensorMapEncodeTiled, laid out once: a tensor map of a cache as (head_dim,
+    token, KV head, sequence or page), read in boxes of `box_tokens` by a column of shared memory.
 
     Args:
         box_tokens: a page or a chunk by default.
     """
-    driver = _driver()
-    rows, tokens, heads, head_dim = shape
-    # Numbers are copied as they are.
-    dtypes, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
-    dtype = {
-        1: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        2: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT16,
-    }[build.kv_bytes]
-    swizzle = {
-        64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
-        128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-    }[build.column_bytes]
-    box = (build.column_bytes // build.kv_bytes, box_tokens or build.box, 1, 1)
-    row_stride, token_stride, head_stride, _ = strides
 
-    # A size of 1 may have any stride, one that is too large for a tensor map among them.
-    def stride_bytes(size: int, stride: int) -> Any:
-        return driver.cuuint64_t(build.kv_bytes * (stride if size > 1 else head_dim))
-
-    encoded = _check(
-        driver.cuTensorMapEncodeTiled(
-            dtype,
-            4,
-            address,
-            [driver.cuuint64_t(size) for size in (head_dim, tokens, heads, rows)],
-            [
-                stride_bytes(tokens, token_stride),
-                stride_bytes(heads, head_stride),
-                stride_bytes(rows, row_stride),
-            ],
-            [driver.cuuint32_t(size) for size in box],
-            [driver.cuuint32_t(1)] * 4,
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        build: CudaBuild,
+        box_tokens: int | None = None,
+    ) -> None:
+        driver = _driver()
+        # Numbers are copied as they are.
+        dtypes, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+        self._dtype = {
+            1: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            2: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        }[build.kv_bytes].value
+        swizzle = {
+            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[build.column_bytes]
+        self._kv_bytes = build.kv_bytes
+        self._sizes, self._strides = (ctypes.c_uint64 * 4)(), (ctypes.c_uint64 * 3)()
+        columns = build.column_bytes // build.kv_bytes
+        self._box = (ctypes.c_uint32 * 4)(columns, box_tokens or build.box, 1, 1)
+        self._steps = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+        arrays = (self._sizes, self._strides, self._box, self._steps)
+        self._arguments = (
+            *[ctypes.addressof(array) for array in arrays],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE.value,
+            swizzle.value,
             # Promotion to 256 bytes costs 9% of the bandwidth above 500 MB (H200).
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE.value,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE.value,
         )
-    )
-    return tuple(int(word) for word in encoded.opaque)
+        self._encode = _entry_point("cuTensorMapEncodeTiled", 12)
+        self.resize(shape, strides)
+
+    def resize(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        """Lets the next tensor map be of another shape."""
+        rows, tokens, heads, head_dim = shape
+        row_stride, token_stride, head_stride, _ = strides
+        # A size of 1 may have any stride, one that is too large for a tensor map among them.
+        self._sizes[:] = head_dim, tokens, heads, rows
+        self._strides[:] = (
+            self._kv_bytes * (token_stride if tokens > 1 else head_dim),
+            self._kv_bytes * (head_stride if heads > 1 else head_dim),
+            self._kv_bytes * (row_stride if rows > 1 else head_dim),
+        )
+
+    def encode(self, place: int, address: int) -> None:
+        """Writes the tensor map of a cache at `address` to `place`, a multiple of 64.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        if status := self._encode(place, self._dtype, 4, address, *self._arguments):
+            _check((_driver().CUresult(status),))
 
 
 @cache

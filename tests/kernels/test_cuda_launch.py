@@ -33,6 +33,8 @@ class Driver:
         #: Parameters, stream, (grid, block, shared bytes), cluster of each.
         self.launches: list[tuple[Params, int, tuple[int, ...], int]] = []
         self.moved: list[int] = []
+        #: Words of tensor maps: address, dtype, rank, sizes, strides, box, modes.
+        self.encoded: list[tuple[int, ...]] = []
         self.status = 0
         #: What each launch was lent.
         self.lent: list[Lent] = []
@@ -44,7 +46,11 @@ class Driver:
         return self.lent[-1]
 
     def entry_point(self, name: str, arguments: int) -> Callable[..., int]:
-        known = {"cuLaunchKernelEx": self.launch, "cuTensorMapReplaceAddress": self.move}
+        known = {
+            "cuLaunchKernelEx": self.launch,
+            "cuTensorMapReplaceAddress": self.move,
+            "cuTensorMapEncodeTiled": self.encode,
+        }
         return known[name]
 
     def launch(self, config: int, function: int, pointers: int, extra: None) -> int:
@@ -65,6 +71,33 @@ class Driver:
         ctypes.c_uint64.from_address(place).value = address
         self.moved.append(address)
         return 0
+
+    def encode(
+        self,
+        place: int,
+        dtype: int,
+        rank: int,
+        address: int,
+        sizes: int,
+        strides: int,
+        box: int,
+        steps: int,
+        *modes: int,
+    ) -> int:
+        assert place % PARAMS_ALIGNMENT == 0
+        words = (
+            address,
+            dtype,
+            rank,
+            *(ctypes.c_uint64 * 4).from_address(sizes),
+            *(ctypes.c_uint64 * 3).from_address(strides),
+            *(ctypes.c_uint64 * 2).from_address(box),
+            *modes,
+        )
+        (ctypes.c_uint64 * 16).from_address(place)[:] = words
+        assert (ctypes.c_uint32 * 4).from_address(steps)[:] == [1] * 4
+        self.encoded.append(words)
+        return self.status
 
 
 @pytest.fixture
@@ -211,26 +244,60 @@ def test_what_is_not_aligned_is_refused(field, bytes_past, words):
     assert reason is None if words is None else str(reason).startswith(words)
 
 
-def test_a_relaunch_takes_caches_that_have_grown(driver, monkeypatch):
-    made: list[tuple[int, ...]] = []
-
-    def tensor_map(address: int, shape: tuple, strides: tuple, build: CudaBuild) -> tuple[int, ...]:
-        made.append((*shape, *strides))
-        return (address,) * 16
-
-    monkeypatch.setattr(cuda, "tensor_map", tensor_map)
+def test_a_relaunch_takes_caches_that_have_grown(driver):
     first = make_inputs(PROBLEM, "cpu")
-    relaunch = cuda.CudaRelaunch(launch_over(first))
+    launch = launch_over(first)
+    relaunch = cuda.CudaRelaunch(launch)
     call(relaunch, first, 16)
-    assert made == []
-    grown = [cache.new_zeros(1, 1, 40, 64).transpose(1, 2) for cache in (first.k_cache,) * 2]
-    call(relaunch, replace(first, k_cache=grown[0], v_cache=grown[1]), 40)
-    params = driver.launches[-1][0]
-    # K and V have one shape: one tensor map, pointed to each.
-    assert made == [(1, 40, 1, 64, 2560, 64, 2560, 1)]
-    assert (params.k_map.words[0], params.v_map.words[0]) == (params.k, params.v)
-    assert (params.k, params.v) == tuple(cache.data_ptr() for cache in grown)
-    assert (params.stride_k_head, params.stride_v_batch, params.stride_k_token) == (2560, 2560, 64)
-    assert params.context == 40
-    call(relaunch, replace(first, k_cache=grown[1], v_cache=grown[0]), 40)
-    assert len(made) == 1
+    assert driver.encoded == []
+    for tokens in (40, 41):
+        driver.encoded.clear()
+        k, v = [first.k_cache.new_zeros(1, 1, tokens, 64).transpose(1, 2) for _ in range(2)]
+        call(relaunch, replace(first, k_cache=k, v_cache=v), tokens)
+        params = driver.launches[-1][0]
+        columns, box = launch.build.column_bytes // 2, launch.build.box
+        sizes, strides = (64, tokens, 1, 1), (128, 128, 128)
+        # UINT16 of rank 4; box of (columns, tokens, 1, 1); swizzled by 128 bytes.
+        rest = (*sizes, *strides, columns | box << 32, 1 | 1 << 32, 0, 3, 0, 0)
+        assert driver.encoded == [(cache.data_ptr(), 1, 4, *rest) for cache in (k, v)]
+        assert (params.k_map.words[:14], params.v_map.words[0]) == (
+            list(driver.encoded[0][:14]),
+            v.data_ptr(),
+        )
+        assert (params.k, params.v) == (k.data_ptr(), v.data_ptr())
+        steps = tokens * 64
+        assert (params.stride_k_batch, params.stride_k_head, params.stride_k_token) == (
+            (steps, steps, 64)
+        )
+        assert (params.stride_v_batch, params.stride_v_head, params.stride_v_token) == (
+            (steps, steps, 64)
+        )
+        assert params.context == tokens
+    call(relaunch, replace(first, k_cache=v, v_cache=k), 41)
+    assert len(driver.encoded) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((2, 40, 3, 64), (7680, 64, 2560, 1), (128, 5120, 15360)),
+        # A size of 1 may have any stride.
+        ((1, 40, 1, 64), (1 << 60, 64, 1 << 60, 1), (128, 128, 128)),
+    ],
+)
+def test_a_tensor_map_has_sizes_and_strides_in_bytes(driver, shape, strides, expected):
+    build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
+    rows, tokens, heads, head_dim = shape
+    words = cuda_driver.tensor_map(4096, shape, strides, build)
+    assert words == driver.encoded[0]
+    assert words[:10] == (4096, 1, 4, head_dim, tokens, heads, rows, *expected)
+
+
+def test_a_tensor_map_that_the_driver_refuses_is_an_error(driver, monkeypatch):
+    driver.status = 1
+    monkeypatch.setattr(
+        cuda_driver._driver(), "cuGetErrorString", lambda status: (0, b"invalid argument")
+    )
+    build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
+    with pytest.raises(RuntimeError, match=r"^CUDA driver: invalid argument$"):
+        cuda_driver.tensor_map(4096, (1, 1, 1, 64), (64, 64, 64, 1), build)
