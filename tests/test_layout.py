@@ -75,17 +75,27 @@ def test_help_imports_little_and_nothing_heavy():
 )
 def test_an_import_that_goes_up_or_round_is_refused(tmp_path, module, line, broken):
     """Inside a function, too: there it stands where a circle would fail at once."""
-    pytest.importorskip("importlinter")
-    for folder in ("leanbench", "kernels"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=only_python)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    with (tmp_path / module).open("a") as file:
-        file.write(f"\n\ndef late():\n    {line}\n")
-    done = subprocess.run(
-        [sys.executable, ROOT / ".ci" / "imports.py", tmp_path], capture_output=True, text=True
-    )
+    done = imports_with(tmp_path, module, f"\n\ndef late():\n    {line}\n")
     assert done.returncode == 1
     assert re.search(rf"{broken}.* BROKEN", done.stdout)
+
+
+def test_a_room_without_a_layer_is_refused(tmp_path):
+    done = imports_with(tmp_path, "leanbench/attic.py", "import leanbench.cli\n")
+    assert done.returncode == 1
+    assert "not listed as layers:\n\n- leanbench.attic\n" in done.stdout
+
+
+def imports_with(folder: Path, module: str, text: str) -> subprocess.CompletedProcess[str]:
+    """What `.ci/imports.py` answers on a copy of the sources in whose `module` `text` is added."""
+    pytest.importorskip("importlinter")
+    for room in ("leanbench", "kernels"):
+        shutil.copytree(ROOT / room, folder / room, ignore=only_python)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    with (folder / module).open("a") as file:
+        file.write(text)
+    command = [sys.executable, ROOT / ".ci" / "imports.py", folder]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def only_python(folder: str, names: list[str]) -> list[str]:
