@@ -56,7 +56,8 @@ class Grid:
         if self["model"]:
             return list(by_layer(self["model"], self["tp"]))
         return [
-            Layer(*heads, head_dim) for head_dim, heads in product(self["head_dim"], self["heads"])
+            Layer(q_heads, kv_heads, head_dim)
+            for head_dim, (q_heads, kv_heads) in product(self["head_dim"], self["heads"])
         ]
 
     def _layers_of(self, whole_model: str | None) -> Sequence[Layer]:
