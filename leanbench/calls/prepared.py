@@ -52,12 +52,13 @@ class Prepared(NamedTuple):
     #: Where LSEs go that nobody asked for; None: each call has its own.
     unasked_lse: torch.Tensor | None
 
-    def is_for(self, length: int | None, capacity: int) -> bool:
-        if length is not None and length not in self.lengths:
+    def is_for(self, length: int, capacity: int | None) -> bool:
+        """Whether it is for a length in caches with so much room; None: the signature says it."""
+        if length not in self.lengths:
             return False
-        if self.capacity is None:
-            return length is not None and length <= capacity
-        return capacity == self.capacity
+        if capacity is None:
+            return True
+        return length <= capacity if self.capacity is None else capacity == self.capacity
 
 
 class PreparedLaunches(threading.local):
@@ -124,13 +125,14 @@ def _attend(
     if values.CHECKS_VALUES and not capturing:
         _check(call)
         values.check_values(call)
-    length, (dense, k_form, v_form) = call.length, _cache_forms(call)
-    capacity = call.k_cache.shape[1] if call.k_cache.dim() > 1 else 0
-    if dense and length is None:
-        length = capacity
-    signature = _signature(call, length, k_form, v_form, with_lse, stream, capturing)
+    length, capacity, dense_form = call.length, None, None
+    if call.cache_seqlens is None and (dense_form := _dense_form(call)) is not None:
+        capacity = call.k_cache.size(1)
+        length = capacity if length is None else length
+    signature = _signature(call, length, dense_form, with_lse, stream, capturing)
     prepared = _LAUNCHES.get(signature)
-    if prepared is None or not prepared.is_for(length, capacity):
+    if prepared is None or not (length is None or prepared.is_for(length, capacity)):
+        dense = dense_form is not None
         return _attend_first(call, length, dense, with_lse, stream, capturing, signature)
     out, lse = call.out, prepared.unasked_lse
     if out is None:
@@ -182,36 +184,34 @@ def _attend_first(
     return inputs.out, inputs.lse if with_lse else None
 
 
-def _cache_forms(call: Call) -> tuple[bool, Hashable, Hashable]:
-    """Whether the caches are dense, and what of their sizes and strides decides a launch.
+def _dense_form(call: Call) -> tuple[int, int, int] | None:
+    """What of the sizes and strides of dense caches decides a launch; None: others, which all do.
 
     Dense caches, K and V alike, lie in memory as (batch, kv_heads, tokens, head_dim) without gaps,
     and the host knows the length: those that torch.cat makes longer are of another capacity, with
     other strides, in every step, and nothing else in their launch changes.
     """
     shape, strides = call.k_cache.shape, call.k_cache.stride()
-    v_shape, v_strides = call.v_cache.shape, call.v_cache.stride()
+    # The stride of tokens first: it tells most caches apart.
+    if len(shape) != 4 or strides[1] != shape[3] or shape[1] < 2:
+        return None
+    batch, tokens, heads, dim = shape
     if (
-        call.cache_seqlens is None
+        strides == (heads * tokens * dim, dim, tokens * dim, 1)
+        and strides == call.v_cache.stride()
+        and shape == call.v_cache.shape
         and call.block_table is None
-        and strides == v_strides
-        and shape == v_shape
-        and len(shape) == 4
         and call.peers is None
         and (call.extras is None or call.extras.k_new is None)
     ):
-        batch, tokens, heads, dim = shape
-        if tokens > 1 and strides == (heads * tokens * dim, dim, tokens * dim, 1):
-            form = batch, heads, dim
-            return True, form, form
-    return False, (shape, strides), (v_shape, v_strides)
+        return batch, heads, dim
+    return None
 
 
 def _signature(
     call: Call,
     length: int | None,
-    k_form: Hashable,
-    v_form: Hashable,
+    dense_form: tuple[int, int, int] | None,
     with_lse: bool,
     stream: int,
     capturing: bool,
@@ -228,10 +228,9 @@ def _signature(
         q.dtype,
         q.device,
         q.data_ptr() % _ALIGNMENT,
-        k_form,
+        dense_form or (k.shape, k.stride(), v.shape, v.stride()),
         k.dtype,
         k.device,
-        v_form,
         v.dtype,
         v.device,
         (k.data_ptr() | v.data_ptr()) % _ALIGNMENT,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Axes that tuned configs are tuned for; at another value than the default of any other axis the
 #: heuristic chooses.
-_FAMILY = ("head_dim", "dtype", "kv_layout")
+_FAMILY = frozenset({"head_dim", "dtype", "kv_layout"})
 #: What the variables say that name the folder of the user's files or turn them off, and how often
 #: this process saved any.
 State = tuple[bytes | None, bytes | None, bytes | None, int]
@@ -110,7 +110,8 @@ def choose(
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
     if _off():
         return _heuristic(kernel, problem, spec, f"{SWITCH} turns tuned configs off")
-    for axis in PLAIN_AXES:
+    # Few calls of the API ask for anything special.
+    for axis in PLAIN_AXES if problem.special.keys() - _FAMILY else ():
         value = getattr(problem, axis.name)
         if axis.name not in _FAMILY and value != axis.default:
             why = f"configs are tuned for {axis.default_words}, not for {axis.name} {value}"

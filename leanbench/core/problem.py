@@ -5,6 +5,8 @@ arithmetic.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from leanbench.core import kinds
@@ -192,10 +194,9 @@ class AttentionProblem:
     )
 
     def __post_init__(self) -> None:
-        for field in PROBLEM_AXES:
-            value = getattr(self, field.name)
-            # Every call of the API with a new shape makes a problem, of defaults for the most part.
-            if value is not field.default and field.name != "context":
+        # Every call of the API with a new shape makes a problem, of defaults for the most part.
+        for field, default, value in zip(PROBLEM_AXES, _ALL_DEFAULTS, _ALL(self), strict=True):
+            if value is not default and field.name != "context":
                 field.check(value)
         if self.q_heads % self.kv_heads:
             raise UserError(
@@ -519,15 +520,18 @@ class AttentionProblem:
         appended = self.batch * self.append * self.kv_heads * self.token_bytes
         return self.kv_bytes + self.query_rows * row_bytes + appended
 
-    @property
+    @cached_property
     def special(self) -> dict[str, Any]:
         """Axes that have a default and are not at it, with their values; `lengths` is one, with
         the contexts of a ragged batch.
         """
         values = {
-            name: value
-            for name, default in _DEFAULTS
-            if (value := getattr(self, name)) != default and not self._follows(name)
+            field.name: value
+            for field, default, value in zip(PROBLEM_AXES, _ALL_DEFAULTS, _ALL(self), strict=True)
+            if value is not default
+            and not field.is_required
+            and value != default
+            and not self._follows(field.name)
         }
         return {**values, **({"lengths": self.contexts} if self.is_ragged else {})}
 
@@ -607,8 +611,9 @@ class AttentionProblem:
 
 #: The fields of AttentionProblem, in their order.
 PROBLEM_AXES: tuple[Axis, ...] = axes_of(AttentionProblem)
-#: Names and defaults of those that a problem may leave out.
-_DEFAULTS = tuple((field.name, field.default) for field in PROBLEM_AXES if not field.is_required)
+#: Their defaults, and a function that reads the values of a problem.
+_ALL_DEFAULTS = tuple(field.default for field in PROBLEM_AXES)
+_ALL = attrgetter(*[field.name for field in PROBLEM_AXES])
 #: Those that mean what they say alone: batch and context make up the lengths of a batch, q_heads
 #: and kv_heads the heads.
 PLAIN_AXES = tuple(
