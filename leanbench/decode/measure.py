@@ -21,8 +21,8 @@ from leanbench.core.registry import kernel as kernel_named
 from leanbench.decode import BOUND
 from leanbench.decode.model import kept_bytes, transformers_fault
 from leanbench.decode.prefill import prefill_fields
-from leanbench.decode.prepare import Candidate, prepare
-from leanbench.decode.products import gemm_us
+from leanbench.decode.prepare import Candidate, StepReplay, prepare
+from leanbench.decode.products import products_of
 from leanbench.decode.refusal import refusal, request_of
 from leanbench.decode.step import DecodeStep
 from leanbench.measure.buffers import free_memory, refuse_shortage
@@ -36,6 +36,8 @@ from leanbench.records.outcome import Outcome
 if TYPE_CHECKING:
     from leanbench.gpu.processes import GpuProcess
 
+#: The step's matrix products among the candidates of a problem.
+_PRODUCTS = "matrix products"
 #: How far a replayed step may fall below the bound before something is wrong with one of them.
 _BOUND_MARGIN = 0.03
 
@@ -105,8 +107,10 @@ def _measure(
     announce(None)
     started_us = int(time.time() * 1e6)
     able = {name: own for name, own in candidates.items() if own.outcome.status is None}
+    step.attend_with(candidates[BOUND].attention)
+    products = StepReplay([products_of(step)], instruments.options.effort.sample_ms)
     timings = run_rounds(
-        {name: own.replay for name, own in able.items()},
+        {_PRODUCTS: products, **{name: own.replay for name, own in able.items()}},
         instruments.options.effort,
         instruments.gpu_state,
         lambda name: announce(name if name in requests else None),
@@ -114,13 +118,12 @@ def _measure(
     nvml = instruments.nvml
     seen = None if nvml is None else nvml.other_processes(started_us)
     strangers = [process for process in seen or () if process.pid != os.getppid()]
-    products_us = gemm_us(candidates[BOUND].replay.graph, candidates[BOUND].replay.launches)
     for name in timings.keys() & requests.keys():
         announce(name)
         own, timing, bound = candidates[name], timings[name], timings[BOUND]
         step.attend_with(own.attention)
         own.outcome |= _confirmed(step, own, timing)
-        own.outcome |= _shares(problem, timing, bound, products_us)
+        own.outcome |= _shares(problem, timing, bound, timings[_PRODUCTS])
         own.outcome |= _judged(instruments, own, timing, bound, strangers)
         own.outcome |= _sustained(instruments, own, problem.batch)
     announce(None)
@@ -153,7 +156,7 @@ def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
 def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:
     """Timing's figures, after a replay that must choose what the eager step chose.
 
-    There is no cross-check by the profiler: it adds 2 to 3% to a step of 1,400 kernels.
+    There is no cross-check by the profiler, see leanbench.decode.products.
 
     Raises:
         SuspectResult: it does not.
@@ -172,16 +175,14 @@ def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:
     return fields | Outcome(raw_samples=sample_fields(timing, ()))
 
 
-def _shares(
-    problem: AttentionProblem, timing: Timing, bound: Timing, products_us: float | None
-) -> Outcome:
+def _shares(problem: AttentionProblem, timing: Timing, bound: Timing, products: Timing) -> Outcome:
     """Where the time of a step goes: attention is what the step without it lacks."""
     step_us, without_us = timing.median_us, bound.median_us
     return Outcome(
         tokens_per_s=problem.batch / step_us * 1e6,
         no_attention_us=without_us,
         attention_share=max(0.0, 1 - without_us / step_us),
-        gemm_us=products_us,
+        gemm_us=products.median_us,
     )
 
 

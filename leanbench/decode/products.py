@@ -1,41 +1,44 @@
-"""What the matrix products of a step take, by the GPU's own timestamps of every kernel."""
+"""The matrix products of a step, alone: the linear layers and experts of the model, one after the
+other on what a step gives them.
+
+Not from a profiler: once CUPTI has looked at a process, each of the 1,400 kernels of a later step
+takes some 0.4 us more (docs/decode.md).
+"""
 
 from __future__ import annotations
 
-import re
-import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from leanbench.decode.step import DecodeStep
 
 if TYPE_CHECKING:
     import torch
 
-#: Names of GPU kernels that compute matrix products, of cuBLAS, CUTLASS and torch; of a split
-#: product, the sum of its parts too.
-_PRODUCTS = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitK|cublas", re.IGNORECASE)
 
-
-def is_product(name: str) -> bool:
-    """Whether a GPU kernel of this name computes a matrix product."""
-    return _PRODUCTS.search(name) is not None
-
-
-def gemm_us(graph: torch.cuda.CUDAGraph, launches: int) -> float | None:
-    """Microseconds of the matrix products of one step, of a graph of so many steps without
-    attention; None where the profiler sees no kernels.
-    """
+def products_of(step: DecodeStep) -> Callable[[], None]:
+    """A launch of them, with the inputs of an eager step with the attention that it has."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
-    with warnings.catch_warnings():
-        # It warns that a second session does not keep the first one's events.
-        warnings.simplefilter("ignore")
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-            graph.replay()
-            torch.cuda.synchronize()
-        events = profiler.events()
-    on_gpu = torch.autograd.DeviceType.CUDA  # pyright: ignore[reportPrivateImportUsage]
-    spans = [event for event in events or () if event.device_type == on_gpu]
-    if not spans:
-        return None
-    products = (event.time_range for event in spans if is_product(event.name))
-    return sum(span.end - span.start for span in products) / launches
+    calls: list[tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        calls.append((module, args, named))
+
+    hooks = [
+        module.register_forward_pre_hook(note, with_kwargs=True)
+        for module in step.model.modules()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__.endswith("Experts")
+    ]
+    try:
+        step()
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    def launch() -> None:
+        with torch.no_grad():
+            for module, args, named in calls:
+                module(*args, **named)
+
+    return launch

@@ -106,7 +106,7 @@ class Figures(BaseModel):
         "us",
         group="whole model",
         kind="figure",
-        meaning="matrix products of the step without attention: CUPTI's times of their GPU kernels",
+        meaning="the model's linear layers and experts alone, in the same rounds",
     )
     prefill_us: float | None = quantity(
         "first token",

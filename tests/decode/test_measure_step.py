@@ -16,7 +16,7 @@ from leanbench.decode import measure, prefill, prepare
 from leanbench.decode.measure import measure_step
 from leanbench.decode.prefill import prefill_fields
 from leanbench.decode.prepare import StepReplay
-from leanbench.decode.products import is_product
+from leanbench.decode.products import products_of
 from leanbench.decode.step import DecodeStep
 from leanbench.gpu.catalogue import find
 from leanbench.measure.options import MeasureOptions
@@ -32,7 +32,10 @@ class PretendedReplay:
 
     def __init__(self, world: World, launches: Sequence[Any]) -> None:
         self._world, self._step = world, launches[0]
-        self._attention = launches[0].model.config.leanbench_attention
+        if is_step := isinstance(self._step, DecodeStep):
+            config: Any = self._step.model.config
+            self._attention = config.leanbench_attention
+        self._is_step = is_step
         self.graph = self
 
     def replay(self) -> None:
@@ -41,6 +44,8 @@ class PretendedReplay:
         self._world.spoil(self._step)
 
     def sample_us(self) -> float:
+        if not self._is_step:
+            return 250.0
         owner = getattr(self._attention, "__self__", None)
         return self._world.times_us[owner.name if owner else "other"]
 
@@ -72,13 +77,13 @@ class World:
 def world(monkeypatch) -> World:
     pytest.importorskip("transformers")
     own = World()
-    monkeypatch.setattr(
-        prepare, "StepReplay", lambda launches, sample_ms: PretendedReplay(own, launches)
-    )
+    for room in (prepare, measure):
+        monkeypatch.setattr(
+            room, "StepReplay", lambda launches, sample_ms: PretendedReplay(own, launches)
+        )
     fakes = {
         "free_memory": lambda spec: None,
         "refuse_shortage": lambda problem, device, held: own.refused.append(held),
-        "gemm_us": lambda graph, launches: 250.0,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(measure, name, fake)
@@ -218,19 +223,22 @@ def test_a_prompt_is_repeated_while_it_is_short(world, tmp_path, monkeypatch, se
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nvjet_hsh_64x8_64x16_4x1_v_bz_TNT",
-        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16>",
-        "void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, __half>",
-    ],
-)
-def test_matrix_products_by_the_names_of_their_kernels(name):
-    assert is_product(name)
-    assert not is_product("void at::native::elementwise_kernel<128, 4>")
-    assert not is_product("void at::native::reduce_kernel<512, 1>")
+@pytest.mark.parametrize(("name", "products"), [("llama", 15), ("opt", 13), ("gpt-oss", 11)])
+def test_matrix_products_run_on_what_the_step_gives_them(world, tmp_path, name, products):
+    """Of two layers: q, k, v, o and the MLP's matrices, or experts; and the output matrix."""
+    step = DecodeStep(problem_of(written(tmp_path, name), 37, 90, dtype="bf16"), "cpu")
+    own: Any = kernel("no_attention")
+    step.attend_with(own.attend)
+    launch = products_of(step)
+    seen: list[Any] = []
+    for module in step.model.modules():
+        if type(module).__name__ in ("Linear", "GptOssExperts"):
+            module.register_forward_hook(lambda module, args, out: seen.append(out))
+    launch()
+    alone, seen[:] = list(seen), []
+    step()
+    assert len(alone) == len(seen) == products
+    assert all(torch.equal(one, other) for one, other in zip(alone, seen, strict=True))
 
 
 def test_a_sample_is_taken_behind_a_replay(monkeypatch):
