@@ -1,8 +1,8 @@
 """The matrix products of a step, alone: the linear layers and experts of the model, one after the
 other on what a step gives them.
 
-Not from a profiler: once CUPTI has looked at a process, each of the 1,400 kernels of a later step
-takes some 0.4 us more (docs/decode.md).
+Not from a profiler: after its first look at the process, a step of 1,400 kernels without attention
+took 6.82 ms in place of 6.26 (an H200, reports/h200/decode-models).
 """
 
 from __future__ import annotations
