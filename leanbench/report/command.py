@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
     from leanbench.records.row import Row
 
+#: Axes that a whole model says itself.
+_OF_A_MODEL = ("heads", "head_dim")
+
 
 def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, Any]) -> str:
     """`leanbench sweep` with the row's problem, kernel, launch settings and what was measured;
@@ -22,6 +25,9 @@ def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, An
     if problem.is_ragged:
         lengths = {"lengths": write_lengths(problem.contexts)}
     values = {"heads": (problem.q_heads, problem.kv_heads), **lengths, **problem.stated}
+    if problem.whole_model is not None:
+        for name in _OF_A_MODEL:
+            values.pop(name)
     words = ["leanbench", "sweep"]
     for name, axis in AXES.items():
         words += [axis.flag, axis.write(values[name])] if name in values else []
