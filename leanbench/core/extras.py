@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leanbench.core.kinds import FP8_DTYPES, SAME
@@ -67,12 +66,11 @@ EXTRA_TENSORS = Extras._fields.index("max_seqlen_q")
 _TENSORS = Extras._fields[:EXTRA_TENSORS]
 #: Of a plain call.
 NO_EXTRAS = Extras()
-_FIELDS_OF = attrgetter(*Extras._fields)
 
 
 def extras_of(inputs: AttentionInputs) -> Extras | None:
     """Those of the inputs; None where they are a plain call's."""
-    extras = Extras(*_FIELDS_OF(inputs))
+    extras = Extras(*[getattr(inputs, name) for name in Extras._fields])
     return None if extras.asks_nothing else extras
 
 
