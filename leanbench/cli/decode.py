@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leanbench.cli.completion import gpu_names, kernel_names, whole_model_names
-from leanbench.cli.options import Baseline
+from leanbench.cli.completion import kernel_names, whole_model_names
+from leanbench.cli.options import Ci, RunFlags, run_options
 from leanbench.cli.sweep_flags import measure_flags
-from leanbench.cli.sweep_run import RunFlags, command_of, run_requested
+from leanbench.cli.sweep_run import command_of, run_requested
 from leanbench.core.axes import AXES
 
 #: The sweep that MODEL and the flags change.
 _SWEEP = "decode"
 
 
+@run_options(timeout="300s")
 def decode(
     ctx: typer.Context,
+    flags: RunFlags,
     model: Annotated[
         str,
         typer.Argument(
@@ -89,48 +90,7 @@ def decode(
     window: Annotated[
         str, typer.Option("--window", metavar="TIME", help="Length of the --energy window.")
     ] = "3s",
-    ci: Annotated[
-        str,
-        typer.Option(
-            "--ci",
-            metavar="PERCENT",
-            help="Measure until the median is known to this, 95% interval.",
-        ),
-    ] = "0.5%",
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="The GPU to use, or to predict for if it is not here.",
-            autocompletion=gpu_names,
-        ),
-    ] = None,
-    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder that holds the run directories.")
-    ] = Path("runs"),
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the run directory.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Finish the run of --name, or else the newest one.")
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."
-        ),
-    ] = None,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="TIME", help="Longest time for one cell.")
-    ] = "300s",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
-    ] = False,
-    baseline: Baseline = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
+    ci: Ci = "0.5%",
 ) -> None:
     """Time per token of a whole model, with each kernel as its attention, then HTML and CSV.
 
@@ -154,19 +114,6 @@ def decode(
         "kv_layout": kv_layout,
     }
     given = {axis: text for axis, text in axes.items() if text is not None}
-    measure = measure_flags(None, False, energy, window, False, False, ci, 10, 200, prefill=prefill)
+    measure = measure_flags(ci=ci, energy=energy, window=window, prefill=prefill)
     requested = requested_sweep(_SWEEP, given, kernels, None, measure)
-    flags = RunFlags(
-        gpu=gpu,
-        require_gpu=require_gpu,
-        out=out,
-        name=name,
-        resume=resume,
-        budget=budget,
-        timeout=timeout,
-        dry_run=dry_run,
-        baseline=baseline,
-        no_report=no_report,
-        quiet=quiet,
-    )
     run_requested(requested, flags, command_of(ctx))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -23,6 +25,104 @@ Baseline = Annotated[
         show_default="lean, or the first that ran",
     ),
 ]
+
+#: `--gpu` of commands that predict where it is not here.
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="The GPU to use, or to predict for if it is not here.",
+        autocompletion=completion.gpu_names,
+    ),
+]
+
+RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")]
+
+#: `--ci` of commands that time kernels.
+Ci = Annotated[
+    str,
+    typer.Option(
+        "--ci", metavar="PERCENT", help="Measure until the median is known to this, 95% interval."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Flags of a command that runs a sweep: on what, for how long, and what to do with it."""
+
+    gpu: Gpu = None
+    require_gpu: RequireGpu = False
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder that holds the run directories.")
+    ] = Path("runs")
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the run directory.")
+    ] = None
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Finish the run of --name, or else the sweep's newest one."),
+    ] = False
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."
+        ),
+    ] = None
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Longest time for one cell, beside windows and counters.",
+        ),
+    ] = "120s"
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
+    ] = False
+    baseline: Baseline = None
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False
+    quiet: Quiet = False
+
+
+def run_options(
+    timeout: str = RunFlags.timeout,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command the options of RunFlags in place of its argument `flags`.
+
+    Args:
+        timeout: The default of `--timeout`.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            flags = RunFlags(**{field.name: given.pop(field.name) for field in fields(RunFlags)})
+            command(**given, flags=flags)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [
+            parameter for parameter in signature.parameters.values() if parameter.name != "flags"
+        ]
+        run.__dict__["__signature__"] = signature.replace(
+            parameters=[*own, *_parameters_of_flags(timeout)]
+        )
+        return run
+
+    return decorate
+
+
+def _parameters_of_flags(timeout: str) -> list[inspect.Parameter]:
+    hints = get_type_hints(RunFlags, include_extras=True)
+    defaults = {field.name: field.default for field in fields(RunFlags)} | {"timeout": timeout}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [
+        inspect.Parameter(name, kind, default=default, annotation=hints[name])
+        for name, default in defaults.items()
+    ]
 
 
 def axis_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leanbench.cli.completion import gpu_names, kernel_names, sweep_names
-from leanbench.cli.options import Baseline, axis_options
+from leanbench.cli.completion import kernel_names, sweep_names
+from leanbench.cli.options import Ci, RunFlags, axis_options, run_options
 from leanbench.cli.sweep_flags import measure_flags
-from leanbench.cli.sweep_run import RunFlags, command_of, run_requested
+from leanbench.cli.sweep_run import command_of, run_requested
 
 
 @axis_options
+@run_options()
 def sweep(
     ctx: typer.Context,
+    flags: RunFlags,
     axes: dict[str, str],
     file: Annotated[
         str | None,
@@ -92,60 +93,13 @@ def sweep(
             "--counters", help="Also hardware counters, by Nsight Compute in a separate pass."
         ),
     ] = False,
-    ci: Annotated[
-        str,
-        typer.Option(
-            "--ci",
-            metavar="PERCENT",
-            help="Measure until the median is known to this, 95% interval.",
-        ),
-    ] = "0.5%",
+    ci: Ci = "0.5%",
     min_samples: Annotated[
         int, typer.Option("--min-samples", metavar="N", help="Samples of a kernel at least.")
     ] = 10,
     max_samples: Annotated[
         int, typer.Option("--max-samples", metavar="N", help="Samples of a kernel at most.")
     ] = 200,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="The GPU to use, or to predict for if it is not here.",
-            autocompletion=gpu_names,
-        ),
-    ] = None,
-    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder that holds the run directories.")
-    ] = Path("runs"),
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name of the run directory.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Finish the run of --name, or else the sweep's newest one."),
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", metavar="TIME", help="Start no cell after this long: 90s, 10m, 2h."
-        ),
-    ] = None,
-    timeout: Annotated[
-        str,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="Longest time for one cell, beside windows and counters.",
-        ),
-    ] = "120s",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
-    ] = False,
-    baseline: Baseline = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
 ) -> None:
     """Run every kernel on every problem of a sweep, then write HTML and CSV.
 
@@ -159,20 +113,15 @@ def sweep(
     from leanbench.run.sweep_file import requested_sweep
 
     measure = measure_flags(
-        cache, sustained, energy, window, occupancy, counters, ci, min_samples, max_samples
+        cache=cache,
+        sustained=sustained,
+        energy=energy,
+        window=window,
+        occupancy=occupancy,
+        counters=counters,
+        ci=ci,
+        min_samples=min_samples,
+        max_samples=max_samples,
     )
     requested = requested_sweep(file, axes, kernels, configs, measure, config or (), draw, seed)
-    flags = RunFlags(
-        gpu=gpu,
-        require_gpu=require_gpu,
-        out=out,
-        name=name,
-        resume=resume,
-        budget=budget,
-        timeout=timeout,
-        dry_run=dry_run,
-        baseline=baseline,
-        no_report=no_report,
-        quiet=quiet,
-    )
     run_requested(requested, flags, command_of(ctx))

@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 def measure_flags(
-    cache: str | None,
-    sustained: bool,
-    energy: bool,
-    window: str,
-    occupancy: bool,
-    counters: bool,
+    *,
     ci: str,
-    min_samples: int,
-    max_samples: int,
+    window: str,
+    energy: bool = False,
+    sustained: bool = False,
+    occupancy: bool = False,
+    counters: bool = False,
+    cache: str | None = None,
+    min_samples: int = 10,
+    max_samples: int = 200,
     prefill: str | None = None,
 ) -> dict[str, Any]:
     """The fields of MeasureOptions that flags set.

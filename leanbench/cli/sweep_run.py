@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.options import RunFlags
 from leanbench.cli.sweep_flags import (
     limits_of,
     refuse_what_cannot_be_predicted,
@@ -28,25 +29,6 @@ if TYPE_CHECKING:
 
 #: Statuses that say that a kernel failed.
 FAILED = ("crashed", "timeout", "incorrect")
-
-
-@dataclass(frozen=True)
-class RunFlags:
-    """Flags of a command that runs a sweep: on what, for how long, and what to do with it."""
-
-    gpu: str | None
-    require_gpu: bool
-    #: Folder of run directories, and the name of this one.
-    out: Path
-    name: str | None
-    resume: bool
-    #: Texts as `leanbench.core.syntax.parse_seconds` reads them.
-    budget: str | None
-    timeout: str
-    dry_run: bool
-    baseline: str | None
-    no_report: bool
-    quiet: bool
 
 
 def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None:

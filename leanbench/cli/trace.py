@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leanbench.cli import output
-from leanbench.cli.completion import gpu_names, kernel_names
+from leanbench.cli.completion import kernel_names
+from leanbench.cli.options import Gpu, RequireGpu
 from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,16 +48,8 @@ def trace(
             help="Tuned settings or the heuristic's, or the fastest candidate.",
         ),
     ] = "default",
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu",
-            metavar="NAME",
-            help="The GPU to use, or to predict for if it is not here.",
-            autocompletion=gpu_names,
-        ),
-    ] = None,
-    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
+    gpu: Gpu = None,
+    require_gpu: RequireGpu = False,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -8,6 +8,7 @@ import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
+from leanbench.cli.options import Quiet, RequireGpu
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.report.document import without_shared
@@ -65,11 +66,11 @@ def tune(
     objective: Annotated[
         str, typer.Option("--objective", metavar="latency|energy|edp", help="What is to be least.")
     ] = "latency",
-    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="Refuse to predict.")] = False,
+    require_gpu: RequireGpu = False,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Write what was found to the tuned configs.")
     ] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find the fastest LeanTile, warps, stages and grid of LeanAttention for a GPU, and keep them
     for all later calls.

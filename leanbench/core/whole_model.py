@@ -85,11 +85,6 @@ class WholeModel:
             [self.name, *(f"{key}={value}" for key, value in parts.items() if value != own[key])]
         )
 
-    @property
-    def is_part(self) -> bool:
-        """Whether it is not the whole model: a share of its layers' sizes, or some of them."""
-        return self.tp > 1 or self.layers not in (None, self.published["num_hidden_layers"])
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """Keys of config.json of the part that runs here."""

@@ -66,8 +66,6 @@ def test_a_name_comes_back_as_it_is_written():
     assert str(read_model("OPT-6.7B:positions=128k")) == "opt-6.7b:positions=131072"
     assert str(read_model("llama-3-70b:layers=16:tp=8")) == "llama-3-70b:tp=8:layers=16"
     assert read_model("llama-3-70b:tp=8").heads == (8, 1, 128)
-    assert read_model("llama-3-70b:tp=8").is_part
-    assert not read_model("llama-3-8b:layers=32").is_part
 
 
 @pytest.mark.parametrize(
