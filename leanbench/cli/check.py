@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,6 +65,7 @@ def check(
     """
     from leanbench.check.fuzz import fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
+    from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
     from leanbench.records.environment import kernels_hash
@@ -99,7 +101,7 @@ def check(
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
         f"Checking {', '.join(names)} over {len(cases)} problems on {where}, kernels"
-        f" {kernels_hash()}"
+        f" {kernels_hash()}, settings {settings_hash(target.spec)}, {datetime.now(UTC):%Y-%m-%d}"
     )
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))

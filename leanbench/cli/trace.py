@@ -120,18 +120,18 @@ def _write_manifest(
     folder: Path, problem: AttentionProblem, panels: list[Panel], target: Target
 ) -> None:
     """Writes what was traced, where and with which versions next to the pictures."""
+    from leanbench.configs.fingerprint import settings_hash
     from leanbench.records.environment import measured_environment, predicted_environment
     from leanbench.report import write_whole
 
     here = target.local_index is not None
+    environment = measured_environment(target.local_index or 0) if here else predicted_environment()
     manifest = {
         "problem": problem.to_dict(),
         "kernels": {panel.timeline.kernel: panel.timeline.config for panel in panels},
         "source": "measured" if here else "predicted",
         "gpu": asdict(target.spec),
-        "environment": (
-            measured_environment(target.local_index or 0) if here else predicted_environment()
-        ),
+        "environment": environment | {"settings": settings_hash(target.spec)},
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_whole(folder / "trace-manifest.json", json.dumps(manifest, indent=2) + "\n")

@@ -108,7 +108,7 @@ def choose(
         return Choice(config, "heuristic" if config else "none", why)
     if kernel.tuned_as is None:
         return _heuristic(kernel, problem, spec, f"{kernel.name} is not tuned")
-    if _off():
+    if is_off():
         return _heuristic(kernel, problem, spec, f"{SWITCH} turns tuned configs off")
     # Few calls of the API ask for anything special.
     for axis in PLAIN_AXES if problem.special.keys() - _FAMILY else ():
@@ -216,7 +216,8 @@ def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: st
     )
 
 
-def _off() -> bool:
+def is_off() -> bool:
+    """Whether heuristics alone choose."""
     return os.environ.get(SWITCH, "").lower() in ("off", "0")
 
 

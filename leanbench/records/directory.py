@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,8 +76,8 @@ class RunDirectory:
     @classmethod
     @contextlib.contextmanager
     def create(cls, path: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
-        """Makes the directory and its manifest, to which schema version, name and creation time are
-        added.
+        """Makes the directory and its manifest, to which schema version, name, id and creation time
+        are added.
 
         Raises:
             UserError: it holds something already, cannot be written, or another sweep writes it.
@@ -88,7 +89,12 @@ class RunDirectory:
             # Again: another sweep may have come and gone.
             _refuse_taken(path)
             created = datetime.now(UTC).isoformat(timespec="microseconds")
-            head = {"schema_version": SCHEMA_VERSION, "name": path.name, "created": created}
+            head = {
+                "schema_version": SCHEMA_VERSION,
+                "name": path.name,
+                "id": secrets.token_hex(6),
+                "created": created,
+            }
             with _appended(path / RESULTS) as results:
                 run = cls(path, {**head, **manifest}, set(), results)
                 run._write_manifest()

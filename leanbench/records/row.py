@@ -125,6 +125,15 @@ class Identity(BaseModel):
         meaning="key of the manifest's environment that the row was taken in",
         default=...,
     )
+    run_id: str | None = quantity(
+        "run id",
+        group="origin",
+        kind="text",
+        shown="data",
+        statuses=EVERY_STATUS,
+        meaning="of the run that took the row, as in its manifest; another in a row that was put in"
+        " from elsewhere",
+    )
 
 
 class Row(Figures, Identity):

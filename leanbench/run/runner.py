@@ -159,6 +159,8 @@ class _Workers:
             "wall_s": round(wall_s, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": self._environment,
+            # None in a run from before there were ids.
+            "run_id": self._run.manifest.get("id"),
         }
         try:
             row = Row.model_validate({**outcome, **fields})

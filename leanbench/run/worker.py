@@ -82,18 +82,20 @@ def _serve(parent: Connection) -> None:
 
 def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, Any]]:
     """Function that runs a problem on the target, and the environment its rows are taken in."""
+    from leanbench.configs.fingerprint import settings_hash
     from leanbench.records.environment import measured_environment, predicted_environment
 
-    index = init["local_index"]
+    index, gpu = init["local_index"], GpuSpec.from_dict(init["gpu"])
+    settings = {"settings": settings_hash(gpu)}
     if index is None:
-        return _predictor(GpuSpec.from_dict(init["gpu"]), announce), predicted_environment()
+        return _predictor(gpu, announce), predicted_environment() | settings
     from leanbench.decode.measure import measure_step
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.options import MeasureOptions
     from leanbench.measure.protocol import measure_problem
 
     instruments = open_instruments(index, MeasureOptions.from_dict(init["options"]), announce)
-    environment = measured_environment(index)
+    environment = measured_environment(index) | settings
     # What is imported stays: collecting garbage between problems need not look at it.
     gc.collect()
     gc.freeze()

@@ -190,5 +190,5 @@ def versions(index: int | None) -> dict[str, str]:
     from leanbench.records.environment import measured_environment, predicted_environment
 
     environment = predicted_environment() if index is None else measured_environment(index)
-    names = ("leanbench", "torch", "triton", "driver")
+    names = ("leanbench", "kernels", "torch", "triton", "driver")
     return {name: str(environment[name]) for name in names if environment.get(name)}

@@ -78,7 +78,7 @@ def test_this_projects_kernels_pass():
     assert result.exit_code == 0, result.output
     assert re.search(
         r"^Checking lean, fa2, fixed_split over 2 problems on Triton's interpreter on the CPU,"
-        r" kernels [0-9a-f]{12}$",
+        r" kernels [0-9a-f]{12}, settings heuristic, 20\d\d-\d\d-\d\d$",
         result.output,
         re.MULTILINE,
     )

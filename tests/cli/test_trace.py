@@ -125,7 +125,7 @@ def test_with_a_gpu_it_measures(monkeypatch):
         "h200",
         4096,
     )
-    assert manifest["environment"] == {"driver": "580"}
+    assert manifest["environment"] == {"driver": "580", "settings": "heuristic"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,7 @@ def test_a_run_is_written_and_read_back(run):
     assert {key: manifest[key] for key in ASKED} == ASKED
     assert (manifest["schema_version"], manifest["name"]) == (2, "mine")
     assert manifest["created"].endswith("+00:00")
+    assert re.fullmatch("[0-9a-f]{12}", manifest["id"])
     assert read_rows(run) == [row("one", latency_us=1.5)]
 
 

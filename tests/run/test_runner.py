@@ -188,6 +188,7 @@ def test_rows_say_what_was_asked_and_where(tmp_path, monkeypatch):
         2 * 2**20,
     )
     assert row["environment"] == environment_key({"worker": "scripted"})
+    assert row["run_id"] == read_manifest(tmp_path / "r")["id"]
     assert read_manifest(tmp_path / "r")["environments"] == {
         row["environment"]: {"worker": "scripted"}
     }

@@ -17,6 +17,7 @@ import pytest
 import torch
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
+from leanbench.configs.fingerprint import settings_hash
 from leanbench.core.errors import DoesNotFit, SuspectResult, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
@@ -240,7 +241,8 @@ def test_a_worker_answers_with_the_models_figures(tmp_path):
     from leanbench.model.cell import predict_cell
 
     with started(tmp_path / "log") as worker:
-        assert worker.environment == predicted_environment()
+        settings = {"settings": settings_hash(find("h200"))}
+        assert worker.environment == predicted_environment() | settings
         rows, usable = worker.run([Cell(PROBLEM, "lean"), Cell(PROBLEM, "fa2")], timeout_s=60)
         again, _ = worker.run([Cell(PROBLEM, "fixed_split", "best")], timeout_s=60)
     expected = {
