@@ -2,6 +2,7 @@
 by name.
 """
 
+from leanbench.kernels.libraries.cudnn_best import CudnnBest
 from leanbench.kernels.libraries.cudnn_frontend import CudnnFrontend, CudnnFrontendLse
 from leanbench.kernels.libraries.flash_attn_2 import FlashAttn, FlashDecoding
 from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3, FlashAttn3Best
@@ -20,6 +21,7 @@ from leanbench.kernels.libraries.flash_mla_dense import FlashMla
 from leanbench.kernels.libraries.flex import TorchFlex
 from leanbench.kernels.libraries.sdpa import Cudnn, CudnnLse, TorchEfficient, TorchFlash, TorchMath
 from leanbench.kernels.libraries.standard import Standard
+from leanbench.kernels.libraries.torch_varlen import TorchFlashNoSplit
 from leanbench.kernels.libraries.xformers_split_k import XformersSplitK
 
 KERNELS = (
@@ -27,7 +29,9 @@ KERNELS = (
     CudnnLse(),
     CudnnFrontend(),
     CudnnFrontendLse(),
+    CudnnBest(),
     TorchFlash(),
+    TorchFlashNoSplit(),
     TorchEfficient(),
     TorchMath(),
     TorchFlex(),

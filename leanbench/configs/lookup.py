@@ -76,10 +76,11 @@ def row_fields(kernel: Kernel, choice: Choice) -> dict[str, Any]:
     there was a choice.
     """
     chosen = choice.how != "none"
+    there_was_a_choice = kernel.tuned_as is not None or kernel.config_choice == "best"
     return {
         "config": choice.config.to_dict() if choice.config else None,
         "config_choice": choice.how if chosen else None,
-        "config_reason": choice.why if chosen and kernel.tuned_as is not None else None,
+        "config_reason": choice.why if chosen and there_was_a_choice else None,
     }
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from leanbench.check.launches import finds_settings, launch_of
+from leanbench.check.reference import CheckResult
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import quantisation_efficiency
+from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
 from leanbench.measure.candidate import Candidate
@@ -40,8 +44,8 @@ def choose_config(
     """The launch settings of a kernel on a problem.
 
     Args:
-        request: as `leanbench.configs.lookup.resolve`; `best` times all of the kernel's candidates
-            here and takes the fastest.
+        request: as `leanbench.configs.lookup.resolve`; `best` times the kernel's candidates here
+            and takes the fastest whose outputs are right. Where none is right, the first.
     """
     problem, spec = loaded.problem, loaded.instruments.spec
     if finds_settings(kernel, request):
@@ -50,14 +54,27 @@ def choose_config(
     if request != "best" or choice.config is None:
         return choice
 
+    wrong: dict[KernelConfig, str] = {}
+
     def launches(config: KernelConfig) -> Launches:
-        return [launch_of(kernel, inputs, config) for inputs in loaded.buffers]
+        made = [launch_of(kernel, inputs, config) for inputs in loaded.buffers]
+        if failure := _check(loaded, kernel, made[0]).failure(kernel.precision(problem)):
+            wrong[config] = failure
+            raise UserError(failure)
+        return made
 
     configs = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, spec)])
-    best, timed = fastest({config: lambda config=config: launches(config) for config in configs})
-    return lookup.Choice(
-        best, f"best of {timed}", f"the fastest of {timed} that were timed in this cell"
-    )
+    try:
+        best, timed = fastest(
+            {config: lambda config=config: launches(config) for config in configs}
+        )
+    except UserError:
+        if not wrong:
+            raise
+        return lookup.Choice(next(iter(wrong)), "best of 0", "no candidate is right")
+    whys = [f"the fastest of {timed} that were timed in this cell"]
+    whys += [f"{config.to_dict()} is not right: {failure}" for config, failure in wrong.items()]
+    return lookup.Choice(best, f"best of {timed}", "; ".join(whys))
 
 
 def settings_for(inputs: AttentionInputs) -> lookup.Choice:
@@ -68,10 +85,7 @@ def settings_for(inputs: AttentionInputs) -> lookup.Choice:
 
 
 def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
-    launch, inputs = candidate.launches[0], loaded.buffers[0]
-    written_by(launch, inputs).poison()
-    launch()
-    check = loaded.reference.check(written_by(launch, inputs), candidate.kernel.lse_base)
+    check = _check(loaded, candidate.kernel, candidate.launches[0])
     loaded.refuse_changed_inputs(candidate.name)
     outcome = Outcome(
         relative_error=check.relative_error,
@@ -81,6 +95,14 @@ def _first_check(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
     )
     failure = check.failure(candidate.kernel.precision(loaded.problem))
     return outcome | Outcome(status="incorrect", reason=failure) if failure else outcome
+
+
+def _check(loaded: LoadedProblem, kernel: Kernel, launch: Callable[[], object]) -> CheckResult:
+    """Of one launch over the first buffer, whose outputs are poisoned before."""
+    inputs = loaded.buffers[0]
+    written_by(launch, inputs).poison()
+    launch()
+    return loaded.reference.check(written_by(launch, inputs), kernel.lse_base)
 
 
 def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Outcome:

@@ -140,10 +140,10 @@ def test_every_kernel_with_settings_says_of_which_class():
     with_settings = {name for name, registered in kernels().items() if registered.config_types}
     assert with_settings == {
         *(
-            "fa2 fixed_split fixed_split_oracle flash_attn_3 flash_attn_3_best flash_decoding"
-            " flashinfer_best flashinfer_xqa lean lean_batch_invariant lean_cuda lean_mla"
-            " lean_triton nccl_all_gather nccl_all_to_all ring_attention symmetric_memory"
-            " tree_attention unified_max"
+            "cudnn_best fa2 fixed_split fixed_split_oracle flash_attn_3 flash_attn_3_best"
+            " flash_decoding flashinfer_best flashinfer_xqa lean lean_batch_invariant"
+            " lean_cuda lean_mla lean_triton nccl_all_gather nccl_all_to_all ring_attention"
+            " symmetric_memory tree_attention unified_max"
         ).split()
     }
     for name in with_settings:

@@ -9,6 +9,7 @@ import math
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,9 @@ FLASHINFER = (*BATCH, *SINGLE)
 FLASH_ATTN_2 = ("flash_attn", "flash_decoding")
 FLASH_ATTN_3 = ("flash_attn_3", "flash_attn_3_best")
 FRONTEND = ("cudnn_frontend", "cudnn_frontend_lse")
+CUDNN_BEST = "cudnn_best"
+#: Torch's, a KV head for every query head.
+NO_SPLIT = "torch_flash_no_split"
 #: Takes latent caches alone.
 LATENT = ("flash_mla",)
 NOT_LATENT = tuple(name for name in NAMES if name not in (*LATENT, *XQA))
@@ -106,7 +110,8 @@ def test_a_library_that_is_missing_is_said_with_what_installs_it(names, sentence
 
 @pytest.mark.usefixtures("all_installed")
 def test_what_is_installed_is_available():
-    assert set(NOT_LATENT) == {*PLAIN, *FLASHINFER, *FLASH_ATTN_2, *FLASH_ATTN_3, *FRONTEND}
+    families = (PLAIN, FLASHINFER, FLASH_ATTN_2, FLASH_ATTN_3, FRONTEND)
+    assert set(NOT_LATENT) == {*chain(*families), CUDNN_BEST, NO_SPLIT}
     assert {name: kernel(name).unavailable_reason() for name in NAMES} == dict.fromkeys(NAMES)
     assert {
         name: kernel(name).unsupported_reason(UNIFORM[0]) for name in NOT_LATENT
@@ -120,26 +125,28 @@ def test_what_is_installed_is_available():
         (AttentionProblem(2, 4, 4, (50, 20), 64), dict.fromkeys((*PLAIN, *SINGLE), "ragged")),
         (
             AttentionProblem(1, 4, 4, 50, 64, page_size=16),
-            dict.fromkeys((*PLAIN, *SINGLE, *FLASH_ATTN_2), "page_size 16"),
+            dict.fromkeys((*PLAIN, *SINGLE, *FLASH_ATTN_2, NO_SPLIT), "page_size 16"),
         ),
         (
             AttentionProblem(1, 4, 4, 50, 64, page_size=256),
-            dict.fromkeys((*PLAIN, *SINGLE), "page_size 256"),
+            dict.fromkeys((*PLAIN, *SINGLE, NO_SPLIT), "page_size 256"),
         ),
         (
             AttentionProblem(1, 4, 4, 50, 64, q_len=4),
-            dict.fromkeys((*SDPA, "standard", "xformers_split_k", *FLASHINFER), "q_len 4"),
+            dict.fromkeys(
+                (*SDPA, "standard", "xformers_split_k", *FLASHINFER, NO_SPLIT), "q_len 4"
+            ),
         ),
         (
             AttentionProblem(2, 4, 4, (50, 3), 64, q_len=4),
             {
-                **dict.fromkeys((*PLAIN, *FLASHINFER), ""),
+                **dict.fromkeys((*PLAIN, *FLASHINFER, NO_SPLIT), ""),
                 **dict.fromkeys(FLASH_ATTN_2, "contexts of at least 4 tokens"),
             },
         ),
         (
             AttentionProblem(1, 4, 4, 50, 256),
-            dict.fromkeys(("cudnn", "cudnn_lse", *FRONTEND), "head_dim 256"),
+            dict.fromkeys(("cudnn", "cudnn_lse", *FRONTEND, CUDNN_BEST), "head_dim 256"),
         ),
         (
             AttentionProblem(1, 4, 4, 50, 80),
@@ -156,7 +163,7 @@ def test_what_is_installed_is_available():
                     ("flashinfer_cuda_cores", "flashinfer_single_cuda_cores"),
                     "groups of 5 query heads",
                 ),
-                "torch_efficient": "not one for 5 of them",
+                **dict.fromkeys(("torch_efficient", NO_SPLIT), "not one for 5 of them"),
                 "torch_flex": "a power of two of query heads, this problem has 5",
             },
         ),

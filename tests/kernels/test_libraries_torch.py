@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from leanbench.kernels.libraries import flex
+from leanbench.kernels.libraries import flex, library
+from leanbench.kernels.libraries.cudnn_best import CudnnMode
 from library_stand_ins import UNIFORM, attend, checked, label, stand_in
 
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
 
 
 @pytest.mark.parametrize("problem", UNIFORM, ids=label)
@@ -90,6 +93,114 @@ def test_cudnn_with_its_lse_is_the_operator_that_computes_one(problem, monkeypat
         tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
     ]
     assert k.shape == (problem.batch, problem.kv_heads, problem.max_context, problem.head_dim)
+
+
+class VarlenOperator:
+    """`aten::_flash_attention_forward` on sequences with starts and lengths of their own."""
+
+    def __init__(self, *arguments: str) -> None:
+        schema = SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in arguments])
+        self.default = SimpleNamespace(_schema=schema)
+        self.options: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        starts_q: torch.Tensor,
+        starts_k: torch.Tensor,
+        max_q: int,
+        max_k: int,
+        *switches: Any,
+        scale: float,
+        seqused_k: torch.Tensor,
+        **options: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        self.options = options
+        assert (max_q, switches) == (1, (0.0, False, False))
+        assert max_k >= int(seqused_k.max())
+        assert starts_q.tolist() == list(range(len(seqused_k) + 1))
+        rows = []
+        for sequence, length in enumerate(seqused_k.tolist()):
+            start = int(starts_k[sequence])
+            own = slice(start, start + length)
+            keys, values = k[own].transpose(0, 1), v[own].transpose(0, 1)
+            rows.append(attend(q[sequence][:, None], keys, values, scale))
+        out = torch.stack([out[:, 0] for out, _ in rows]).to(q.dtype)
+        return out, torch.stack([lse[:, 0] for _, lse in rows], 1), torch.empty(0)
+
+
+@pytest.mark.parametrize("arguments", [("query",), ("query", "num_splits")], ids=len)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        AttentionProblem(1, 3, 3, 150, 64, "fp16", "HND"),
+        AttentionProblem(2, 4, 4, 97, 128, "bf16", "NHD"),
+        AttentionProblem(3, 4, 4, (128, 7, 65), 128, "bf16", "HND"),
+        AttentionProblem(2, 4, 4, 50, 64, "fp16", "HND", capacity=128, lengths_on="device"),
+    ],
+    ids=label,
+)
+def test_flash_attention_2_without_splits_reads_sequences_in_place(problem, arguments, monkeypatch):
+    operator = VarlenOperator(*arguments)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", operator)
+    assert kernel("torch_flash_no_split").unsupported_reason(problem) is None
+    inputs, launch = checked("torch_flash_no_split", problem)
+    tensors = launch._attend.args[:3]
+    assert [tensor.data_ptr() for tensor in tensors] == [
+        tensor.data_ptr() for tensor in (inputs.q, inputs.k_cache, inputs.v_cache)
+    ]
+    assert operator.options == ({"num_splits": 1} if "num_splits" in arguments else {})
+
+
+def test_flash_attention_2_without_splits_takes_no_groups():
+    reason = kernel("torch_flash_no_split").unsupported_reason(AttentionProblem(1, 8, 2, 100, 64))
+    assert reason is not None
+    assert reason.startswith("torch_flash_no_split takes a KV head for every query head, not one")
+
+
+CUDNN = ("cudnn", "cudnn_lse", "cudnn_frontend", "cudnn_frontend_lse")
+
+
+@pytest.mark.parametrize(
+    ("problem", "has_frontend", "modes"),
+    [
+        (UNIFORM[0], True, CUDNN),
+        (UNIFORM[0], False, CUDNN[:2]),
+        (AttentionProblem(2, 4, 4, (50, 20), 64), True, CUDNN[2:]),
+    ],
+)
+def test_the_best_of_cudnn_is_any_call_that_takes_the_problem(
+    problem, has_frontend, modes, monkeypatch
+):
+    here = {"torch": ModuleSpec("torch", None)}
+    here |= {"cudnn": ModuleSpec("cudnn", None)} if has_frontend else {}
+    monkeypatch.setattr(library, "find_spec", here.get)
+    best = kernel("cudnn_best")
+    assert best.unsupported_reason(problem) is None
+    candidates = best.candidate_configs(problem, find("h200"))
+    assert candidates == [CudnnMode(mode) for mode in modes]
+    assert best.default_config(problem, find("h200")) == candidates[0]
+
+
+def test_the_best_of_cudnn_says_why_no_call_takes_a_problem(monkeypatch):
+    monkeypatch.setattr(library, "find_spec", {"torch": ModuleSpec("torch", None)}.get)
+    ragged = AttentionProblem(2, 4, 4, (50, 20), 64)
+    reason = kernel("cudnn_best").unsupported_reason(ragged)
+    assert str(reason).startswith("cudnn_best takes no ragged batch, all sequences must have")
+
+
+def test_the_best_of_cudnn_launches_the_call_that_its_config_names(monkeypatch):
+    def operator(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    ) -> tuple[torch.Tensor, ...]:
+        rows = [attend(*row, options["scale"]) for row in zip(q, k, v, strict=True)]
+        out = torch.stack([out for out, _ in rows]).to(q.dtype)
+        return out, torch.stack([lse for _, lse in rows])[..., None], torch.empty(0)
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention", operator)
+    checked("cudnn_best", UNIFORM[0], CudnnMode("cudnn_lse"))
 
 
 #: The real backend MATH, FlexAttention and matrix products; every group size, dtype and layout that

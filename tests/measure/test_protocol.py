@@ -201,6 +201,51 @@ def test_the_fastest_candidate_is_measured(gpu, monkeypatch):
     assert kernel.prepared == [CONFIG] * 3 + [FASTER] * 6
 
 
+class WrongWith(Right):
+    """Its outputs are doubled with these settings."""
+
+    config_choice = "best"
+
+    def __init__(self, *wrong: TileConfig) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def spoil(self, inputs: AttentionInputs) -> None:
+        if self.prepared[-1] in self.wrong:
+            inputs.out.mul_(2)
+
+
+def first_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[object, int]:
+    """As `leanbench.measure.timing.fastest`, the later one being faster."""
+    ran, refusals = [], []
+    for config, make_launches in candidates.items():
+        try:
+            make_launches()
+        except UserError as refusal:
+            refusals.append(refusal)
+        else:
+            ran.append(config)
+    if not ran:
+        raise refusals[0]
+    return ran[-1], len(ran)
+
+
+def test_best_passes_over_candidates_that_are_wrong(gpu, monkeypatch):
+    monkeypatch.setattr(prepare, "fastest", first_that_runs)
+    fields = measure(gpu, WrongWith(FASTER))["right"]
+    assert (fields["status"], fields["config"]) == ("ok", CONFIG.to_dict())
+    assert fields["config_choice"] == "best of 1"
+    wrong = f"{FASTER.to_dict()} is not right: relative error 1.00e+00 against the fp64 reference"
+    assert wrong in fields["config_reason"]
+
+
+def test_where_no_candidate_is_right_the_row_is_incorrect(gpu, monkeypatch):
+    monkeypatch.setattr(prepare, "fastest", first_that_runs)
+    fields = measure(gpu, WrongWith(CONFIG, FASTER))["right"]
+    assert (fields["status"], fields["config"]) == ("incorrect", CONFIG.to_dict())
+    assert fields["reason"].startswith("relative error 1.00e+00 against the fp64 reference")
+
+
 def test_resident_ctas_count_as_slots(gpu):
     class Resident(Right):
         def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> TileConfig:

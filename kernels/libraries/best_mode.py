@@ -1,0 +1,63 @@
+"""A library in its best mode: the fastest of several of its kernels, timed in every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from leanbench.kernels.libraries.library import LibraryKernel
+
+from leanbench.core.config import KernelConfig
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    from leanbench.core.inputs import AttentionInputs
+
+
+class BestMode(LibraryKernel):
+    """Each mode is a kernel of its own. The config has the field `mode`: the name of the one that
+    runs.
+    """
+
+    #: The one to name where none takes a problem first.
+    modes: tuple[LibraryKernel, ...]
+    config_choice = "best"
+
+    def unavailable_reason(self) -> str | None:
+        return self._own([mode.unavailable_reason() for mode in self.modes])
+
+    def library(self) -> str:
+        available = [mode for mode in self.modes if mode.unavailable_reason() is None]
+        return "; ".join(dict.fromkeys(mode.library() for mode in available))
+
+    def refusal(self, problem: AttentionProblem) -> str | None:
+        return self._own([mode.unsupported_reason(problem) for mode in self.modes])
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> KernelConfig:
+        able = self.candidate_configs(problem, gpu)
+        return able[0] if able else self._config(self.modes[0])
+
+    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[KernelConfig]:
+        return [
+            self._config(mode) for mode in self.modes if mode.unsupported_reason(problem) is None
+        ]
+
+    def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
+        return self._mode(config).launch(inputs, None)
+
+    def planner(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any] | None:
+        return self._mode(config).planner(inputs, None)
+
+    def _own(self, reasons: list[str | None]) -> str | None:
+        """The first mode's reason as this kernel's, unless a mode has none."""
+        first = reasons[0]
+        if first is None or None in reasons:
+            return None
+        return f"{self.name}{first.removeprefix(self.modes[0].name)}"
+
+    def _config(self, mode: LibraryKernel) -> KernelConfig:
+        return self.read_config({"mode": mode.name})
+
+    def _mode(self, config: Any) -> LibraryKernel:
+        return next(mode for mode in self.modes if mode.name == config.mode)
