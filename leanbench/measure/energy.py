@@ -73,6 +73,7 @@ def measure_sustained(
     window_s: float,
     warm_up_s: float = 1.0,
     *,
+    before_drain: Callable[[ReplayQueue], None] = lambda queue: None,
     record: Callable[[], Event] = record_event,
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
@@ -87,6 +88,7 @@ def measure_sustained(
         calibration: of this GPU; None: the counter is left alone, energy comes from the
             instantaneous power.
         window_s: has passed `check_window`; the window ends on the first tick after that.
+        before_drain: called after the window, while replays are still queued.
         record: records a timing event on the current stream.
         now: the host's clock, in seconds.
         sleep: as `time.sleep`.
@@ -104,6 +106,7 @@ def measure_sustained(
     end_s = meter.edge()
     last, last_end = queue.last_end
     gaps = queue.gaps - gaps
+    before_drain(queue)
     queue.drain()
     if last <= first:
         raise UserError(

@@ -23,16 +23,18 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.measure.fields import sample_fields, timing_outcome
 from leanbench.measure.instruments import Instruments
 from leanbench.measure.judge import impossible, noise
+from leanbench.measure.options import MeasureOptions
 from leanbench.measure.prepare import settings_for
 from leanbench.measure.ranks import Ranks
 from leanbench.measure.shard import Shard, alone, check_shared, load_shard
+from leanbench.measure.shared_sustained import sustained_of_all
 from leanbench.measure.timing import Launches, Replay, Timing, capture, run_rounds
 from leanbench.records.outcome import Outcome
 
 #: Names of what is timed besides the kernels.
 FLOOR, SHARD = "read floor", "shard"
 #: Options of what is measured on one GPU alone.
-_OF_ONE_GPU = ("sustained", "energy", "occupancy", "counters")
+_OF_ONE_GPU = ("occupancy", "counters")
 #: Samples of launches after barriers.
 _BARRIER_SAMPLES = 7
 
@@ -174,9 +176,12 @@ def _measure(
     for own in correct:
         announce(own.kernel.name)
         own.outcome |= _from_barrier(ranks, problem, own, effort.sample_ms)
-        own.outcome |= own.check(ranks, shard, replays[own.kernel.name].graph.replay)
+        replay = replays[own.kernel.name]
+        own.outcome |= sustained_of_all(ranks, instruments, replay.graph.replay, replay.launches)
+        own.outcome |= own.check(ranks, shard, replay.graph.replay)
         if ranks.rank == 0:
-            own.outcome = _fields(instruments, problem, own, timings) | own.outcome
+            fields = _fields(instruments, problem, own, timings)
+            own.outcome = fields | own.outcome | _warnings(own.outcome, instruments.options)
             outcomes[own.kernel.name] = own.outcome
     announce(None)
     return outcomes
@@ -222,14 +227,19 @@ def _fields(
         reason=alarm or noisy,
         raw_samples=sample_fields(timing, ()),
     )
-    asked = [name for name in _OF_ONE_GPU if getattr(options, name)]
-    if asked:
-        missing = f"{', '.join(asked)}: not measured where GPUs share a problem"
-        fields |= Outcome(warnings=[missing])
     if SHARD not in timings:
         return fields
     shard_us = timings[SHARD].median_us
     return fields | Outcome(shard_us=shard_us, exchange_us=timing.median_us - shard_us)
+
+
+def _warnings(outcome: Outcome, options: MeasureOptions) -> Outcome:
+    """The warnings of an outcome, and one of options that are for one GPU."""
+    missing = [name for name in _OF_ONE_GPU if getattr(options, name)]
+    warnings = list(outcome.warnings or ())
+    if missing:
+        warnings.append(f"{', '.join(missing)}: not measured where GPUs share a problem")
+    return Outcome(warnings=warnings) if warnings else Outcome()
 
 
 def _from_barrier(

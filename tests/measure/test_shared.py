@@ -13,7 +13,8 @@ from pretended_gpu import PROBLEM, PretendedGpu, PretendedReplay, Right, pretend
 
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.inputs import Peers
-from leanbench.measure import shard, shared
+from leanbench.measure import shard, shared, shared_sustained
+from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import Instruments, open_instruments
 from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem
@@ -126,6 +127,72 @@ def test_tokens_that_are_split(
 def test_what_is_not_measured_is_said(gpu: PretendedGpu, pair: Pair) -> None:
     row = measure(gpu, pair, "tp:2", Right(), occupancy=True)["right"]
     assert row["warnings"] == ["occupancy: not measured where GPUs share a problem"]
+
+
+def test_energy_is_that_of_all_gpus(
+    gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows: list[float] = []
+
+    def sustained(replay: Any, launches: int, *arguments: Any, before_drain: Any) -> Any:
+        windows.append(arguments[2])
+        return reading(11.0, 600.0, ["clocks were low"])
+
+    monkeypatch.setattr(shared_sustained, "measure_sustained", sustained)
+    row = measure(gpu, pair, "tp:2", Right(), sustained=True, occupancy=True, window_s=2.5)["right"]
+    assert windows == [2.5]
+    assert (row["status"], row["sustained_us"]) == ("ok", 11.0)
+    assert row["sustained_power_w"] == 1200.0
+    assert row["energy_mj"] == pytest.approx(2 * 600 * 11.0 / 1000)
+    assert row["warnings"] == [
+        "rank 0: clocks were low",
+        "rank 1: clocks were low",
+        "occupancy: not measured where GPUs share a problem",
+    ]
+
+
+def reading(sustained_us: float, power_w: float | None, warnings: list[str]) -> SustainedReading:
+    energy_mj = None if power_w is None else power_w * sustained_us / 1000
+    return SustainedReading(
+        sustained_us=sustained_us,
+        window_s=2.0 + sustained_us / 100,
+        clock_mhz=1980 - int(sustained_us),
+        power_w=power_w,
+        energy_mj=energy_mj,
+        energy_above_idle_mj=energy_mj,
+        energy_by_power_mj=None,
+        throttle_reasons=[],
+        warnings=warnings,
+    )
+
+
+def test_readings_of_ranks_are_added_where_all_have_them() -> None:
+    both = [reading(10.0, 500.0, []), reading(12.0, 700.0, [])]
+    outcome = shared_sustained.together(both, [80.0, 90.0])
+    assert outcome.energy_mj == pytest.approx(5.0 + 8.4)
+    assert outcome.energy_delay_mj_us == pytest.approx(13.4 * 12.0)
+    assert (outcome.sustained_us, outcome.sustained_s) == (12.0, 2.1)
+    assert (outcome.sustained_power_w, outcome.idle_power_w) == (1200.0, 170.0)
+    assert outcome.sustained_clock_mhz == 1968
+    one = shared_sustained.together([both[0], reading(12.0, None, [])], [80.0, None])
+    assert (one.sustained_us, one.energy_mj, one.sustained_power_w) == (12.0, None, None)
+    assert (one.idle_power_w, one.energy_delay_mj_us) == (None, None)
+
+
+def test_every_rank_replays_as_often_as_the_one_with_the_most() -> None:
+    class Other(Pair):
+        def of_all(self, value: Any) -> list[Any]:
+            return [value, 7]
+
+    waited: list[float] = []
+    queue: Any = SimpleNamespace(keep_busy=lambda seconds: waited.append(seconds))
+    replayed: list[str] = []
+    replays = shared_sustained.EqualReplays(Other(), lambda: replayed.append("replay"), 0.0)
+    for _ in range(4):
+        replays()
+    replays.finish(queue)
+    assert len(replayed) == replays.count == 7
+    assert len(waited) == 1
 
 
 def test_a_wrong_kernel_is_not_timed(gpu: PretendedGpu, pair: Pair) -> None:
