@@ -179,7 +179,9 @@ def claims(gpu: _Gpu = "a100-80gb", json_: _Json = False) -> None:
             [
                 {
                     **asdict(outcome.claim),
-                    **{key: value for key, value in asdict(outcome).items() if key != "claim"},
+                    "predicted": asdict(outcome.predicted),
+                    "verdict": outcome.claim.verdict(outcome.predicted),
+                    "single_stage": outcome.single_stage and asdict(outcome.single_stage),
                 }
                 for outcome in outcomes
             ]
@@ -254,21 +256,21 @@ def _show_worst(cells: Sequence[CellError]) -> None:
 
 
 def _show_claims(outcomes: Sequence[Outcome]) -> None:
-    table = output.table("The paper's claims; in brackets with a single-stage fa2")
-    for name in ("figure", "claim", "paper", "predicted", "holds"):
+    table = output.table("The paper's claims, and with a single-stage fa2")
+    columns = ("figure", "claim", "paper", "predicted", "verdict", "single-stage fa2", "verdict")
+    for name in columns:
+        is_number = name in ("paper", "predicted", "single-stage fa2")
         table.add_column(
-            name,
-            justify="right" if name in ("paper", "predicted") else "left",
-            no_wrap=name != "claim",
+            name, justify="right" if is_number else "left", no_wrap=name not in ("claim", "verdict")
         )
     for outcome in outcomes:
-        words, holds = outcome.words, "yes" if outcome.holds else "no"
-        if outcome.single_stage is not None:
-            words, holds = (
-                f"{words} ({outcome.single_stage_words})",
-                f"{holds} ({'yes' if outcome.single_stage_holds else 'no'})",
+        claim, figures = outcome.claim, [outcome.predicted, outcome.single_stage]
+        cells = [
+            cell
+            for figure in figures
+            for cell in (
+                ("", "") if figure is None else (claim.words_of(figure), claim.verdict(figure))
             )
-        table.add_row(
-            outcome.claim.figure, outcome.claim.words, outcome.claim.paper_words, words, holds
-        )
+        ]
+        table.add_row(claim.figure, claim.words, claim.paper_words, *cells)
     output.show_table(table)

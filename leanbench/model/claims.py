@@ -8,6 +8,7 @@ second time with a single-stage `fa2`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,7 +19,9 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.kernels.fa2.configs import Fa2Config
 from leanbench.model.cell import predict_energy_mj, predict_latency_us
-from leanbench.model.paper import Claim, claims
+from leanbench.model.claim import OWN, Claim, Figure
+from leanbench.model.error import model_error
+from leanbench.model.paper import claims
 
 #: An `fa2` that loads a LeanTile, then computes it.
 SINGLE_STAGE = Fa2Config(tile_tokens=128, num_warps=4, num_stages=1)
@@ -29,19 +32,9 @@ class Outcome:
     """A claim and its prediction."""
 
     claim: Claim
-    predicted: float
-    holds: bool
+    predicted: Figure
     #: The same with `fa2` in SINGLE_STAGE; None for claims without FA2.
-    single_stage: float | None = None
-    single_stage_holds: bool | None = None
-
-    @property
-    def words(self) -> str:
-        return self.claim.words_of(self.predicted)
-
-    @property
-    def single_stage_words(self) -> str:
-        return "" if self.single_stage is None else self.claim.words_of(self.single_stage)
+    single_stage: Figure | None = None
 
 
 def evaluate(spec: GpuSpec) -> list[Outcome]:
@@ -52,33 +45,39 @@ def evaluate(spec: GpuSpec) -> list[Outcome]:
     for claim in claims():
         if claim.prompt is not None:
             continue
-        predicted, holds = _predict(claim, spec, single_stage=False)
-        again = (None, None)
-        if "fa2" in (claim.of, claim.over) and claim.quantity != "occupancy":
-            again = _predict(claim, spec, single_stage=True)
-        outcomes.append(Outcome(claim, predicted, holds, *again))
+        is_of_fa2 = "FA2" in (claim.of, claim.over) and claim.quantity != "occupancy"
+        again = _predict(claim, spec, single_stage=True) if is_of_fa2 else None
+        outcomes.append(Outcome(claim, _predict(claim, spec, single_stage=False), again))
     return outcomes
 
 
-def _predict(claim: Claim, spec: GpuSpec, single_stage: bool) -> tuple[float, bool]:
-    predicted = claim.value(
-        [_figure(claim, problem, spec, single_stage) for problem in claim.problems]
-    )
-    return predicted, claim.holds(predicted)
+def _predict(claim: Claim, spec: GpuSpec, single_stage: bool) -> Figure:
+    kernels = OWN.kernels(claim)
+    # Occupancy is the schedule's own: nothing is modelled.
+    error = 0.0 if claim.quantity == "occupancy" else model_error(spec.name, kernels)
+    figures = [_figure(claim, kernels, problem, spec, single_stage) for problem in claim.problems]
+    return claim.value([Figure.within(figure, error) for figure in figures])
 
 
-def _figure(claim: Claim, problem: AttentionProblem, spec: GpuSpec, single_stage: bool) -> float:
+def _figure(
+    claim: Claim,
+    kernels: Sequence[str],
+    problem: AttentionProblem,
+    spec: GpuSpec,
+    single_stage: bool,
+) -> float:
     # Those on several GPUs split heads: nothing is exchanged.
     problem = problem.shard(0)
 
     def config(name: str) -> TileConfig:
         return SINGLE_STAGE if single_stage and name == "fa2" else _default(name, problem, spec)
 
+    of, *over = kernels
     if claim.quantity == "occupancy":
-        return _occupancy(claim.of, problem, config(claim.of), spec)
+        return _occupancy(of, problem, config(of), spec)
     predicted = _latency_us if claim.quantity == "latency" else _energy_mj
-    of = predicted(claim.of, problem, config(claim.of), spec)
-    return of / predicted(claim.over, problem, config(claim.over), spec)
+    figures = [predicted(name, problem, config(name), spec) for name in (of, *over)]
+    return figures[0] / figures[1]
 
 
 def _default(name: str, problem: AttentionProblem, spec: GpuSpec) -> TileConfig:

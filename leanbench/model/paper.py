@@ -1,116 +1,21 @@
 """The LeanAttention paper's claims as data.
 
 Sanovar et al. 2024 (arXiv 2405.10480), measured on an A100-80GB (108 SMs), fp16, with
-FlashAttention 2.5.6's kernels: LA is LeanAttention (`lean`), FA2 one CTA per output tile (`fa2`),
-FD FlashDecoding with that version's heuristic (`fixed_split`, whose own heuristic is not the same
-one).
+FlashAttention 2.5.6's kernels: LA is LeanAttention, FA2 one CTA per output tile, FD FlashDecoding
+with that version's heuristic. `leanbench.model.claim.BASELINES` has the kernels that stand for the
+two.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import cache
-from typing import Literal
 
 from leanbench.core.lengths import draw_context
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.whole_model import read_model
-
-#: `latency` and `energy`: kernel `of` over kernel `over`. `occupancy` of `of`: predicted, its
-#: schedule's quantisation efficiency; measured, its SM busy share. Of requests to whole models, a
-#: prompt and output tokens: `request`, the time with `of` over that with `over`; `decode share`,
-#: the output tokens' part of the time with `of`.
-Quantity = Literal["latency", "energy", "occupancy", "request", "decode share"]
-#: Over the problems' figures. `last over first`, `highest over lowest`: how much they change.
-Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]
-#: `about`: within TOLERANCE. `at least`, `at most`: the paper gives a bound or a direction.
-Relation = Literal["about", "at least", "at most"]
-#: A claim of a figure holds within this of it.
-TOLERANCE = 0.15
-#: Problems of the text's "over 500 samples".
-SAMPLES = 500
-
-_STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
-    "mean": lambda figures: sum(figures) / len(figures),
-    "lowest": min,
-    "highest": max,
-    "last over first": lambda figures: figures[-1] / figures[0],
-    "highest over lowest": lambda figures: max(figures) / min(figures),
-}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One sentence of the paper that a model can be asked about."""
-
-    figure: str
-    words: str
-    quantity: Quantity
-    of: str
-    over: str
-    statistic: Statistic
-    problems: tuple[AttentionProblem, ...]
-    paper: float
-    relation: Relation = "about"
-    #: Of requests, the prompt's tokens. Each problem is the step in the middle of the output: the
-    #: time of a step grows with its context by the same for each token, so the steps of an output
-    #: take as long together as so many of that one.
-    prompt: int | None = None
-
-    def prompt_of(self, problem: AttentionProblem) -> AttentionProblem:
-        """The step right after the prompt of the request that `problem` is the middle of."""
-        assert self.prompt is not None
-        return replace(problem, context=self.prompt)
-
-    def request_us(
-        self, problem: AttentionProblem, prefill_us: float, step_us: float
-    ) -> tuple[float, float]:
-        """Microseconds of a request, and of the output tokens among them.
-
-        Args:
-            prefill_us: of the prompt; step_us: of the step `problem`.
-        """
-        assert self.prompt is not None
-        output_us = 2 * (problem.max_context - self.prompt) * step_us
-        return prefill_us + output_us, output_us
-
-    @property
-    def paper_words(self) -> str:
-        sign = {"about": "", "at least": "≥ ", "at most": "≤ "}[self.relation]
-        return f"{sign}{self.words_of(self.paper)}"
-
-    @property
-    def is_of_samples(self) -> bool:
-        """Any `SAMPLES` problems of the same kind do as well: the paper does not say which
-        it took.
-        """
-        return len(self.problems) == SAMPLES
-
-    def value(self, figures: Sequence[float]) -> float:
-        """The claim's figure from one of each problem, in their order."""
-        return _STATISTICS[self.statistic](figures)
-
-    def holds(self, value: float) -> bool:
-        """Within TOLERANCE of the paper's figure, or on the right side of its bound."""
-        return {
-            "about": abs(value / self.paper - 1) <= TOLERANCE,
-            "at least": value >= self.paper,
-            "at most": value <= self.paper,
-        }[self.relation]
-
-    @property
-    def sweep(self) -> str:
-        """The shipped sweep that was made for it."""
-        if self.is_of_samples or self.figure == "text":
-            return "paper-500"
-        return "paper-fig7a" if self.figure == "abstract" else f"paper-fig{self.figure}"
-
-    def words_of(self, value: float) -> str:
-        is_share = self.quantity in ("occupancy", "decode share")
-        is_share = is_share and self.statistic in ("mean", "lowest", "highest")
-        return f"{value:.0%}" if is_share else f"{value:.2f}x"
+from leanbench.model.claim import SAMPLES, Claim, Relation, Role, Statistic
 
 
 def _mha(heads: int, context_k: int, head_dim: int = 64, batch: int = 1) -> AttentionProblem:
@@ -157,15 +62,15 @@ def _samples() -> tuple[AttentionProblem, ...]:
 
 
 #: A speedup: whose latency over whose.
-_LA_OVER_FD = ("fixed_split", "lean")
-_LA_OVER_FA2 = ("fa2", "lean")
-_FD_OVER_FA2 = ("fa2", "fixed_split")
+_LA_OVER_FD: tuple[Role, Role] = ("FD", "LA")
+_LA_OVER_FA2: tuple[Role, Role] = ("FA2", "LA")
+_FD_OVER_FA2: tuple[Role, Role] = ("FA2", "FD")
 
 
 def _speedup(
     figure: str,
     words: str,
-    kernels: tuple[str, str],
+    kernels: tuple[Role, Role],
     problems: Sequence[AttentionProblem],
     paper: float,
     relation: Relation = "about",
@@ -175,16 +80,16 @@ def _speedup(
 
 
 def _occupancy(
-    words: str, kernel: str, statistic: Statistic, paper: float, relation: Relation
+    words: str, kernel: Role, statistic: Statistic, paper: float, relation: Relation
 ) -> Claim:
-    return Claim("4", words, "occupancy", kernel, "", statistic, _FIG_4, paper, relation)
+    return Claim("4", words, "occupancy", kernel, None, statistic, _FIG_4, paper, relation)
 
 
 def _energy(
-    words: str, over: str, problems: Sequence[AttentionProblem], statistic: Statistic = "mean"
+    words: str, over: Role, problems: Sequence[AttentionProblem], statistic: Statistic = "mean"
 ) -> Claim:
     """LA takes no more energy than `over`."""
-    return Claim("13", words, "energy", "lean", over, statistic, tuple(problems), 1.0, "at most")
+    return Claim("13", words, "energy", "LA", over, statistic, tuple(problems), 1.0, "at most")
 
 
 #: Figure 3 names no model; figure 10 has OPT-1.3B and 6.7B. Their positions, 2048, are as many as
@@ -211,13 +116,13 @@ def _requests(
 def _decode_share(words: str, output: int, paper: float) -> Claim:
     problems = _requests(_FIG_3, 1024, [output])
     return Claim(
-        "3", words, "decode share", "lean", "", "lowest", problems, paper, "at least", 1024
+        "3", words, "decode share", "LA", None, "lowest", problems, paper, "at least", 1024
     )
 
 
 def _request(
     words: str,
-    kernels: tuple[str, str],
+    kernels: tuple[Role, Role],
     models: Sequence[str],
     outputs: Sequence[int],
     paper: float,
@@ -243,9 +148,9 @@ def claims() -> tuple[Claim, ...]:
         _speedup("abstract", "LA over FD at 256k, 56 heads", fd, _FIG_7A[8:9], 2.18),
         _decode_share(share.format("16"), 16, 0.8),
         _decode_share(share.format("16k"), 16384, 0.99),
-        _occupancy("occupancy of LA near 100% everywhere", "lean", "lowest", 0.9, "at least"),
-        _occupancy("occupancy of FA2 is low", "fa2", "mean", 0.6, "at most"),
-        _occupancy(depends, "fixed_split", "highest over lowest", 1.2, "at least"),
+        _occupancy("occupancy of LA near 100% everywhere", "LA", "lowest", 0.9, "at least"),
+        _occupancy("occupancy of FA2 is low", "FA2", "mean", 0.6, "at most"),
+        _occupancy(depends, "FD", "highest over lowest", 1.2, "at least"),
         _speedup("7a", past_8k, fa2, _FIG_7A[4:], 2, "at least", "lowest"),
         _speedup("7a", "LA over FA2 at 512k", fa2, _FIG_7A[9:], 2.46),
         _speedup("7a", "FD over FA2 at 512k", fd_fa2, _FIG_7A[9:], 2.06),
@@ -278,7 +183,7 @@ def claims() -> tuple[Claim, ...]:
         _request(f"request with LA over FA2, {opt}", fa2, _FIG_10, past_64k, 4.0),
         _request(f"request with LA over FD, {opt}", fd, _FIG_10, past_64k, 1.06),
         _speedup("11", uneven, fd, _FIG_11, 1.0, "at least", "last over first"),
-        _energy("energy of LA over FD at 512k, 56 heads", "fixed_split", _FIG_7A[9:]),
-        _energy("energy of LA over FA2 at 512k", "fa2", _FIG_7A[9:]),
-        _energy(grows, "fixed_split", _FIG_7A[7:], "last over first"),
+        _energy("energy of LA over FD at 512k, 56 heads", "FD", _FIG_7A[9:]),
+        _energy("energy of LA over FA2 at 512k", "FA2", _FIG_7A[9:]),
+        _energy(grows, "FD", _FIG_7A[7:], "last over first"),
     )

@@ -115,4 +115,11 @@ def test_claims_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [entry["figure"] for entry in content] == ["7a"] * len(chosen)
     line = next(line for line in out.splitlines() if "LA over FA2 at 512k" in line)
     [over_fa2] = [entry for entry in content if entry["words"] == "LA over FA2 at 512k"]
-    assert f"2.46x  {over_fa2['predicted']:.2f}x ({over_fa2['single_stage']:.2f}x)" in line
+    predicted, single_stage = over_fa2["predicted"], over_fa2["single_stage"]
+    words = [
+        f"{figure['value']:.2f}x ({figure['low']:.2f} to {figure['high']:.2f})"
+        for figure in (predicted, single_stage)
+    ]
+    _, after = line.split("2.46x")
+    assert after.startswith(f"     {words[0]}  {over_fa2['verdict']}  ")
+    assert words[1] in after

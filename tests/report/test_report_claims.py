@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,17 @@ from example_runs import WriteRun, problem, row, row_with_all_fields
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.whole_model import read_model
-from leanbench.model.paper import SAMPLES, claims
+from leanbench.model.claim import SAMPLES
+from leanbench.model.paper import claims
 from leanbench.records.reading import read_runs
+from leanbench.records.row import read_row
 from leanbench.report import write_report
-from leanbench.report.facts.claims import Measured, claims_of_runs, measured_claims, sweep_name
+from leanbench.report.facts.measured_claims import (
+    Measured,
+    claims_of_runs,
+    measured_claims,
+    sweep_name,
+)
 from leanbench.run.sweep_file import shipped_sweeps
 
 OVER_FA2 = "7a: LA over FA2 at 512k"
@@ -21,6 +29,11 @@ OVER_FD = "abstract: LA over FD at 256k, 56 heads"
 
 def named(outcomes: list[Measured]) -> dict[str, Measured]:
     return {f"{outcome.claim.figure}: {outcome.claim.words}": outcome for outcome in outcomes}
+
+
+def value(measured: Measured) -> float:
+    assert measured.figure is not None
+    return round(measured.figure.value, 9)
 
 
 def claims_of(*directories: Path) -> dict[str, Measured]:
@@ -60,22 +73,22 @@ def test_a_claim_of_one_cell(write_run: WriteRun) -> None:
     assert len(outcomes) == len(claims())
     over_fa2 = outcomes[OVER_FA2]
     assert (over_fa2.words, over_fa2.verdict, over_fa2.cell) == (
-        "2.46x",
+        "2.46x (2.41 to 2.51)",
         "holds",
         "b1 h56 n524288 d64 fp16 HND",
     )
     assert over_fa2.run == "example"
     fd = outcomes["7a: FD over FA2 at 512k"]
-    assert (fd.value, fd.verdict) == (pytest.approx(2.46 / 1.01), "more than the paper")
+    assert (value(fd), fd.verdict) == (pytest.approx(2.46 / 1.01), "more")
     energy = outcomes["13: energy of LA over FA2 at 512k"]
-    assert (energy.words, energy.verdict) == ("1.11x", "more than the paper")
+    assert (energy.words, energy.verdict) == ("1.11x (1.10 to 1.12)", "reversed")
     assert outcomes["13: energy of LA over FD at 512k, 56 heads"].verdict == "holds"
-    # Rounded to two digits it would seem to be on the right side.
+    # An energy is one reading, known to 1%.
     gap = [*claims_of(write_run(gap_rows(), folder="gap")).values()][-1]
     assert gap.claim.words.startswith("the gap to FD grows past 128k")
-    assert (gap.words, gap.verdict) == ("1.001x", "more than the paper")
+    assert (gap.words, gap.verdict) == ("1.00x (0.98 to 1.02)", "not resolved")
     lacking = outcomes["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
-    assert (lacking.value, lacking.verdict, lacking.words, lacking.run) == (None, "", "", "")
+    assert (lacking.figure, lacking.verdict, lacking.words, lacking.run) == (None, None, "", "")
     assert lacking.cell.startswith("has 1 of 6 problems, b1 h56 n16384")
 
 
@@ -84,7 +97,7 @@ def test_claims_of_several_cells_name_the_one_that_decides(write_run: WriteRun) 
     rows = [row(problem(k * 1024), "lean", 10.0) for k in contexts]
     rows += [row(problem(k * 1024), "fa2", 10.0 * (1.5 if k == 64 else 3.0)) for k in contexts]
     lowest = claims_of(write_run(rows))["7a: LA over FA2 past 8k, 56 heads, batch 1, head_dim 64"]
-    assert (lowest.value, lowest.verdict) == (1.5, "less than the paper")
+    assert (value(lowest), lowest.verdict) == (1.5, "less")
     assert lowest.cell == "b1 h56 n65536 d64 fp16 HND, of 6 problems"
 
 
@@ -98,16 +111,16 @@ def test_occupancy_is_the_sms_where_it_was_measured_and_the_schedules_in_a_predi
         for needed_problem in needed
     ]
     measured = claims_of(write_run(rows))[name]
-    assert (measured.words, measured.verdict) == ("40%", "holds")
+    assert (measured.words, measured.verdict) == ("40% (40 to 40)", "holds")
     predicted = claims_of(
         write_run([{**row, "source": "predicted"} for row in rows], folder="predicted")
     )[name]
-    assert (predicted.words, predicted.verdict) == ("90%", "more than the paper")
+    assert (predicted.words, predicted.verdict) == ("90%", "more")
     # A run without --occupancy says nothing of the SMs.
     without = claims_of(
         write_run([{**row, "sm_busy_share": None} for row in rows], folder="without")
     )[name]
-    assert without.value is None
+    assert without.figure is None
 
 
 def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) -> None:
@@ -118,7 +131,7 @@ def test_figure_11_takes_a_uniform_batch_for_equal_lengths(write_run: WriteRun) 
     rows = [row(shape, "lean", 10.0) for shape in problems]
     rows += [row(shape, "fixed_split", 10.0 + 2 * i) for i, shape in enumerate(problems)]
     outcome = claims_of(write_run(rows))[f"11: {claim.words}"]
-    assert (outcome.value, outcome.verdict) == (1.8, "holds")
+    assert (value(outcome), outcome.verdict) == (1.8, "holds")
 
 
 def step(model: str, context: int) -> AttentionProblem:
@@ -139,12 +152,13 @@ def test_a_request_is_its_prompt_and_the_step_in_the_middle_of_its_output(
     ]
     name = "10: request with LA over FA2, OPT-1.3B, prompt of 50k, 1k output tokens"
     outcome = claims_of(write_run(rows))[name]
-    assert outcome.value == pytest.approx((1 + 2.048) / (1 + 1.024))
-    assert (outcome.words, outcome.verdict) == ("1.51x", "more than the paper")
+    assert value(outcome) == pytest.approx((1 + 2.048) / (1 + 1.024))
+    # The steps are known to 1% to either side, the prompt's time is one reading.
+    assert (outcome.words, outcome.verdict) == ("1.51x (1.49 to 1.52)", "more")
     assert outcome.cell == middle.label
     # Without the time of a prompt there is none.
     without = claims_of(write_run(rows[1:], folder="without"))[name]
-    assert without.value is None
+    assert without.figure is None
 
 
 def test_decodes_share_is_the_lowest_of_the_models(write_run: WriteRun) -> None:
@@ -157,8 +171,8 @@ def test_decodes_share_is_the_lowest_of_the_models(write_run: WriteRun) -> None:
         ]
     outcomes = claims_of(write_run(rows))
     outcome = outcomes["3: decode's share of a request with LA, prompt of 1024, 16 output tokens"]
-    assert outcome.value == pytest.approx(16 / 19)
-    assert (outcome.words, outcome.verdict) == ("84%", "holds")
+    assert value(outcome) == pytest.approx(16 / 19)
+    assert (outcome.words, outcome.verdict) == ("84% (84 to 84)", "holds")
 
 
 @pytest.mark.parametrize("count", [SAMPLES - 1, SAMPLES])
@@ -171,9 +185,9 @@ def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int
     rows += [row(problem(1024, 56, kv_heads=8), name, 1.0) for name in ("lean", "fa2")]
     outcome = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
     if count < SAMPLES:
-        assert (outcome.value, outcome.cell) == (None, "needs 500 multi-head problems, has 499")
+        assert (outcome.figure, outcome.cell) == (None, "needs 500 multi-head problems, has 499")
     else:
-        assert (outcome.value, outcome.verdict) == (pytest.approx(2.5), "holds")
+        assert (value(outcome), outcome.verdict) == (pytest.approx(2.5), "holds")
         words = (
             "500 multi-head problems: batch 1, heads 8 to 9, context 1k to 500k, head_dim 64, fp16"
         )
@@ -200,9 +214,9 @@ def test_each_claim_is_of_the_run_that_measured_it_last(write_run: WriteRun) -> 
     new = write_run(at(9, pair(512, 100, "fa2", 200)), folder="new", name="new")
     for order in ((old, new), (new, old)):
         outcomes = claims_of(*order)
-        assert (outcomes[OVER_FA2].value, outcomes[OVER_FA2].run) == (2.0, "new")
+        assert (value(outcomes[OVER_FA2]), outcomes[OVER_FA2].run) == (2.0, "new")
         # The older run alone has these cells.
-        assert (outcomes[OVER_FD].value, outcomes[OVER_FD].run) == (pytest.approx(1.1), "old")
+        assert (value(outcomes[OVER_FD]), outcomes[OVER_FD].run) == (pytest.approx(1.1), "old")
 
 
 def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run: WriteRun) -> None:
@@ -219,12 +233,12 @@ def test_the_run_of_the_sweep_made_for_a_claim_goes_before_later_ones(write_run:
     later = run(9, 200, "paper-fig7a", "another")
     # Of two runs of one sweep, which are named by their paths, the later one.
     outcome = claims_of(own, again, later)[OVER_FA2]
-    assert (outcome.value, outcome.run) == (2.8, str(again))
-    assert claims_of(own, later)[OVER_FA2].value == 3.0
+    assert (value(outcome), outcome.run) == (2.8, str(again))
+    assert value(claims_of(own, later)[OVER_FA2]) == 3.0
 
 
 def test_every_claim_has_a_shipped_sweep() -> None:
-    assert {claim.sweep for claim in claims()} <= set(shipped_sweeps())
+    assert {sweep for claim in claims() for sweep in claim.sweeps} <= set(shipped_sweeps())
 
 
 def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
@@ -234,10 +248,10 @@ def test_no_claim_mixes_runs(write_run: WriteRun) -> None:
     old = write_run(at(1, [*pair(512, 100, "fa2", 300), *energies[:4]]), folder="old", name="old")
     new = write_run(at(9, [row(at_512k(), "lean", 50.0), *energies[4:]]), folder="new", name="new")
     outcomes = claims_of(old, new)
-    assert (outcomes[OVER_FA2].value, outcomes[OVER_FA2].run) == (3.0, "old")
+    assert (value(outcomes[OVER_FA2]), outcomes[OVER_FA2].run) == (3.0, "old")
     # Two of three problems in one run, the third in the other.
     gap = [*outcomes.values()][-1]
-    assert (gap.value, gap.run) == (None, "")
+    assert (gap.figure, gap.run) == (None, "")
     assert gap.cell.startswith("has 2 of 3 problems, b1 h56 n131072")
 
 
@@ -264,12 +278,44 @@ def test_predictions_other_gpus_and_a_warm_l2_have_tables_of_their_own(write_run
     seen = [
         (name, is_predicted, named(outcomes)[OVER_FA2]) for name, is_predicted, outcomes in tables
     ]
-    assert [(name, is_predicted, claim.value, claim.run) for name, is_predicted, claim in seen] == [
+    assert [
+        (name, is_predicted, value(claim), claim.run) for name, is_predicted, claim in seen
+    ] == [
         ("NVIDIA H200, cold L2", False, 4.0, "again"),
         ("NVIDIA H200, warm L2", False, 2.0, "warm"),
         ("NVIDIA H200, cold L2", True, 2.0, "model"),
         ("NVIDIA B200, cold L2", False, 2.0, "there"),
     ]
+
+
+def test_a_claim_is_told_with_each_baseline_that_was_measured() -> None:
+    rows = [
+        row(at_512k(), "lean", 100.0),
+        row(at_512k(), "fa2", 180.0),
+        row(at_512k(), "torch_flash_no_split", 500.0),
+        row(at_512k(), "torch_flash", 120.0),
+    ]
+    outcomes = measured_claims({"run": [read_row(json.dumps(line)) for line in rows]}, {})
+    over_fa2 = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 512k"]
+    assert [(outcome.baselines.fa2, value(outcome), outcome.verdict) for outcome in over_fa2] == [
+        ("torch_flash_no_split", 5.0, "more"),
+        ("fa2", 1.8, "less"),
+    ]
+    # Of the two pairs one alone is whole: there is no fixed_split.
+    [of_both] = [outcome for outcome in outcomes if outcome.claim.words == "FD over FA2 at 512k"]
+    assert (of_both.baselines.fd, value(of_both)) == ("torch_flash", pytest.approx(500 / 120))
+    # A claim that nobody measured is there once.
+    [none] = [outcome for outcome in outcomes if outcome.claim.words == "LA over FA2 at 64 heads"]
+    assert (none.baselines.fa2, none.figure) == ("fa2", None)
+
+
+def test_means_are_geometric_and_name_the_arithmetic(write_run: WriteRun) -> None:
+    problems = [problem(1024 * (1 + i), 8) for i in range(SAMPLES)]
+    rows = [row(shape, "lean", 10.0) for shape in problems]
+    rows += [row(shape, "fa2", 80.0 if i % 2 else 20.0) for i, shape in enumerate(problems)]
+    outcome = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
+    assert (value(outcome), outcome.arithmetic) == (pytest.approx(4), pytest.approx(5))
+    assert outcome.words == "4.00x (3.92 to 4.08), arithmetic 5.00x"
 
 
 def test_the_page_of_several_runs_names_the_run_of_each_claim(write_run: WriteRun) -> None:
@@ -278,16 +324,17 @@ def test_the_page_of_several_runs_names_the_run_of_each_claim(write_run: WriteRu
     [path] = write_report(first, first.parent / "out", ["html"], [second])
     lines = claim_lines(path.read_text(encoding="utf-8"))
     assert (
-        "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper first b1 h56 n524288 d64 fp16 HND"
-        in lines
+        "> 7a LA over FA2 at 512k 2.46x fa2 2.00x (1.96 to 2.04) less first b1 h56 n524288 d64 fp16"
+        " HND" in lines
     )
     assert (
-        "> abstract LA over FD at 256k, 56 heads 2.18x 2.18x holds second b1 h56 n262144 d64"
-        " fp16 HND" in lines
+        "> abstract LA over FD at 256k, 56 heads 2.18x fixed_split 2.18x (2.14 to 2.22) holds"
+        " second b1 h56 n262144 d64 fp16 HND" in lines
     )
-    assert any(
-        "claims: 1 hold, 1 do not" in line and "not measured in these runs" in line
-        for line in lines
+    count = len(claims())
+    assert (
+        f"{count} claims; with fa2 and fixed_split 1 hold, 1 less; {count - 2} not measured in"
+        " these runs" in lines[0]
     )
 
 
@@ -307,12 +354,15 @@ def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
         in lines[0]
     )
     assert (
-        "> 7a LA over FA2 at 512k 2.46x 2.00x less than the paper b1 h56 n524288 d64 fp16 HND"
+        "> 7a LA over FA2 at 512k 2.46x fa2 2.00x (1.96 to 2.04) less b1 h56 n524288 d64 fp16 HND"
         in lines
     )
-    lacking = "7b LA over FA2 at 64 heads 2.15x not measured in this run b1 h64 n65536 d64 fp16 HND"
+    lacking = (
+        "7b LA over FA2 at 64 heads 2.15x fa2 not measured in this run b1 h64 n65536 d64 fp16 HND"
+    )
     assert any(line.endswith(lacking) for line in lines)
+    count = len(claims())
     assert (
-        f"{len(claims())} claims: 0 hold, 1 do not, {len(claims()) - 1} not measured in this run"
+        f"{count} claims; with fa2 and fixed_split 1 less; {count - 1} not measured in this run"
         in lines[0]
     )

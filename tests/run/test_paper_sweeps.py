@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from leanbench.core.problem import AttentionProblem
+from leanbench.model.claim import BASELINES, OWN
 from leanbench.model.paper import claims
 from leanbench.run.cells import expand
 from leanbench.run.sweep_file import load_sweep
@@ -28,9 +29,30 @@ def test_a_figures_sweep_holds_the_problems_of_its_claims(figure):
         for claim in claimed
         for problem in claim.problems
     } <= swept
-    assert {name for claim in claimed for name in (claim.of, claim.over) if name} <= set(
-        sweep.kernels
-    )
+    assert {name for claim in claimed for name in OWN.kernels(claim)} <= set(sweep.kernels)
+
+
+IN_TORCH = next(baselines for baselines in BASELINES if baselines.fd == "torch_flash")
+
+
+@pytest.mark.parametrize("sweep", ["paper-500", "paper-claims", "paper-fig7a", "paper-fig13"])
+def test_the_library_runs_next_to_this_projects_baselines(sweep):
+    claimed = [claim for claim in claims() if sweep in claim.sweeps]
+    for baselines in (OWN, IN_TORCH):
+        names = {name for claim in claimed for name in baselines.kernels(claim)}
+        assert names <= set(load_sweep(sweep).kernels)
+
+
+def test_one_sweep_holds_what_claims_of_speedups_on_one_gpu_name():
+    held = {replace(problem, context=problem.contexts) for problem in problems("paper-claims")}
+    needed = {
+        replace(problem, context=problem.contexts)
+        for claim in claims()
+        if "paper-claims" in claim.sweeps
+        for problem in claim.problems
+    }
+    figure_7a = set(problems("paper-fig7a"))
+    assert needed | {replace(problem, context=problem.contexts) for problem in figure_7a} == held
 
 
 def test_figure_4_asks_for_occupancy_and_the_others_do_not():
@@ -70,6 +92,7 @@ def test_the_500_samples():
         "fixed_split_oracle",
         "cudnn",
         "torch_flash",
+        "torch_flash_no_split",
     )
     assert len(swept) == 550
     assert "550" in sweep.description

@@ -1,0 +1,228 @@
+"""One claim of the LeanAttention paper, and when it holds.
+
+A speedup is judged by its gain, the ratio less 1: its direction and the 95% interval of what was
+measured. docs/model.md, "When a claim holds", says it in words.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Literal
+
+from leanbench.core.parallel import NONE
+from leanbench.core.problem import AttentionProblem
+
+#: Kernels by the paper's names: LeanAttention, FlashAttention-2, FlashDecoding.
+Role = Literal["LA", "FA2", "FD"]
+#: `latency` and `energy`: `of` over `over`. `occupancy` of `of`: predicted, its schedule's
+#: quantisation efficiency; measured, its SM busy share. Of requests to whole models, a prompt and
+#: output tokens: `request`, the time with `of` over that with `over`; `decode share`, the output
+#: tokens' part of the time with `of`.
+Quantity = Literal["latency", "energy", "occupancy", "request", "decode share"]
+#: Over the problems' figures, means geometric. `last over first`, `highest over lowest`: how much
+#: they change.
+Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]
+#: `about`: the paper gives a figure. `at least`, `at most`: a bound or a direction.
+Relation = Literal["about", "at least", "at most"]
+#: Of the interval of what was measured. `holds`: it has the paper's figure in it, or lies on the
+#: right side of its bound. `less`, `more`: it lies below or above. `reversed`: it lies on the other
+#: side of 1 than the claim. `not resolved`: it has both the paper's figure and 1 in it, or a bound.
+Verdict = Literal["holds", "more", "less", "reversed", "not resolved"]
+#: Problems of the text's "over 500 samples".
+SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Kernels that stand for the paper's FlashAttention-2 and FlashDecoding."""
+
+    words: str
+    fa2: str
+    fd: str
+
+    def kernel(self, role: Role) -> str:
+        return {"LA": "lean", "FA2": self.fa2, "FD": self.fd}[role]
+
+    def kernels(self, claim: Claim) -> tuple[str, ...]:
+        """Names of those that the claim is about."""
+        of = self.kernel(claim.of)
+        return (of,) if claim.over is None else (of, self.kernel(claim.over))
+
+    def others(self, claim: Claim) -> tuple[str, ...]:
+        """Of them those that are not lean."""
+        return tuple(name for name in self.kernels(claim) if name != self.kernel("LA"))
+
+
+OWN = Baselines("this project's kernels", "fa2", "fixed_split")
+#: Every claim is told with each of them that was measured.
+BASELINES = (
+    Baselines("the library flash-attn", "flash_attn", "flash_decoding"),
+    Baselines("the library's code in torch", "torch_flash_no_split", "torch_flash"),
+    OWN,
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and its 95% interval; of a prediction, what the model's error allows."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def within(cls, value: float, share: float) -> Figure:
+        """The figure, known to a share of itself."""
+        return cls(value, value / (1 + share), value * (1 + share))
+
+    @property
+    def has_one(self) -> bool:
+        """The interval has 1 in it: of a ratio, its direction is not known."""
+        return self.low <= 1 <= self.high
+
+    def times(self, factor: float) -> Figure:
+        return Figure(self.value * factor, self.low * factor, self.high * factor)
+
+    def plus(self, known: float) -> Figure:
+        return Figure(self.value + known, self.low + known, self.high + known)
+
+    def over(self, other: Figure) -> Figure:
+        return Figure(self.value / other.value, self.low / other.high, self.high / other.low)
+
+
+#: Those that rise with each figure.
+_RISING: dict[Statistic, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.geometric_mean,
+    "lowest": min,
+    "highest": max,
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper that a model can be asked about."""
+
+    figure: str
+    words: str
+    quantity: Quantity
+    of: Role
+    over: Role | None
+    statistic: Statistic
+    problems: tuple[AttentionProblem, ...]
+    paper: float
+    relation: Relation = "about"
+    #: Of requests, the prompt's tokens. Each problem is the step in the middle of the output: the
+    #: time of a step grows with its context by the same for each token, so the steps of an output
+    #: take as long together as so many of that one.
+    prompt: int | None = None
+
+    def prompt_of(self, problem: AttentionProblem) -> AttentionProblem:
+        """The step right after the prompt of the request that `problem` is the middle of."""
+        assert self.prompt is not None
+        return replace(problem, context=self.prompt)
+
+    def output_tokens(self, problem: AttentionProblem) -> int:
+        """Of the request that the step `problem` is the middle of."""
+        assert self.prompt is not None
+        return 2 * (problem.max_context - self.prompt)
+
+    @property
+    def paper_words(self) -> str:
+        sign = {"about": "", "at least": "≥ ", "at most": "≤ "}[self.relation]
+        share = "%" if self.is_share else "x"
+        return f"{sign}{self._number(self.paper, 2)}{share}"
+
+    @property
+    def is_of_samples(self) -> bool:
+        """Any `SAMPLES` problems of the same kind do as well: the paper does not say which
+        it took.
+        """
+        return len(self.problems) == SAMPLES
+
+    @property
+    def is_share(self) -> bool:
+        is_share = self.quantity in ("occupancy", "decode share")
+        return is_share and self.statistic in ("mean", "lowest", "highest")
+
+    def value(self, figures: Sequence[Figure]) -> Figure:
+        """The claim's figure from one of each problem, in their order."""
+        values = [figure.value for figure in figures]
+        lows, highs = [figure.low for figure in figures], [figure.high for figure in figures]
+        if self.statistic == "last over first":
+            return figures[-1].over(figures[0])
+        if self.statistic == "highest over lowest":
+            bounds = max(1.0, max(lows) / min(highs)), max(highs) / min(lows)
+            return Figure(max(values) / min(values), *bounds)
+        statistic = _RISING[self.statistic]
+        return Figure(statistic(values), statistic(lows), statistic(highs))
+
+    def verdict(self, figure: Figure) -> Verdict:
+        """See `Verdict`; a figure of the paper stands for all that round to its digits."""
+        if self._is_reversed(figure):
+            return "reversed"
+        is_about = self.relation == "about"
+        unit = 10.0 ** int(Decimal(str(self.paper)).as_tuple().exponent)
+        lowest, highest = self.paper - is_about * unit / 2, self.paper + is_about * unit / 2
+        is_right = {
+            "about": figure.low <= highest and figure.high >= lowest and not figure.has_one,
+            "at least": figure.low >= self.paper,
+            "at most": figure.high <= self.paper,
+        }
+        if is_right[self.relation]:
+            return "holds"
+        if figure.high < lowest:
+            return "less"
+        return "more" if figure.low > highest else "not resolved"
+
+    def is_met(self, figure: Figure) -> bool:
+        """Whether the claim holds, or is exceeded by a larger gain than the paper's."""
+        verdict = self.verdict(figure)
+        return verdict == "holds" or (verdict == "more" and self._is_gain)
+
+    @property
+    def _is_gain(self) -> bool:
+        """The claim is that the figure lies above 1: more of it is a larger gain."""
+        return self.relation != "at most" and self.paper >= 1
+
+    def _is_reversed(self, figure: Figure) -> bool:
+        if self.is_share or self.statistic == "highest over lowest":
+            return False
+        return figure.high < 1 if self._is_gain else figure.low > 1
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """The shipped sweeps that were made for it."""
+        if self.is_of_samples:
+            return ("paper-500",)
+        if self.figure == "text":
+            return ("paper-claims", "paper-500")
+        figure = "7a" if self.figure == "abstract" else self.figure
+        own = f"paper-fig{figure}"
+        on_one_gpu = all(problem.parallel == NONE for problem in self.problems)
+        return ("paper-claims", own) if self.quantity == "latency" and on_one_gpu else (own,)
+
+    def words_of(self, figure: Figure) -> str:
+        """``1.82x (1.81 to 1.83)``, with digits enough to tell its ends from the paper's figure and
+        from 1.
+        """
+        digits = next((digits for digits in (2, 3) if self._is_clear(figure, digits)), 4)
+        value, *ends = [
+            self._number(number, digits) for number in (figure.value, figure.low, figure.high)
+        ]
+        interval = f" ({' to '.join(ends)})" if figure.low < figure.high else ""
+        return f"{value}{'%' if self.is_share else 'x'}{interval}"
+
+    def _number(self, value: float, digits: int) -> str:
+        return f"{100 * value:.{digits - 2}f}" if self.is_share else f"{value:.{digits}f}"
+
+    def _is_clear(self, figure: Figure, digits: int) -> bool:
+        """Whether no end of the interval is taken for the paper's figure or for 1."""
+        ends = (figure.low, figure.high)
+        return all(
+            end == bound or round(end, digits) != round(bound, digits)
+            for end in ends
+            for bound in (self.paper, 1.0)
+        )
