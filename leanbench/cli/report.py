@@ -29,17 +29,21 @@ def report(
     format_: Annotated[
         str,
         typer.Option(
-            "--format", metavar="LIST", help="Any of html, csv, parquet, markdown; by commas."
+            "--format",
+            metavar="LIST",
+            help="Any of html, csv, parquet, markdown, github-benchmark, openmetrics,"
+            " flashinfer-bench, tritonbench; by commas.",
         ),
     ] = "html,csv",
     baseline: Baseline = None,
 ) -> None:
-    """Write report.html and report.csv from the rows of a run, and print their paths.
+    """Write report.html and report.csv, or other people's formats, from the rows of a run.
 
-    The HTML is one file that works offline: who wins where and by how much, the paper's claims
-    next to the run, maps and charts to save as SVG or PNG, and every row with the command that
-    repeats it. Several runs, say of several GPUs, stand side by side; --out is then needed.
-    Parquet needs pyarrow.
+    It prints the paths of what it wrote. The HTML is one file that works offline: who wins where
+    and by how much, the paper's claims next to the run, maps and charts to save as SVG or PNG, and
+    every row with the command that repeats it. Several runs, say of several GPUs, stand side by
+    side; --out is then needed.
+    docs/formats.md has the other formats; Parquet needs pyarrow.
     """
     from leanbench.core.errors import UserError
     from leanbench.records.reading import find_run

@@ -22,7 +22,8 @@ def sweep(
         str | None,
         typer.Argument(
             metavar="FILE",
-            help="A sweep file, or a name from `leanbench list sweeps`.",
+            help="A sweep file, a name from `leanbench list sweeps`, or definitions of"
+            " FlashInfer-Bench.",
             autocompletion=sweep_names,
         ),
     ] = None,

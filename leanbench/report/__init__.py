@@ -1,5 +1,5 @@
-"""From run directories to files that people read: one self-contained `report.html`, and CSV,
-Parquet and Markdown.
+"""From run directories to files that people read: one self-contained `report.html`, CSV, Parquet
+and Markdown, and to what other people's tools read.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,11 @@ FILES = {
     "csv": "report.csv",
     "parquet": "report.parquet",
     "markdown": "report.md",
+    "github-benchmark": "github-benchmark.json",
+    "openmetrics": "openmetrics.txt",
 }
+#: Folders of formats that have several files.
+FOLDERS = {"flashinfer-bench": "flashinfer-bench", "tritonbench": "leanbench_decode"}
 #: Those that are written unless others are named.
 DEFAULT_FORMATS = ("html", "csv")
 
@@ -36,22 +40,24 @@ def write_report(
     more_runs: Sequence[Path] = (),
     baseline: str | None = None,
 ) -> list[Path]:
-    """Paths of the files of `FILES` that it writes into `out_dir`, one for each format.
+    """Paths of the files of `FILES` and folders of `FOLDERS` that it writes into `out_dir`, one for
+    each format.
 
     Args:
         more_runs: run directories that the report compares with the first.
         baseline: the kernel that others are compared with; None for lean, or the first that ran.
 
     Raises:
-        UserError: an unknown format, one whose library is missing, an `out_dir` that cannot be
-            written, a run that cannot be read or is given twice, a
+        UserError: an unknown format, one whose library is missing or that has nothing of the runs,
+            an `out_dir` that cannot be written, a run that cannot be read or is given twice, a
             baseline that did not run.
     """
+    known = {**FILES, **FOLDERS}
     for format_ in formats:
-        if format_ not in FILES:
-            raise UserError(f"there is no report format {format_!r}, {nearest(format_, FILES)}")
-    targets = {format_: out_dir / FILES[format_] for format_ in formats}
-    check_writable(out_dir, targets.values())
+        if format_ not in known:
+            raise UserError(f"there is no report format {format_!r}, {nearest(format_, known)}")
+    targets = {format_: out_dir / known[format_] for format_ in formats}
+    check_writable(out_dir, [targets[format_] for format_ in formats if format_ in FILES])
 
     from leanbench.records.reading import read_runs
     from leanbench.report.facts.results import Results
@@ -61,13 +67,38 @@ def write_report(
         for note in run.notes:
             logging.getLogger(__name__).warning(f"{run.name}: {note}" if more_runs else note)
     results = Results(runs, baseline)
-    contents = {target: _render(format_, results) for format_, target in targets.items()}
+    contents: dict[Path, str | bytes] = {}
+    for format_, target in targets.items():
+        if format_ in FILES:
+            contents[target] = _render(format_, results)
+        else:
+            files = _render_folder(format_, results)
+            contents |= {target / path: content for path, content in files.items()}
     for target, content in contents.items():
         write_whole(target, content)
     return list(targets.values())
 
 
+def _render_folder(format_: str, results: Results) -> Mapping[str, str | bytes]:
+    """Content of its files by path in the folder."""
+    if format_ == "tritonbench":
+        from leanbench.report.export.tritonbench import operator_files
+
+        return operator_files(results.runs, results.baseline)
+    from leanbench.report.export.flashinfer_bench import dataset_files
+
+    return dataset_files(results.runs, results.baseline)
+
+
 def _render(format_: str, results: Results) -> str | bytes:
+    if format_ == "github-benchmark":
+        from leanbench.report.export.github_benchmark import github_benchmark
+
+        return github_benchmark(results.runs)
+    if format_ == "openmetrics":
+        from leanbench.report.export.openmetrics import openmetrics
+
+        return openmetrics(results.runs)
     if format_ in ("csv", "parquet"):
         from leanbench.report.frame import results_frame
 
@@ -117,6 +148,7 @@ def write_whole(target: Path, content: str | bytes) -> None:
     """Whole or not at all: a report that is open in a browser is never seen half written."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         partial.replace(target)
     except OSError as error:

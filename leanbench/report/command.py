@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _OF_A_MODEL = ("heads", "head_dim")
 
 
-def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, Any]) -> str:
-    """`leanbench sweep` with the row's problem, kernel, launch settings and what was measured;
-    ready for a shell.
+def axis_texts(problem: AttentionProblem) -> dict[str, str]:
+    """The values of a problem's axes as flags take them, by axis; what labels leave out is left
+    out.
     """
     lengths: dict[str, Any] = {"context": problem.max_context, "batch": problem.batch}
     if problem.is_ragged:
@@ -28,9 +28,16 @@ def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, An
     if problem.whole_model is not None:
         for name in _OF_A_MODEL:
             values.pop(name)
+    return {name: axis.write(values[name]) for name, axis in AXES.items() if name in values}
+
+
+def sweep_command(row: Row, problem: AttentionProblem, manifest: Mapping[str, Any]) -> str:
+    """`leanbench sweep` with the row's problem, kernel, launch settings and what was measured;
+    ready for a shell.
+    """
     words = ["leanbench", "sweep"]
-    for name, axis in AXES.items():
-        words += [axis.flag, axis.write(values[name])] if name in values else []
+    for name, text in axis_texts(problem).items():
+        words += [AXES[name].flag, text]
     words += ["--kernels", row.kernel, *_config(row), *_measured(row)]
     gpu = _mapping(manifest.get("gpu")).get("name")
     if row.source == "predicted" and gpu:

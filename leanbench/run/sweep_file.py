@@ -26,9 +26,11 @@ from leanbench.core.lengths import is_explicit
 from leanbench.core.paths import SWEEPS
 from leanbench.core.registry import kernel
 from leanbench.core.syntax import choose, parse_names, parse_percent
+from leanbench.formats.dataset import is_dataset
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
 from leanbench.run.draw import MOST_PROBLEMS, Draw
+from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
 from leanbench.run.sweep_errors import sentence
 
@@ -208,7 +210,8 @@ def shipped_sweeps() -> dict[str, Path]:
 
 
 def load_sweep(file: str) -> Sweep:
-    """The sweep of a path or of a shipped name.
+    """The sweep of a path or of a shipped name; of a definition, workloads or a dataset of
+    FlashInfer-Bench, one over their problems.
 
     Raises:
         UserError: there is no such sweep (the nearest is suggested), or the file is wrong (file,
@@ -216,6 +219,8 @@ def load_sweep(file: str) -> Sweep:
     """
     shipped = shipped_sweeps()
     path = shipped.get(file, Path(file))
+    if path.exists() and is_dataset(path):
+        return imported_sweep(path)
     if path == Path(file) and not path.is_file():
         if path.suffix == ".toml" or path.parent != Path():
             raise UserError(

@@ -1,0 +1,249 @@
+"""Definitions of FlashInfer-Bench: what a decode attention call takes and returns, and the axes of
+a sweep that a definition fixes.
+
+FlashInfer's own are `gqa_paged` (a paged cache, kv_indptr and kv_indices), `mla_paged` and
+`single_decode`; contiguous caches of a batch are `gqa_contiguous` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leanbench.core.problem import AttentionProblem
+from leanbench.formats import sources
+
+#: dtypes of Q and the output, and those that a cache has besides.
+DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+FP8_DTYPES = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_NAMES = {own: theirs for theirs, own in DTYPES.items()}
+#: Axes that a definition of a contiguous cache has room for, and one of a paged cache: its lengths
+#: are tensors, and its block table ends with the longest sequence.
+_CONTIGUOUS = {"dtype", "kv_layout", "capacity", "lengths", "lengths_on"}
+_PAGED = {"dtype", "kv_layout", "page_size", "lengths", "lengths_on"}
+
+#: Tensors by name.
+_Inputs = Mapping[str, Mapping[str, Any]]
+
+_DESCRIPTIONS = {
+    "batch_size": "Sequences, one query token each.",
+    "num_qo_heads": "Query heads.",
+    "num_kv_heads": "KV heads, each for num_qo_heads / num_kv_heads query heads.",
+    "head_dim": "Numbers of a head.",
+    "num_pages": "Pages of the cache.",
+    "page_size": "Tokens of a page.",
+    "len_indptr": "batch_size + 1.",
+    "num_kv_indices": "Pages of all sequences together.",
+    "capacity": "Tokens that the cache has room for, of each sequence.",
+    "q": "Query tokens, the last of their sequences.",
+    "k_cache": "Keys.",
+    "v_cache": "Values.",
+    "kv_indptr": "Where a sequence's pages begin in kv_indices.",
+    "kv_indices": "Pages of the sequences, one sequence after the other.",
+    "kv_last_page_len": "Tokens in the last page of each sequence.",
+    "cache_seqlens": "Tokens of each sequence; one number where all have as many.",
+    "sm_scale": "What scores are multiplied by before the softmax, 1 / sqrt(head_dim).",
+    "output": "Attention output.",
+    "lse": "Logarithm to base 2 of the sum of the exponentials of the scores.",
+}
+
+
+class NoDecode(ValueError):
+    """A definition of no decode attention that leanbench has axes for; the message says why."""
+
+
+def can_be_defined(problem: AttentionProblem) -> bool:
+    """Whether the problem has one query token a sequence, no window, bias or the like, and a
+    contiguous cache, or a paged one whose lengths are on the device.
+    """
+    if problem.page_size is None:
+        return not problem.special.keys() - _CONTIGUOUS
+    return problem.lengths_on == "device" and not problem.special.keys() - _PAGED
+
+
+def definition_of(problem: AttentionProblem) -> dict[str, Any]:
+    """The definition that the problem is a workload of; see `can_be_defined`."""
+    paged = problem.page_size is not None
+    heads, kv_heads, head_dim = problem.q_heads, problem.kv_heads, problem.head_dim
+    suffix = "" if problem.dtype == "bf16" else f"_{problem.dtype}"
+    suffix += "" if problem.kv_layout == "NHD" else f"_{problem.kv_layout.lower()}"
+    suffix += "" if problem.lengths_on == "device" else "_uniform"
+    shape = f"h{heads}_kv{kv_heads}_d{head_dim}"
+    consts = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
+    variables = ["batch_size"]
+    if problem.page_size is not None:
+        name = f"gqa_paged_decode_{shape}_ps{problem.page_size}{suffix}"
+        consts["page_size"] = problem.page_size
+        variables += ["num_pages", "len_indptr", "num_kv_indices"]
+    else:
+        name = f"gqa_decode_{shape}{suffix}"
+        variables += ["capacity"]
+    inputs = _inputs(problem)
+    query = ["batch_size", "num_qo_heads", "head_dim"]
+    axes = {axis: {"type": "var"} for axis in variables}
+    axes |= {axis: {"type": "const", "value": value} for axis, value in consts.items()}
+    return {
+        "name": name,
+        "op_type": "gqa_paged" if paged else "gqa_contiguous",
+        "description": f"Decode attention of one query token a sequence over a"
+        f" {'paged' if paged else 'contiguous'} KV cache, {problem.kv_layout}.",
+        "tags": ["stage:decode", "from:leanbench"],
+        "axes": {axis: {**kind, **_described(axis)} for axis, kind in axes.items()},
+        "constraints": _constraints(paged),
+        "inputs": inputs,
+        "outputs": {
+            "output": _tensor("output", query, _NAMES[problem.dtype]),
+            "lse": _tensor("lse", query[:2], "float32"),
+        },
+        "reference": sources.reference(list(inputs), problem),
+    }
+
+
+def _inputs(problem: AttentionProblem) -> dict[str, Any]:
+    """In the order in which `run` takes them."""
+    dtype = _NAMES[problem.dtype]
+    rows, tokens = (
+        ("num_pages", "page_size") if problem.page_size is not None else ("batch_size", "capacity")
+    )
+    cache = [rows, tokens, "num_kv_heads", "head_dim"]
+    if problem.kv_layout == "HND":
+        cache[1:3] = reversed(cache[1:3])
+    on_device = problem.lengths_on == "device"
+    lengths: dict[str, list[str] | None] = {"cache_seqlens": ["batch_size"] if on_device else None}
+    if problem.page_size is not None:
+        lengths = {"kv_indptr": ["len_indptr"], "kv_indices": ["num_kv_indices"]}
+        # As in the datasets: a page of one token is full.
+        lengths |= {"kv_last_page_len": ["batch_size"]} if problem.page_size > 1 else {}
+    return {
+        "q": _tensor("q", ["batch_size", "num_qo_heads", "head_dim"], dtype),
+        "k_cache": _tensor("k_cache", cache, dtype),
+        "v_cache": _tensor("v_cache", cache, dtype),
+        **{name: _tensor(name, shape, "int32") for name, shape in lengths.items()},
+        "sm_scale": _tensor("sm_scale", None, "float32"),
+    }
+
+
+def _tensor(name: str, shape: list[str] | None, dtype: str) -> dict[str, Any]:
+    return {"shape": shape, "dtype": dtype, **_described(name)}
+
+
+def _described(name: str) -> dict[str, str]:
+    return {"description": _DESCRIPTIONS[name]}
+
+
+def _constraints(paged: bool) -> list[str]:
+    return (
+        ["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"] if paged else []
+    )
+
+
+def read_axes(definition: Any) -> dict[str, tuple[Any, ...]]:
+    """The axes of a sweep that a definition fixes, all but batch, lengths and capacity. The rest of
+    it is not read: what FLASHINFER_TRACE_DUMP writes has references without a `run`, and unknown
+    dtypes of index tensors. Inputs that are optional count as not given.
+
+    Raises:
+        NoDecode: it is something else, or decode attention that no axis describes.
+        ValueError: it is no definition.
+    """
+    inputs, consts = _parts(definition)
+    if {"q_nope", "q_pe", "ckv_cache", "kpe_cache"} <= inputs.keys():
+        return _read_latent(inputs, consts)
+    if inputs.keys() == {"q", "k", "v"} and _shape(inputs, "k")[:1] == ["kv_len"]:
+        return _read_single(inputs, consts)
+    if not {"q", "k_cache", "v_cache"} <= inputs.keys():
+        raise NoDecode("its inputs are not those of gqa_paged, mla_paged or single_decode")
+    lengths = {"kv_indptr", "kv_indices", "kv_last_page_len", "cache_seqlens"}
+    _refuse_others(inputs, {"q", "k_cache", "v_cache", "sm_scale", *lengths})
+    if _shape(inputs, "q") != ["batch_size", "num_qo_heads", "head_dim"]:
+        raise NoDecode(f"its q is {_shape(inputs, 'q')}, not one query token a sequence")
+    cache = _shape(inputs, "k_cache")
+    rows, tokens = (
+        ("num_pages", "page_size") if "page_size" in cache else ("batch_size", "capacity")
+    )
+    layouts = {
+        "NHD": [rows, tokens, "num_kv_heads", "head_dim"],
+        "HND": [rows, "num_kv_heads", tokens, "head_dim"],
+    }
+    layout = next((name for name, shape in layouts.items() if shape == cache), None)
+    if layout is None or _shape(inputs, "v_cache") != cache:
+        raise NoDecode(f"its caches are {cache} and {_shape(inputs, 'v_cache')}")
+    one_length = "cache_seqlens" in inputs and not _shape(inputs, "cache_seqlens")
+    axes = {
+        "heads": ((_const(consts, "num_qo_heads"), _const(consts, "num_kv_heads")),),
+        "head_dim": (_const(consts, "head_dim"),),
+        "kv_layout": (layout,),
+        "page_size": (_const(consts, "page_size") if tokens == "page_size" else None,),
+        "lengths_on": ("host" if one_length else "device",),
+    }
+    return {**axes, **_read_dtypes(inputs, "q", "k_cache")}
+
+
+def _read_single(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Of one sequence whose length is the tensors' own."""
+    return {
+        "heads": ((_const(consts, "num_qo_heads"), _const(consts, "num_kv_heads")),),
+        "head_dim": (_const(consts, "head_dim"),),
+        "batch": (1,),
+        "kv_layout": ("NHD",),
+        **_read_dtypes(inputs, "q", "k"),
+    }
+
+
+def _read_latent(inputs: _Inputs, consts: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Of multi-head latent attention: columns that are V and K, then those that are K alone."""
+    lengths = {"kv_indptr", "kv_indices", "kv_last_page_len"}
+    _refuse_others(inputs, {"q_nope", "q_pe", "ckv_cache", "kpe_cache", "sm_scale", *lengths})
+    if _shape(inputs, "q_nope")[:1] != ["batch_size"]:
+        raise NoDecode(f"its q_nope is {_shape(inputs, 'q_nope')}, not one query token a sequence")
+    value_dim = _const(consts, "head_dim_ckv")
+    return {
+        "heads": ((_const(consts, "num_qo_heads"), 1),),
+        "head_dim": (value_dim + _const(consts, "head_dim_kpe"),),
+        "v_head_dim": (value_dim,),
+        "latent": (True,),
+        "page_size": (_const(consts, "page_size"),),
+        "lengths_on": ("device",),
+        **_read_dtypes(inputs, "q_nope", "ckv_cache"),
+    }
+
+
+def _parts(definition: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Inputs by name, and values of the constant axes."""
+    inputs = definition.get("inputs") if isinstance(definition, dict) else None
+    axes = definition.get("axes") if isinstance(definition, dict) else None
+    if not isinstance(inputs, dict) or not isinstance(axes, dict):
+        raise ValueError("it is no definition: it has no inputs and axes")
+    if not all(isinstance(part, dict) for part in (*inputs.values(), *axes.values())):
+        raise ValueError("it is no definition: an input or an axis is no object")
+    return inputs, {name: axis.get("value") for name, axis in axes.items()}
+
+
+def _const(consts: Mapping[str, Any], name: str) -> int:
+    value = consts.get(name)
+    if type(value) is not int:
+        raise NoDecode(f"its axis {name} has no value")
+    return value
+
+
+def _shape(inputs: _Inputs, name: str) -> list[str]:
+    shape = inputs[name].get("shape")
+    return shape if isinstance(shape, list) else []
+
+
+def _refuse_others(inputs: _Inputs, known: set[str]) -> None:
+    needed = {name for name, tensor in inputs.items() if not tensor.get("optional")}
+    if others := sorted(needed - known):
+        raise NoDecode(f"it takes {', '.join(others)}, which no axis describes")
+
+
+def _read_dtypes(inputs: _Inputs, q: str, cache: str) -> dict[str, tuple[Any, ...]]:
+    of_q, of_cache = inputs[q].get("dtype"), inputs[cache].get("dtype")
+    if of_q not in DTYPES:
+        raise NoDecode(f"its {q} is {of_q}, not {' or '.join(DTYPES)}")
+    if of_cache in FP8_DTYPES:
+        # No input has scales.
+        return {"dtype": (DTYPES[of_q],), "kv_dtype": (FP8_DTYPES[of_cache],), "scaled": (False,)}
+    if of_cache != of_q:
+        raise NoDecode(f"its {cache} is {of_cache} and its {q} {of_q}")
+    return {"dtype": (DTYPES[of_q],)}

@@ -1,0 +1,72 @@
+"""Integer tensors of one dimension in a safetensors file: 8 bytes with the length of a JSON header,
+the header, the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+
+from leanbench.core.strict_json import parse
+
+#: Type codes of Python's arrays by the format's dtypes.
+_CODES = {"I32": "i", "I64": "q"}
+#: Bytes of the header's length, and the boundary at which the numbers start.
+_LENGTH_BYTES = 8
+
+
+def write_int32(tensors: Mapping[str, Sequence[int]]) -> bytes:
+    """The file that holds each tensor, (numbers,), int32."""
+    header, data = {}, b""
+    for name, values in tensors.items():
+        start = len(data)
+        data += _little_endian(array(_CODES["I32"], values))
+        header[name] = {"dtype": "I32", "shape": [len(values)], "data_offsets": [start, len(data)]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text + data
+
+
+def read_integers(content: bytes, name: str) -> list[int]:
+    """The numbers of a tensor of one dimension, int32 or int64.
+
+    Raises:
+        ValueError: the content is no such file, or has no such tensor; the message says which.
+    """
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    if start > len(content):
+        raise ValueError("it is no safetensors file")
+    header = parse(content[_LENGTH_BYTES:start])
+    tensor = header.get(name) if isinstance(header, dict) else None
+    if not isinstance(tensor, dict):
+        raise ValueError(f"it has no tensor {name!r}")
+    dtype, shape = tensor.get("dtype"), tensor.get("shape")
+    if dtype not in _CODES or not isinstance(shape, list) or len(shape) != 1:
+        raise ValueError(f"its tensor {name!r} is {dtype} {shape}, not (numbers,) in I32 or I64")
+    values = array(_CODES[dtype])
+    begin, end = _offsets(tensor)
+    data = content[start + begin : start + end] if 0 <= begin <= end else b""
+    if len(data) != end - begin or len(data) != shape[0] * values.itemsize:
+        raise ValueError(f"its tensor {name!r} is cut off")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def _offsets(tensor: Mapping[str, object]) -> tuple[int, int]:
+    """Where the numbers begin and end behind the header; ends before it begins where that is not
+    said.
+    """
+    match tensor.get("data_offsets"):
+        case [int(begin), int(end)]:
+            return begin, end
+    return 0, -1
+
+
+def _little_endian(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()

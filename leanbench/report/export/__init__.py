@@ -1,0 +1,1 @@
+"""Rows of runs in other people's formats."""

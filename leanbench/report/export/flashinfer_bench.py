@@ -1,0 +1,155 @@
+"""A dataset of FlashInfer-Bench: definitions and workloads of a run's problems, `lean` as their
+solution, and traces of what was measured of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.quantities import Status
+from leanbench.formats.definition import can_be_defined, definition_of
+from leanbench.formats.safetensors import write_int32
+from leanbench.formats.solution import AUTHOR, solution_name, solution_of
+from leanbench.formats.workload import blob_path, index_tensors, workload_of
+from leanbench.report.command import sweep_command
+from leanbench.report.frame import gpu_name
+
+if TYPE_CHECKING:
+    from leanbench.core.problem import AttentionProblem
+    from leanbench.records.reading import Run
+    from leanbench.records.row import Row
+
+#: The kernel that the solutions call.
+SOLVED_BY = "lean"
+#: A trace's statuses by those of rows; others have no trace.
+_STATUSES: dict[Status, str] = {
+    "ok": "PASSED",
+    "noisy": "PASSED",
+    "incorrect": "INCORRECT_NUMERICAL",
+    "crashed": "RUNTIME_ERROR",
+    "timeout": "TIMEOUT",
+}
+_RIGHT = "PASSED"
+_TAKES = (
+    "it takes one query token a sequence without windows, biases, fp8 or several GPUs, and with"
+    " pages lengths on the device and an exact capacity"
+)
+
+
+def dataset_files(runs: Sequence[Run], baseline: str | None) -> dict[str, str | bytes]:
+    """Content of the dataset's files by path.
+
+    Args:
+        baseline: the kernel whose latency stands as the reference's; None: no reference was timed.
+
+    Raises:
+        UserError: no problem of the runs can be defined.
+    """
+    problems: dict[AttentionProblem, list[tuple[Run, Row]]] = {}
+    for run in runs:
+        for row, problem in run.results:
+            problems.setdefault(problem, []).append((run, row))
+    defined = {problem: definition_of(problem) for problem in problems if can_be_defined(problem)}
+    if not defined:
+        raise UserError(f"no problem of this run can be a definition of FlashInfer-Bench: {_TAKES}")
+    if left_out := len(problems) - len(defined):
+        logging.getLogger(__name__).warning(
+            f"{left_out} of {len(problems)} problems are left out of FlashInfer-Bench: {_TAKES}"
+        )
+    files: dict[str, str | bytes] = {}
+    lines: dict[str, list[str]] = {}
+    for problem, definition in defined.items():
+        workload = workload_of(problem, definition)
+        files |= _described(problem, definition, workload["uuid"])
+        traced = {"definition": definition["name"], "workload": workload}
+        own = _line({**traced, "solution": None, "evaluation": None})
+        below = f"{definition['op_type']}/{definition['name']}.jsonl"
+        lines.setdefault(f"workloads/{below}", []).append(own)
+        for evaluation in _evaluations(problem, problems[problem], baseline):
+            solved = {"solution": solution_name(definition), "evaluation": evaluation}
+            lines.setdefault(f"traces/{AUTHOR}/{below}", []).append(_line({**traced, **solved}))
+    return files | {path: "".join(own) for path, own in lines.items()}
+
+
+def _described(
+    problem: AttentionProblem, definition: Mapping[str, Any], workload: str
+) -> dict[str, str | bytes]:
+    """Files of the problem's definition, its solution and its workload's tensors."""
+    op_type, name = definition["op_type"], definition["name"]
+    solution = solution_of(problem, definition)
+    own = f"solutions/{AUTHOR}/{op_type}/{name}/{solution['name']}.json"
+    files: dict[str, str | bytes] = {
+        f"definitions/{op_type}/{name}.json": json.dumps(definition, indent=2) + "\n",
+        own: json.dumps(solution, indent=2) + "\n",
+    }
+    if tensors := index_tensors(problem):
+        files[blob_path(definition, workload)] = write_int32(tensors)
+    return files
+
+
+def _line(trace: Mapping[str, Any]) -> str:
+    return json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _evaluations(
+    problem: AttentionProblem, rows: Sequence[tuple[Run, Row]], baseline: str | None
+) -> Iterator[dict[str, Any]]:
+    """What was measured of the solution on a problem, beside the baseline of the same run."""
+    timed = {
+        run.name: row.latency_us
+        for run, row in rows
+        if row.kernel == baseline and row.status == "ok"
+    }
+    for run, row in rows:
+        evaluation = _evaluation(row, problem, run, timed.get(run.name))
+        if evaluation is not None:
+            yield evaluation
+
+
+def _evaluation(
+    row: Row, problem: AttentionProblem, run: Run, reference_us: float | None
+) -> dict[str, Any] | None:
+    """What was measured of the solution; None for another kernel's row, a prediction and a status
+    that traces do not have.
+    """
+    status = _STATUSES.get(row.status)
+    if row.kernel != SOLVED_BY or row.source != "measured" or row.cache != "cold" or status is None:
+        return None
+    evaluation: dict[str, Any] = {
+        "status": status,
+        "environment": _environment(row, run),
+        "timestamp": row.time,
+        "log": "\n".join(filter(None, [row.reason, sweep_command(row, problem, run.manifest)])),
+    }
+    if status in (_RIGHT, _STATUSES["incorrect"]):
+        evaluation["correctness"] = _correctness(row)
+    if status == _RIGHT and row.latency_us is not None:
+        evaluation["performance"] = {"latency_ms": row.latency_us * 1e-3}
+        if reference_us is not None:
+            evaluation["performance"] |= {
+                "reference_latency_ms": reference_us * 1e-3,
+                "speedup_factor": reference_us / row.latency_us,
+            }
+    return evaluation
+
+
+def _environment(row: Row, run: Run) -> dict[str, Any]:
+    environments = run.manifest.get("environments")
+    libs = environments.get(row.environment, {}) if isinstance(environments, dict) else {}
+    named = {name: str(value) for name, value in libs.items() if value is not None}
+    return {"hardware": gpu_name(run.manifest, row.environment).replace(" ", "_"), "libs": named}
+
+
+def _correctness(row: Row) -> dict[str, Any]:
+    """Errors of single numbers, which rows do not have, are not numbers in a trace."""
+    measured = {"relative_error_of_norms": row.relative_error, "lse_error": row.lse_error}
+    return {
+        "max_relative_error": str(math.nan),
+        "max_absolute_error": str(math.nan),
+        "extra": {name: value for name, value in measured.items() if value is not None},
+    }
