@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: sweep test test-deep test-range lint clean
+.PHONY: sweep test test-deep test-range gpu-gate lint clean
 
 sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV and prints their paths
 	$(BIN)/leanbench sweep smoke
@@ -21,6 +21,9 @@ test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build
 
 test-range: $(VENV)/installed-dev  ## The oldest libraries that pyproject.toml allows, and the newest Triton, beside the torch of .venv
 	$(BIN)/python .ci/range.py
+
+gpu-gate: $(VENV)/installed-dev  ## On a GPU: checks, fuzz, sanitizers, mutations and so on; PART=check one of them, OUT= a folder for the logs
+	$(BIN)/python tests/gate/gpu_gate.py $(PART) --out $(or $(OUT),runs/gate) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

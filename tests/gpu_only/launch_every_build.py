@@ -5,20 +5,23 @@ checked; a program for compute-sanitizer:
     tests/gpu_only/launch_every_build.py
 
 TOOL is memcheck (with --report-api-errors no), racecheck or synccheck. Compiling takes longest:
-`python tests/gpu_only/launch_every_build.py --compile` does nothing else, on all cores.
+`python tests/gpu_only/launch_every_build.py --compile` does nothing else, on all cores. Other words
+are parts of launches' names: those launches alone are made.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from leanbench.check.kind_cases import kind_problems
+from leanbench.check.poison import poison_unused
 from leanbench.check.reference import Reference
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
@@ -47,7 +50,23 @@ PROBLEMS = [
 KIND_STEP = 4
 
 
-def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
+@dataclass(frozen=True)
+class Launch:
+    """A build of `lean_cuda`, and a problem to launch it on."""
+
+    problem: AttentionProblem
+    #: What the settings are called.
+    settings: str
+    config: KernelConfig
+    #: Of the inputs: 12 makes a softmax that picks few tokens, whose maximum moves more than once.
+    score_scale: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.problem.label}, {self.settings}"
+
+
+def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
     """The heuristic's, and what it left out: cp.async, single CTAs, pairs, the largest clusters,
     fixed runs.
     """
@@ -56,67 +75,85 @@ def settings(problem: AttentionProblem) -> Iterator[KernelConfig]:
     fixed_runs = LEAN.batch_invariant_config(problem, spec)
     assert chosen is not None
     assert fixed_runs is not None
-    yield chosen
+    yield "heuristic", chosen
     if chosen.of_warpgroups:
-        yield replace(chosen, align_grid=not chosen.align_grid)
+        yield "other grid", replace(chosen, align_grid=not chosen.align_grid)
         return
-    yield replace(chosen, copy="async", cluster_size=1)
-    yield replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
-    yield replace(chosen, cluster_size=2, align_grid=False)
+    yield "cp.async", replace(chosen, copy="async", cluster_size=1)
+    yield "stream-K", replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
+    yield "pairs", replace(chosen, cluster_size=2, align_grid=False)
     if not problem.is_ragged:
-        yield replace(chosen, cluster_size=8, ctas_per_sm=1)
-    yield fixed_runs
+        yield "clusters of 8", replace(chosen, cluster_size=8, ctas_per_sm=1)
+    yield "fixed runs", fixed_runs
 
 
-def builds() -> Iterator[tuple[AttentionProblem, KernelConfig]]:
+def launches() -> Iterator[Launch]:
     """Plain problems with all of those settings, every kind and size with the heuristic's: on the
     host and the device, contiguous and in pages in turn.
     """
+    scales, kind_scales = itertools.cycle((1.0, 12.0)), itertools.cycle((1.0, 4.0))
     for problem in PROBLEMS:
-        for config in dict.fromkeys(settings(problem)):
-            yield problem, config
+        known: set[KernelConfig] = set()
+        for name, config in settings(problem):
+            if config not in known:
+                yield Launch(problem, name, config, next(scales))
+            known.add(config)
     for problem in list(kind_problems())[::KIND_STEP]:
         config = LEAN.default_config(problem, spec_of_device(0))
         assert config is not None
-        yield problem, config
+        yield Launch(problem, "heuristic", config, next(kind_scales))
 
 
-def compile_one(problem: AttentionProblem, config: KernelConfig) -> None:
+def wanted(words: list[str]) -> list[Launch]:
+    """Launches with one of the words in their names; all without any."""
+    return [
+        launch for launch in launches() if not words or any(word in launch.name for word in words)
+    ]
+
+
+def compile_one(launch: Launch) -> None:
     """Into the folder of compiled kernels."""
     try:
-        LEAN.compile(problem, config, (9, 0))
+        LEAN.compile(launch.problem, launch.config, (9, 0))
     except UserError as error:
-        print(f"{problem.label}: not compiled ({error})")
+        print(f"{launch.name}: not compiled ({error})")
 
 
-def compile_all() -> int:
+def compile_all(words: list[str]) -> int:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=context) as pool:
-        list(pool.map(compile_one, *zip(*builds(), strict=True)))
+        list(pool.map(compile_one, wanted(words)))
     return 0
 
 
-def main() -> int:
+def launch_all(words: list[str]) -> int:
+    """1 if any is wrong, or there is none. What no sequence has in the cache is NaN."""
     launched = wrong = 0
-    for problem, config in builds():
-        inputs = make_inputs(problem, "cuda")
+    for launch in wanted(words):
+        inputs = make_inputs(launch.problem, "cuda", score_scale=launch.score_scale)
+        inputs = poison_unused(inputs)
         reference = Reference(inputs)
         inputs.poison()
         try:
-            launch = LEAN.prepare(inputs, config)
+            run = LEAN.prepare(inputs, launch.config)
         except UserError as error:
-            print(f"{problem.label}: not launched ({error})")
+            print(f"{launch.name}: not launched ({error})")
             continue
-        launch()
+        run()
         torch.cuda.synchronize()
         launched += 1
-        failure = reference.check(inputs).failure(problem.dtype)
+        failure = reference.check(inputs).failure(LEAN.precision(launch.problem))
         if failure:
             wrong += 1
-            print(f"{problem.label}: {failure}, {config}")
+            print(f"WRONG {launch.name}: {failure}")
     print(f"{launched} launches, {wrong} wrong")
-    return 1 if wrong else 0
+    return 1 if wrong or not launched else 0
+
+
+def main() -> int:
+    words = [word for word in sys.argv[1:] if word != "--compile"]
+    return compile_all(words) if "--compile" in sys.argv else launch_all(words)
 
 
 if __name__ == "__main__":
-    sys.exit(compile_all() if "--compile" in sys.argv else main())
+    sys.exit(main())

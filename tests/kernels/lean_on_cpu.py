@@ -164,5 +164,12 @@ def compiled(
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+    """The text with another line.
+
+    Raises:
+        ValueError: it stands there other than once. Not AssertionError, which tests of changed
+            lines expect.
+    """
+    if text.count(old) != 1:
+        raise ValueError(f"{old!r} stands there {text.count(old)} times")
     return text.replace(old, new)

@@ -228,7 +228,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("rotated", ("schedule.cuh", "length + min(p.new_tokens, p.context - length)", "length")),
     ("clusters", ("rotary.cuh", "x.y * c + x.x * s", "x.y * c - x.x * s")),
     ("pages", ("append.cuh", "(at + row) / PAGE_OR_1", "at / PAGE_OR_1 + row")),
-    ("host", ("schedule.cuh", "p.context - p.new_tokens :", "p.context :")),
+    ("host", ("schedule.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")),
     ("row tiles", ("append.cuh", "tile.row_offset + ROWS >= all_rows", "0 * all_rows")),
     ("row tiles", ("append.cuh", "tile.row_offset + ROWS >=", "tile.row_offset == 0 * ")),
     ("windows", ("schedule.cuh", "WINDOW_LEFT && APPEND ?", "false ?")),

@@ -162,6 +162,11 @@ CASES = {
         ((ONE_LONG, 7), (ONE_LONG, 99), (on_device((512,) * 5, "4/1", 64, 768), 3)),
     ),
     "windows": Case(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, False), ((WINDOWS, 7), (WINDOWS, 1))),
+    # The first page of a sequence holds padding, too.
+    "paged padding": Case(
+        cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False),
+        ((replace(ONE_LONG, page_size=16, leftpad=True), 3),),
+    ),
     "attention chunks": Case(cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False), ((CHUNKED, 7),)),
     "paged windows in clusters": Case(
         cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False), ((PAGED_WINDOWS, 8), (PAGED_WINDOWS, 2))
@@ -343,6 +348,17 @@ def test_bits_of_fixed_runs_are_those_of_the_sequence_alone(cpu: Cpu) -> None:
         cpu.launch(lone, config, 8, workspace, seed=sequence)
         assert torch.equal(lone.out[0], batch.out[sequence])
         assert torch.equal(lone.lse[0], batch.lse[sequence])
+
+
+def test_lengths_outside_the_cache_are_the_nearest_inside(cpu: Cpu) -> None:
+    """Below 0, past its end, and none: an output of 0."""
+    inputs = make_inputs(ONE_LONG, "cpu", 1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens.copy_(torch.tensor([-5, 770, 0, 300]))
+    inputs.poison()
+    cpu.launch(inputs, CASES["device"].config, 7, Workspace(1000))
+    assert Reference(inputs).check(inputs).failure("fp16") is None
+    assert not inputs.out[::2].any()
 
 
 @pytest.mark.parametrize("architecture", [800, 900])
@@ -549,7 +565,10 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("pages of 48", ("build.cuh", "while (page % box != 0) box /= 2;", "")),
     ("head_dim 72", ("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")),
     ("head_dim 56, async", ("copy.cuh", "column + i < DIM / PIECE_NUMBERS);", "true);")),
-    ("chunks of queries", ("schedule.cuh", "(head - kv_head * tiles) * ROWS", "0")),
+    (
+        "chunks of queries",
+        ("schedule.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
+    ),
     ("chunks of queries", ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;")),
     ("a large batch", ("schedule.cuh", ", longer_than_one += tiles > 1;", ";")),
     ("ragged queries", ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries")),

@@ -101,8 +101,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a merge does not wait": (
         "rows_output.cuh",
-        "ld_acquire_gpu(slots.at(split) + EPOCH_AT) != epoch",
-        "false",
+        "missing || log.w != epoch);\n        while (__any_sync(~0u, log.w != epoch))",
+        "false);\n        while (false)",
     ),
     "a turn is not passed": ("rows_attend.cuh", "    pass_turn();\n", ""),
 }

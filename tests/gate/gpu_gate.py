@@ -1,0 +1,275 @@
+"""The GPU gate: one command that says whether this tree's kernels are right on this GPU.
+
+    make gpu-gate [PART="check fuzz"] [OUT=folder] [SEED=1]
+    python tests/gate/gpu_gate.py [PART...] [--out folder] [--seed N]
+
+The second is for an environment of your own. Each part takes less than nine minutes and leaves
+OUT/PART.txt: GPU, driver, versions and the kernels' hash, then what its commands say.
+OUT/summary.txt has a line for each log that is there. Exits with 1 where a part fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Seconds that a part may take.
+LIMIT_S = 540
+#: Processes of a check: most of the time goes into compiling.
+JOBS = max(1, min(20, (os.cpu_count() or 2) - 2))
+_ENVIRONMENT = (
+    "import json; from leanbench.records.environment import measured_environment;"
+    " print(json.dumps(measured_environment(0)))"
+)
+_KERNELS = re.compile(r"^GPU .*, kernels (\w+)$", re.MULTILINE)
+_RESULT = re.compile(r"^(passed|FAILED) in (\d+) s$", re.MULTILINE)
+_LAST_LINE = re.compile(r"^(.*)\nexit code", re.MULTILINE)
+
+#: Words after `python`, or of another program.
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Commands that run one after the other, those of a group at the same time; what the last line
+    of each says is what the summary says.
+    """
+
+    title: str
+    groups: tuple[tuple[Command, ...], ...]
+
+
+def pytest_on_gpu(*words: str) -> Command:
+    return ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *words)
+
+
+def leanbench(*words: str) -> Command:
+    return ("-m", "leanbench", *words)
+
+
+EVERY_BUILD = "tests/gpu_only/launch_every_build.py"
+
+
+def sanitizer(tool: str, *options: str) -> Command:
+    """All builds of lean.cu and many_rows.cu under a tool of compute-sanitizer."""
+    chosen = ("--tool", tool, *options, "--kernel-regex", "kns=lean", "--error-exitcode", "1")
+    return ("compute-sanitizer", *chosen, sys.executable, EVERY_BUILD)
+
+
+def parts(seed: int, out: Path) -> dict[str, Part]:
+    """All parts.
+
+    Args:
+        seed: of the random problems.
+        out: a folder for runs of reference sweeps.
+    """
+    kernels, jobs = "lean,lean_triton,lean_mla,fa2,fixed_split", str(JOBS)
+    fuzz = ("--fuzz", "10000", "--kernels", "lean,lean_mla", "--seed", str(seed))
+    sweep = ("--out", str(out), "--quiet", "--no-report", "--budget", "170s")
+    return {
+        "check": Part(
+            "the grid of problems against the fp64 reference",
+            ((leanbench("check", "--kernels", kernels, "--jobs", jobs),),),
+        ),
+        "fuzz": Part(
+            "10,000 random problems of all kinds",
+            ((leanbench("check", *fuzz, "--jobs", jobs),),),
+        ),
+        "arguments": Part(
+            "every value of every argument beside every value of every other",
+            ((pytest_on_gpu("-s", "tests/gpu_only/test_every_argument_on_gpu.py"),),),
+        ),
+        "sanitizers": Part(
+            "every build under compute-sanitizer",
+            (
+                ((EVERY_BUILD, "--compile"),),
+                (
+                    sanitizer("memcheck", "--report-api-errors", "no"),
+                    sanitizer("racecheck"),
+                    sanitizer("synccheck"),
+                ),
+            ),
+        ),
+        "mutations": Part(
+            "mutations of the kernels, each of which a check must notice",
+            ((("tests/gate/mutants.py", "gpu"),),),
+        ),
+        "progress": Part(
+            "launches that must end and be right whatever else the GPU does",
+            (
+                (
+                    pytest_on_gpu("tests/gpu_only/test_robust_on_gpu.py"),
+                    pytest_on_gpu("tests/gpu_only/test_on_gpu.py", "-k", "fit_at_once or graph"),
+                ),
+            ),
+        ),
+        "references": Part(
+            "reference sweeps: every cell right",
+            (
+                (leanbench("sweep", "smoke", "--name", "smoke", *sweep),),
+                (
+                    leanbench(
+                        "sweep", "variants", "--kernels", "lean", "--name", "variants", *sweep
+                    ),
+                ),
+                (leanbench("sweep", "mla", "--kernels", "lean_mla", "--name", "mla", *sweep),),
+            ),
+        ),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Software, driver and GPU; in a process of its own, which leaves the GPU alone afterwards.
+
+    Raises:
+        SystemExit: there is no GPU.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _ENVIRONMENT],
+        cwd=ROOT,
+        env=with_checkout(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        sys.exit(f"the gate needs a GPU that torch can use: {last}")
+    return json.loads(done.stdout)
+
+
+def with_checkout() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "COLUMNS": "160"}
+
+
+def words_of(command: Command) -> tuple[str, ...]:
+    return command if command[0] == "compute-sanitizer" else (sys.executable, *command)
+
+
+def run_command(command: Command, limit_s: float) -> str:
+    """The command, its output, and its exit code: 124 where it was killed at the limit."""
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        words_of(command),
+        cwd=ROOT,
+        env=with_checkout(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, code = process.communicate()[0], 124
+    took_s = time.monotonic() - began_s
+    shown = shlex.join(("python", *command) if command[0] != "compute-sanitizer" else command)
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    return "\n".join([f"$ {shown}", *lines, f"exit code {code} after {took_s:.0f} s", ""])
+
+
+def run_part(name: str, part: Part, header: str, out: Path, limit_s: float) -> bool:
+    """Runs a part and writes its log; whether all commands passed."""
+    began_s = time.monotonic()
+    log = out / f"{name}.txt"
+    sections = [f"{name}: {part.title}\n{header}\n"]
+    for group in part.groups:
+        left_s = limit_s - (time.monotonic() - began_s)
+        with ThreadPoolExecutor(len(group)) as pool:
+            sections += pool.map(lambda command, left_s=left_s: run_command(command, left_s), group)
+        log.write_text("\n".join(sections), encoding="utf-8")
+    passed = all("\nexit code 0 after" in section for section in sections[1:])
+    result = f"{'passed' if passed else 'FAILED'} in {time.monotonic() - began_s:.0f} s"
+    log.write_text("\n".join([*sections, f"{result}\n"]), encoding="utf-8")
+    print(f"{name}: {result}", flush=True)
+    return passed
+
+
+def header_of(found: dict[str, Any]) -> str:
+    """What ran, and where: the first lines of every log."""
+    rest = ", ".join(
+        f"{name} {value}"
+        for name, value in found.items()
+        if name not in ("gpu_product", "gpu_uuid", "driver", "kernels") and value is not None
+    )
+    gpu = f"GPU {found['gpu_product']}, driver {found['driver']}, kernels {found['kernels']}"
+    return f"{gpu}\n{rest}\n{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def summary(out: Path, names: Iterable[str], kernels: str) -> str:
+    """A line for each part that has a log."""
+    rows = [
+        row_of(name, path.read_text(encoding="utf-8"), kernels)
+        for name in names
+        if (path := out / f"{name}.txt").exists()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]])
+        for row in rows
+    ]
+    return "\n".join([f"Kernels of this tree: {kernels}", *lines, ""])
+
+
+def row_of(name: str, log: str, kernels: str) -> tuple[str, str, str, str, str]:
+    """Part, result, seconds, kernels, what its commands said last. A log of other kernels is stale,
+    one without a result was not finished.
+    """
+    of_log, result = _KERNELS.search(log), _RESULT.findall(log)
+    hashed = of_log[1] if of_log else "?"
+    outcome, took_s = result[-1] if result else ("UNFINISHED", "?")
+    if hashed != kernels:
+        outcome = "STALE"
+    said = "; ".join(line.strip("= ") for line in _LAST_LINE.findall(log))
+    return name, outcome, f"{took_s} s", hashed, said
+
+
+def main(arguments: list[str]) -> int:
+    known = parts(0, Path())
+    parser = argparse.ArgumentParser(usage="gpu_gate.py [PART...] [--out FOLDER] [--seed N]")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(known))
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gate")
+    parser.add_argument("--seed", type=int, help="of the random problems; by the kernels' hash")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of a part")
+    options = parser.parse_intermixed_args(arguments)
+    unknown = [name for name in options.parts if name not in known]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}: take {', '.join(known)}")
+    found = environment()
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    # Other kernels, other problems.
+    seed = int(found["kernels"][:5], 16) if options.seed is None else options.seed
+    wanted = {
+        name: part for name, part in parts(seed, out / "runs").items() if name in options.parts
+    }
+    passed = [
+        run_part(name, part, header_of(found), out, options.limit_s)
+        for name, part in (wanted or parts(seed, out / "runs")).items()
+    ]
+    table = summary(out, known, found["kernels"])
+    (out / "summary.txt").write_text(table, encoding="utf-8")
+    print(table, end="")
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

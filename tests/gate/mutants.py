@@ -1,0 +1,227 @@
+"""Mutation kills: each mutation is applied to a copy of the sources, and the check that it names
+must fail there, and pass in a copy without it.
+
+    python tests/gate/mutants.py gpu|cpu [--jobs N] [WORDS...]
+
+With words, of the mutations whose names contain one of them. Exits with 1 where any survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutations import MUTATIONS, Command, Mutation, by_pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What is imported from a copy.
+ROOMS = ("leanbench", "kernels")
+#: Seconds after which a check does not end. Without a mutation checks take 15 on a GPU.
+LIMIT_S = 60.0
+#: The same on a GPU for a mutation: what a kernel that does not end costs the others.
+CAUGHT = "caught"
+SURVIVED = "SURVIVED"
+NOT_JUDGED = "NOT JUDGED"
+#: What shows that a mutation is no program.
+_NO_PROGRAM = re.compile(
+    r"does not compile|CompilationError|SyntaxError|ImportError|ModuleNotFoundError"
+    r"|g\+\+.*non-zero exit status"
+)
+#: What tells best why a check failed, the first of them that there is.
+_TELLING = (
+    re.compile(r"^WRONG .*|^=+ Error: .*|^=+ RACECHECK SUMMARY.*", re.MULTILINE),
+    re.compile(
+        r"^E +(?:AssertionError|Failed|RuntimeError|torch\.\w+).*|^E +assert .*", re.MULTILINE
+    ),
+    re.compile(r".*(?:CUDA error|Timeout \(>).*", re.MULTILINE),
+    re.compile(r"^E +.*", re.MULTILINE),
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A check that was run."""
+
+    #: None: it did not end, and was killed.
+    code: int | None
+    output: str
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether it says that something is wrong: not so where pytest ran no test (2 to 5)."""
+        return self.code is None or self.code < 0 or self.code not in (0, 2, 3, 4, 5)
+
+    @property
+    def sentence(self) -> str:
+        """What the output says of a failure."""
+        if self.code is None:
+            return f"did not end in {self.seconds:.0f} s"
+        if self.code < 0:
+            return f"ended by {signal.Signals(-self.code).name}"
+        lines = [match[0] for pattern in _TELLING if (match := pattern.search(self.output))]
+        return (lines or self.output.strip().splitlines()[-1:] or ["no output"])[0].strip("E= ")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutation."""
+
+    mutation: Mutation
+    outcome: str
+    sentence: str
+    seconds: float
+
+
+def command_of(mutation: Mutation, where: str) -> Command | None:
+    """The check of a mutation.
+
+    Args:
+        where: gpu or cpu.
+    """
+    if where == "gpu":
+        return mutation.gpu
+    return None if mutation.cpu is None else by_pytest(mutation.cpu)
+
+
+def judge(
+    mutations: Iterable[Mutation], where: str, jobs: int, limit_s: float = LIMIT_S
+) -> Iterator[Verdict]:
+    """Verdicts over mutations, in their order; those without a check there are left out."""
+    checks = {mutation: command_of(mutation, where) for mutation in mutations}
+    with tempfile.TemporaryDirectory(prefix="leanbench-mutants-") as name, _pool(jobs) as pool:
+        folder = Path(name)
+        # Kernels that do not end cost all others time: theirs begin when these are done.
+        unchanged = {
+            check: pool.submit(run, folder, f"unchanged{number}", None, check, 2 * limit_s)
+            for number, check in enumerate(dict.fromkeys(filter(None, checks.values())))
+        }
+        changed = {
+            mutation: pool.submit(run, folder, f"mutant{number}", mutation, check, limit_s)
+            for number, (mutation, check) in enumerate(checks.items())
+            if check is not None
+        }
+        for mutation, mutant in changed.items():
+            check = checks[mutation]
+            assert check is not None
+            yield verdict(mutation, unchanged[check], mutant)
+
+
+def _pool(jobs: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(jobs)
+
+
+def verdict(mutation: Mutation, unchanged: Future[Ran], changed: Future[Ran]) -> Verdict:
+    """A mutation is caught where its check passes without it and fails with it."""
+    before, after = unchanged.result(), changed.result()
+    if before.code != 0:
+        return Verdict(mutation, NOT_JUDGED, f"unchanged: {before.sentence}", before.seconds)
+    if _NO_PROGRAM.search(after.output):
+        return Verdict(mutation, NOT_JUDGED, f"no program: {after.sentence}", after.seconds)
+    if after.code == 0:
+        return Verdict(mutation, SURVIVED, "its check passes", after.seconds)
+    outcome = CAUGHT if after.failed else NOT_JUDGED
+    return Verdict(mutation, outcome, after.sentence, after.seconds)
+
+
+def run(folder: Path, name: str, mutation: Mutation | None, check: Command, limit_s: float) -> Ran:
+    """Runs a check in a copy of the sources of its own."""
+    copy = folder / name
+    copy_sources(copy, mutation)
+    path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": path, "LEANBENCH_CACHE": str(copy / "cache"), "PYTHONFAULTHANDLER": ""}
+    own |= {"TRITON_CACHE_DIR": str(copy / "triton"), "PYTHONDONTWRITEBYTECODE": "1"}
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        words_of(check),
+        cwd=copy,
+        env=os.environ | own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        code: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, code = process.communicate()[0], None
+    shutil.rmtree(copy, ignore_errors=True)
+    return Ran(code, output, time.monotonic() - began_s)
+
+
+def copy_sources(copy: Path, mutation: Mutation | None) -> None:
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    if mutation is not None:
+        path = copy / mutation.file
+        path.write_text(changed(mutation, path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def changed(mutation: Mutation, text: str) -> str:
+    """The source with the mutation.
+
+    Raises:
+        ValueError: what it changes stands there other than once.
+    """
+    count = text.count(mutation.old)
+    if count != 1:
+        raise ValueError(
+            f"{mutation.name}: {mutation.old!r} stands {count} times in {mutation.file}"
+        )
+    return text.replace(mutation.old, mutation.new)
+
+
+def words_of(check: Command) -> list[str]:
+    """The command line, with paths of the checkout: tests are not copied."""
+    words = [str(ROOT / word) if word.startswith("tests/") else word for word in check]
+    if words[0] != "compute-sanitizer":
+        return [sys.executable, *words]
+    tool = [words[0], "--tool", words[1], "--kernel-regex", "kns=lean", "--error-exitcode", "1"]
+    return [*tool, sys.executable, *words[2:]]
+
+
+def report(verdicts: Iterable[Verdict], where: str) -> int:
+    """Prints a line for each as it comes, then how many were caught; 1 if not all were."""
+    outcomes: Counter[str] = Counter()
+    for each in verdicts:
+        outcomes[each.outcome] += 1
+        print(f"{each.outcome:<10} {each.seconds:5.1f} s  {each.mutation.name}", flush=True)
+        print(f"{'':<19} {each.mutation.file}: {each.sentence}"[:300], flush=True)
+    left = [f", {count} {outcome}" for outcome, count in outcomes.items() if outcome != CAUGHT]
+    total = outcomes.total()
+    print(f"{outcomes[CAUGHT]} of {total} mutations caught ({where}){''.join(left)}")
+    return 0 if total and outcomes[CAUGHT] == total else 1
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("where", choices=("gpu", "cpu"))
+    parser.add_argument("--jobs", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)))
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S)
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_intermixed_args(arguments)
+    wanted = [
+        mutation
+        for mutation in MUTATIONS
+        if not options.words or any(word in mutation.name for word in options.words)
+    ]
+    return report(judge(wanted, options.where, options.jobs, options.limit_s), options.where)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

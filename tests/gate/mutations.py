@@ -1,0 +1,697 @@
+"""Lines of the kernels' sources that are changed on purpose, one at a time: a check on a GPU must
+fail with each of them. What a survivor would mean stands in `why`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EVERY_BUILD = "tests/gpu_only/launch_every_build.py"
+#: Words after `python`; paths are of the checkout.
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A line that is changed, and what fails then."""
+
+    name: str
+    #: Of the checkout.
+    file: str
+    #: Stands there once.
+    old: str
+    new: str
+    #: Why results are wrong then, or a launch does not end.
+    why: str
+    #: What fails on a GPU.
+    gpu: Command
+    #: A test that fails without a GPU, or None, and why none can.
+    cpu: str | None
+    why_not_cpu: str = ""
+
+
+def by_launches(*names: str) -> Command:
+    """Launches of launch_every_build.py, by their names or parts of them."""
+    return EVERY_BUILD, *names
+
+
+def by_pytest(*tests: str) -> Command:
+    """Tests of pytest, below tests/."""
+    return (
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/{test}" for test in tests),
+    )
+
+
+def by_sanitizer(tool: str, name: str) -> Command:
+    """A launch under compute-sanitizer."""
+    return ("compute-sanitizer", tool, *by_launches(name))
+
+
+LEAN, MLA = "kernels/lean", "kernels/mla"
+ON_CPU = "kernels/test_lean_on_cpu.py::test_attention"
+APPENDED = "kernels/test_append_on_cpu.py::test_appended_tokens_are_attended_to_and_stored"
+ROWS_ON_CPU = "kernels/test_many_rows_on_cpu.py::test_many_rows_are_right"
+MLA_ON_CPU = "kernels/test_mla_on_cpu.py::test_mla_is_right"
+CORRECT = "kernels/test_correctness.py"
+ROBUST = "gpu_only/test_robust_on_gpu.py"
+ATTENTION = "gpu_only/test_attention_on_gpu.py"
+MLA_ON_GPU = "gpu_only/test_mla_on_gpu.py"
+LATENT = "test_right_and_the_same_bits_again"
+
+#: Launches that several mutations are seen in.
+MQA = "b1 h32/1 n5000 d128 fp16 HND"
+MHA = "b1 h24 n1024 d64 fp16 HND"
+PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
+SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
+ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
+PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
+
+#: lean.cu and its headers: attention over a chunk.
+ATTEND = (
+    Mutation(
+        "sums of weights are not re-scaled",
+        f"{LEAN}/attend.cuh",
+        "l[rows][j] *= scale;",
+        "",
+        "the running maximum moves, and weights before it count too much",
+        by_launches(f"{MQA}, heuristic"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "half of the output is not re-scaled",
+        f"{LEAN}/attend.cuh",
+        "o[step][rows][j] *= scale, o[step][rows][j + 2] *= scale;",
+        "o[step][rows][j] *= scale;",
+        "the same for every other column of V",
+        by_launches(f"{MQA}, heuristic"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "one token past the end is seen",
+        f"{LEAN}/attend.cuh",
+        "if (at >= end || (MASKED_STARTS",
+        "if (at > end || (MASKED_STARTS",
+        "the mask's < became <=",
+        by_launches("b4 h32/8 n300 d128 fp16 HND, heuristic"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "values past the end are not zeroed",
+        f"{LEAN}/attend.cuh",
+        "if (masked) zero_values",
+        "if (false) zero_values",
+        "a weight of 0 times NaN is NaN: a cache may hold anything past its sequence",
+        by_launches("b3 h6 n129+700+45 d64 q5 c1400 bf16 HND noncausal"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "the chunk before the last is not masked",
+        f"{LEAN}/attend.cuh",
+        "tokens - (part.queries.count - 1) + first_query;",
+        "tokens + first_query;",
+        "a tail of query tokens that lies over two chunks sees tokens after itself",
+        by_launches("b3 h6 n129+700+45 d128 q5 c1400 new5 bf16 NHD"),
+        f"{ON_CPU}[chunks of queries]",
+    ),
+    Mutation(
+        "a window's left edge is a token late",
+        f"{LEAN}/attend.cuh",
+        "own - p.window_left)",
+        "own - p.window_left + 1)",
+        "the oldest token of each window is left out",
+        by_launches(SINKS),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "a window's right edge is a token early",
+        f"{LEAN}/attend.cuh",
+        "WINDOW_RIGHT * p.window_right",
+        "WINDOW_RIGHT * (p.window_right - 1)",
+        "the last token of each window is left out",
+        by_launches("b3 h6 n700 d128 q4 p64 c1400 wl33 wr2 fp16 NHD device noncausal"),
+        f"{ON_CPU}[paged windows in clusters]",
+    ),
+    Mutation(
+        "padding in a sequence's first page is seen",
+        f"{LEAN}/attend.cuh",
+        "max(part.leftpad, own - p.window_left) : part.leftpad;",
+        "max(part.leftpad, own - p.window_left) : 0;",
+        "what lies in front of the sequence counts, NaN too",
+        by_launches("b3 h6 n700 d128 p64 c1400 fp16 NHD device leftpad"),
+        f"{ON_CPU}[paged padding]",
+    ),
+    Mutation(
+        "half a soft cap",
+        f"{LEAN}/attend.cuh",
+        "softcap - 2.0f * softcap * rcp",
+        "softcap - softcap * rcp",
+        "tanh becomes something else",
+        by_launches("b3 h8/2 n700 d64 cap20 fp16 HND"),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "slopes in other units",
+        f"{LEAN}/attend.cuh",
+        "(distance * LOG2_E)",
+        "distance",
+        "ALiBi's slopes are of natural logarithms",
+        by_launches("b3 h8/2 n700 d128 p16 c1400 fp16 NHD device alibi"),
+        f"{ON_CPU}[paged windows in clusters]",
+    ),
+    Mutation(
+        "the scale of an fp8 K is dropped",
+        f"{LEAN}/attend.cuh",
+        "scale_of(p.k_descale, part.sequence, kv_head)",
+        "1.0f",
+        "scores are off by the scale",
+        by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
+        f"{ON_CPU}[fp8]",
+    ),
+    Mutation(
+        "query tokens are read at the stride of heads",
+        f"{LEAN}/attend.cuh",
+        "(i64)(row / GROUP_SIZE) * p.stride_q_token",
+        "(i64)(row / GROUP_SIZE) * p.stride_q_head",
+        "rows of other heads are taken for the later query tokens",
+        by_launches(SINKS),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "all query tokens are rotated as the first",
+        f"{LEAN}/attend.cuh",
+        "position + row / GROUP_SIZE * p.rotary_step",
+        "position",
+        "positions of the later ones are wrong",
+        by_launches("b3 h6 n700 d128 q3 new3 rot32 fp16 NHD interleaved"),
+        f"{APPENDED}[pages]",
+    ),
+    Mutation(
+        "the scale of an fp8 V is dropped",
+        f"{LEAN}/lean.cu",
+        "KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale",
+        "true ? 1.0f : scale_of(p.v_descale",
+        "outputs are off by the scale",
+        by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
+        f"{ON_CPU}[fp8]",
+    ),
+)
+
+#: Copies into shared memory, and what waits for them.
+COPY = (
+    Mutation(
+        "a barrier's phase is not flipped",
+        f"{LEAN}/copy.cuh",
+        "parity ^= 1 << stage;",
+        "",
+        "a stage is read the second time before its copy has arrived",
+        by_launches(f"{MQA}, heuristic"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "a 16-byte copy is waited for too late",
+        f"{LEAN}/copy.cuh",
+        "cp_async_wait_group<STAGES - 1>",
+        "cp_async_wait_group<STAGES>",
+        "the chunk that is read is still on its way",
+        by_launches(f"{MQA}, cp.async"),
+        f"{ON_CPU}[host]",
+    ),
+    Mutation(
+        "pages of the first chunk are taken for all",
+        f"{LEAN}/copy.cuh",
+        "(CHUNKS_AHEAD - known) * BOXES + box)",
+        "box)",
+        "the block table is not followed",
+        by_launches(f"{PAGED}, stream-K"),
+        f"{ON_CPU}[paged clusters]",
+    ),
+    Mutation(
+        "rows of the cache are not looked up",
+        f"{LEAN}/copy.cuh",
+        "BATCH_IDX ? __ldg(p.cache_batch_idx + position.sequence) : position.sequence",
+        "position.sequence",
+        "another sequence's cache is read",
+        by_launches("b3 h8/2 n129+700+45 d128 bf16 NHD batch-idx"),
+        f"{APPENDED}[padding]",
+    ),
+    Mutation(
+        "an appended token is stored a place late",
+        f"{LEAN}/append.cuh",
+        "(at + row) % PAGE_OR_1 : at + row;",
+        "(at + row) % PAGE_OR_1 : at + row + 1;",
+        "the next call finds garbage where the token should be",
+        by_launches("b3 h6 n129+700+45 d128 q5 c1400 new5 bf16 NHD"),
+        f"{APPENDED}[rotated]",
+    ),
+)
+
+#: Ends of output tiles: warps, clusters and CTAs merge.
+REDUCE = (
+    Mutation(
+        "weights of a merge are left out of the sum",
+        f"{LEAN}/partials.cuh",
+        "sum.l += weight * l[i];",
+        "sum.l += l[i];",
+        "parts count as if their maxima were alike",
+        by_launches(f"{MHA}, stream-K", f"{MHA}, cp.async"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "a merge does not wait",
+        f"{LEAN}/partials.cuh",
+        "missing |= first[i].w != epoch | second[i].w != epoch;",
+        "missing |= false;",
+        "what a slot held before the launch is taken for a partial",
+        by_pytest(
+            f"{ROBUST}::test_a_launch_is_right_whatever_the_workspace_holds[cuda-many parts]"
+        ),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "a sequence without a token is divided by 0",
+        f"{LEAN}/partials.cuh",
+        "const float scale = l > 0.0f ? rcp_approx_ftz(l) : l;",
+        "const float scale = rcp_approx_ftz(l);",
+        "its output is NaN, not 0",
+        by_pytest(f"{ROBUST}::test_lengths_outside_the_cache_are_the_nearest_inside[cuda-None]"),
+        "kernels/test_lean_on_cpu.py::test_lengths_outside_the_cache_are_the_nearest_inside",
+    ),
+    Mutation(
+        "one partial of a full merge is left out",
+        f"{LEAN}/reduce.cuh",
+        "valid ? min(MERGE - 1,",
+        "valid ? min(MERGE - 2,",
+        "the merge's range ends one early",
+        by_launches(f"{MQA}, stream-K"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "the first CTA's partial stands for its whole cluster's",
+        f"{LEAN}/reduce.cuh",
+        "mapa_shared_cluster(own + 16 * quad, peer)",
+        "mapa_shared_cluster(own + 16 * quad, 0)",
+        "values of the other CTAs are lost",
+        by_launches(f"{MQA}, heuristic"),
+        f"{ON_CPU}[clusters]",
+    ),
+    Mutation(
+        "CTAs of a cluster do not wait for one another",
+        f"{LEAN}/reduce.cuh",
+        "  barrier_cluster_arrive();\n  barrier_cluster_wait();\n",
+        "",
+        "a partial is read before it is there",
+        by_launches(f"{MQA}, heuristic", f"{MHA}, heuristic", f"{MHA}, clusters of 8"),
+        f"{ON_CPU}[clusters]",
+    ),
+    Mutation(
+        "a sink is added twice",
+        f"{LEAN}/reduce.cuh",
+        "if (SINKS) piece.add_logit(logit_of(sink));",
+        "if (SINKS) piece.add_logit(logit_of(sink)), piece.add_logit(logit_of(sink));",
+        "the softmax's denominator is too large",
+        by_launches(SINKS),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "all heads have the first one's sink",
+        f"{LEAN}/reduce.cuh",
+        "(tile.row_offset + row) % GROUP_SIZE;",
+        "0;",
+        "denominators are of other heads",
+        by_launches("b3 h14/1 n700 d128 p1 c1400 fp16 NHD device sinks"),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "warps do not wait before their states are overwritten",
+        f"{LEAN}/lean.cu",
+        "if (SCRATCH_OVER_RING || !first_part) __syncthreads();",
+        "",
+        "a warp stores its next state while others merge the last",
+        by_sanitizer("racecheck", "b40 h32/8 n200 d64 fp16 HND, heuristic"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "replays of a graph share their epoch",
+        f"{LEAN}/lean.cu",
+        "p.epoch + replays",
+        "p.epoch",
+        "a replay takes partials of the one before for its own",
+        by_pytest(f"{ATTENTION}::test_a_captured_call_follows_lengths_and_pages_that_change"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "output tiles share the slots of their fixed runs",
+        f"{LEAN}/lean.cu",
+        "FIXED_RUNS ? part.at",
+        "FIXED_RUNS ? part.first",
+        "a merge takes another output tile's partials",
+        by_launches(f"{MHA}, fixed runs"),
+        f"{ON_CPU}[fixed runs]",
+    ),
+)
+
+#: Who has which LeanTiles.
+SCHEDULE = (
+    Mutation(
+        "work ranges begin as if none were longer",
+        f"{LEAN}/schedule.cuh",
+        "return range * share + min(range, longer);",
+        "return range * share;",
+        "LeanTiles at the end of the line are nobody's",
+        by_launches(f"{MHA}, stream-K"),
+        f"{ON_CPU}[host]",
+    ),
+    Mutation(
+        "the last LeanTile is dropped where it is not full",
+        f"{LEAN}/schedule.cuh",
+        "int tiles = (tokens + (1 << shift) - 1) >> shift;",
+        "int tiles = tokens >> shift;",
+        "the end of a sequence is not attended to",
+        by_launches(f"{PAGED}, stream-K"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "LeanTiles of a window begin too late",
+        f"{LEAN}/schedule.cuh",
+        "tokens - queries - p.window_left",
+        "tokens - p.window_left",
+        "tokens that the first query token sees are not dealt",
+        by_launches(SINKS),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "chunks of attention are those of the sequence's end",
+        f"{LEAN}/schedule.cuh",
+        "chunk_start(p, leftpad, tokens - queries)",
+        "chunk_start(p, leftpad, tokens)",
+        "a sequence that ends with its chunk sees nothing",
+        by_launches("b3 h6 n700 d64 ac100 fp16 HND"),
+        f"{ON_CPU}[attention chunks]",
+    ),
+    Mutation(
+        "an output tile's last split is not counted",
+        f"{LEAN}/schedule.cuh",
+        "range.share, range.longer) - host + 1;",
+        "range.share, range.longer) - host;",
+        "its partial is not merged",
+        by_launches(f"{MQA}, stream-K"),
+        f"{ON_CPU}[host]",
+    ),
+    Mutation(
+        "splits end a LeanTile early",
+        f"{LEAN}/schedule.cuh",
+        "range_start(split + 1, length, rest);",
+        "range_start(split + 1, length, rest) - 1;",
+        "one LeanTile of each split is nobody's",
+        by_launches(f"{PAGED}, stream-K"),
+        f"{ON_CPU}[clusters]",
+    ),
+    Mutation(
+        "a work range stays in a sequence that is done",
+        f"{LEAN}/schedule.cuh",
+        "if (at >= sequence_end) {",
+        "if (at > sequence_end) {",
+        "the next sequence's output is not written",
+        by_pytest(f"{ATTENTION}::test_equal_lengths_on_the_device[40-8-300]"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "lengths past the cache are believed",
+        f"{LEAN}/schedule.cuh",
+        "min(max(__ldg(p.cache_seqlens + sequence), 0), p.context)",
+        "max(__ldg(p.cache_seqlens + sequence), 0)",
+        "what lies behind the cache is read",
+        by_pytest(f"{ROBUST}::test_lengths_outside_the_cache_are_the_nearest_inside[cuda-None]"),
+        "kernels/test_lean_on_cpu.py::test_lengths_outside_the_cache_are_the_nearest_inside",
+    ),
+    Mutation(
+        "who merges starts first",
+        f"{LEAN}/schedule.cuh",
+        "slot = index = used - 1 - unit;",
+        "slot = index = unit;",
+        "a CTA waits for CTAs that have no SM: the launch does not end",
+        by_pytest(f"{ROBUST}::test_launches_end_beside_a_kernel_that_holds_most_sms[cuda-5]"),
+        f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "a divisor is rounded down",
+        f"{LEAN}/cuda_params.py",
+        "(1 << (31 + bits)) // divisor + 1",
+        "(1 << (31 + bits)) // divisor",
+        "quotients of whole multiples are one too small",
+        by_launches(f"{MHA}, stream-K"),
+        f"{ON_CPU}[host]",
+    ),
+    Mutation(
+        "longer work ranges are divided as the others",
+        f"{LEAN}/cuda.py",
+        "params.by_share_plus_1 = Divisor.of(params.share + 1)",
+        "params.by_share_plus_1 = Divisor.of(params.share)",
+        "the splits of an output tile are counted wrong",
+        by_launches(f"{MHA}, stream-K"),
+        f"{ON_CPU}[host]",
+    ),
+    Mutation(
+        "a soft cap's scores are scaled by half",
+        f"{LEAN}/cuda_masks.py",
+        "params.qk_scale *= 2 / inputs.softcap",
+        "params.qk_scale *= 1 / inputs.softcap",
+        "tanh of half the score",
+        by_launches("b3 h8/2 n700 d64 cap20 fp16 HND"),
+        f"{ON_CPU}[windows]",
+    ),
+    Mutation(
+        "tensor maps of a cache that has grown are the old ones",
+        f"{LEAN}/cuda.py",
+        "cache_map.resize(shape, strides)",
+        "pass",
+        "a launch that is made again copies from where tokens were",
+        by_pytest(f"{ATTENTION}::test_a_cache_that_grows_finds_its_launch_prepared"),
+        None,
+        "the driver writes tensor maps",
+    ),
+    Mutation(
+        "a graph's counter stands still",
+        f"{LEAN}/workspace.py",
+        "_REPLAY_STEP = 0x9E3779B1 - (1 << 32)",
+        "_REPLAY_STEP = 0",
+        "a replay takes partials of the one before for its own",
+        by_pytest(f"{ATTENTION}::test_a_captured_call_follows_lengths_and_pages_that_change"),
+        None,
+        "there is no CUDA graph",
+    ),
+)
+
+#: many_rows.cu and its headers.
+MANY_ROWS = (
+    Mutation(
+        "a stage is overwritten while it is read",
+        f"{LEAN}/many_rows.cu",
+        "  mbarrier_try_wait_parity(empty, parity ^ 1);\n",
+        "",
+        "copies do not wait for the matrix instructions",
+        by_launches(ROWS),
+        f"{ROWS_ON_CPU}[host]",
+    ),
+    Mutation(
+        "a row sees one token too many",
+        f"{LEAN}/rows_attend.cuh",
+        "if (at >= end[half] ||",
+        "if (at > end[half] ||",
+        "the mask's < became <=",
+        by_launches(ROWS),
+        f"{ROWS_ON_CPU}[host]",
+    ),
+    Mutation(
+        "values past the end of the last chunk are not zeroed",
+        f"{LEAN}/rows_attend.cuh",
+        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "",
+        "a weight of 0 times NaN is NaN",
+        by_launches(PAGED_ROWS, "b3 h8/2 n129+700+45 d64 q17 c1400 bf16 HND"),
+        f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "both rows of a thread are re-scaled as the first",
+        f"{LEAN}/rows_attend.cuh",
+        "o[i] *= softmax.scale[i / 2 % 2]",
+        "o[i] *= softmax.scale[0]",
+        "the second row's maximum moves at other chunks",
+        by_launches(ROWS),
+        f"{ROWS_ON_CPU}[host]",
+    ),
+    Mutation(
+        "sums of a row's weights are not re-scaled",
+        f"{LEAN}/rows_attend.cuh",
+        "l[half] *= scale[half];",
+        "",
+        "weights before the maximum's move count too much",
+        by_launches(ROWS),
+        f"{ROWS_ON_CPU}[host]",
+    ),
+    Mutation(
+        "sums of splits are added without their weights",
+        f"{LEAN}/rows_output.cuh",
+        "weight * __uint_as_float(log.y)",
+        "__uint_as_float(log.y)",
+        "parts count as if their maxima were alike",
+        by_launches(ROWS),
+        f"{ROWS_ON_CPU}[host]",
+    ),
+    Mutation(
+        "merged rows are without their sink",
+        f"{LEAN}/rows_output.cuh",
+        "l = SINKS ? 1.0f : 0.0f;",
+        "l = 0.0f;",
+        "the softmax's denominator is too small",
+        by_launches("b3 h8 n700 d64 q200 wl100 fp16 HND sinks", "ql17+1+2 fp16 HND device sinks"),
+        f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "packed queries' LSE begins at the first sequence's",
+        f"{LEAN}/rows_output.cuh",
+        "(i64)head * stride_lse + part.queries.first",
+        "(i64)head * stride_lse",
+        "sequences overwrite one another's",
+        by_launches("b3 h14/1 n700 d128 ql1+40+3 fp16 NHD"),
+        f"{ROWS_ON_CPU}[device]",
+    ),
+)
+
+#: mla.cu and its headers.
+LATENT_ATTENTION = (
+    Mutation(
+        "one token past the end of a latent cache is seen",
+        f"{MLA}/scores.cuh",
+        "if (token >= visible[i / 2 % 2])",
+        "if (token > visible[i / 2 % 2])",
+        "the mask's < became <=",
+        by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n65 d576 p64 dv512 bf16 HND latent-1.0]"),
+        f"{MLA_ON_CPU}[crossing]",
+    ),
+    Mutation(
+        "the last query token sees one token less",
+        f"{MLA}/mla.cu",
+        "max(0, Q_LEN - 1 - query)",
+        "max(0, Q_LEN - query)",
+        "the causal tail is off by one",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b3 h128/1 n700+2+65 d576 q3 p64 dv512 fp16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[several query tokens]",
+    ),
+    Mutation(
+        "sums of the other warpgroup's weights are not re-scaled",
+        f"{MLA}/scores.cuh",
+        "softmax.l[half] *= log.y;",
+        "",
+        "weights before the maximum's move count too much",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n1000 d576 p64 dv512 bf16 HND latent-12.0]",
+            f"{MLA_ON_GPU}::{LATENT}[b100 h128/1 n1024 d576 p64 dv512 bf16 NHD latent-12.0]",
+        ),
+        f"{MLA_ON_CPU}[crossing]",
+    ),
+    Mutation(
+        "partials of latent attention are added without their weights",
+        f"{MLA}/outputs.cuh",
+        "l += log.x * log.y;",
+        "l += log.y;",
+        "parts count as if their maxima were alike",
+        by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 dv512 bf16 HND latent-12.0]"),
+        f"{MLA_ON_CPU}[crossing]",
+    ),
+    Mutation(
+        "any launch's partial is taken",
+        f"{MLA}/outputs.cuh",
+        "while (ld_acquire_gpu(slot + EPOCH_AT) != epoch)",
+        "while (ld_acquire_gpu(slot + EPOCH_AT) == 0)",
+        "what the launch before stored is merged",
+        by_pytest(
+            f"{MLA_ON_GPU}::test_a_call_takes_other_tensors_and_lengths_with_the_same_launch",
+            f"{MLA_ON_GPU}::test_a_graph_is_replayed_with_other_lengths",
+        ),
+        f"{MLA_ON_CPU}[crossing]",
+    ),
+    Mutation(
+        "a stage of the latent cache is overwritten while it is read",
+        f"{MLA}/mla.cu",
+        "if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);",
+        "",
+        "copies do not wait for the matrix instructions",
+        by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 dv512 bf16 HND latent-12.0]"),
+        f"{MLA_ON_CPU}[crossing]",
+    ),
+)
+
+#: The Triton kernels.
+TRITON = (
+    Mutation(
+        "Triton: sums of weights are not re-scaled",
+        "kernels/tile.py",
+        "l = l * rescale + tl.sum(p, 1)",
+        "l = l + tl.sum(p, 1)",
+        "weights before the maximum's move count too much",
+        by_pytest(f"{CORRECT}::test_extreme_scores"),
+        f"{CORRECT}::test_extreme_scores",
+    ),
+    Mutation(
+        "Triton: one token past the end is seen",
+        "kernels/tile.py",
+        "valid = start + tokens < context",
+        "valid = start + tokens <= context",
+        "the mask's < became <=",
+        by_pytest(f"{CORRECT}::test_tokens_past_the_length_are_not_read"),
+        f"{CORRECT}::test_tokens_past_the_length_are_not_read",
+    ),
+    Mutation(
+        "Triton: a work range begins in the sequence before",
+        f"{LEAN}/schedule.py",
+        "before = (ends <= lean_tile)",
+        "before = (ends < lean_tile)",
+        "a sequence's first output tile is not written",
+        by_pytest(f"{CORRECT}::test_one_workspace_serves_different_problems"),
+        f"{CORRECT}::test_one_workspace_serves_different_problems",
+    ),
+    Mutation(
+        "Triton: a merge does not wait",
+        f"{LEAN}/reduce.py",
+        'f"setp.ne.or.s32 again, tag, {epoch}, again;",',
+        'f"setp.ne.s32 again, tag, tag;",',
+        "what a slot held before the launch is taken for a partial",
+        by_pytest(
+            f"{ROBUST}::test_a_launch_is_right_whatever_the_workspace_holds[triton-many parts]"
+        ),
+        None,
+        "the interpreter runs no PTX, and one CTA after the other",
+    ),
+    Mutation(
+        "Triton: who merges starts first",
+        f"{LEAN}/triton.py",
+        "work_range = tl.num_programs(0) - 1 - tl.program_id(0)",
+        "work_range = tl.program_id(0)",
+        "a CTA waits for CTAs that have no SM: the launch does not end",
+        by_pytest(
+            "gpu_only/test_on_gpu.py::test_a_grid_that_does_not_fit_at_once_ends"
+            "[uniform-with registers to spare]"
+        ),
+        f"{CORRECT}::test_any_grid",
+    ),
+    Mutation(
+        "fixed_split: LeanTiles that are left over are nobody's",
+        "kernels/fixed_split/triton.py",
+        "share = (tiles - seen_from + splits - 1) // splits",
+        "share = (tiles - seen_from) // splits",
+        "the end of a sequence is not attended to",
+        by_pytest(f"{CORRECT}::test_any_split_count"),
+        f"{CORRECT}::test_any_split_count",
+    ),
+)
+
+MUTATIONS = (*ATTEND, *COPY, *REDUCE, *SCHEDULE, *MANY_ROWS, *LATENT_ATTENTION, *TRITON)

@@ -1,0 +1,137 @@
+"""The list of mutations is of the sources as they are, and a survivor is a failure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mutants
+import pytest
+from depth import deep
+from mutants import CAUGHT, NOT_JUDGED, SURVIVED, Ran, judge, report
+from mutations import EVERY_BUILD, MUTATIONS, Mutation, by_pytest
+
+from leanbench.gpu.catalogue import find
+
+ROOT = Path(__file__).parents[2]
+#: The issue asks for 20, of the kernels' sources and of what the host passes.
+LEAST = 20
+
+
+def test_every_mutation_is_of_a_line_that_is_there():
+    texts = {mutation.file: (ROOT / mutation.file).read_text() for mutation in MUTATIONS}
+    assert [each.name for each in MUTATIONS if texts[each.file].count(each.old) != 1] == []
+    assert [each.name for each in MUTATIONS if each.old == each.new] == []
+    assert len({each.name for each in MUTATIONS}) == len(MUTATIONS) >= LEAST
+    assert [each.name for each in MUTATIONS if (each.cpu is None) != bool(each.why_not_cpu)] == []
+
+
+def test_every_check_is_there(monkeypatch):
+    """Tests by their functions, launches by their names."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "gpu_only"))
+    import launch_every_build
+
+    monkeypatch.setattr(launch_every_build, "spec_of_device", lambda index: find("h200"))
+    launches = [launch.name for launch in launch_every_build.launches()]
+    for mutation in MUTATIONS:
+        words = [word for word in (*mutation.gpu, f"tests/{mutation.cpu}") if "::" in word]
+        for word in words:
+            file, function = re.fullmatch(r"([\w/.]+)::(\w+)(?:\[.*\])?", word).groups()  # pyright: ignore
+            assert f"def {function}(" in (ROOT / file).read_text(), mutation.name
+        if EVERY_BUILD in mutation.gpu:
+            for part in mutation.gpu[mutation.gpu.index(EVERY_BUILD) + 1 :]:
+                assert any(part in name for name in launches), (mutation.name, part)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [deep(each) for each in MUTATIONS if each.cpu is not None],
+    ids=lambda mutation: mutation.name,
+)
+def test_a_mutation_is_caught_without_a_gpu(mutation):
+    verdicts = list(judge([mutation], "cpu", jobs=1, limit_s=250))
+    assert [verdict.outcome for verdict in verdicts] == [CAUGHT], verdicts[0].sentence
+
+
+NAMED: dict[str, Any] = {"why": "", "cpu": None, "why_not_cpu": "a check of the test's own"}
+EPOCH = Mutation(
+    "no epoch", "kernels/lean/lean.cu", "p.epoch + replays", "p.epoch", gpu=(), **NAMED
+)
+NOTE = replace(EPOCH, name="harmless", old="// LeanAttention in CUDA", new="// Lean in CUDA")
+
+
+def check(*, changed: str, unchanged: str = "pass") -> tuple[str, ...]:
+    """What a copy with the first mutation runs, and any other."""
+    source = "open('kernels/lean/lean.cu').read()"
+    return "-c", f"import sys, time\nif 'epoch + replays' in {source}: {unchanged}\nelse: {changed}"
+
+
+JUDGED = (
+    (EPOCH, check(changed="sys.exit('WRONG output')"), CAUGHT, "WRONG output"),
+    (EPOCH, check(changed="import os; os.abort()"), CAUGHT, "ended by SIGABRT"),
+    (EPOCH, check(changed="time.sleep(60)"), CAUGHT, "did not end in 1 s"),
+    (NOTE, check(changed="sys.exit('WRONG output')"), SURVIVED, "its check passes"),
+    (EPOCH, check(changed="pass"), SURVIVED, "its check passes"),
+    # What fails anyway, what is no program, and tests that are not there, catch nothing.
+    (EPOCH, check(changed="sys.exit(1)", unchanged="sys.exit('no GPU')"), NOT_JUDGED, "no GPU"),
+    (EPOCH, check(changed="sys.exit('lean does not compile')"), NOT_JUDGED, "no program"),
+    (EPOCH, check(changed="print('no tests ran'); sys.exit(5)"), NOT_JUDGED, "no tests ran"),
+)
+
+
+def test_a_survivor_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(mutants, "ROOMS", ("kernels",))
+    cases = [replace(mutation, gpu=words) for mutation, words, *_ in JUDGED]
+    verdicts = list(judge(cases, "gpu", jobs=2, limit_s=1))
+    assert [verdict.outcome for verdict in verdicts] == [outcome for *_, outcome, _ in JUDGED]
+    for verdict, (*_, sentence) in zip(verdicts, JUDGED, strict=True):
+        assert sentence in verdict.sentence
+        assert report([verdict], "gpu") == (0 if verdict.outcome == CAUGHT else 1)
+    capsys.readouterr()
+    assert report(verdicts, "gpu") == 1
+    shown = capsys.readouterr().out
+    assert "\nSURVIVED " in shown
+    assert shown.endswith("3 of 8 mutations caught (gpu), 2 SURVIVED, 3 NOT JUDGED\n")
+
+
+def test_no_mutation_is_no_pass(capsys):
+    assert report([], "gpu") == 1
+    assert "0 of 0 mutations caught" in capsys.readouterr().out
+
+
+def test_a_copy_is_what_is_imported():
+    words = (
+        "import leanbench.core.paths as p, os; print(p.KERNELS == p.Path(os.getcwd(), 'kernels'))"
+    )
+    judged = judge([replace(EPOCH, gpu=("-c", words))], "gpu", jobs=1)
+    assert [verdict.outcome for verdict in judged] == [SURVIVED]
+    done = mutants.words_of(by_pytest("kernels/test_mla.py"))
+    assert done[0] == sys.executable
+    assert done[-1] == str(ROOT / "tests" / "kernels" / "test_mla.py")
+
+
+def test_a_line_that_is_gone_is_named():
+    with pytest.raises(
+        ValueError, match=r"no epoch: 'gone' stands 0 times in kernels/lean/lean.cu"
+    ):
+        mutants.changed(replace(EPOCH, old="gone"), "p.epoch")
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("x\nWRONG b1 h8: relative error 1\n1 launches, 1 wrong", "WRONG b1 h8: relative error 1"),
+        ("E       assert 'relative error 2' is None\nFAILED", "assert 'relative error 2' is None"),
+        (
+            "RuntimeError: CUDA error: an illegal access\nlast",
+            "RuntimeError: CUDA error: an illegal access",
+        ),
+        ("+++ Timeout >>>\nlast", "last"),
+        ("", "no output"),
+    ],
+)
+def test_what_a_failure_is_told_by(output, sentence):
+    assert Ran(1, output, 1.0).sentence == sentence

@@ -1,0 +1,30 @@
+"""Lines that the tests on the CPU change on purpose are still those of the sources."""
+
+from __future__ import annotations
+
+import test_append_on_cpu
+import test_lean_on_cpu
+import test_many_rows_on_cpu
+import test_mla_on_cpu
+import test_peers_on_cpu
+from lean_on_cpu import Mutation
+
+from leanbench.core.paths import KERNELS
+
+
+def gone(family: str, mutations: list[Mutation]) -> list[Mutation]:
+    """Those whose line stands in its file other than once."""
+    return [
+        (file, old, new)
+        for file, old, new in mutations
+        if (KERNELS / family / file).read_text(encoding="utf-8").count(old) != 1
+    ]
+
+
+def test_every_mutation_is_of_a_line_that_is_there() -> None:
+    lists = (*test_lean_on_cpu.MUTATIONS, *test_append_on_cpu.MUTATIONS)
+    lean = [mutation for _, mutation in lists]
+    peers = [("peers.cuh", old, new) for old, new, _ in test_peers_on_cpu.MUTATIONS.values()]
+    assert gone("lean", [*lean, *peers, *test_many_rows_on_cpu.MUTATIONS.values()]) == []
+    assert gone("mla", [*test_mla_on_cpu.MUTATIONS.values()]) == []
+    assert len(gone("lean", [("lean.cu", "no such line", "")])) == 1
