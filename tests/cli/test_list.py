@@ -112,7 +112,7 @@ def test_sweeps_are_listed_with_their_cells():
         for line in CliRunner().invoke(app, ["list", "sweeps"]).stdout.splitlines()
         if "paper-fig7a" in line
     )
-    assert line.split()[:2] == ["paper-fig7a", "30"]
+    assert line.split()[:2] == ["paper-fig7a", "50"]
 
 
 def test_anything_else_is_one_sentence():
