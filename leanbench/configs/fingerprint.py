@@ -5,24 +5,32 @@ knowingly.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from leanbench.configs import store
 from leanbench.configs.lookup import is_off
 from leanbench.core.gpu_spec import GpuSpec
 
+#: In place of a hash: no file, or LEANBENCH_CONFIGS turns them off. The heuristic itself is among
+#: the kernels' sources, see leanbench.records.environment.kernels_hash.
+HEURISTIC = "heuristic"
 
-def settings_hash(spec: GpuSpec, where: Collection[str] = ("yours", "shipped")) -> str:
+
+def settings_hash(spec: GpuSpec) -> str:
     """Twelve characters that differ when a file of tuned configs of this GPU does, its place or its
-    text; ``heuristic`` where there is none, or LEANBENCH_CONFIGS turns them off. The heuristic
-    itself is among the kernels' sources, see leanbench.records.environment.kernels_hash.
-
-    Args:
-        where: the user's own files, those that come with leanbench, or both.
+    text; or `HEURISTIC`.
     """
-    files = [] if is_off() else [file for file in store.tuned_for(spec) if file.where in where]
+    return HEURISTIC if is_off() else _hash(store.tuned_for(spec))
+
+
+def shipped_settings_hash(spec: GpuSpec) -> str:
+    """The same of what comes with leanbench, whatever the user has."""
+    return _hash([file for file in store.tuned_for(spec) if file.where == "shipped"])
+
+
+def _hash(files: Sequence[store.File]) -> str:
     if not files:
-        return "heuristic"
+        return HEURISTIC
     digest = hashlib.sha256()
     for file in files:
         text = file.path.read_bytes()

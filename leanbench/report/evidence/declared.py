@@ -1,0 +1,83 @@
+"""Declaration of what the documents publish, `reports/evidence.toml`: tables and figures with the
+queries that make them, and what each run and log is there for.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leanbench.core.errors import UserError
+
+DECLARATION = Path("reports") / "evidence.toml"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a line for each problem of a run, or lines that are written out."""
+
+    title: str
+    #: A run, or a set of them: a line for each of its problems.
+    run: str = ""
+    #: Words of the labels of the problems that have a line.
+    where: str = ""
+    #: Labels of those problems in their order; a mapping gives each line its name.
+    rows: Sequence[str] | Mapping[str, str] = ()
+    #: By heading: words about the problem (``{batch} x {context}``), or a query.
+    columns: Mapping[str, str] = field(default_factory=dict)
+    #: Headings of the lines below.
+    head: Sequence[str] = ()
+    lines: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Declared:
+    """Content of the declaration."""
+
+    tables: Mapping[str, Table]
+    #: By name: text with queries in braces.
+    figures: Mapping[str, str]
+    #: Runs by the name of a set.
+    sets: Mapping[str, Sequence[str]]
+    #: What each run or log is there for.
+    purposes: Mapping[str, str]
+    #: The runs in each page of `leanbench report`.
+    pages: Mapping[str, Sequence[str]]
+    #: Seeds that problems were drawn from: `tuning`, or the hash of the kernels of the first run.
+    seeds: Mapping[str, str]
+    #: What a word of a label is called in a table.
+    words: Mapping[str, str]
+    #: Beginnings of the names of this project's kernels: all others are libraries'.
+    own: Sequence[str]
+    #: Why a document has tables of figures that are not made from a run.
+    by_hand: Mapping[str, str]
+
+
+def read(root: Path) -> Declared:
+    """The declaration of a checkout.
+
+    Raises:
+        UserError: there is none, or it is not as `Declared` says.
+    """
+    path = root / DECLARATION
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(
+            f"there is no {path}: `leanbench evidence` runs in a checkout of leanbench"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is no TOML file ({error}): mend it") from None
+    try:
+        tables = {name: Table(**fields) for name, fields in content.pop("tables").items()}
+        return Declared(tables, **content)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} is no declaration of evidence ({error}): mend it") from None
+
+
+def as_dict(value: Sequence[str] | Mapping[str, str]) -> dict[str, Any]:
+    """The problems of a table by the names of their lines."""
+    return dict(value) if isinstance(value, Mapping) else dict.fromkeys(value)

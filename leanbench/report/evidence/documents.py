@@ -1,0 +1,188 @@
+"""Documents with what they quote: tables and figures between markers, and links to runs and logs.
+
+    <!-- table: NAME -->
+    ...
+    <!-- end -->
+    `lean` has <!-- figure: NAME -->1.10x<!-- end --> its speed ([run](reports/h200/peers))
+
+What stands between the markers, and the words behind a link to a run that is not current, are
+written by `leanbench evidence --write`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from leanbench.report.evidence import declared, pages
+from leanbench.report.evidence.sources import (
+    CURRENT,
+    FOLDER,
+    OLDER,
+    OTHER_SETTINGS,
+    Source,
+    Sources,
+)
+from leanbench.report.evidence.tables import Press, Published, caption
+
+#: Entries of these are of the kernels of their day, as they say at their head.
+RECORDS = ("docs/performance-log.md", "CHANGELOG.md")
+_TABLE = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_FIGURE = re.compile(r"(<!-- figure: ([a-z0-9-]+) -->).*?(<!-- end -->)")
+_LINK = re.compile(rf"(\]\(([^)\s]+)\))(?: \((?:{OLDER}|{OTHER_SETTINGS})\))?")
+#: A line of a table with a cell that is a figure which somebody has measured.
+_FIGURE_ROW = re.compile(r"^ *\|.*\| *\d+\.\d+[x%]?(?: \([^|]*\))? *\|.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Quote:
+    """One table, figure or link of a document."""
+
+    document: str
+    #: `table`, `figure` or `link`.
+    kind: str
+    name: str
+    sources: tuple[Source, ...]
+
+    @property
+    def is_record(self) -> bool:
+        """Of the kernels of its day, whatever they are now."""
+        return self.kind == "link" and self.document in RECORDS
+
+
+class Evidence:
+    """The documents of a checkout and what they rest on.
+
+    Raises:
+        UserError: the declaration cannot be read, or a query in it has no answer.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.declared = declared.read(root)
+        self.sources = Sources(root)
+        self._press = Press(self.declared, self.sources)
+
+    @cached_property
+    def documents(self) -> list[str]:
+        """Those that are written by people, relative to the checkout."""
+        docs = sorted(path.relative_to(self.root) for path in self.root.glob("docs/*.md"))
+        named = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *map(Path.as_posix, docs)]
+        return [name for name in named if (self.root / name).exists() and name != pages.EVIDENCE]
+
+    def rendered(self) -> dict[str, str]:
+        """What the documents and the two pages made from them should be, by name."""
+        return {
+            **{name: self._rendered(name) for name in self.documents},
+            pages.EVIDENCE: pages.evidence_page(self),
+            pages.INDEX: pages.index_page(self),
+        }
+
+    def differing(self) -> dict[str, str]:
+        """Of `rendered`, those that are not as they should be."""
+        return {
+            name: text
+            for name, text in self.rendered().items()
+            if not (self.root / name).exists() or self.text(name) != text
+        }
+
+    def write(self) -> list[str]:
+        """Writes what differs; the names."""
+        differing = self.differing()
+        for name, text in differing.items():
+            (self.root / name).write_text(text, encoding="utf-8")
+        return list(differing)
+
+    def text(self, name: str) -> str:
+        return (self.root / name).read_text(encoding="utf-8")
+
+    @cached_property
+    def quotes(self) -> list[Quote]:
+        """All of all documents."""
+        return [quote for name in self.documents for quote in self._quotes(name)]
+
+    def state(self, sources: tuple[Source, ...]) -> str:
+        """The worst of theirs."""
+        states = [self.sources.state(source) for source in sources]
+        return next((state for state in (OLDER, OTHER_SETTINGS) if state in states), CURRENT)
+
+    def published(self, kind: str, name: str) -> Published:
+        return self._press.published(kind, name)
+
+    def _rendered(self, name: str) -> str:
+        prefix = self._prefix(name)
+
+        def table(block: re.Match[str]) -> str:
+            published = self.published("table", block[2])
+            below = caption(published, self.sources, prefix)
+            return f"{block[1]}{published.text}\n\n{below}\n{block[3]}"
+
+        def figure(block: re.Match[str]) -> str:
+            return f"{block[1]}{self.published('figure', block[2]).text}{block[3]}"
+
+        def link(block: re.Match[str]) -> str:
+            state = self.state(self._target(name, block[2]))
+            return block[1] if state == CURRENT else f"{block[1]} ({state})"
+
+        text = self.text(name)
+        if name not in RECORDS:
+            text = "".join(
+                part if _TABLE.fullmatch(part) else _LINK.sub(link, part) for part in _parts(text)
+            )
+        return _FIGURE.sub(figure, _TABLE.sub(table, text))
+
+    def _quotes(self, name: str) -> Iterator[Quote]:
+        text = self.text(name)
+        for kind, pattern in (("table", _TABLE), ("figure", _FIGURE)):
+            for block in pattern.finditer(text):
+                sources = self.published(kind, block[2]).sources
+                yield Quote(name, kind, block[2], sources)
+        outside = "".join(part for part in _parts(text) if not _TABLE.fullmatch(part))
+        linked = [self._target(name, block[2]) for block in _LINK.finditer(outside)]
+        for sources in dict.fromkeys(filter(None, linked)):
+            yield Quote(name, "link", sources[0].name, sources)
+
+    def _target(self, name: str, link: str) -> tuple[Source, ...]:
+        """The run or log that a link of a document leads to, or those in a page."""
+        if "://" in link:
+            return ()
+        path = Path(os.path.normpath((self.root / name).parent / link.partition("#")[0]))
+        if not path.is_relative_to(self.sources.folder):
+            return ()
+        if (page := path.relative_to(self.sources.folder).as_posix()) in self.declared.pages:
+            return self._press.sources_of(self.declared.pages[page])
+        return self.sources.of_path(path)
+
+    def _prefix(self, name: str) -> str:
+        """From a document to the runs."""
+        return f"{os.path.relpath(self.root / FOLDER, (self.root / name).parent)}/"
+
+
+def _parts(text: str) -> list[str]:
+    """The text cut into tables between markers and what is around them."""
+    parts, end = [], 0
+    for block in _TABLE.finditer(text):
+        parts += [text[end : block.start()], block[0]]
+        end = block.end()
+    return [*parts, text[end:]]
+
+
+def paragraphs_without_marks(evidence: Evidence, name: str) -> list[str]:
+    """Paragraphs with a figure that is not current and without the words that say so."""
+    faults = []
+    for paragraph in re.split(r"\n\s*\n", evidence.text(name)):
+        for block in _FIGURE.finditer(paragraph):
+            state = evidence.state(evidence.published("figure", block[2]).sources)
+            if state != CURRENT and state not in paragraph:
+                faults.append(f"{name}: figure {block[2]} is of {state}: link its run beside it")
+    return faults
+
+
+def figures_by_hand(evidence: Evidence, name: str) -> list[str]:
+    """Lines of tables with figures outside markers."""
+    outside = [part for part in _parts(evidence.text(name)) if not _TABLE.fullmatch(part)]
+    return [row for part in outside for row in _FIGURE_ROW.findall(part)]

@@ -1,0 +1,81 @@
+"""Faults of the evidence that writing the documents again does not mend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from leanbench.report.evidence.documents import (
+    RECORDS,
+    Evidence,
+    figures_by_hand,
+    paragraphs_without_marks,
+)
+from leanbench.report.evidence.sources import FOLDER
+
+#: What only a link without a mark may say.
+_CLAIM = re.compile(r"(?:kernels as they are|present kernels|current kernels|kernels of today)")
+_NAMED = re.compile(r"`((?:tests|leanbench|kernels|docs)/[\w./-]+)`")
+
+
+def faults(evidence: Evidence) -> list[str]:
+    """A sentence for each; none where all is well."""
+    return [
+        *_undeclared(evidence),
+        *_unused(evidence),
+        *_unquoted(evidence),
+        *_seeds(evidence),
+        *(fault for name in evidence.documents for fault in _of_document(evidence, name)),
+    ]
+
+
+def _undeclared(evidence: Evidence) -> Iterator[str]:
+    there, declared = evidence.sources.by_name.keys(), evidence.declared.purposes.keys()
+    for name in sorted(there - declared):
+        yield f"{FOLDER}/{name}: say in [purposes] what it is there for, or delete it"
+    for name in sorted(declared - there):
+        yield f"[purposes] has {name}, which is not under {FOLDER}: leave it out"
+
+
+def _unused(evidence: Evidence) -> Iterator[str]:
+    used = {(quote.kind, quote.name) for quote in evidence.quotes}
+    for kind, names in (("table", evidence.declared.tables), ("figure", evidence.declared.figures)):
+        for name in names:
+            if (kind, name) not in used:
+                yield f"{kind} {name} is in no document: leave its declaration out"
+
+
+def _unquoted(evidence: Evidence) -> Iterator[str]:
+    quoted = {source.name for quote in evidence.quotes for source in quote.sources}
+    for name, purpose in evidence.declared.purposes.items():
+        files = [evidence.root / file for file in _NAMED.findall(purpose)]
+        if name not in quoted and not any(_names(file, name) for file in files):
+            yield (
+                f"{FOLDER}/{name} is quoted by no document: delete it, or name the file that uses"
+                " it"
+            )
+
+
+def _names(file: Path, name: str) -> bool:
+    return file.is_file() and Path(name).name in file.read_text(encoding="utf-8")
+
+
+def _seeds(evidence: Evidence) -> Iterator[str]:
+    for source in evidence.sources.by_name.values():
+        if source.seed and source.seed not in evidence.declared.seeds:
+            yield f"{FOLDER}/{source.name} was drawn from seed {source.seed}: add it to [seeds]"
+
+
+def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
+    yield from paragraphs_without_marks(evidence, name)
+    for line in evidence.text(name).splitlines():
+        if line.startswith("<!-- figure:"):
+            yield f"{name}: a line that starts with a marker is shown as HTML: move {line[:40]!r}"
+    if name in RECORDS:
+        return
+    for claim in _CLAIM.findall(evidence.text(name)):
+        yield f"{name} says {claim!r}, which goes stale: link the run, which is marked when it is"
+    if name not in evidence.declared.by_hand:
+        for row in figures_by_hand(evidence, name):
+            yield f"{name}: a figure typed into a table, {row[:60]!r}: make it from a run"

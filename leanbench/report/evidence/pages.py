@@ -1,0 +1,145 @@
+"""The two pages that are made from the declaration: docs/evidence.md and the index of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from leanbench.report.evidence.sources import FOLDER, Source, boards_of
+
+if TYPE_CHECKING:
+    from leanbench.report.evidence.documents import Evidence, Quote
+
+EVIDENCE = "docs/evidence.md"
+INDEX = f"{FOLDER.as_posix()}/README.md"
+NOT_RECORDED = "not recorded"
+_ORIGIN = ("measured", "on", "kernels")
+
+_HEAD = """\
+# Evidence
+
+What the documents publish, and what each figure rests on. Written by `leanbench evidence --write`
+from `reports/evidence.toml` and the runs; `leanbench evidence` shows the same with the number of
+commits to `kernels/` since. A figure is *current* if its run was of the kernels as they are (a hash
+of all sources under `kernels/`, now {kernels}) and of the tuned configs that ship. A log that does
+not name its kernels in its head is of older ones. *Held out*:
+[the rule](measuring.md#held-out-problems).
+
+What each run is there for: [reports/h200](../{folder}/README.md).
+"""
+
+_INDEX_HEAD = """\
+# Runs and logs on the H200
+
+Written by `leanbench evidence --write`. Kernels as they are: {kernels}. Which figures of which
+documents are of them: [docs/evidence.md](../../docs/evidence.md).
+"""
+
+
+def evidence_page(evidence: Evidence) -> str:
+    """docs/evidence.md."""
+    published = [quote for quote in evidence.quotes if quote.kind != "link"]
+    linked = [quote for quote in evidence.quotes if quote.kind == "link" and not quote.is_record]
+    head = _HEAD.format(kernels=evidence.sources.kernels, folder=FOLDER.as_posix())
+    return "\n".join(
+        [
+            head,
+            "## Tables and figures\n",
+            *_table(_published_lines(evidence, published)),
+            "\n## Runs and logs that documents link\n",
+            *_table(_linked_lines(evidence, linked)),
+            "",
+        ]
+    )
+
+
+def index_page(evidence: Evidence) -> str:
+    """The index of the runs."""
+    lines = [["run or log", "what it is there for", *_ORIGIN, "state", "quoted in"]]
+    for source in evidence.sources.by_name.values():
+        documents = [
+            quote.document
+            for quote in evidence.quotes
+            if source.name in {quoted.name for quoted in quote.sources}
+        ]
+        lines.append(
+            [
+                f"[{source.name}]({source.name})",
+                evidence.declared.purposes.get(source.name, ""),
+                *_origin((source,)),
+                evidence.sources.state(source),
+                ", ".join(f"[{name}](../../{name})" for name in dict.fromkeys(documents)),
+            ]
+        )
+    head = _INDEX_HEAD.format(kernels=evidence.sources.kernels)
+    return "\n".join([head, *_table(lines), ""])
+
+
+def held_out(evidence: Evidence, source: Source) -> str:
+    """Whether the problems of a run were drawn after the last change of its kernels and settings:
+    ``yes``, or why that cannot be said; empty for a grid.
+    """
+    if not source.seed:
+        return ""
+    first = evidence.declared.seeds.get(source.seed, "")
+    if first == "tuning":
+        return f"no: seed {source.seed} was used in tuning"
+    if (first,) != source.kernels:
+        return f"no: seed {source.seed} was used before, with kernels {first or 'unknown'}"
+    ids = {row.run_id for row, _ in source.run.results}
+    if None in ids:
+        return "not shown: rows without a run id"
+    return "yes" if ids == {source.manifest.get("id")} else f"no: rows of {len(ids)} runs"
+
+
+def _published_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[str]]:
+    """A line for each table, and for the figures of a document that are of the same runs."""
+    lines = [["published", "in", "run or log", *_ORIGIN, "state", "held out"]]
+    alike: dict[tuple[str, str, tuple[Source, ...]], list[str]] = {}
+    for quote in quotes:
+        is_table = quote.kind == "table"
+        title = f"**{evidence.declared.tables[quote.name].title}**" if is_table else quote.name
+        alike.setdefault((quote.document, quote.kind, quote.sources), []).append(title)
+    for (document, _, of), titles in alike.items():
+        lines.append(
+            [
+                ", ".join(titles),
+                *_where(document, of),
+                evidence.state(of),
+                _several(held_out(evidence, source) for source in of),
+            ]
+        )
+    return lines
+
+
+def _linked_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[str]]:
+    lines = [["in", "run or log", *_ORIGIN, "state"]]
+    lines += [
+        [*_where(quote.document, quote.sources), evidence.state(quote.sources)] for quote in quotes
+    ]
+    return lines
+
+
+def _where(document: str, of: tuple[Source, ...]) -> list[str]:
+    links = [f"[{source.name}](../{FOLDER.as_posix()}/{source.name})" for source in of]
+    return [f"[{document}]({_from_docs(document)})", ", ".join(links), *_origin(of)]
+
+
+def _origin(of: tuple[Source, ...]) -> tuple[str, str, str]:
+    """Day, GPUs, kernels."""
+    dates = _several(source.date for source in of)
+    kernels = _several(hash_ for source in of for hash_ in source.kernels)
+    return dates or NOT_RECORDED, boards_of(of), kernels or NOT_RECORDED
+
+
+def _from_docs(document: str) -> str:
+    return document.removeprefix("docs/") if document.startswith("docs/") else f"../{document}"
+
+
+def _several(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, values)))
+
+
+def _table(lines: list[list[str]]) -> list[str]:
+    head, *rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return [head, "|" + "---|" * len(lines[0]), *rows]

@@ -1,0 +1,189 @@
+"""Tables and figures that documents publish, made from the rows of runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from leanbench.core.errors import UserError
+from leanbench.report.evidence.declared import Declared, Table, as_dict
+from leanbench.report.evidence.query import (
+    FORMATS,
+    NOISE,
+    Figures,
+    Measured,
+    has_words,
+    problem_words,
+)
+from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
+
+T = TypeVar("T")
+
+#: ``{peers: geomean cudnn/lean}``, ``{check/fuzz.txt: /all (\d+) passed/}``
+_HOLE = re.compile(r"\{([\w./+-]+): ([^{}]+)\}")
+#: Words of a label that a table's other columns say.
+_PLAIN = re.compile(r"[bhndcp]\d\S*|fp16|bf16|HND|NHD|device|nragged\S+|model=\S+|latent|dv\d+")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table or figure as text."""
+
+    text: str
+    sources: tuple[Source, ...]
+    #: Whether a kernel has no figure for a problem.
+    has_gaps: bool = False
+
+
+@dataclass
+class Press:
+    """The tables and figures of a checkout."""
+
+    declared: Declared
+    sources: Sources
+    _used: list[Source] = field(default_factory=list)
+    _made: dict[tuple[str, str], Published] = field(default_factory=dict)
+    _read: dict[str, Figures] = field(default_factory=dict)
+
+    def published(self, kind: str, name: str) -> Published:
+        """A table in Markdown, or a figure of a sentence.
+
+        Raises:
+            UserError: there is none of that name, or a query of it has no answer.
+        """
+        if (kind, name) not in self._made:
+            self._used = []
+            make = self._table if kind == "table" else self._figure
+            self._made[kind, name] = make(name)
+        return self._made[kind, name]
+
+    def _table(self, name: str) -> Published:
+        table = _known(self.declared.tables, name, "table")
+        rows = self._problems(table) if table.columns else self._lines(table)
+        head = list(table.columns) or list(table.head)
+        lines = [_line(head), "|" + "---|" * len(head), *map(_line, rows)]
+        gaps = bool(table.columns) and any("" in row for row in rows)
+        return Published("\n".join(lines), self._taken(), gaps)
+
+    def _figure(self, name: str) -> Published:
+        text = self._fill(_known(self.declared.figures, name, "figure"))
+        return Published(text, self._taken())
+
+    def _taken(self) -> tuple[Source, ...]:
+        return tuple(dict.fromkeys(self._used))
+
+    def _problems(self, table: Table) -> list[list[str]]:
+        figures = self._figures(table.run)
+        present = {of.problem.label: of for of in figures.problems}
+        names = as_dict(table.rows) or dict.fromkeys(
+            label for label in present if has_words(label, table.where)
+        )
+        rows = []
+        for key, named in names.items():
+            label = named or key
+            if label not in present:
+                raise UserError(f"{table.run} has no problem {label!r}: mend the table's rows")
+            at = present[label]
+            words = {**problem_words(at.problem), "name": key, "kind": self._kind(label)}
+            rows.append([self._cell(text, figures, at, words) for text in table.columns.values()])
+        # Lines that begin alike stand together.
+        first = list(dict.fromkeys(row[0] for row in rows))
+        return sorted(rows, key=lambda row: first.index(row[0]))
+
+    @staticmethod
+    def _cell(text: str, figures: Figures, at: Measured, words: Mapping[str, str]) -> str:
+        return text.format_map(words) if "{" in text else figures.cell(text, at)
+
+    def _kind(self, label: str) -> str:
+        special = [word for word in label.split() if not _PLAIN.fullmatch(word)]
+        words = [self.declared.words.get(word, word) for word in special]
+        return ", ".join(filter(None, words)) or "plain"
+
+    def _lines(self, table: Table) -> list[list[str]]:
+        return [[self._fill(cell) for cell in line] for line in table.lines]
+
+    def _fill(self, text: str) -> str:
+        return _HOLE.sub(lambda hole: self._hole(hole[1], hole[2]), text)
+
+    def _hole(self, name: str, query: str) -> str:
+        if query.startswith("/"):
+            pattern, _, format_ = query.removeprefix("/").rpartition("/")
+            figure = self._from_log(name, pattern)
+            return FORMATS[format_.removeprefix(" as ")](float(figure)) if format_ else figure
+        figures = self._figures(name)
+        fact = _fact(query, self.sources_of((name,)))
+        return figures.answer(query) if fact is None else fact
+
+    def _from_log(self, name: str, pattern: str) -> str:
+        source = self.sources[name]
+        self._used.append(source)
+        match = re.search(pattern, source.path.read_text(encoding="utf-8"))
+        if match is None:
+            raise UserError(f"{name} has no line like {pattern!r}: mend the pattern")
+        return match[1]
+
+    def sources_of(self, names: Iterable[str]) -> tuple[Source, ...]:
+        """Runs by their names, or the names of sets."""
+        runs = [run for name in names for run in self.declared.sets.get(name, (name,))]
+        return tuple(self.sources[run] for run in runs)
+
+    def _figures(self, name: str) -> Figures:
+        sources = self.sources_of((name,))
+        self._used += sources
+        if name not in self._read:
+            runs = tuple(source.run for source in sources)
+            self._read[name] = Figures(runs, tuple(self.declared.own))
+        return self._read[name]
+
+
+def caption(published: Published, sources: Sources, prefix: str) -> str:
+    """The line below a table: runs, days, GPUs, kernels, and what marks and gaps in it mean."""
+    alike: dict[tuple[str, str, str], list[Source]] = {}
+    for source in published.sources:
+        kernels = source.kernels[0] if source.kernels else ""
+        alike.setdefault((source.date, sources.state(source), kernels), []).append(source)
+    runs = "; ".join(_origin_words(of, state, prefix) for (_, state, _), of in alike.items())
+    sentences = [f"{'Run' if len(published.sources) == 1 else 'Runs'}: {runs}."]
+    if NOISE in published.text:
+        sentences.append(f"{NOISE}: timed with noise.")
+    if published.has_gaps:
+        sentences.append("An empty cell: the kernel does not take it, or was not run.")
+    return " ".join(sentences)
+
+
+def _origin_words(of: Sequence[Source], state: str, prefix: str) -> str:
+    links = [f"[{source.name}]({prefix}{source.name})" for source in of]
+    kernels = f"kernels {of[0].kernels[0]}" if state == CURRENT else f"**{state}**"
+    return ", ".join(filter(None, (*links, of[0].date, boards_of(of), kernels)))
+
+
+def _fact(query: str, sources: Sequence[Source]) -> str | None:
+    """What a run says beside its rows; None where the query is none of these."""
+    word, _, argument = query.partition(" ")
+    if word == "version":
+        return _only(str(of.get(argument)) for source in sources for of in source.environments)
+    if word == "date":
+        return _only(source.date for source in sources)
+    if word == "kernels":
+        return _only(kernels for source in sources for kernels in source.kernels)
+    if word == "boards":
+        return str(len({of.get("gpu_uuid") for source in sources for of in source.environments}))
+    if word == "problems":
+        return str(sum(len({problem for _, problem in of.run.results}) for of in sources))
+    return None
+
+
+def _only(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _known(things: Mapping[str, T], name: str, kind: str) -> T:
+    if name not in things:
+        raise UserError(f"no {kind} {name!r} is declared in reports/evidence.toml: declare it")
+    return things[name]

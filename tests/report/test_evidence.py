@@ -1,0 +1,345 @@
+"""Evidence behind the documents: those of this checkout, and what is said of made-up ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_runs import manifest, problem, row
+from typer.testing import CliRunner
+
+from leanbench.cli.main import app
+from leanbench.configs.fingerprint import shipped_settings_hash
+from leanbench.core.errors import UserError
+from leanbench.core.paths import KERNELS
+from leanbench.gpu.catalogue import find
+from leanbench.records.environment import kernels_hash
+from leanbench.report.evidence.documents import Evidence
+from leanbench.report.evidence.faults import faults
+
+H200 = find("h200")
+AGAIN = "run `leanbench evidence --write`"
+SHORT, LONG = problem(1024), problem(65536)
+OTHER = problem(65536, kv_layout="NHD")
+#: lean, fa2 and cudnn take so many us.
+LATENCIES = {SHORT: (10.0, 12.0, 11.0), LONG: (200.0, 400.0, 190.0), OTHER: (100.0, None, 104.0)}
+DECLARED = """
+own = ["lean", "fa2"]
+[seeds]
+[sets]
+[pages]
+[words]
+[by_hand]
+[purposes]
+mine = "what is measured"
+[figures]
+mean = "{mine: geomean libraries/lean}"
+[tables.all]
+title = "all"
+run = "mine"
+[tables.all.columns]
+context = "{context}"
+"`lean`" = "lean"
+"`fa2`" = "fa2"
+over = "fa2/lean"
+"""
+README = """# Mine
+
+<!-- table: all -->
+old
+<!-- end -->
+
+It is <!-- figure: mean -->7x<!-- end --> ([run](reports/h200/mine)).
+"""
+TABLE = """<!-- table: all -->
+| context | `lean` | `fa2` | over |
+|---|---|---|---|
+| 1k | 10.00 | 12.00 | 1.20x |
+| 64k | 200.0 | 400.0 | 2.00x |
+| 64k | 100.0 |  |  |
+
+Run: [mine](reports/h200/mine), 2026-01-02, one NVIDIA H200, {kernels}. \
+An empty cell: the kernel does not take it, or was not run.
+<!-- end -->
+"""
+
+
+class Checkout:
+    """A checkout with a kernel, a run of it, a README and a declaration."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in ("kernels", "docs", "reports/h200/mine"):
+            (root / folder).mkdir(parents=True)
+        (root / "kernels" / "mine.cu").write_text("kernel")
+        (root / "README.md").write_text(README)
+        self.declare(DECLARED)
+        self.run()
+
+    def declare(self, text: str) -> None:
+        (self.root / "reports" / "evidence.toml").write_text(text)
+
+    def run(
+        self,
+        rows: Iterable[dict[str, Any]] | None = None,
+        sweep: dict[str, Any] | None = None,
+        **changed: str | None,
+    ) -> None:
+        """Writes the run `mine`, of the kernels and settings as they are but for what `changed`
+        says of its environment.
+        """
+        environment = {
+            "gpu_product": "NVIDIA H200",
+            "gpu_uuid": "GPU-1",
+            "kernels": kernels_hash(self.root / "kernels"),
+            "settings": shipped_settings_hash(H200),
+        }
+        whole = manifest(
+            gpu=asdict(H200),
+            environments={"env0": environment | changed},
+            id="a1",
+            sweep=sweep or {"configs": "default"},
+        )
+        folder = self.root / "reports" / "h200" / "mine"
+        (folder / "manifest.json").write_text(json.dumps(whole))
+        lines = [json.dumps(line) + "\n" for line in rows or measured_rows()]
+        (folder / "results.jsonl").write_text("".join(lines))
+
+    def evidence(self) -> Evidence:
+        return Evidence(self.root)
+
+    def readme(self) -> str:
+        return self.evidence().rendered()["README.md"]
+
+
+def measured_rows() -> list[dict[str, Any]]:
+    return [
+        row(shape, kernel, latency_us, run_id="a1")
+        if latency_us
+        else row(shape, kernel, status="unsupported", reason="not taken", run_id="a1")
+        for shape, latencies in LATENCIES.items()
+        for kernel, latency_us in zip(("lean", "fa2", "cudnn"), latencies, strict=True)
+    ]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
+    """And say of every run that is of other kernels or settings that it is."""
+    evidence = Evidence(KERNELS.parent)
+    assert list(evidence.differing()) == [], AGAIN
+    assert faults(evidence) == []
+
+
+def test_tables_and_figures_are_made_from_the_rows(checkout: Checkout) -> None:
+    made = checkout.readme()
+    kernels = kernels_hash(checkout.root / "kernels")
+    assert TABLE.format(kernels=f"kernels {kernels}") in made
+    # (1.1 x 0.95 x 1.04) ** (1 / 3)
+    assert "It is <!-- figure: mean -->1.03x<!-- end --> ([run](reports/h200/mine)).\n" in made
+
+
+def test_a_change_of_the_kernels_makes_documents_stale_and_writing_says_so(
+    checkout: Checkout,
+) -> None:
+    assert sorted(checkout.evidence().write()) == [
+        "README.md",
+        "docs/evidence.md",
+        "reports/h200/README.md",
+    ]
+    assert checkout.evidence().differing() == {}
+    (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
+    assert "README.md" in checkout.evidence().differing()
+    checkout.evidence().write()
+    made = (checkout.root / "README.md").read_text()
+    assert TABLE.format(kernels="**older kernels**") in made
+    assert made.endswith("1.03x<!-- end --> ([run](reports/h200/mine) (older kernels)).\n")
+    assert checkout.evidence().differing() == {}
+    # Measured again, the words go.
+    checkout.run()
+    assert "older kernels" not in checkout.readme()
+
+
+def test_settings_that_a_sweep_did_not_look_up_do_not_matter(checkout: Checkout) -> None:
+    checkout.run(None, {"configs": "best"}, settings=None)
+    sources = checkout.evidence().sources
+    assert sources.state(sources["mine"]) == "current"
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({"kernels": "000000000000"}, "older kernels"),
+        ({"kernels": None}, "older kernels"),
+        ({"settings": "000000000000"}, "other settings"),
+        ({"settings": None}, "other settings"),
+    ],
+)
+def test_a_run_is_current_with_these_kernels_and_the_shipped_settings_alone(
+    checkout: Checkout, changed: dict[str, str | None], state: str
+) -> None:
+    sources = checkout.evidence().sources
+    assert sources.state(sources["mine"]) == "current"
+    checkout.run(None, None, **changed)
+    sources = checkout.evidence().sources
+    assert sources.state(sources["mine"]) == state
+
+
+def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None:
+    kernels = kernels_hash(checkout.root / "kernels")
+    folder = checkout.root / "reports" / "h200" / "check"
+    folder.mkdir()
+    (folder / "silent.txt").write_text("all passed")
+    (folder / "named.txt").write_text(f"NVIDIA H200, kernels {kernels}, 2026-01-03\n")
+    (folder / "late.txt").write_text("." * 5000 + f"kernels {kernels}")
+    sources = checkout.evidence().sources
+    states = {name: sources.state(sources[f"check/{name}"]) for name in ("silent.txt", "late.txt")}
+    assert states == {"silent.txt": "older kernels", "late.txt": "older kernels"}
+    named = sources["check/named.txt"]
+    assert (sources.state(named), named.date, named.kernels) == (
+        "current",
+        "2026-01-03",
+        (kernels,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ("fa2/lean where n64k HND", "2.00x"),
+        ("lean where n1k as 0", "10"),
+        ("min libraries/lean as x3", "0.950x"),
+        ("argmin libraries/lean", "1 x 56 x 64k x 64"),
+        ("max cudnn,fa2/lean", "1.10x"),
+        ("count libraries/lean >= 1", "2"),
+        ("share libraries/lean >= 1", "67%"),
+        ("count lean where !NHD", "2"),
+        ("mean fa2/lean", "1.60x"),
+        ("problems", "3"),
+        ("boards", "1"),
+        ("date", "2026-01-02"),
+    ],
+)
+def test_queries(checkout: Checkout, query: str, answer: str) -> None:
+    checkout.declare(DECLARED.replace("geomean libraries/lean", query))
+    assert checkout.evidence().published("figure", "mean").text == answer
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("fa2/lean", "'fa2/lean' has 2 answers (b1 h56 n1024 d64 fp16 HND, b1 h56 n65536 d64"),
+        ("geomean gone/lean", "no timed row answers 'geomean gone/lean'"),
+        ("the best of fa2", "'the best of fa2' is no query"),
+        ("min fa2/lean as y", "format 'y' is not known, choose from us, ms, x"),
+    ],
+)
+def test_a_query_without_an_answer_is_a_sentence(
+    checkout: Checkout, query: str, words: str
+) -> None:
+    checkout.declare(DECLARED.replace("geomean libraries/lean", query))
+    with pytest.raises(UserError) as error:
+        checkout.evidence().published("figure", "mean")
+    assert str(error.value).startswith(words)
+
+
+def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:
+    rows = measured_rows()
+    rows[1] |= {"status": "noisy", "reason": "the interval is wide"}
+    checkout.run(rows)
+    assert "| 1k | 10.00 | 12.00\\* | 1.20x\\* |" in checkout.readme()
+    assert "\\*: timed with noise." in checkout.readme()
+
+
+@pytest.mark.parametrize(
+    ("added", "fault"),
+    [
+        ("| a | 1.20x |\n", "README.md: a figure typed into a table, '| a | 1.20x |'"),
+        ("The kernels as they are win.\n", "README.md says 'kernels as they are'"),
+        ("<!-- figure: mean -->1.03x<!-- end --> is it.\n", "README.md: a line that starts"),
+    ],
+)
+def test_what_writing_cannot_mend_is_a_fault(checkout: Checkout, added: str, fault: str) -> None:
+    readme = checkout.root / "README.md"
+    assert faults(checkout.evidence()) == []
+    readme.write_text(f"{README}\n{added}")
+    [sentence] = faults(checkout.evidence())
+    assert sentence.startswith(fault)
+
+
+def test_a_stale_figure_without_its_run_beside_it_is_a_fault(checkout: Checkout) -> None:
+    readme = checkout.root / "README.md"
+    readme.write_text(f"{README}\nSo <!-- figure: mean -->1.03x<!-- end -->.\n")
+    assert faults(checkout.evidence()) == []
+    (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
+    checkout.evidence().write()
+    assert faults(checkout.evidence()) == [
+        "README.md: figure mean is of older kernels: link its run beside it"
+    ]
+
+
+def test_every_run_is_declared_and_quoted(checkout: Checkout) -> None:
+    folder = checkout.root / "reports" / "h200"
+    (folder / "log.txt").write_text("all passed")
+    checkout.declare(DECLARED.replace("[figures]", 'gone = "away"\n[figures]\nunused = "1"'))
+    assert faults(checkout.evidence()) == [
+        "reports/h200/log.txt: say in [purposes] what it is there for, or delete it",
+        "[purposes] has gone, which is not under reports/h200: leave it out",
+        "figure unused is in no document: leave its declaration out",
+        "reports/h200/gone is quoted by no document: delete it, or name the file that uses it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "run_ids", "words"),
+    [
+        ('7 = "{kernels}"', ("a1",), "yes"),
+        ('7 = "tuning"', ("a1",), "no: seed 7 was used in tuning"),
+        ('7 = "0123456789ab"', ("a1",), "no: seed 7 was used before, with kernels 0123456789ab"),
+        ('7 = "{kernels}"', ("a1", "b2"), "no: rows of 2 runs"),
+        ('7 = "{kernels}"', (None,), "not shown: rows without a run id"),
+    ],
+)
+def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
+    checkout: Checkout, seeds: str, run_ids: tuple[str | None, ...], words: str
+) -> None:
+    rows = measured_rows()
+    for number, line in enumerate(rows):
+        line["run_id"] = run_ids[number % len(run_ids)]
+    checkout.run(rows, {"draw": {"seed": 7}})
+    listed = seeds.format(kernels=kernels_hash(checkout.root / "kernels"))
+    checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{listed}\n"))
+    page = checkout.evidence().rendered()["docs/evidence.md"]
+    assert f"| current | {words} |" in page
+    checkout.declare(DECLARED)
+    assert faults(checkout.evidence()) == [
+        "reports/h200/mine was drawn from seed 7: add it to [seeds]"
+    ]
+
+
+def test_the_command_lists_writes_and_answers_whether_all_is_well(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*flags: str) -> tuple[int, list[str]]:
+        result = CliRunner().invoke(app, ["evidence", *flags])
+        return result.exit_code, result.output.splitlines()
+
+    monkeypatch.setattr("leanbench.cli.evidence.KERNELS", checkout.root / "kernels")
+    code, lines = answer()
+    assert code == 1
+    assert "3 of 3 are current." in lines
+    assert lines[-1] == "reports/h200/README.md is not as `leanbench evidence --write` makes it"
+    written = ["README.md", "docs/evidence.md", "reports/h200/README.md"]
+    assert answer("--write") == (0, written)
+    assert answer()[0] == 0
+    (checkout.root / "reports" / "evidence.toml").unlink()
+    code, [sentence] = answer()
+    assert code == 2
+    assert sentence.endswith("`leanbench evidence` runs in a checkout of leanbench")
