@@ -28,18 +28,19 @@ def evidence(
     In a checkout. Exits with 1 if a document is not what `--write` makes of it, or has a figure
     that nothing makes.
     """
+    from leanbench.report.evidence import writing
     from leanbench.report.evidence.documents import Evidence
     from leanbench.report.evidence.faults import faults
 
     documents = Evidence(KERNELS.parent)
     if write:
-        for name in documents.write():
+        for name in writing.write(documents):
             output.show(name)
         wrong = []
     else:
         _show(documents)
         again = "is not as `leanbench evidence --write` makes it"
-        wrong = [f"{name} {again}" for name in documents.differing()]
+        wrong = [f"{name} {again}" for name in writing.differing(documents)]
     wrong += faults(documents)
     for sentence in wrong:
         output.say(sentence)

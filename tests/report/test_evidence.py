@@ -20,6 +20,8 @@ from leanbench.gpu.catalogue import find
 from leanbench.records.environment import kernels_hash
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
+from leanbench.report.evidence.pages import evidence_page
+from leanbench.report.evidence.writing import differing, write
 
 H200 = find("h200")
 AGAIN = "run `leanbench evidence --write`"
@@ -134,7 +136,7 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
     """And say of every run that is of other kernels or settings that it is."""
     evidence = Evidence(KERNELS.parent)
-    assert list(evidence.differing()) == [], AGAIN
+    assert list(differing(evidence)) == [], AGAIN
     assert faults(evidence) == []
 
 
@@ -149,19 +151,19 @@ def test_tables_and_figures_are_made_from_the_rows(checkout: Checkout) -> None:
 def test_a_change_of_the_kernels_makes_documents_stale_and_writing_says_so(
     checkout: Checkout,
 ) -> None:
-    assert sorted(checkout.evidence().write()) == [
+    assert sorted(write(checkout.evidence())) == [
         "README.md",
         "docs/evidence.md",
         "reports/h200/README.md",
     ]
-    assert checkout.evidence().differing() == {}
+    assert differing(checkout.evidence()) == {}
     (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
-    assert "README.md" in checkout.evidence().differing()
-    checkout.evidence().write()
+    assert "README.md" in differing(checkout.evidence())
+    write(checkout.evidence())
     made = (checkout.root / "README.md").read_text()
     assert TABLE.format(kernels="**older kernels**") in made
     assert made.endswith("1.03x<!-- end --> ([run](reports/h200/mine) (older kernels)).\n")
-    assert checkout.evidence().differing() == {}
+    assert differing(checkout.evidence()) == {}
     # Measured again, the words go.
     checkout.run()
     assert "older kernels" not in checkout.readme()
@@ -279,7 +281,7 @@ def test_a_stale_figure_without_its_run_beside_it_is_a_fault(checkout: Checkout)
     readme.write_text(f"{README}\nSo <!-- figure: mean -->1.03x<!-- end -->.\n")
     assert faults(checkout.evidence()) == []
     (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
-    checkout.evidence().write()
+    write(checkout.evidence())
     assert faults(checkout.evidence()) == [
         "README.md: figure mean is of older kernels: link its run beside it"
     ]
@@ -316,7 +318,7 @@ def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
     checkout.run(rows, {"draw": {"seed": 7}})
     listed = seeds.format(kernels=kernels_hash(checkout.root / "kernels"))
     checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{listed}\n"))
-    page = checkout.evidence().rendered()["docs/evidence.md"]
+    page = evidence_page(checkout.evidence())
     assert f"| current | {words} |" in page
     checkout.declare(DECLARED)
     assert faults(checkout.evidence()) == [

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from leanbench.report.evidence import declared, pages
+from leanbench.report.evidence import declared
 from leanbench.report.evidence.sources import (
     CURRENT,
+    EVIDENCE,
     FOLDER,
     OLDER,
     OTHER_SETTINGS,
@@ -72,30 +73,11 @@ class Evidence:
         """Those that are written by people, relative to the checkout."""
         docs = sorted(path.relative_to(self.root) for path in self.root.glob("docs/*.md"))
         named = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *map(Path.as_posix, docs)]
-        return [name for name in named if (self.root / name).exists() and name != pages.EVIDENCE]
+        return [name for name in named if (self.root / name).exists() and name != EVIDENCE]
 
     def rendered(self) -> dict[str, str]:
-        """What the documents and the two pages made from them should be, by name."""
-        return {
-            **{name: self._rendered(name) for name in self.documents},
-            pages.EVIDENCE: pages.evidence_page(self),
-            pages.INDEX: pages.index_page(self),
-        }
-
-    def differing(self) -> dict[str, str]:
-        """Of `rendered`, those that are not as they should be."""
-        return {
-            name: text
-            for name, text in self.rendered().items()
-            if not (self.root / name).exists() or self.text(name) != text
-        }
-
-    def write(self) -> list[str]:
-        """Writes what differs; the names."""
-        differing = self.differing()
-        for name, text in differing.items():
-            (self.root / name).write_text(text, encoding="utf-8")
-        return list(differing)
+        """What they should be, by name."""
+        return {name: self._rendered(name) for name in self.documents}
 
     def text(self, name: str) -> str:
         return (self.root / name).read_text(encoding="utf-8")

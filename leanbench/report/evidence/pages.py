@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from leanbench.report.evidence.documents import Evidence, Quote
 from leanbench.report.evidence.sources import FOLDER, Source, boards_of
 
-if TYPE_CHECKING:
-    from leanbench.report.evidence.documents import Evidence, Quote
-
-EVIDENCE = "docs/evidence.md"
 INDEX = f"{FOLDER.as_posix()}/README.md"
 NOT_RECORDED = "not recorded"
 _ORIGIN = ("measured", "on", "kernels")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from leanbench.records.reading import Run
 
 FOLDER = Path("reports") / "h200"
+#: The page of all figures, made from them.
+EVIDENCE = "docs/evidence.md"
 CURRENT, OLDER, OTHER_SETTINGS = "current", "older kernels", "other settings"
 #: Files of the folder that are made from the others.
 _MADE = ("README.md", "report.html")

@@ -1,0 +1,25 @@
+"""Writing the documents again, and the two pages that are made with them."""
+
+from __future__ import annotations
+
+from leanbench.report.evidence.documents import Evidence
+from leanbench.report.evidence.pages import INDEX, evidence_page, index_page
+from leanbench.report.evidence.sources import EVIDENCE
+
+
+def differing(evidence: Evidence) -> dict[str, str]:
+    """What is not as it should be: names and what they should be."""
+    pages = {EVIDENCE: evidence_page(evidence), INDEX: index_page(evidence)}
+    return {
+        name: text
+        for name, text in {**evidence.rendered(), **pages}.items()
+        if not (evidence.root / name).exists() or evidence.text(name) != text
+    }
+
+
+def write(evidence: Evidence) -> list[str]:
+    """Writes what differs; the names."""
+    texts = differing(evidence)
+    for name, text in texts.items():
+        (evidence.root / name).write_text(text, encoding="utf-8")
+    return list(texts)
