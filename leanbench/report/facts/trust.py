@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.report.document import Block, Section, Sentence, Sentences, sentences
 from leanbench.report.facts.config_lines import config_lines
+from leanbench.report.facts.peer_lines import layout_line, mode_lines
 from leanbench.report.facts.warnings import label, warned, warnings_table
 from leanbench.report.frame import gpu_name
 
@@ -50,7 +51,12 @@ def trust_section(results: Results) -> Section:
 
 
 def _settings(rows: Rows) -> list[Sentence]:
-    return [Sentence(line, "launch settings") for line in config_lines(rows)]
+    layout = layout_line(rows)
+    return [
+        *(Sentence(line, "launch settings") for line in config_lines(rows)),
+        *(Sentence(line, "best mode") for line in mode_lines(rows)),
+        *([Sentence(layout, "layout")] if layout else []),
+    ]
 
 
 def _groups(run: Run) -> dict[str, list[dict[str, Any]]]:
