@@ -200,10 +200,13 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
     folder.mkdir()
     (folder / "silent.txt").write_text("all passed")
     (folder / "named.txt").write_text(f"NVIDIA H200, kernels {kernels}, 2026-01-03\n")
+    (folder / "parts").mkdir()
+    (folder / "parts" / "summary.txt").write_text(f"Kernels of this tree: {kernels}\n")
     (folder / "late.txt").write_text("." * 5000 + f"kernels {kernels}")
     sources = checkout.evidence().sources
     states = {name: sources.state(sources[f"check/{name}"]) for name in ("silent.txt", "late.txt")}
     assert states == {"silent.txt": "older kernels", "late.txt": "older kernels"}
+    assert sources.state(sources["check/parts/summary.txt"]) == "current"
     named = sources["check/named.txt"]
     assert (sources.state(named), named.date, named.kernels) == (
         "current",

@@ -28,7 +28,7 @@ _MADE = ("README.md", "report.html")
 _MANIFESTS = ("manifest.json", "trace-manifest.json")
 #: A log says in its first characters of which kernels, settings and day it is.
 _HEAD_CHARACTERS = 2000
-_KERNELS = re.compile(r"\bkernels\W{1,4}([0-9a-f]{12})\b")
+_KERNELS = re.compile(r"\bkernels\b[^\n]{1,16}?\b([0-9a-f]{12})\b", re.IGNORECASE)
 _SETTINGS = re.compile(r"\bsettings\W{1,4}([0-9a-f]{12}|heuristic)\b")
 _DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 #: What `--configs` must be for tuned configs to be looked up.
@@ -97,7 +97,7 @@ class Sources:
         self.root = root
         self.folder = root / FOLDER
         self.kernels = kernels_hash(root / "kernels")
-        self.by_name = {source.name: source for source in self._all()}
+        self.by_name = {source.name: source for source in self._all(self.folder)}
 
     def __getitem__(self, name: str) -> Source:
         """Raises UserError where there is none of that name."""
@@ -119,26 +119,26 @@ class Sources:
     def of_path(self, path: Path) -> tuple[Source, ...]:
         """The source that a file or folder is, or is part of; none for what is made from them."""
         name = path.relative_to(self.folder).as_posix()
-        names = [known for known in (name, name.partition("/")[0]) if known in self.by_name]
-        return (self.by_name[names[0]],) if names else ()
+        names = [name, *(folder.as_posix() for folder in Path(name).parents)]
+        return tuple(self.by_name[known] for known in names if known in self.by_name)
 
-    def _all(self) -> Iterator[Source]:
-        for path in sorted(self.folder.iterdir()):
-            if manifest := next(
-                (path / name for name in _MANIFESTS if (path / name).exists()), None
-            ):
-                yield _run(path, parse(manifest.read_bytes()))
+    def _all(self, folder: Path) -> Iterator[Source]:
+        """Folders with a manifest are runs, all other files logs."""
+        for path in sorted(folder.iterdir()):
+            name = path.relative_to(self.folder).as_posix()
+            manifests = [path / manifest for manifest in _MANIFESTS if (path / manifest).exists()]
+            if manifests:
+                yield _run(path, name, parse(manifests[0].read_bytes()))
             elif path.is_dir():
-                for log in sorted(path.iterdir()):
-                    yield _log(log, f"{path.name}/{log.name}")
-            elif path.name not in _MADE:
-                yield _log(path, path.name)
+                yield from self._all(path)
+            elif name not in _MADE:
+                yield _log(path, name)
 
 
-def _run(path: Path, manifest: dict[str, Any]) -> Source:
+def _run(path: Path, name: str, manifest: dict[str, Any]) -> Source:
     environments = _environments(manifest)
     return Source(
-        path.name,
+        name,
         path,
         str(manifest.get("created", ""))[:10],
         _each("kernels", environments),
