@@ -227,6 +227,9 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("share libraries/lean >= 1", "67%"),
         ("count lean where !NHD", "2"),
         ("mean fa2/lean", "1.60x"),
+        # 14.7 and 940 MB.
+        ("geomean fa2/lean where ..100MB", "1.20x"),
+        ("count lean where 100MB..", "2"),
         ("problems", "3"),
         ("boards", "1"),
         ("date", "2026-01-02"),
@@ -253,6 +256,24 @@ def test_a_query_without_an_answer_is_a_sentence(
     with pytest.raises(UserError) as error:
         checkout.evidence().published("figure", "mean")
     assert str(error.value).startswith(words)
+
+
+def test_a_table_can_be_of_what_is_behind_the_worst_first(checkout: Checkout) -> None:
+    behind = """
+[tables.all]
+title = "behind"
+run = "mine"
+only = "libraries/lean < 1.1"
+sort = "libraries/lean"
+[tables.all.columns]
+problem = "{size}, {besides}"
+over = "libraries/lean"
+by = "name libraries"
+"""
+    checkout.declare(DECLARED[: DECLARED.index("[tables.all]")] + behind)
+    made = checkout.readme()
+    assert "| 1 x 56 x 64k x 64, HND | 0.95x | cudnn |\n| 1 x 56 x 64k x 64, NHD | 1.04x |" in made
+    assert "1k" not in made
 
 
 def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:

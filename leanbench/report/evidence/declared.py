@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from leanbench.core.errors import UserError
 
@@ -24,6 +23,10 @@ class Table:
     run: str = ""
     #: Words of the labels of the problems that have a line.
     where: str = ""
+    #: A query with a bound that they hold to.
+    only: str = ""
+    #: A query by whose figures they stand, the lowest first.
+    sort: str = ""
     #: Labels of those problems in their order; a mapping gives each line its name.
     rows: Sequence[str] | Mapping[str, str] = ()
     #: By heading: words about the problem (``{batch} x {context}``), or a query.
@@ -78,6 +81,6 @@ def read(root: Path) -> Declared:
         raise UserError(f"{path} is no declaration of evidence ({error}): mend it") from None
 
 
-def as_dict(value: Sequence[str] | Mapping[str, str]) -> dict[str, Any]:
-    """The problems of a table by the names of their lines."""
-    return dict(value) if isinstance(value, Mapping) else dict.fromkeys(value)
+def as_dict(value: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """The labels of a table's problems by the names of their lines."""
+    return dict(value) if isinstance(value, Mapping) else dict(zip(value, value, strict=True))

@@ -16,10 +16,10 @@ _HEAD = """\
 
 What the documents publish, and what each figure rests on. Written by `leanbench evidence --write`
 from `reports/evidence.toml` and the runs; `leanbench evidence` shows the same with the number of
-commits to `kernels/` since. A figure is *current* if its run was of the kernels as they are (a hash
-of all sources under `kernels/`, now {kernels}) and of the tuned configs that ship. A log that does
-not name its kernels in its head is of older ones. *Held out*:
-[the rule](measuring.md#held-out-problems).
+commits to `kernels/` since. A figure is *current* if its run was of the kernels as they are (by the
+hash of all sources under `kernels/`) and of the tuned configs that ship; it has *other settings*
+where these have changed since or were not recorded. A log that does not name its kernels in its
+head is of *older kernels*. *Held out*: [the rule](measuring.md#held-out-problems).
 
 What each run is there for: [reports/h200](../{folder}/README.md).
 """
@@ -27,8 +27,8 @@ What each run is there for: [reports/h200](../{folder}/README.md).
 _INDEX_HEAD = """\
 # Runs and logs on the H200
 
-Written by `leanbench evidence --write`. Kernels as they are: {kernels}. Which figures of which
-documents are of them: [docs/evidence.md](../../docs/evidence.md).
+Written by `leanbench evidence --write`. Which figures of which documents are of them, and what the
+states mean: [docs/evidence.md](../../docs/evidence.md).
 """
 
 
@@ -36,7 +36,7 @@ def evidence_page(evidence: Evidence) -> str:
     """docs/evidence.md."""
     published = [quote for quote in evidence.quotes if quote.kind != "link"]
     linked = [quote for quote in evidence.quotes if quote.kind == "link" and not quote.is_record]
-    head = _HEAD.format(kernels=evidence.sources.kernels, folder=FOLDER.as_posix())
+    head = _HEAD.format(folder=FOLDER.as_posix())
     return "\n".join(
         [
             head,
@@ -67,8 +67,7 @@ def index_page(evidence: Evidence) -> str:
                 ", ".join(f"[{name}](../../{name})" for name in dict.fromkeys(documents)),
             ]
         )
-    head = _INDEX_HEAD.format(kernels=evidence.sources.kernels)
-    return "\n".join([head, *_table(lines), ""])
+    return "\n".join([_INDEX_HEAD, *_table(lines), ""])
 
 
 def held_out(evidence: Evidence, source: Source) -> str:

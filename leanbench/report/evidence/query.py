@@ -5,23 +5,24 @@
 
 KERNEL is one, several with commas (the fastest of them) or ``libraries``: all but this project's
 own. FIELD is a quantity of a row, the latency unless given. ``with`` asks for another problem,
-``where`` for those whose labels have these words (``!NHD``: have not). Without a verb just one
-problem must be left.
+``where`` for those whose labels have these words (``!NHD``: have not) or whose K and V have so many
+bytes (``5..50MB``). Without a verb just one problem must be left. In a table's column ``name``
+gives the kernel itself.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp, fsum, log
 from operator import ge, gt, le, lt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
+from leanbench.report.evidence.wording import has_words, size_words, with_axes
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
@@ -34,7 +35,7 @@ NOISE = "\\*"
 LIBRARIES = "libraries"
 
 _QUERY = re.compile(
-    r"(?:(?P<verb>geomean|mean|median|min|max|argmin|argmax|count|share) )?"
+    r"(?:(?P<verb>geomean|mean|median|min|max|argmin|argmax|count|share|name) )?"
     r"(?P<over>[\w.,]+)(?:/(?P<under>[\w.,]+))?"
     r"(?: (?P<sign>>=|<=|>|<) (?P<bound>[\d.]+))?"
     r"(?: with (?P<axes>[\w-]+=\S+(?: [\w-]+=\S+)*))?"
@@ -42,8 +43,6 @@ _QUERY = re.compile(
     r"(?: as (?P<format>\S+))?"
 )
 _SIGNS: dict[str, Callable[[float, float], bool]] = {">=": ge, "<=": le, ">": gt, "<": lt}
-_LARGE = re.compile(r"(!?[a-z]+)(\d+)([km])")
-_SUFFIXES = {"k": 1024, "m": 1024**2}
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -108,7 +107,7 @@ class Figures:
         """
         parsed = _parse(query)
         words = parsed["words"] or ""
-        chosen = [of for of in self.problems if has_words(of.problem.label, words)]
+        chosen = [of for of in self.problems if has_words(of.problem, words)]
         pairs = [(value, of) for of in chosen if (value := self._value(parsed, of)[0]) is not None]
         if not pairs:
             raise UserError(f"no timed row answers {query!r}: mend the query, or name another run")
@@ -125,6 +124,9 @@ class Figures:
             if wanted == at.problem:
                 return ""
             at = next((of for of in self.problems if of.problem == wanted), Measured(wanted, {}))
+        if parsed["verb"] == "name":
+            row = self._row(parsed["over"], at)
+            return row.kernel if row else ""
         value, noisy = self._value(parsed, at)
         if value is None:
             return _ending(at, parsed["over"])
@@ -138,14 +140,28 @@ class Figures:
         under, also_noisy = self._operand(parsed["under"], at)
         return (over / under if under else None), noisy or also_noisy
 
+    def value(self, query: str, at: Measured) -> float | None:
+        """The figure of one problem, not written."""
+        return self._value(_parse(query), at)[0]
+
+    def holds(self, query: str, at: Measured) -> bool:
+        """Whether the figure of one problem is as a query with a bound says."""
+        parsed = _parse(query)
+        value = self._value(parsed, at)[0]
+        return value is not None and _SIGNS[parsed["sign"]](value, float(parsed["bound"]))
+
     def _operand(self, text: str, at: Measured) -> tuple[float | None, bool]:
         names, _, field = text.partition(".")
+        row = self._row(names, at)
+        if row is None:
+            return None, False
+        return getattr(row, field or "latency_us"), row.status == "noisy"
+
+    def _row(self, names: str, at: Measured) -> Row | None:
+        """The fastest timed row of these kernels."""
         rows = [row for name, row in at.rows.items() if self._is_named(name, names)]
         timed = [row for row in rows if row.status in TIMED]
-        if not timed:
-            return None, False
-        row = min(timed, key=lambda row: row.latency_us or 0)
-        return getattr(row, field or "latency_us"), row.status == "noisy"
+        return min(timed, key=lambda row: row.latency_us or 0, default=None)
 
     def _is_named(self, kernel: str, names: str) -> bool:
         if names == LIBRARIES:
@@ -184,68 +200,6 @@ def _summary(parsed: Mapping[str, Any], pairs: Sequence[tuple[float, Measured]])
 def _rank(row: Row) -> float:
     timed = row.status in TIMED and row.latency_us is not None
     return row.latency_us if timed and row.latency_us else float("inf")
-
-
-def has_words(label: str, words: str) -> bool:
-    """Whether a problem's label has all these words, and none that follow a ``!``."""
-    present = set(label.split())
-    return all(
-        (word[1:] not in present) if word.startswith("!") else word in present
-        for word in map(_in_full, words.split())
-    )
-
-
-def _in_full(word: str) -> str:
-    """``n4096`` for ``n4k``."""
-    large = _LARGE.fullmatch(word)
-    return f"{large[1]}{int(large[2]) * _SUFFIXES[large[3]]}" if large else word
-
-
-def with_axes(problem: AttentionProblem, axes: str) -> AttentionProblem:
-    """The problem with other values, ``lengths_on=host capacity=exact``."""
-    pairs = [pair.partition("=") for pair in axes.split()]
-    return replace(problem, **{name: AXES[name].parse(text)[0] for name, _, text in pairs})
-
-
-def size_words(problem: AttentionProblem) -> str:
-    """Batch x heads x context x head_dim, then layout and pages where they are not the default."""
-    words = problem_words(problem)
-    page = f", pages of {problem.page_size}" if problem.page_size else ""
-    layout = f", {problem.kv_layout}" if problem.kv_layout != "HND" else ""
-    return f"{words['size']}{layout}{page}"
-
-
-def problem_words(problem: AttentionProblem) -> dict[str, str]:
-    """What a table can say of a problem."""
-    heads = f"{problem.q_heads}"
-    if problem.kv_heads != problem.q_heads:
-        heads += f"/{problem.kv_heads}"
-    tokens = _tokens(problem)
-    return {
-        "batch": f"{problem.batch}",
-        "heads": heads,
-        "context": tokens,
-        "head_dim": f"{problem.head_dim}",
-        "size": f"{problem.batch} x {heads} x {tokens} x {problem.head_dim}",
-        "besides": _besides(problem),
-        "mb": FORMATS["mb"](problem.kv_bytes),
-        "label": problem.label,
-    }
-
-
-def _besides(problem: AttentionProblem) -> str:
-    """Layout, pages, and whether the host knows the lengths."""
-    words = [problem.kv_layout]
-    words += [f"pages of {problem.page_size}"] if problem.page_size else []
-    words += ["lengths on the device"] if problem.lengths_on == "device" else []
-    return ", ".join(words)
-
-
-def _tokens(problem: AttentionProblem) -> str:
-    if problem.is_ragged:
-        return f"{problem.total_context / problem.batch:,.0f} in the mean"
-    tokens = problem.max_context
-    return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens}"
 
 
 def _parse(query: str) -> dict[str, Any]:

@@ -9,15 +9,9 @@ from typing import TypeVar
 
 from leanbench.core.errors import UserError
 from leanbench.report.evidence.declared import Declared, Table, as_dict
-from leanbench.report.evidence.query import (
-    FORMATS,
-    NOISE,
-    Figures,
-    Measured,
-    has_words,
-    problem_words,
-)
+from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
 from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
+from leanbench.report.evidence.wording import has_words, problem_words
 
 T = TypeVar("T")
 
@@ -76,21 +70,38 @@ class Press:
 
     def _problems(self, table: Table) -> list[list[str]]:
         figures = self._figures(table.run)
-        present = {of.problem.label: of for of in figures.problems}
-        names = as_dict(table.rows) or dict.fromkeys(
-            label for label in present if has_words(label, table.where)
-        )
-        rows = []
-        for key, named in names.items():
-            label = named or key
-            if label not in present:
-                raise UserError(f"{table.run} has no problem {label!r}: mend the table's rows")
-            at = present[label]
-            words = {**problem_words(at.problem), "name": key, "kind": self._kind(label)}
-            rows.append([self._cell(text, figures, at, words) for text in table.columns.values()])
+        rows = [
+            [
+                self._cell(text, figures, at, self._words(name, at))
+                for text in table.columns.values()
+            ]
+            for name, at in self._chosen(table, figures)
+        ]
+        if table.sort:
+            return rows
         # Lines that begin alike stand together.
         first = list(dict.fromkeys(row[0] for row in rows))
         return sorted(rows, key=lambda row: first.index(row[0]))
+
+    def _chosen(self, table: Table, figures: Figures) -> list[tuple[str, Measured]]:
+        """The problems of a table with the names of their lines."""
+        if table.rows:
+            present = {of.problem.label: of for of in figures.problems}
+            names = as_dict(table.rows)
+            for label in names.values():
+                if label not in present:
+                    raise UserError(f"{table.run} has no problem {label!r}: mend the table's rows")
+            return [(name, present[label]) for name, label in names.items()]
+        chosen = [of for of in figures.problems if has_words(of.problem, table.where)]
+        if table.only:
+            chosen = [of for of in chosen if figures.holds(table.only, of)]
+        if table.sort:
+            chosen.sort(key=lambda of: figures.value(table.sort, of) or 0.0)
+        return [(of.problem.label, of) for of in chosen]
+
+    def _words(self, name: str, at: Measured) -> dict[str, str]:
+        kind = self._kind(at.problem.label)
+        return {**problem_words(at.problem), "name": name, "kind": kind}
 
     @staticmethod
     def _cell(text: str, figures: Figures, at: Measured, words: Mapping[str, str]) -> str:
