@@ -26,16 +26,19 @@ def doctor(
         bool, typer.Option("--json", help="Print the findings and their figures as JSON.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes seconds.")] = False,
-    counters: Annotated[
+    deep: Annotated[
         bool,
-        typer.Option("--counters", help="Read hardware counters for a try; takes half a minute."),
+        typer.Option(
+            "--deep",
+            help="Also every kernel and library, and hardware counters; takes minutes.",
+        ),
     ] = False,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder that shall hold run directories.")
     ] = Path("runs"),
 ) -> None:
-    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels.
-    Changes no settings.
+    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels, in
+    some 20 seconds. Changes no settings.
 
     Each finding is ok, a note (worth knowing) or a problem (nothing can be measured, or figures
     would mislead), with what to do about it. A machine without a GPU is no problem: sweeps predict
@@ -47,11 +50,11 @@ def doctor(
     from leanbench.doctor.checks import examine
     from leanbench.doctor.machine import Machine
 
-    if quick and counters:
+    if quick and deep:
         raise UserError(
-            "--counters takes half a minute and --quick leaves such things out: give one of them"
+            "--deep takes minutes and --quick leaves out what takes seconds: give one of them"
         )
-    machine = Machine(out, counters)
+    machine = Machine(out, deep)
     findings = list(examine(machine, quick, lambda what: output.say(f"{what}...")))
     if as_json:
         _show_json(findings, machine)
@@ -95,5 +98,6 @@ def _verdict(findings: list[tuple[str, Finding]], machine: Machine) -> str:
         before = "sweep here" if failed <= _FOLDERS else "trust a figure of this machine"
         return f"{problems}, {notes}: solve the problems before you {before}."
     if machine.can_launch:
-        return f"{problems}, {notes}: this machine can measure."
+        more = "" if machine.deep else " --deep looks at every kernel, library and counter."
+        return f"{problems}, {notes}: this machine can measure.{more}"
     return f"{problems}, {notes}: nothing can be measured here, sweeps predict."

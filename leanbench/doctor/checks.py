@@ -14,6 +14,9 @@ from leanbench.doctor import figures, gpu, instruments, kernels, software
 from leanbench.doctor.finding import Finding, problem
 from leanbench.doctor.machine import Machine
 
+#: Kernels that are always checked: those of a sweep that names none.
+MAIN_KERNELS = ("lean", "fa2", "fixed_split")
+
 #: `gpu`: the driver has one. `launches`: kernels can run on it, too.
 Needs = Literal["nothing", "gpu", "launches"]
 
@@ -27,11 +30,13 @@ class Check:
     needs: Needs = "nothing"
     #: What is said while it runs; None for a check that takes no time.
     slow: str | None = None
+    #: Only where the machine is examined in depth.
+    deep: bool = False
 
 
 def checks(machine: Machine) -> list[Check]:
     """Every check. The energy counter comes before the load: it wants an idle GPU."""
-    trying = "reading hardware counters for a try (half a minute)" if machine.try_counters else None
+    trying = "reading hardware counters for a try (half a minute)" if machine.deep else None
     return [
         Check("leanbench", software.leanbench_version),
         Check("python", software.python_version),
@@ -65,33 +70,36 @@ def checks(machine: Machine) -> list[Check]:
         ),
         Check("noise", figures.noise_floor, "launches", "timing lean against itself (3 s)"),
         Check("counters", instruments.hardware_counters, "launches", trying),
-        *_library_checks(),
+        *_library_checks(machine),
         Check("triton cache", software.triton_cache),
         Check("runs", software.runs_folder),
     ]
 
 
 def _kernel_checks() -> list[Check]:
-    """The reference is left out: it is what the others are held against."""
+    """The reference is left out: it is what the others are held against. Libraries compile for a
+    minute each.
+    """
     return [
         Check(
             f"kernel {name}",
             partial(kernels.kernel_is_right, kernel),
             "launches",
             f"compiling and checking {name}",
+            deep=name not in MAIN_KERNELS,
         )
         for name, kernel in all_kernels().items()
         if kernel.is_timed
     ]
 
 
-def _library_checks() -> list[Check]:
+def _library_checks(machine: Machine) -> list[Check]:
     """Only importing takes time."""
     return [
         Check(
             module,
             partial(software.library, module, distribution),
-            slow=f"importing {distribution}" if find_spec(module) else None,
+            slow=f"importing {distribution}" if machine.deep and find_spec(module) else None,
         )
         for module, distribution in software.LIBRARIES.items()
     ]
@@ -107,7 +115,7 @@ def examine(
         announce: called with what takes a while, before it starts.
     """
     for check in checks(machine):
-        if quick and check.slow is not None:
+        if (quick and check.slow is not None) or (check.deep and not machine.deep):
             continue
         if check.needs == "gpu" and not machine.has_gpu:
             continue

@@ -30,10 +30,11 @@ def _sizes(machine: Machine) -> list[AttentionProblem]:
 
 
 def read_bandwidth(machine: Machine) -> Finding:
-    from leanbench.measure.read_floor import measure_read_floor
+    from leanbench.measure.read_floor import measure_large_read, measure_read_floor
 
     large, datasheet_tb_s = _sizes(machine)[-1], machine.spec.bandwidth_tb_s
-    timing = measure_read_floor(_inputs(machine, large), large.kv_bytes)
+    measure = measure_read_floor if machine.deep else measure_large_read
+    timing = measure(_inputs(machine, large), large.kv_bytes)
     bandwidth_tb_s = large.kv_bytes / timing.median_us / 1e6
     share = bandwidth_tb_s / datasheet_tb_s
     values = {

@@ -81,7 +81,7 @@ def energy_counter(machine: Machine) -> Finding:
 
 
 def hardware_counters(machine: Machine) -> Finding:
-    """Access to hardware counters, by looking, or by trying if `machine.try_counters` is set."""
+    """Access to hardware counters, by looking, or by trying if `machine.deep` is set."""
     ncu = find_ncu()
     if ncu is None:
         return note(
@@ -89,7 +89,7 @@ def hardware_counters(machine: Machine) -> Finding:
             "install it, or put `ncu` on the PATH",
             ncu=None,
         )
-    if machine.try_counters:
+    if machine.deep:
         return _try_counters(machine, ncu)
     if counters_are_restricted():
         return note(
@@ -97,7 +97,7 @@ def hardware_counters(machine: Machine) -> Finding:
             ADMINISTRATORS_ONLY.partition(": ")[2],
             ncu=ncu,
         )
-    return ok(f"{ncu} is here and seems allowed to read counters; --counters tries it", ncu=ncu)
+    return ok(f"{ncu} is here and seems allowed to read counters; --deep tries it", ncu=ncu)
 
 
 def _try_counters(machine: Machine, ncu: str) -> Finding:

@@ -24,8 +24,8 @@ class Machine:
 
     #: Where run directories will be.
     runs: Path = Path("runs")
-    #: Whether to read hardware counters for a try; that takes half a minute.
-    try_counters: bool = False
+    #: Whether to look at all that may take minutes: every kernel, libraries, hardware counters.
+    deep: bool = False
 
     @cached_property
     def gpus(self) -> list[LocalGpu]:

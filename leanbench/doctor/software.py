@@ -131,11 +131,17 @@ def _folder(purpose: str, folder: Path, fix: str) -> Finding:
 
 
 def library(module: str, distribution: str, machine: Machine) -> Finding:
-    """Imported, not only looked for: a library built for another torch is found and does
-    not load.
+    """Looked for, and in depth imported: a library built for another torch is there and does not
+    load.
     """
     if find_spec(module) is None:
         return note(f"{distribution} is not installed; only kernels that wrap it need it")
+    try:
+        installed = version(distribution)
+    except PackageNotFoundError:
+        installed = "of unknown version"
+    if not machine.deep:
+        return ok(f"{distribution} {installed} is here; --deep imports it", version=installed)
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken library raises anything
@@ -144,8 +150,4 @@ def library(module: str, distribution: str, machine: Machine) -> Finding:
             f"{distribution} is installed and cannot be imported: {reason}",
             f"reinstall {distribution}",
         )
-    try:
-        installed = version(distribution)
-    except PackageNotFoundError:
-        installed = "of unknown version"
     return ok(f"{distribution} {installed} can be imported", version=installed)

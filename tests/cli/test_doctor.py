@@ -131,7 +131,11 @@ def test_a_machine_that_can_measure(findings):
     result = invoke()
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (
         0,
-        "no problems, 1 note: this machine can measure.",
+        "no problems, 1 note: this machine can measure. --deep looks at every kernel, library and"
+        " counter.",
+    )
+    assert invoke("--deep").stdout.splitlines()[-1] == (
+        "no problems, 1 note: this machine can measure."
     )
     result = invoke("--json")
     assert result.exit_code == 0
@@ -162,26 +166,27 @@ def test_problems_exit_with_1_as_json_too(findings):
 
 
 @pytest.mark.parametrize(
-    ("words", "quick", "counters"), [((), False, False), (("--counters",), False, True)]
+    ("words", "quick", "deep"),
+    [((), False, False), (("--deep",), False, True), (("--quick",), True, False)],
 )
-def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, counters):
+def test_options_reach_the_checks(monkeypatch, tmp_path, words, quick, deep):
     calls = []
 
     def examine(machine, quick, announce):
-        calls.append((machine.runs, machine.try_counters, quick))
+        calls.append((machine.runs, machine.deep, quick))
         return iter(())
 
     monkeypatch.setattr("leanbench.doctor.checks.examine", examine)
     monkeypatch.setattr("leanbench.doctor.machine.Machine.can_launch", False)
     assert invoke(*words, "--out", str(tmp_path)).exit_code == 0
-    assert calls == [(tmp_path, counters, quick)]
+    assert calls == [(tmp_path, deep, quick)]
 
 
-def test_quick_and_counters_contradict_each_other():
-    result = invoke("--quick", "--counters")
+def test_quick_and_deep_contradict_each_other():
+    result = invoke("--quick", "--deep")
     assert result.exit_code == 2
     assert (
         result.stderr
-        == "Error: --counters takes half a minute and --quick leaves such things out: give one of"
+        == "Error: --deep takes minutes and --quick leaves out what takes seconds: give one of"
         " them\n"
     )

@@ -13,6 +13,7 @@ from leanbench.doctor.machine import Machine
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.gpu.nvml_library import NvmlError
+from leanbench.run.cells import DEFAULT_KERNELS
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def harmless(monkeypatch):
 
     def named(machine):
         return [
-            Check(check.name, lambda machine: ok("fine"), check.needs, check.slow)
+            Check(check.name, lambda machine: ok("fine"), check.needs, check.slow, check.deep)
             for check in real(machine)
         ]
 
@@ -37,14 +38,27 @@ def names(machine: Machine, quick: bool = False) -> list[str]:
 SOFTWARE = ["leanbench", "python", "torch", "triton", "environment", "gpu"]
 STATE = ["driver", "memory", "mig", "links", "processes", "clocks", "throttling"]
 ALWAYS = ["flash_attn", "flash_attn_interface", "flashinfer", "xformers", "triton cache", "runs"]
+MAIN = ["kernel fa2", "kernel fixed_split", "kernel lean"]
 KERNELS = [f"kernel {name}" for name in kernels() if name != "reference"]
 
 
 @pytest.mark.usefixtures("harmless")
-def test_everything_runs_on_a_gpu(machine):
+def test_on_a_gpu_the_kernels_of_a_default_sweep_are_checked_and_in_depth_all(machine):
+    assert sorted(name for name in names(machine) if name.startswith("kernel ")) == MAIN
+    assert [name for name in names(machine) if not name.startswith("kernel ")] == [
+        *SOFTWARE,
+        *STATE,
+        *["energy", "events", "timer", "bandwidth", "noise", "counters"],
+        *ALWAYS,
+    ]
+    machine.deep = True
     measured = ["energy", "events", "timer", *KERNELS, "bandwidth", "noise", "counters"]
-    assert {"kernel lean", "kernel fa2", "kernel fixed_split"} <= set(KERNELS)
+    assert len(KERNELS) > 20
     assert names(machine) == [*SOFTWARE, *STATE, *measured, *ALWAYS]
+
+
+def test_the_kernels_that_are_always_checked_are_those_of_a_sweep_that_names_none():
+    assert checks.MAIN_KERNELS == DEFAULT_KERNELS
 
 
 @pytest.mark.usefixtures("harmless")
@@ -63,7 +77,7 @@ def test_quick_leaves_out_what_takes_seconds(machine):
 @pytest.mark.usefixtures("harmless")
 def test_what_takes_seconds_is_announced(machine):
     progress: list[str] = []
-    machine.try_counters = True
+    machine.deep = True
     for name, _ in examine(machine, False, progress.append):
         if name == "energy":
             assert progress == ["watching the energy counter of the idle GPU (2 s)"]

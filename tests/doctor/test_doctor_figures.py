@@ -39,7 +39,7 @@ def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
         assert kv_bytes == sizes[0].kv_bytes == 1_073_741_824
         return SimpleNamespace(median_us=kv_bytes / (share * 4.8) / 1e6)
 
-    monkeypatch.setattr("leanbench.measure.read_floor.measure_read_floor", measure)
+    monkeypatch.setattr("leanbench.measure.read_floor.measure_large_read", measure)
     finding = figures.read_bandwidth(machine)
     assert finding.status == status
     assert finding.values["share"] == pytest.approx(share)
@@ -50,11 +50,21 @@ def test_read_bandwidth(machine, sizes, monkeypatch, share, status):
     )
 
 
+def test_in_depth_the_fastest_read_counts(machine, sizes, monkeypatch):
+    machine.deep = True
+    timing = SimpleNamespace(median_us=250.0)
+    monkeypatch.setattr(
+        "leanbench.measure.read_floor.measure_read_floor", lambda buffers, kv_bytes: timing
+    )
+    finding = figures.read_bandwidth(machine)
+    assert finding.values["read_bandwidth_tb_s"] == pytest.approx(sizes[0].kv_bytes / 250e6)
+
+
 def test_a_small_gpu_gets_a_smaller_problem(machine, sizes, monkeypatch):
     machine.gpu = replace(machine.gpu, memory_free_bytes=3_900_000_000)
     timing = SimpleNamespace(median_us=60.0)
     monkeypatch.setattr(
-        "leanbench.measure.read_floor.measure_read_floor", lambda buffers, kv_bytes: timing
+        "leanbench.measure.read_floor.measure_large_read", lambda buffers, kv_bytes: timing
     )
     figures.read_bandwidth(machine)
     assert [size.kv_bytes for size in sizes] == [268_435_456]

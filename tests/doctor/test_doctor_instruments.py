@@ -142,7 +142,7 @@ def test_no_driver_restricts_nothing(tmp_path):
             "/bin/ncu",
             False,
             "ok",
-            "/bin/ncu is here and seems allowed to read counters; --counters tries it",
+            "/bin/ncu is here and seems allowed to read counters; --deep tries it",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_hardware_counters_by_looking(machine, monkeypatch, ncu, restricted, sta
 
 
 def test_hardware_counters_by_trying(machine, monkeypatch):
-    machine.try_counters = True
+    machine.deep = True
     kv_bytes = 2 * 8 * 4096 * 128 * 2
     calls = []
 
@@ -188,7 +188,7 @@ def test_hardware_counters_by_trying(machine, monkeypatch):
 
 
 def test_without_ncu_nothing_is_tried(machine, monkeypatch):
-    machine.try_counters = True
+    machine.deep = True
     monkeypatch.setattr(instruments, "find_ncu", lambda: None)
     monkeypatch.setattr(instruments, "count", lambda *arguments: SimpleNamespace())
     assert instruments.hardware_counters(machine).status == "note"

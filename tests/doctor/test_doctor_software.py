@@ -127,6 +127,12 @@ def test_libraries(machine, monkeypatch, tmp_path):
         "note",
         "no-library is not installed; only kernels that wrap it need it",
     )
+    here = software.library("broken_library", "broken-library", machine)
+    assert (here.status, here.text) == (
+        "ok",
+        "broken-library of unknown version is here; --deep imports it",
+    )
+    machine.deep = True
     broken = software.library("broken_library", "broken-library", machine)
     assert broken.status == "note"
     assert (
