@@ -186,6 +186,8 @@ def test_an_operator_of_tritonbench_has_the_runs_problems_and_kernels(
             operator.tensors.out.copy_(output)
             assert check.check(operator.tensors, None).relative_error < 1e-2
         assert outputs["lean"].data_ptr() != outputs["fa2"].data_ptr()
+    with pytest.raises(NotImplementedError, match="fa2 does not take page_size 1"):
+        operator.fa2({**inputs[1][0], "page_size": 1})
     gbps = operator.kv_gbps(None, inputs[0], SimpleNamespace(latency=0.001))
     assert gbps == pytest.approx(small.kv_bytes / 1e-6 * 1e-9)
 

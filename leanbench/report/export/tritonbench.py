@@ -59,6 +59,8 @@ class Operator(BenchmarkOperator):
     def launch(self, name, fields):
         """A call of a kernel that returns its output, with the settings that leanbench finds."""
         problem = AttentionProblem.from_dict(fields)
+        if reason := kernel(name).unsupported_reason(problem):
+            raise NotImplementedError(reason)
         if getattr(self, "made_for", None) != problem:
             self.made_for, self.tensors = problem, make_inputs(problem, self.device)
         own = replace(
