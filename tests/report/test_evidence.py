@@ -148,6 +148,43 @@ def test_tables_and_figures_are_made_from_the_rows(checkout: Checkout) -> None:
     assert "It is <!-- figure: mean -->1.03x<!-- end --> ([run](reports/h200/mine)).\n" in made
 
 
+CLAIMS = (
+    DECLARED
+    + """
+[tables.claims]
+title = "claims"
+claims = "mine"
+rows = ["7a: LA over FA2 at 512k"]
+"""
+)
+
+
+def test_a_table_of_the_papers_claims_has_a_line_for_each_baseline(checkout: Checkout) -> None:
+    shape = problem(512 * 1024)
+    latencies = {"lean": 100.0, "fa2": 180.0, "fixed_split": 101.0, "torch_flash_no_split": 500.0}
+    checkout.run([row(shape, kernel, us, run_id="a1") for kernel, us in latencies.items()])
+    checkout.declare(CLAIMS)
+    (checkout.root / "README.md").write_text(
+        "<!-- table: claims -->\n<!-- end -->\n\nIt is <!-- figure: mean --><!-- end -->."
+    )
+    figures = CLAIMS.replace("geomean libraries/lean", "verdicts fa2")
+    checkout.declare(figures)
+    made = checkout.readme()
+    assert "| figure | claim | paper | with | measured | verdict |\n" in made
+    line = "| 7a | LA over FA2 at 512k | 2.46x | `{}` | {}x ({}) | {} |\n"
+    assert line.format("torch_flash_no_split", "5.00", "4.90 to 5.10", "more") in made
+    assert line.format("fa2", "1.80", "1.76 to 1.84", "less") in made
+    assert made.count("| 7a |") == 2
+    # And that of FlashDecoding over FlashAttention-2.
+    assert made.endswith("It is <!-- figure: mean -->2 less<!-- end -->.")
+    checkout.declare(figures.replace("LA over FA2 at 512k", "LA over FA2 at 1k"))
+    with pytest.raises(UserError, match="no run of the table has the claim '7a: LA over FA2 at 1k"):
+        checkout.readme()
+    checkout.declare(figures.replace("verdicts fa2", "verdicts fa4"))
+    with pytest.raises(UserError, match="no baseline of the paper is 'fa4', choose from"):
+        checkout.readme()
+
+
 def test_a_change_of_the_kernels_makes_documents_stale_and_writing_says_so(
     checkout: Checkout,
 ) -> None:

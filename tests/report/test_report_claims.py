@@ -16,7 +16,7 @@ from leanbench.records.reading import read_runs
 from leanbench.records.row import read_row
 from leanbench.report import write_report
 from leanbench.report.facts.measured_claims import (
-    Measured,
+    MeasuredClaim,
     claims_of_runs,
     measured_claims,
     sweep_name,
@@ -27,16 +27,16 @@ OVER_FA2 = "7a: LA over FA2 at 512k"
 OVER_FD = "abstract: LA over FD at 256k, 56 heads"
 
 
-def named(outcomes: list[Measured]) -> dict[str, Measured]:
+def named(outcomes: list[MeasuredClaim]) -> dict[str, MeasuredClaim]:
     return {f"{outcome.claim.figure}: {outcome.claim.words}": outcome for outcome in outcomes}
 
 
-def value(measured: Measured) -> float:
+def value(measured: MeasuredClaim) -> float:
     assert measured.figure is not None
     return round(measured.figure.value, 9)
 
 
-def claims_of(*directories: Path) -> dict[str, Measured]:
+def claims_of(*directories: Path) -> dict[str, MeasuredClaim]:
     runs = read_runs(directories)
     return named(
         measured_claims(

@@ -16,18 +16,23 @@ DECLARATION = Path("reports") / "evidence.toml"
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a line for each problem of a run, or lines that are written out."""
+    """A table: a line for each problem of a run or each claim of the paper, or lines that are
+    written out.
+    """
 
     title: str
     #: A run, or a set of them: a line for each of its problems.
     run: str = ""
+    #: A run, or a set of them: a line for each claim of the paper that they have measured.
+    claims: str = ""
     #: Words of the labels of the problems that have a line.
     where: str = ""
     #: A query with a bound that they hold to.
     only: str = ""
     #: A query by whose figures they stand, the lowest first.
     sort: str = ""
-    #: Labels of those problems in their order; a mapping gives each line its name.
+    #: Labels of those problems in their order; a mapping gives each line its name. Of claims: those
+    #: that have lines, ``7a: LA over FA2 at 512k``.
     rows: Sequence[str] | Mapping[str, str] = ()
     #: By heading: words about the problem (``{batch} x {context}``), or a query.
     columns: Mapping[str, str] = field(default_factory=dict)

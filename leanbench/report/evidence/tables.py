@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from leanbench.core.errors import UserError
+from leanbench.report.evidence import claims
 from leanbench.report.evidence.declared import Declared, Table, as_dict
 from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
 from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
 from leanbench.report.evidence.wording import has_words, problem_words
+from leanbench.report.facts.measured_claims import MeasuredClaim
 
 T = TypeVar("T")
 
@@ -55,8 +57,12 @@ class Press:
 
     def _table(self, name: str) -> Published:
         table = _known(self.declared.tables, name, "table")
-        rows = self._problems(table) if table.columns else self._lines(table)
-        head = list(table.columns) or list(table.head)
+        if table.claims:
+            head, rows = list(claims.HEAD), self._claims(table)
+        elif table.columns:
+            head, rows = list(table.columns), self._problems(table)
+        else:
+            head, rows = list(table.head), self._lines(table)
         lines = [_line(head), "|" + "---|" * len(head), *map(_line, rows)]
         gaps = bool(table.columns) and any("" in row for row in rows)
         return Published("\n".join(lines), self._taken(), gaps)
@@ -115,6 +121,18 @@ class Press:
     def _lines(self, table: Table) -> list[list[str]]:
         return [[self._fill(cell) for cell in line] for line in table.lines]
 
+    def _claims(self, table: Table) -> list[list[str]]:
+        measured = self._measured_claims(table.claims)
+        return claims.lines(measured, table.rows)
+
+    def _measured_claims(self, name: str) -> list[MeasuredClaim]:
+        """What runs have to say of the paper's claims; the runs that are used are."""
+        sources = self.sources_of((name,))
+        measured = claims.measured([source.run for source in sources])
+        runs = {claim.run for claim in measured}
+        self._used += [source for source in sources if source.run.name in runs]
+        return measured
+
     def _fill(self, text: str) -> str:
         return _HOLE.sub(lambda hole: self._hole(hole[1], hole[2]), text)
 
@@ -123,6 +141,8 @@ class Press:
             pattern, _, format_ = query.removeprefix("/").rpartition("/")
             figure = self._from_log(name, pattern)
             return FORMATS[format_.removeprefix(" as ")](float(figure)) if format_ else figure
+        if query.startswith(claims.VERDICTS):
+            return claims.verdicts(self._measured_claims(name), query)
         figures = self._figures(name)
         fact = _fact(query, self.sources_of((name,)))
         return figures.answer(query) if fact is None else fact

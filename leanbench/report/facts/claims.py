@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from leanbench.model.claim import BASELINES, SAMPLES, Verdict
+from leanbench.model.claim import BASELINES, SAMPLES
 from leanbench.report.document import Section, Text, sentences, table
-from leanbench.report.facts.measured_claims import Measured, claims_of_runs
+from leanbench.report.facts.measured_claims import MeasuredClaim, claims_of_runs, verdict_words
 
 if TYPE_CHECKING:
     from leanbench.report.facts.results import Results
@@ -39,7 +38,7 @@ def claims_section(results: Results) -> Section:
 
 
 def _table_section(
-    name: str, of_group: Sequence[Measured], *, predicted: bool, several: bool
+    name: str, of_group: Sequence[MeasuredClaim], *, predicted: bool, several: bool
 ) -> Section:
     word = "predicted" if predicted else "measured"
     lacking = f"not {word} in {'these runs' if several else 'this run'}"
@@ -66,28 +65,20 @@ def _table_section(
     return Section("", heading, (every,), "open" if known else "closed")
 
 
-def _counts(of_group: Sequence[Measured], lacking: str) -> str:
+def _counts(of_group: Sequence[MeasuredClaim], lacking: str) -> str:
     """Verdicts of the claims by baselines, and how many claims have none: ``31 claims; with fa2 and
     fixed_split 5 hold, 2 more, 12 not measured in this run``.
     """
     claimed = {(measured.claim.figure, measured.claim.words) for measured in of_group}
     counted = [f"{len(claimed)} claims"]
     for baselines in BASELINES:
-        verdicts = Counter(
-            measured.verdict for measured in of_group if measured.baselines == baselines
-        )
-        words = [
-            f"{verdicts[verdict]} {'hold' if verdict == 'holds' else verdict}"
-            for verdict in get_args(Verdict)
-            if verdicts[verdict]
-        ]
-        if words:
-            counted.append(f"with {baselines.fa2} and {baselines.fd} {', '.join(words)}")
+        if words := verdict_words(of_group, baselines):
+            counted.append(f"with {baselines.fa2} and {baselines.fd} {words}")
     without = sum(measured.figure is None for measured in of_group)
     return "; ".join([*counted, *([f"{without} {lacking}"] if without else [])])
 
 
-def _role(measured: Measured) -> str:
+def _role(measured: MeasuredClaim) -> str:
     if measured.figure is None:
         return "lacking"
     if measured.claim.is_met(measured.figure):

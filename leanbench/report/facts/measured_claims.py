@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from leanbench.model.claim import BASELINES, SAMPLES, Baselines, Claim, Figure, Verdict
 from leanbench.model.error import model_error
@@ -26,7 +27,7 @@ Fastest = Mapping["AttentionProblem", Mapping[str, "Row"]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredClaim:
     """One claim in one run, with one of the baselines."""
 
     claim: Claim
@@ -62,7 +63,7 @@ class _Cell:
     time: str
 
 
-def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]]:
+def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[MeasuredClaim]]]:
     """For each GPU, L2 state and source: the first two in words, whether it is predicted, and every
     claim.
     """
@@ -81,6 +82,16 @@ def claims_of_runs(runs: Sequence[Run]) -> list[tuple[str, bool, list[Measured]]
     ]
 
 
+def verdict_words(claims: Iterable[MeasuredClaim], baselines: Baselines) -> str:
+    """``5 hold, 2 more``: of those with these baselines; empty without any."""
+    verdicts = Counter(claim.verdict for claim in claims if claim.baselines == baselines)
+    return ", ".join(
+        f"{verdicts[verdict]} {'hold' if verdict == 'holds' else verdict}"
+        for verdict in get_args(Verdict)
+        if verdicts[verdict]
+    )
+
+
 def sweep_name(manifest: Mapping[str, Any]) -> str:
     """Of the sweep that the run is of; empty where the manifest does not say."""
     sweep = manifest.get("sweep")
@@ -92,7 +103,7 @@ def measured_claims(
     results: Mapping[str, Iterable[tuple[Row, AttentionProblem]]],
     sweeps: Mapping[str, str],
     predicted_for: str | None = None,
-) -> list[Measured]:
+) -> list[MeasuredClaim]:
     """Every claim, in the paper's order, with each baseline that a run has all cells of, from that
     run alone, so that no ratio and no mean spans two: of those runs the latest of a sweep made for
     the claim, else the one that measured it last. A claim that no run has is there once, with this
@@ -109,7 +120,7 @@ def measured_claims(
         return 0.0 if predicted_for is None else model_error(predicted_for, kernels)
 
     by_run = {run: _by_problem(rows) for run, rows in results.items()}
-    outcomes: list[Measured] = []
+    outcomes: list[MeasuredClaim] = []
     for claim in claims():
         # Of a claim about lean alone all baselines are one.
         by_kernels = {baselines.kernels(claim): baselines for baselines in BASELINES}
@@ -136,14 +147,14 @@ def _measured(
     runs: Mapping[str, Fastest],
     sweeps: Mapping[str, str],
     error: float,
-) -> Measured:
+) -> MeasuredClaim:
     kernels = baselines.kernels(claim)
     cells = {run: _cells(claim, kernels, rows, error) for run, rows in runs.items()}
     needed = SAMPLES if claim.is_of_samples else len(claim.problems)
     whole = {run: of_run for run, of_run in cells.items() if len(of_run) >= needed}
     if not whole:
         most = max(map(len, cells.values()), default=0)
-        return Measured(claim, baselines, None, None, _lacking(claim, most), "")
+        return MeasuredClaim(claim, baselines, None, None, _lacking(claim, most), "")
     newest = {run: max(cell.time for cell in of_run.values()) for run, of_run in whole.items()}
     run = max(whole, key=lambda run: (sweeps.get(run) in claim.sweeps, newest[run]))
     figures = {problem: cell.figure for problem, cell in whole[run].items()}
@@ -151,7 +162,7 @@ def _measured(
     is_mean = claim.statistic == "mean" and len(values) > 1 and not claim.is_share
     arithmetic = statistics.fmean(values.values()) if is_mean else None
     figure = claim.value(list(figures.values()))
-    return Measured(claim, baselines, figure, arithmetic, _cell(claim, values), run)
+    return MeasuredClaim(claim, baselines, figure, arithmetic, _cell(claim, values), run)
 
 
 def _cells(
