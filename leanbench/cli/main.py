@@ -17,6 +17,7 @@ from leanbench.cli.doctor import doctor
 from leanbench.cli.encoding import write_ascii_where_needed
 from leanbench.cli.evidence import evidence
 from leanbench.cli.list import list_
+from leanbench.cli.merge import merge
 from leanbench.cli.predict import predict
 from leanbench.cli.report import report
 from leanbench.cli.sweep import sweep
@@ -83,6 +84,7 @@ app.command("tune", short_help="Find and keep the best launch settings for a GPU
 app.command("compare", short_help="Say cell by cell whether two runs differ.")(compare)
 app.command("trace", short_help="Draw what every CTA did and when.")(trace)
 app.command("report", short_help="Write HTML and CSV from the rows of a run.")(report)
+app.command("merge", short_help="Put the runs of a sweep's shards together.")(merge)
 app.command("check", short_help="Compare every kernel with the fp64 reference.")(check)
 app.command("doctor", short_help="Say what this machine can measure, and how well.")(doctor)
 app.command("evidence", short_help="Say what each published figure rests on.")(evidence)

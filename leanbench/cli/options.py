@@ -41,6 +41,31 @@ RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Refuse to predi
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table.")]
 
+#: Of commands that can use many machines.
+Executor = Annotated[
+    str,
+    typer.Option(
+        "--executor",
+        metavar="local|ray",
+        help="One GPU of this machine, or all GPUs of a Ray cluster.",
+    ),
+]
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="The Ray cluster.",
+        show_default="RAY_ADDRESS, or the one that runs here",
+    ),
+]
+
+MixBoards = Annotated[
+    bool,
+    typer.Option("--mix-boards", help="Take boards that differ in clocks, driver or versions."),
+]
+
 #: `--ci` of commands that time kernels.
 Ci = Annotated[
     str,
@@ -83,6 +108,17 @@ class RunFlags:
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List cells, bytes and estimated time, run none.")
     ] = False
+    executor: Executor = "local"
+    ray_address: RayAddress = None
+    mix_boards: MixBoards = False
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Every N-th problem from the I-th on, for `leanbench merge` later.",
+        ),
+    ] = None
     baseline: Baseline = None
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False
     quiet: Quiet = False

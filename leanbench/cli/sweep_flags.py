@@ -9,7 +9,7 @@ from leanbench.core.errors import UserError
 
 if TYPE_CHECKING:
     from leanbench.measure.options import MeasureOptions
-    from leanbench.run.runner import Limits
+    from leanbench.run.limits import Limits
 
 
 def measure_flags(
@@ -64,7 +64,7 @@ def limits_of(timeout: str, budget: str | None, measure: MeasureOptions) -> Limi
     from leanbench.core.syntax import parse_seconds
     from leanbench.measure.counters import TIMEOUT_S
     from leanbench.measure.energy import check_window
-    from leanbench.run.runner import Limits
+    from leanbench.run.limits import Limits
 
     timeout_s = parse_seconds("--timeout", timeout)
     if measure.sustained or measure.energy:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from leanbench.cli import output
+from leanbench.cli.machines import Machines, open_machines
 from leanbench.cli.options import RunFlags
 from leanbench.cli.sweep_flags import (
     limits_of,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import Run
     from leanbench.run.cells import Cell, Sweep
-    from leanbench.run.runner import Limits
+    from leanbench.run.limits import Limits
 
 #: Statuses that say that a kernel failed.
 FAILED = ("crashed", "timeout", "incorrect")
@@ -41,33 +42,36 @@ def run_requested(requested: Sweep, flags: RunFlags, command: list[str]) -> None
         UserError: a flag is wrong, or the run cannot be.
         typer.Exit: a kernel failed, or a signal stopped it.
     """
-    from leanbench.gpu.local import choose
     from leanbench.run.cells import expand
+    from leanbench.run.shard import Shard
 
-    cells = expand(requested)
+    every_cell = expand(requested)
+    shard = None if flags.shard is None else Shard.parse(flags.shard)
+    cells = every_cell if shard is None else shard.of(every_cell)
     limits = limits_of(flags.timeout, flags.budget, requested.measure)
     _refuse_flags(requested, flags)
-    target = choose(flags.gpu, flags.require_gpu)
-    predicted = target.local_index is None
-    output.say_kernel_warnings()
-    if not flags.quiet:
-        _say_whose_layers(requested)
-    if predicted:
-        _say_predicted(requested, target, flags)
-    output.say_note(target)
-    if flags.dry_run:
-        from leanbench.cli.sweep_tables import show_dry_run
+    with open_machines(flags, requested.measure, cells, limits) as machines:
+        predicted = machines.target.local_index is None
+        output.say_kernel_warnings()
+        if not flags.quiet:
+            _say_whose_layers(requested)
+        if predicted:
+            _say_predicted(requested, machines.target, flags)
+        output.say_note(machines.target)
+        if flags.dry_run:
+            from leanbench.cli.sweep_tables import show_dry_run
 
-        show_dry_run(cells, target.spec, requested.measure, predicted=predicted)
-        return
-    from leanbench.configs.store import user_faults
+            show_dry_run(cells, machines.target.spec, requested.measure, predicted=predicted)
+            return
+        from leanbench.configs.store import user_faults
 
-    for fault in user_faults():
-        output.say(f"! {fault}; it is not used.")
-    path = run_path(flags.out, flags.name, cells, requested, target, flags.resume)
-    finished = run_sweep(
-        path, cells, requested, target, limits, command, resume=flags.resume, quiet=flags.quiet
-    )
+        for fault in user_faults():
+            output.say(f"! {fault}; it is not used.")
+        manifest = manifest_of(cells, requested, machines.target, command)
+        if shard is not None:
+            manifest["shard"] = shard.to_manifest(every_cell)
+        path = run_path(flags, cells, requested, machines.target)
+        finished = run_sweep(path, cells, manifest, machines, limits, command, flags)
     if not flags.quiet:
         from leanbench.cli.sweep_tables import show_ending
 
@@ -132,13 +136,11 @@ def _say_whose_layers(requested: Sweep) -> None:
 def run_sweep(
     path: Path,
     cells: list[Cell],
-    requested: Sweep,
-    target: Target,
+    manifest: dict[str, Any],
+    machines: Machines,
     limits: Limits,
     command: list[str],
-    *,
-    resume: bool,
-    quiet: bool,
+    flags: RunFlags,
 ) -> Run:
     """The run with all its rows, after what was left of it has run.
 
@@ -150,25 +152,19 @@ def run_sweep(
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import read_run
     from leanbench.run.runner import Stopped, run_cells
-    from leanbench.run.worker_process import WorkerTarget
 
-    open_run = RunDirectory.resume if resume else RunDirectory.create
-    with open_run(path, manifest_of(cells, requested, target, command)) as run:
+    open_run = RunDirectory.resume if flags.resume else RunDirectory.create
+    with open_run(path, manifest) as run:
         total = sum(cell.key not in run.finished for cell in cells)
-        if resume and not quiet:
+        if flags.resume and not flags.quiet:
             output.say(
                 f"Resuming {path}: {len(cells) - total} of {len(cells)} cells are done, {total} are"
                 " left."
             )
         try:
-            with SweepProgress(total, quiet=quiet) as progress:
-                left = run_cells(
-                    cells,
-                    run,
-                    WorkerTarget(target.spec, target.local_index, requested.measure),
-                    limits,
-                    progress,
-                )
+            with SweepProgress(total, quiet=flags.quiet) as progress:
+                executor = machines.executor_of(run)
+                left = run_cells(cells, run, executor, progress, limits.budget_s)
         except Stopped as stopped:
             _say_how_to_go_on(f"Stopped by {stopped}", run, len(cells), command)
             raise typer.Exit(stopped.exit_code) from None
@@ -176,6 +172,9 @@ def run_sweep(
             if run.finished:
                 _say_how_to_go_on("Stopped by an error", run, len(cells), command)
             raise
+        if flags.executor == "ray":
+            # Rows came as problems ended.
+            run.sort()
         if left:
             _say_how_to_go_on("The budget is spent", run, len(cells), command)
     return read_run(path)
@@ -193,17 +192,17 @@ def has_failed(run: Run) -> bool:
     return any(row.status in FAILED for row in rows)
 
 
-def run_path(
-    out: Path, name: str | None, cells: list[Cell], requested: Sweep, target: Target, resume: bool
-) -> Path:
-    """The run's folder: `name`, the newest that --resume goes on with, or a new one."""
+def run_path(flags: RunFlags, cells: list[Cell], requested: Sweep, target: Target) -> Path:
+    """The run's folder: --name, the newest that --resume goes on with, or a new one."""
     from leanbench.records.directory import newest_run
 
-    if name is not None:
-        return out / name
-    if resume:
+    out = flags.out
+    if flags.name is not None:
+        return out / flags.name
+    if flags.resume:
         return newest_run(out, requested.name, [cell.key for cell in cells])
-    path = out / f"{requested.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    shard = "" if flags.shard is None else f"-{flags.shard.strip().replace('/', 'of')}"
+    path = out / f"{requested.name}-{target.spec.name}-{datetime.now():%Y%m%d-%H%M%S}{shard}"
     # Two runs in one second.
     attempts = (path.with_name(f"{path.name}-{count}") for count in range(2, 1000))
     return next(attempt for attempt in (path, *attempts) if not attempt.exists())

@@ -17,6 +17,7 @@ from typing import Any
 from leanbench.core.errors import UserError
 from leanbench.core.files import PART, append_whole, replace_file, whole_lines
 from leanbench.core.strict_json import parse
+from leanbench.records.boards import Board
 from leanbench.records.manifest import (
     MANIFEST,
     read_manifest,
@@ -144,6 +145,17 @@ class RunDirectory:
         self._write(self._results, line, RESULTS)
         self.finished.add(row["cell"])
 
+    def sort(self) -> None:
+        """Puts the rows into the order of the manifest's cells, where they came in another; no row
+        is appended afterwards.
+        """
+        path = self.path / RESULTS
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        places = {cell: place for place, cell in enumerate(self.manifest["cells"])}
+        ordered = sorted(lines, key=lambda line: places[json.loads(line)["cell"]])
+        if ordered != lines:
+            replace_file(path, "".join(ordered))
+
     def _write(self, file: int, content: bytes, name: str) -> None:
         try:
             append_whole(file, content)
@@ -153,10 +165,12 @@ class RunDirectory:
                 f"cannot write {where} ({error.strerror}): mend that, then go on with --resume"
             ) from None
 
-    def add_environment(self, key: str, environment: dict[str, Any]) -> None:
-        """Stores the software and hardware that rows with this key were taken with."""
-        if key not in self.manifest["environments"]:
-            self.manifest["environments"][key] = environment
+    def add_board(self, board: Board) -> None:
+        """Stores what rows of this board were taken on, software and hardware."""
+        if board.key not in self.manifest["environments"]:
+            self.manifest["environments"][board.key] = board.environment
+            boards = self.manifest.setdefault("boards", {})
+            boards[board.key] = {"gpu": board.gpu, "calibration_us": board.calibration_us}
             self._write_manifest()
 
     def _write_manifest(self) -> None:

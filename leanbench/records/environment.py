@@ -80,6 +80,7 @@ def measured_environment(device_index: int) -> dict[str, Any]:
     gpu = _by_nvml(str(getattr(device, "uuid", "")), device_index)
     return {
         **predicted_environment(),
+        "host": platform.node(),
         # With the CUDA version it was built for.
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),

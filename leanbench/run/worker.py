@@ -64,11 +64,11 @@ def _serve(parent: Connection) -> None:
     """Answers until the parent closes its side, or the process is of no more use."""
     announce = Announcer(parent)
     try:
-        run_problem, environment = _start(receive(parent), announce)
+        run_problem, hello = _start(receive(parent), announce)
     except Exception as error:
         send(parent, {"failed": _first_line(error)})
         return
-    send(parent, {"environment": environment})
+    send(parent, hello)
     usable = True
     while usable:
         try:
@@ -80,22 +80,27 @@ def _serve(parent: Connection) -> None:
         send(parent, {"rows": rows, "usable": usable})
 
 
-def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, Any]]:
-    """Function that runs a problem on the target, and the environment its rows are taken in."""
+def _start(init: Message, announce: Announcer) -> tuple[RunProblem, Message]:
+    """Function that runs a problem on the target, and what the parent is told of it: the
+    environment that rows are taken in, and the calibration where it is wanted.
+    """
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.records.environment import measured_environment, predicted_environment
 
     index, gpu = init["local_index"], GpuSpec.from_dict(init["gpu"])
     settings = {"settings": settings_hash(gpu)}
     if index is None:
-        return _predictor(gpu, announce), predicted_environment() | settings
+        return _predictor(gpu, announce), {"environment": predicted_environment() | settings}
     from leanbench.decode.measure import measure_step
+    from leanbench.measure.calibration import calibrate
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.options import MeasureOptions
     from leanbench.measure.protocol import measure_problem
 
     instruments = open_instruments(index, MeasureOptions.from_dict(init["options"]), announce)
-    environment = measured_environment(index) | settings
+    hello: Message = {"environment": measured_environment(index) | settings}
+    if init["calibrate"]:
+        hello["calibration_us"] = calibrate(instruments)
     # What is imported stays: collecting garbage between problems need not look at it.
     gc.collect()
     gc.freeze()
@@ -104,7 +109,7 @@ def _start(init: Message, announce: Announcer) -> tuple[RunProblem, dict[str, An
         run = measure_problem if problem.whole_model is None else measure_step
         return run(instruments, problem, *request)
 
-    return measure, environment
+    return measure, hello
 
 
 def _predictor(gpu: GpuSpec, announce: Announcer) -> RunProblem:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
@@ -51,6 +51,12 @@ class WorkerTarget:
     gpu: GpuSpec
     local_index: int | None
     options: MeasureOptions = field(default_factory=MeasureOptions)
+    #: Measure leanbench.measure.calibration's cell before anything else.
+    calibrate: bool = False
+
+    @property
+    def source(self) -> Literal["measured", "predicted"]:
+        return "predicted" if self.local_index is None else "measured"
 
 
 class WorkerProcess:
@@ -69,10 +75,13 @@ class WorkerProcess:
                 f"the worker did not start: {error}; mend that, then go on with --resume"
             ) from None
         try:
-            self.environment = self._hello(target)
+            hello = self._hello(target)
         except BaseException:
             self.kill()
             raise
+        self.environment: dict[str, Any] = hello["environment"]
+        #: Latency of the calibration cell, where the target asks for it and it is not predicted.
+        self.calibration_us: float | None = hello.get("calibration_us")
 
     def _spawn(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
@@ -89,7 +98,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
 
-    def _hello(self, target: WorkerTarget) -> dict[str, Any]:
+    def _hello(self, target: WorkerTarget) -> Message:
         try:
             answer = self._ask(asdict(target), START_TIMEOUT_S)
         except WorkerTimeout:
@@ -100,7 +109,7 @@ class WorkerProcess:
             raise UserError(f"the worker did not start: {lost}, see {self._log}") from None
         if "failed" in answer:
             raise UserError(f"the worker did not start: {answer['failed']}, see {self._log}")
-        return answer["environment"]
+        return answer
 
     def run(
         self, cells: Sequence[Cell], timeout_s: float

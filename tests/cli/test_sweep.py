@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from leanbench.cli import sweep_run
 from leanbench.cli.main import app
+from leanbench.cli.options import RunFlags
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -109,11 +110,18 @@ def started(monkeypatch) -> list[tuple[Sweep, list[Cell], dict[str, Any], list[s
     """Sweeps that would have been started: the sweep, its cells, its manifest, its command."""
     sweeps = []
 
-    def run(path, cells, sweep, target, limits, command, **options):
-        manifest = sweep_run.manifest_of(cells, sweep, target, command)
-        sweeps.append((sweep, cells, manifest, command))
+    requested = []
+
+    def manifest_of(cells, sweep, *others):
+        requested.append(sweep)
+        return made(cells, sweep, *others)
+
+    def run(path, cells, manifest, machines, limits, command, flags):
+        sweeps.append((requested[-1], cells, manifest, command))
         return Run(path, manifest, ())
 
+    made = sweep_run.manifest_of
+    monkeypatch.setattr(sweep_run, "manifest_of", manifest_of)
     monkeypatch.setattr(sweep_run, "run_sweep", run)
     return sweeps
 
@@ -428,7 +436,7 @@ def test_default_names_never_collide(tmp_path, monkeypatch):
     target = Target(find("a100"), None)
     names = []
     for _ in range(3):
-        path = sweep_run.run_path(tmp_path, None, [], Sweep("s"), target, resume=False)
+        path = sweep_run.run_path(RunFlags(out=tmp_path), [], Sweep("s"), target)
         path.mkdir()
         names.append(path.name)
     base = "s-a100-80gb-20300102-030405"

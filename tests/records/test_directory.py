@@ -3,12 +3,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from example_rows import row
 
 from leanbench.core.errors import UserError
 from leanbench.measure.options import MeasureOptions
+from leanbench.records.boards import Board
 from leanbench.records.directory import RunDirectory, newest_run, read_rows
 from leanbench.records.manifest import read_manifest
 from leanbench.records.samples import Samples
@@ -65,11 +67,17 @@ def test_each_row_is_on_disk_at_once(tmp_path):
     assert directory.finished == {"0", "1", "2"}
 
 
-def test_environments_are_added_once(run):
+def test_boards_are_added_once(run):
+    gpu = {"name": "a100"}
+    first = Board("measured", gpu, {"gpu_uuid": "GPU-1"}, 63.0)
     with RunDirectory.resume(run, ASKED) as directory:
-        directory.add_environment("aa", {"torch": "2"})
-        directory.add_environment("aa", {"torch": "3"})
-    assert read_manifest(run)["environments"] == {"aa": {"torch": "2"}}
+        directory.add_board(first)
+        directory.add_board(replace(first, calibration_us=64.0))
+        directory.add_board(Board("measured", gpu, {"gpu_uuid": "GPU-2"}))
+    manifest = read_manifest(run)
+    assert list(manifest["environments"].values()) == [{"gpu_uuid": "GPU-1"}, {"gpu_uuid": "GPU-2"}]
+    assert manifest["environments"][first.key] == {"gpu_uuid": "GPU-1"}
+    assert [board["calibration_us"] for board in manifest["boards"].values()] == [63.0, None]
     assert not list(run.glob("*.part"))
 
 

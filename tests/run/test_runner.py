@@ -22,9 +22,12 @@ from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.environment import environment_key
 from leanbench.records.manifest import read_manifest
 from leanbench.records.samples import Samples, read_samples
-from leanbench.run import runner as module
+from leanbench.run import limits as clocked
+from leanbench.run import problem_runner as module
 from leanbench.run.cells import Cell
-from leanbench.run.runner import Limits, run_cells
+from leanbench.run.executor import LocalExecutor
+from leanbench.run.limits import Limits
+from leanbench.run.runner import run_cells
 from leanbench.run.worker_process import WorkerLost, WorkerTarget, WorkerTimeout
 
 PROBLEMS = [AttentionProblem(1, 8, 8, context, 64) for context in (1024, 2048, 4096)]
@@ -72,6 +75,7 @@ class Workers:
         self.started += 1
         self.alive = 1
         self.environment = {"worker": "scripted"}
+        self.calibration_us = 63.0 if target.calibrate else None
         return self
 
     def run(self, cells: Sequence[Cell], timeout_s: float) -> tuple[Rows, bool]:
@@ -109,9 +113,9 @@ def go(
     monkeypatch.setattr(module, "WorkerProcess", workers)
     opened = RunDirectory.resume if path.exists() else RunDirectory.create
     with opened(path, ASKED) as run:
-        left = run_cells(
-            cells, run, WorkerTarget(find("h200"), 0), limits or Limits(), observer or Watching()
-        )
+        limits = limits or Limits()
+        executor = LocalExecutor(WorkerTarget(find("h200"), 0), limits.timeout_s, path / "log")
+        left = run_cells(cells, run, executor, observer or Watching(), limits.budget_s)
     assert workers.alive == 0
     return left
 
@@ -320,7 +324,8 @@ def test_resume_asks_for_what_is_left_of_a_problem(tmp_path, monkeypatch):
 
 def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    for timed in (module, clocked):
+        monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
         clock.now_s += 3.0
@@ -340,7 +345,8 @@ def test_a_spent_budget_ends_between_problems(tmp_path, monkeypatch):
 def test_a_spent_budget_ends_a_problem_of_which_a_kernel_failed(tmp_path, monkeypatch, usable):
     """Its other kernels would start anew. They are left, and --resume asks for them."""
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    for timed in (module, clocked):
+        monkeypatch.setattr(timed, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def act(cells: Sequence[Cell]) -> tuple[Rows, bool]:
         clock.now_s += 3.0

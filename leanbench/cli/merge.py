@@ -1,0 +1,50 @@
+"""`leanbench merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leanbench.cli import output
+from leanbench.cli.completion import run_names
+from leanbench.cli.options import MixBoards
+
+
+def merge(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run directories, or names of some under runs/.",
+            autocompletion=run_names,
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Option("--out", metavar="NAME", help="The new run: a name under runs/, or a path."),
+    ],
+    mix_boards: MixBoards = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML and CSV.")] = False,
+) -> None:
+    """Put the runs of all shards of a sweep together into one run, with HTML and CSV.
+
+    They must be of one request, one GPU model, one leanbench with one set of kernels and settings;
+    boards are compared by their calibration cell, clocks, driver and versions. Every cell of the
+    sweep must have one row.
+    """
+    from leanbench.core.errors import UserError
+    from leanbench.records.merging import merge_runs
+    from leanbench.records.reading import RUNS, find_run
+    from leanbench.report import write_report
+
+    if not out.strip("./"):
+        raise UserError(f"--out {out!r} names no run: give a name such as merged")
+    path = RUNS / out if "/" not in out else Path(out)
+    for difference in merge_runs([find_run(run) for run in runs], path, mix_boards):
+        output.say(f"! {difference}.")
+    output.say(f"Run directory: {path}")
+    if not no_report:
+        for written in write_report(path, path, ["html", "csv"]):
+            output.show(str(written))

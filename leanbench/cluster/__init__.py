@@ -1,0 +1,3 @@
+"""Many machines: agents on a cluster's GPUs, jobs that are handed to them, and what happens where
+one is lost.
+"""

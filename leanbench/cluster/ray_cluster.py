@@ -1,0 +1,115 @@
+"""Ray's cluster: an actor a GPU, which is not started again by itself where it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from leanbench.cluster.cluster import ActorLost, Agent, Node
+from leanbench.core.errors import UserError
+
+#: Until a cluster's address must have answered.
+_KNOCK_S = 10.0
+
+
+class RayCluster:
+    """The Ray cluster at `address`; None: RAY_ADDRESS, or the one that runs on this machine.
+
+    Raises:
+        UserError: Ray is not installed, or no cluster of this version answers.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(
+                f"--executor ray needs Ray ({error}): pip install 'leanbench[ray]'"
+            ) from None
+        self._ray = ray
+        address = address or os.environ.get("RAY_ADDRESS")
+        try:
+            _knock(address)
+            context = ray.init(
+                address or "auto", log_to_driver=False, logging_level=logging.CRITICAL
+            )
+        except Exception as error:
+            raise UserError(_unreachable(address, error)) from None
+        self.address: str = context.address_info["gcs_address"]
+
+    def nodes(self) -> list[Node]:
+        nodes = [
+            Node(node["NodeID"], node["NodeManagerHostname"], int(node["Resources"].get("GPU", 0)))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+        return sorted(nodes, key=lambda node: (node.host, node.name))
+
+    def start(self, node: Node, gpus: int, agent: type[Agent], arguments: Sequence[Any]) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node.name, soft=False)
+        actor = self._ray.remote(agent).options(
+            num_gpus=gpus,
+            num_cpus=0,
+            # The driver puts a lost job back itself, and says so.
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=there,
+        )
+        return actor.remote(*arguments)
+
+    def call(self, actor: Any, method: str, *arguments: Any) -> Any:
+        return getattr(actor, method).remote(*arguments)
+
+    def done(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        first, _ = self._ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+        if not first:
+            return []
+        every, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        return every
+
+    def result(self, call: Any) -> Any:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return self._ray.get(call)
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from None
+            raise UserError(f"{type(error.cause).__name__}: {error.cause}") from None
+        except RayError as error:
+            raise ActorLost(type(error).__name__) from None
+
+    def stop(self, actor: Any) -> None:
+        self._ray.kill(actor)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raises OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    match = re.fullmatch(r"\[?(.+?)\]?:(\d+)", address or "")
+    if match is not None:
+        socket.create_connection((match[1], int(match[2])), timeout=_KNOCK_S).close()
+
+
+def _unreachable(address: str | None, error: Exception) -> str:
+    if address is None:
+        return (
+            f"no Ray cluster answers ({_first_line(error)}): start one with `ray start --head` or"
+            " name one with --ray-address"
+        )
+    return (
+        f"--ray-address {address} does not answer ({_first_line(error)}): check it with `ray"
+        f" status --address {address}`"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__

@@ -1,0 +1,111 @@
+"""Boards: the GPUs that the rows of a run were taken on, and whether rows of two may stand in one
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from leanbench.records.environment import environment_key
+
+#: The calibration cell's latency on two boards of one run, the larger over the smaller, at most:
+#: H200s differ by 3 to 4% in bandwidth (docs/model.md).
+MOST_APART = 1.05
+#: Fields of environments in which boards always differ.
+_OWN = ("host", "gpu_uuid")
+#: Fields without which rows are of another question, whatever --mix-boards says.
+_SAME_ALWAYS = ("leanbench", "kernels", "settings")
+
+
+@dataclass(frozen=True)
+class Board:
+    """A GPU with its software, as rows stand for it; of a prediction, the model and the software
+    alone.
+    """
+
+    #: `measured` or `predicted`.
+    source: str
+    #: Fields of `leanbench.core.gpu_spec.GpuSpec`, clocks and limits as the driver says.
+    gpu: dict[str, Any]
+    environment: dict[str, Any]
+    #: Latency of the calibration cell; None where it was not measured.
+    calibration_us: float | None = None
+
+    @property
+    def key(self) -> str:
+        """Of the environment, as rows name it."""
+        return environment_key(self.environment)
+
+    @property
+    def label(self) -> str:
+        words = [
+            self.environment.get("host"),
+            self.gpu["product"],
+            self.environment.get("gpu_uuid"),
+        ]
+        return " ".join(word for word in words if word)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Why two boards are not alike, as a phrase."""
+
+    phrase: str
+    #: Whether --mix-boards may put up with it.
+    mixable: bool
+
+
+def boards_of(manifest: dict[str, Any]) -> Iterator[Board]:
+    """The boards of a manifest, in the order in which they came."""
+    for key, environment in manifest["environments"].items():
+        # A run from before boards were noted was taken on the manifest's GPU.
+        board = manifest.get("boards", {}).get(key, {"gpu": manifest["gpu"]})
+        yield Board(manifest["source"], board["gpu"], environment, board.get("calibration_us"))
+
+
+def difference(first: Board, other: Board) -> Difference | None:
+    """The weightiest difference of two boards; None where their rows may stand in one run."""
+    differences = [
+        *_of_fields(
+            {"source": first.source, "GPU": first.gpu["name"]},
+            {"source": other.source, "GPU": other.gpu["name"]},
+            always=("source", "GPU"),
+        ),
+        *_of_fields(first.environment, other.environment, always=_SAME_ALWAYS, never=_OWN),
+        *_of_fields(first.gpu, other.gpu),
+        *_of_calibration(first, other),
+    ]
+    return min(differences, key=lambda found: found.mixable, default=None)
+
+
+def _of_fields(
+    first: dict[str, Any],
+    other: dict[str, Any],
+    always: tuple[str, ...] = (),
+    never: tuple[str, ...] = (),
+) -> Iterator[Difference]:
+    for name in {**first, **other}:
+        if name not in never and _plain(first.get(name)) != _plain(other.get(name)):
+            phrase = f"{name} is {other.get(name)}, not {first.get(name)}"
+            yield Difference(phrase, mixable=name not in always)
+
+
+def _of_calibration(first: Board, other: Board) -> Iterator[Difference]:
+    if first.calibration_us is None or other.calibration_us is None:
+        return
+    apart = max(first.calibration_us, other.calibration_us) / min(
+        first.calibration_us, other.calibration_us
+    )
+    if apart > MOST_APART:
+        yield Difference(
+            f"the calibration cell takes {other.calibration_us:.1f} us, not"
+            f" {first.calibration_us:.1f}, {MOST_APART - 1:.0%} apart at most",
+            mixable=True,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,145 @@
+"""A sweep on the GPUs of a cluster: an agent beside each worker process, the cells put back and the
+rows written here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanbench.cluster.cluster import Cluster
+from leanbench.cluster.dispatch import Alike, Dispatcher, Lost
+from leanbench.core.errors import UserError
+from leanbench.gpu.local import Target, choose
+from leanbench.measure.options import MeasureOptions
+from leanbench.records.boards import Board
+from leanbench.run.cells import Cell
+from leanbench.run.limits import Budget
+from leanbench.run.problem_runner import CellResult, ProblemRunner, result_of
+from leanbench.run.worker_process import WorkerTarget
+
+#: Environment variables that decide which kernels and settings there are, on every node as here.
+_SHARED_VARIABLES = ("LEANBENCH_CONFIGS", "LEANBENCH_KERNEL_PATH")
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """What agents of a sweep are to do: --gpu, --require-gpu, and how to measure."""
+
+    gpu: str | None
+    require_gpu: bool
+    options: MeasureOptions
+    timeout_s: float
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Cells of one problem, and what is left of the budget."""
+
+    cells: Sequence[Cell]
+    budget_s: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Results of a problem, and what its worker printed meanwhile."""
+
+    results: Sequence[CellResult]
+    log: bytes
+
+
+class SweepAgent:
+    """In an actor: a worker process on the actor's GPU, as a local sweep has one."""
+
+    def __init__(self, request: AgentRequest) -> None:
+        os.environ.update(request.variables)
+        self._request = request
+        self._folder = tempfile.TemporaryDirectory(prefix="leanbench-agent-")
+        self._log = Path(self._folder.name) / "worker.log"
+        self._runner: ProblemRunner | None = None
+
+    def target(self) -> Target:
+        return choose(self._request.gpu, self._request.require_gpu)
+
+    def board(self) -> Board:
+        target = self.target()
+        measured = target.local_index is not None
+        worker = WorkerTarget(
+            target.spec, target.local_index, self._request.options, calibrate=measured
+        )
+        self._runner = ProblemRunner(worker, self._request.timeout_s, self._log)
+        return self._runner.board()
+
+    def work(self, job: Problem, /) -> Answer:
+        assert self._runner is not None
+        budget = Budget(job.budget_s)
+        results = [] if budget.is_spent else list(self._runner.run(job.cells, budget))
+        printed = self._log.read_bytes()
+        os.truncate(self._log, 0)
+        return Answer(results, printed)
+
+
+class ClusterExecutor:
+    """The GPUs of a cluster, each with an agent.
+
+    Args:
+        say: receives a sentence about what the user does not expect.
+
+    Raises:
+        UserError: the cluster has no GPU, or none of its nodes has as many as a problem is for.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        request: AgentRequest,
+        cells: Sequence[Cell],
+        say: Callable[[str], None],
+    ) -> None:
+        largest = max(cells, key=lambda cell: cell.problem.gpus.gpus)
+        gpus = largest.problem.gpus.gpus
+        try:
+            self._dispatcher: Dispatcher[Sequence[Cell]] = Dispatcher(
+                cluster, SweepAgent, (request,), say, gpus
+            )
+        except UserError as error:
+            named = f"{largest.problem.label}: " if gpus > 1 else ""
+            raise UserError(f"{named}{error}") from None
+        self._say = say
+
+    def target(self) -> Target:
+        """See Dispatcher.target."""
+        return self._dispatcher.target()
+
+    def prepare(self, target: Target, log: Path, first: Board | None, mix_boards: bool) -> None:
+        """Before `run`: where workers' logs go, and what boards have to be like."""
+        self._log = log
+        self._refusal = Alike(target, first, mix_boards, self._say)
+
+    def run(self, problems: Iterator[Sequence[Cell]], budget: Budget) -> Iterator[CellResult]:
+        """See leanbench.run.executor.Executor."""
+        answers = self._dispatcher.run(
+            problems, lambda cells: Problem(cells, budget.left_s), self._refusal
+        )
+        for cells, answer in answers:
+            if isinstance(answer, Lost):
+                outcome = {"status": "crashed", "reason": answer.reason}
+                for cell in cells:
+                    yield result_of(cell, dict(outcome), answer.board, 0.0)
+                continue
+            if answer.log:
+                with self._log.open("ab") as log:
+                    log.write(answer.log)
+            yield from answer.results
+
+    def close(self) -> None:
+        self._dispatcher.close()
+
+
+def shared_variables() -> dict[str, str]:
+    """Environment variables that agents get, too."""
+    return {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}

@@ -1,0 +1,143 @@
+"""Sweeps on a Ray cluster of this machine, whose GPUs are fake: cells are predicted. Skipped where
+Ray is missing (pip install 'leanbench[ray]').
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanbench.core.errors import UserError
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'leanbench[ray]'")
+
+from ray.cluster_utils import Cluster
+
+from leanbench.cluster.ray_cluster import RayCluster
+
+LEANBENCH = [sys.executable, "-m", "leanbench"]
+#: 100 problems.
+AXES = "--heads 8,16,32,32/8,64/8 --context 1k:512k:x2 --batch 1,8 --head-dim 128"
+CELLS = 200
+ASKED = f"sweep {AXES} --kernels lean,fa2 --gpu h200 --no-report --quiet --executor ray".split()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """Three nodes with a GPU each, as far as Ray knows."""
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
+    for _ in range(2):
+        started.add_node(num_cpus=1, num_gpus=1)
+    yield started
+    started.shutdown()
+
+
+def start(cluster: Any, out: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*LEANBENCH, *ASKED, "--ray-address", cluster.address, "--out", str(out), *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    results = path / "results.jsonl"
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def wait_for_rows(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    while not ((path / "results.jsonl").is_file() and len(rows(path)) >= count):
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+
+
+def assert_every_cell_once(path: Path, cells: int = CELLS) -> None:
+    counted = Counter(row["cell"] for row in rows(path))
+    assert list(counted) == json.loads((path / "manifest.json").read_text())["cells"]
+    assert len(counted) == cells
+    assert set(counted.values()) == {1}
+    assert {row["status"] for row in rows(path)} == {"ok"}
+
+
+def end_a_node(cluster: Any) -> None:
+    cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
+
+
+def end_an_actor(cluster: Any) -> None:
+    """kill -9 of one of the processes that Ray has made for agents."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            named = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        if named.startswith(b"ray::SweepAgent"):
+            os.kill(int(process.name), signal.SIGKILL)
+            return
+    raise AssertionError("there is no agent")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("end", [end_a_node, end_an_actor])
+def test_200_cells_on_three_nodes_of_which_something_is_killed(
+    cluster, tmp_path, end: Callable[[Any], None]
+):
+    with start(cluster, tmp_path, "--name", "r") as process:
+        wait_for_rows(tmp_path / "r", 20, process)
+        end(cluster)
+        assert process.wait(timeout=300) == 0
+    assert len(rows(tmp_path / "r")) == CELLS
+    assert_every_cell_once(tmp_path / "r")
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_that_was_killed_is_resumed_and_shards_are_one_run(cluster, tmp_path):
+    with start(cluster, tmp_path, "--name", "r") as process:
+        wait_for_rows(tmp_path / "r", 40, process)
+        process.kill()
+    done = {row["cell"]: row["time"] for row in rows(tmp_path / "r")}
+    assert 40 <= len(done) < CELLS
+    with start(cluster, tmp_path, "--name", "r", "--resume") as process:
+        assert process.wait(timeout=300) == 0, process.communicate()[1]
+    assert_every_cell_once(tmp_path / "r")
+    kept = {row["cell"]: row["time"] for row in rows(tmp_path / "r") if row["cell"] in done}
+    assert kept == done
+    for shard in (1, 2):
+        with start(cluster, tmp_path, "--name", f"s{shard}", "--shard", f"{shard}/2") as process:
+            assert process.wait(timeout=300) == 0, process.communicate()[1]
+    shards = [str(tmp_path / "s1"), str(tmp_path / "s2")]
+    merge = [*LEANBENCH, "merge", *shards, "--out", str(tmp_path / "both")]
+    subprocess.run(merge, check=True, capture_output=True)
+    assert_every_cell_once(tmp_path / "both")
+    assert _figures(tmp_path / "both") == _figures(tmp_path / "r")
+    assert len((tmp_path / "both" / "report.csv").read_text().splitlines()) == CELLS + 1
+
+
+def _figures(path: Path) -> list[dict[str, Any]]:
+    """Rows without what no two runs share."""
+    when = ("time", "wall_s", "run_id")
+    return [{name: row[name] for name in row if name not in when} for row in rows(path)]
+
+
+def test_a_cluster_without_gpus_and_one_that_does_not_answer_are_refused(tmp_path):
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+    try:
+        with start(started, tmp_path, "--name", "r") as process:
+            _, said = process.communicate()
+        assert process.returncode == 2
+        assert "has no GPUs on its 1 nodes: start them with `ray start --num-gpus N`" in said
+    finally:
+        started.shutdown()
+    with pytest.raises(UserError, match=r"--ray-address 127\.0\.0\.1:1 does not answer .*refused"):
+        RayCluster("127.0.0.1:1")

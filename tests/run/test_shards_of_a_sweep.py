@@ -1,0 +1,59 @@
+"""Shards of a sweep's problems."""
+
+from __future__ import annotations
+
+import pytest
+
+from leanbench.core.errors import UserError
+from leanbench.core.problem import AttentionProblem
+from leanbench.run.cells import Cell
+from leanbench.run.shard import Shard
+
+CELLS = [
+    Cell(AttentionProblem(1, 8, 8, 1024 * number, 64), kernel)
+    for number in range(1, 8)
+    for kernel in ("lean", "fa2")
+]
+
+
+def test_shards_are_every_nth_problem_with_all_its_kernels():
+    shards = [Shard(index, 3).of(CELLS) for index in (1, 2, 3)]
+    contexts = [[cell.problem.max_context // 1024 for cell in shard[::2]] for shard in shards]
+    assert contexts == [[1, 4, 7], [2, 5], [3, 6]]
+    assert [cell.kernel for cell in shards[1]] == ["lean", "fa2"] * 2
+    assert sorted(cell.key for shard in shards for cell in shard) == sorted(
+        cell.key for cell in CELLS
+    )
+
+
+def test_a_shard_is_a_pair():
+    assert Shard.parse(" 2/8 ") == Shard(2, 8)
+    assert Shard(2, 8).to_manifest(CELLS[:1]) == {
+        "index": 2,
+        "count": 8,
+        "cells": [CELLS[0].key],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("2", "--shard '2' is not understood, write I/N, as in 1/4"),
+        ("/4", "--shard '/4' is not understood"),
+        ("a/4", "--shard 'a/4' is not understood"),
+        ("-1/4", "--shard '-1/4' is not understood"),
+        ("0/4", "there is no shard 0 of 4, choose from 1/4 to 4/4"),
+        ("5/4", "there is no shard 5 of 4, choose from 1/4 to 4/4"),
+        ("1/0", "0 shards, choose from 1 to 1000"),
+        ("1/1001", "1001 shards, choose from 1 to 1000"),
+    ],
+)
+def test_what_is_no_shard_is_refused(text, words):
+    with pytest.raises(UserError) as refused:
+        Shard.parse(text)
+    assert words in str(refused.value)
+
+
+def test_an_empty_shard_is_refused():
+    with pytest.raises(UserError, match="--shard 8/8 is empty, the sweep has 7 problems"):
+        Shard(8, 8).of(CELLS)
