@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, reduce
-from operator import or_
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leanbench.compile.cubin import cubin_resources
@@ -36,7 +35,7 @@ _LEAST_EVENTS, _MOST_EVENTS = 8, 1024
 #: Bytes that a 16-byte copy, and the start and strides of a bulk tensor copy, must be a multiple
 #: of.
 _COPY_BYTES = 16
-#: Tensors that are read 4 bytes at a time, in calls that have them.
+#: Tensors that are read 4 bytes at a time, in calls that append.
 _READ_IN_WORDS = ("k_new", "v_new", "rotary_cos", "rotary_sin")
 
 
@@ -337,32 +336,43 @@ def registers_per_thread(warps_per_sm: int) -> int | None:
 
 def misalignment(inputs: AttentionInputs) -> str | None:
     """One sentence on a tensor that cannot be read or written in whole copies, or None."""
-    for name, tensor, most, why in (
+    checked: list[tuple[str, torch.Tensor | None, int, str]] = [
         ("k_cache", inputs.k_cache, _COPY_BYTES, "copies 16 bytes at a time"),
         ("v_cache", inputs.v_cache, _COPY_BYTES, "copies 16 bytes at a time"),
         ("q", inputs.q, 2 * inputs.q.element_size(), "reads two numbers at a time"),
-        *((name, getattr(inputs, name), 4, "reads 4 bytes at a time") for name in _READ_IN_WORDS),
         ("out", inputs.out, 8, "writes four numbers at a time"),
-    ):
+    ]
+    if inputs.k_new is not None:
+        checked += [
+            (name, getattr(inputs, name), 4, "reads 4 bytes at a time") for name in _READ_IN_WORDS
+        ]
+    for name, tensor, most, why in checked:
         if tensor is None:
             continue
-        steps = reduce(or_, tensor.stride()[:-1])
+        strides = tensor.stride()
+        steps = 0
+        for step in strides[:-1]:
+            steps |= step
         if (tensor.data_ptr() | tensor.element_size() * steps) % most:
             return (
-                f"{name} starts at or steps by no multiple of {most} bytes (strides"
-                f" {tuple(tensor.stride())}): lean_cuda {why}"
+                f"{name} starts at or steps by no multiple of {most} bytes (strides {strides}):"
+                f" lean_cuda {why}"
             )
     return None
 
 
-def problem_of(inputs: AttentionInputs) -> AttentionProblem:
-    """What these tensors ask for, without reading numbers from the device."""
+def problem_of(inputs: AttentionInputs, context: int | None = None) -> AttentionProblem:
+    """What these tensors ask for, without reading numbers from the device.
+
+    Args:
+        context: in place of theirs.
+    """
     _, token_stride, head_stride, _ = inputs.k_cache.stride()
     return AttentionProblem(
         batch=inputs.batch,
         q_heads=inputs.q_heads,
         kv_heads=inputs.kv_heads,
-        context=max(1, inputs.context, inputs.new_tokens),
+        context=max(1, inputs.context if context is None else context, inputs.new_tokens),
         head_dim=inputs.head_dim,
         dtype=dtype_name(inputs.out.dtype),
         # HND: a head's tokens lie next to each other.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from leanbench.calls.call import whole_number
-from leanbench.calls.latent import attend_latent, attend_latent_traced, latent_call
+from leanbench.calls.latent import attend_latent_traced, latent_call
+from leanbench.calls.prepared import attend
 from leanbench.calls.traced import is_traced
 from leanbench.kernels.mla.build import VALUE_DIM
 
@@ -58,6 +59,6 @@ def lean_mla_with_kvcache(
         lengths, length = None, whole_number(cache_seqlens)
     scale = None if softmax_scale is None else float(softmax_scale)
     call = latent_call(q, kv_cache, lengths, length, block_table, out, scale, causal)
-    run = attend_latent_traced if is_traced(q, kv_cache, kv_cache) else attend_latent
+    run = attend_latent_traced if is_traced(q, kv_cache, kv_cache) else attend
     result, lse = run(call, return_softmax_lse)
     return result if lse is None else (result, lse)

@@ -35,10 +35,12 @@ from leanbench.kernels.lean.cuda_masks import (
     with_masks,
 )
 from leanbench.kernels.lean.cuda_params import (
+    POINTERS_OFFSET,
     Descale,
     Divisor,
     Params,
     check_counts,
+    pack_pointers,
     too_far_apart,
 )
 from leanbench.kernels.lean.cuda_schedule import (
@@ -49,7 +51,7 @@ from leanbench.kernels.lean.cuda_schedule import (
     split_limits,
     whole_ranges,
 )
-from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, fixed_run_bytes
+from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, WORKSPACES, fixed_run_bytes
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
@@ -153,9 +155,12 @@ class CudaRelaunch:
             launch.build, launch.device, launch.grid, launch.params, launch.slots_bytes
         )
         self._build, self._bulk, self._capacity = launch.build, launch.build.bulk, launch.capacity
+        self._caches = launch.params.k, launch.params.v
         self._map: CacheMap | None = None
         self.tile_tokens = 1 << launch.params.tile_shift
         self._places = {name: pointer(self._launch.params, name) for name in launch.extras}
+        #: Whether it has a workspace until its stream ends.
+        self._has_workspace = False
 
     def __call__(
         self,
@@ -169,22 +174,37 @@ class CudaRelaunch:
         lse: torch.Tensor,
         extras: Extras | None = None,
     ) -> None:
-        params = self._launch.params
-        k, v = k_cache.data_ptr(), v_cache.data_ptr()
+        launch = self._launch
+        if self._has_workspace:
+            epoch = WORKSPACES.next_epoch()
+        else:
+            # The slots of a capture are held until the launch is in it.
+            lent = launch.borrow()
+            epoch, self._has_workspace = lent.epoch, lent.stays
+        k, v = caches = k_cache.data_ptr(), v_cache.data_ptr()
         if k_cache.shape[1] != self._capacity:
             self._resize(k_cache, k, v)
-        elif self._bulk and (k != params.k or v != params.v):
-            self._launch.move(k, v)
-        params.q, params.k, params.v = q.data_ptr(), k, v
-        params.out, params.lse, params.context = out.data_ptr(), lse.data_ptr(), context
-        if cache_seqlens is not None:
-            params.cache_seqlens = cache_seqlens.data_ptr()
-        if block_table is not None:
-            params.block_table = block_table.data_ptr()
+        elif self._bulk and caches != self._caches:
+            launch.move(k, v)
+        self._caches = caches
+        params = launch.params
+        pack_pointers(
+            params,
+            POINTERS_OFFSET,
+            q.data_ptr(),
+            k,
+            v,
+            out.data_ptr(),
+            lse.data_ptr(),
+            launch.slots,
+            0 if cache_seqlens is None else cache_seqlens.data_ptr(),
+            0 if block_table is None else block_table.data_ptr(),
+        )
+        params.context = context
         if extras is not None:
             for name, tensor in extras.tensors.items():
                 setattr(*self._places[name], tensor.data_ptr())
-        self._launch.run()
+        launch.launch(epoch)
 
     def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:
         """Passes the strides and tensor maps of dense caches, K and V alike."""
@@ -286,7 +306,8 @@ def launch_of(
     output_tiles = _most_output_tiles(inputs, build)
     slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
     slots = min(slots, clusters_at_once(build, device))
-    params = _params(inputs, build)
+    extras = extra_tensors(inputs)
+    params = _params(inputs, build, extras)
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.by_heads = Divisor.of(per_sequence)
     window = dealt_window(inputs.most_behind, inputs.new_tokens)
@@ -339,7 +360,6 @@ def launch_of(
         params.by_share_plus_1 = Divisor.of(params.share + 1)
     held = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.out, inputs.lse)
     held += (inputs.cache_seqlens, inputs.block_table)
-    extras = extra_tensors(inputs)
     held += tuple(extras.values())
     grid, capacity = work_ranges * build.cluster, inputs.k_cache.shape[1]
     return CudaLaunch(build, device, grid, params, slots_bytes, capacity, held, tuple(extras))
@@ -362,8 +382,8 @@ def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
     return inputs.kv_heads * row_tiles
 
 
-def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
-    """What follows from the tensors alone."""
+def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.Tensor]) -> Params:
+    """What follows from the tensors alone; `extras` are their `extra_tensors`."""
     params = Params()
     params.q, params.out, params.lse = (
         inputs.q.data_ptr(),
@@ -395,7 +415,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild) -> Params:
         params.q_descale, params.k_descale, params.v_descale = (
             Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)
         )
-    for name, tensor in extra_tensors(inputs).items():
+    for name, tensor in extras.items():
         setattr(*pointer(params, name), tensor.data_ptr())
     if inputs.peers is not None:
         params.peers = inputs.peers.group
@@ -412,6 +432,7 @@ def _pass_caches(
     if build.bulk:
         shape, strides = v_cache.shape, v_cache.stride()
         params.k_map.words[:] = tensor_map(params.k, k_cache.shape, k_cache.stride(), build)
-        params.v_map = params.k_map
+        # Not the structure: ctypes would have `params` refer to itself.
+        params.v_map.words[:] = params.k_map.words
         if (shape, strides) != (k_cache.shape, k_cache.stride()):
             params.v_map.words[:] = tensor_map(params.v, shape, strides, build)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
-from leanbench.kernels.lean.workspace import WORKSPACES
+from leanbench.kernels.lean.workspace import WORKSPACES, Lent
 
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit
@@ -37,12 +37,14 @@ class DriverLaunch:
         slots_bytes: int,
     ) -> None:
         self._device, self._stream, self._slots_bytes = device, 0, slots_bytes
+        #: The address of what the last `borrow` lent.
+        self.slots = 0
         self._config = _launch_config(build, grid)
         self.params = aligned_params()
         ctypes.pointer(self.params)[0] = params
         start = ctypes.addressof(self.params)
         self._maps = start + Params.k_map.offset, start + Params.v_map.offset
-        self._pointers = (ctypes.c_void_p * 1)(start)
+        self._pointers = ctypes.c_void_p(start)
         self._arguments = (
             self._config.getPtr(),
             int(_function(build, device)),
@@ -60,11 +62,34 @@ class DriverLaunch:
         Raises:
             RuntimeError: the driver refuses; or see Workspaces.lend.
         """
-        slots, self.params.epoch, replays = WORKSPACES.lend(self._device, self._slots_bytes)
-        self.params.partials, self.params.replays = slots.data_ptr(), replays.data_ptr()
+        # The slots of a capture are held until the launch is in it.
+        lent = self.borrow()
+        self.launch(lent.epoch)
+
+    def borrow(self) -> Lent:
+        """Lets launches have a workspace of the device's current stream, and be on that stream.
+
+        Raises:
+            RuntimeError: see Workspaces.lend.
+        """
+        lent = WORKSPACES.lend(self._device, self._slots_bytes)
+        self.slots = self.params.partials = lent.slots.data_ptr()
+        self.params.replays = lent.replays.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         if stream != self._stream:
             self._config.hStream, self._stream = _driver().CUstream(stream), stream
+        return lent
+
+    def launch(self, epoch: int) -> None:
+        """Launches on the stream and with the workspace of the last `borrow`.
+
+        Args:
+            epoch: of Workspaces.next_epoch.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
+        self.params.epoch = epoch
         if status := self._launch(*self._arguments):
             _check((_driver().CUresult(status),))
 
@@ -101,6 +126,10 @@ def tensor_map(
     return tuple(aligned.k_map.words)
 
 
+# An array type of ctypes takes longer to make than an array.
+_Sizes, _Strides, _Box = ctypes.c_uint64 * 4, ctypes.c_uint64 * 3, ctypes.c_uint32 * 4
+
+
 class CacheMap:
     """The arguments of cuTensorMapEncodeTiled, laid out once: a tensor map of a cache as (head_dim,
     token, KV head, sequence or page), read in boxes of `box_tokens` by a column of shared memory.
@@ -128,10 +157,10 @@ class CacheMap:
             128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
         }[build.column_bytes]
         self._kv_bytes = build.kv_bytes
-        self._sizes, self._strides = (ctypes.c_uint64 * 4)(), (ctypes.c_uint64 * 3)()
+        self._sizes, self._strides = _Sizes(), _Strides()
         columns = build.column_bytes // build.kv_bytes
-        self._box = (ctypes.c_uint32 * 4)(columns, box_tokens or build.box, 1, 1)
-        self._steps = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+        self._box = _Box(columns, box_tokens or build.box, 1, 1)
+        self._steps = _Box(1, 1, 1, 1)
         arrays = (self._sizes, self._strides, self._box, self._steps)
         self._arguments = (
             *[ctypes.addressof(array) for array in arrays],
@@ -232,24 +261,32 @@ def _launch_config(build: CudaBuild, grid: int) -> Any:
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 32 * build.warps, 1, 1
     config.sharedMemBytes = build.shared_bytes
-    ids, attributes = driver.CUlaunchAttributeID, []
-    if build.cluster > 1:
+    attributes = _launch_attributes(build.cluster, build.cooperative)
+    if attributes:
+        # Copied.
+        config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
+@cache
+def _launch_attributes(cluster: int, cooperative: bool) -> list[Any]:
+    driver, attributes = _driver(), []
+    ids = driver.CUlaunchAttributeID
+    if cluster > 1:
         attribute = driver.CUlaunchAttribute()
         attribute.id = ids.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         value = driver.CUlaunchAttributeValue()
-        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = build.cluster, 1, 1
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
         attribute.value = value
         attributes.append(attribute)
-    if build.cooperative:
+    if cooperative:
         attribute = driver.CUlaunchAttribute()
         attribute.id = ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         value = driver.CUlaunchAttributeValue()
         value.cooperative = 1
         attribute.value = value
         attributes.append(attribute)
-    if attributes:
-        config.attrs, config.numAttrs = attributes, len(attributes)
-    return config
+    return attributes
 
 
 @cache

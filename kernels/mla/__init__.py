@@ -97,19 +97,14 @@ class LeanMla(Kernel[MlaConfig]):
         return (build.resources(compile_cuda(build.source(capability)), build.cluster),)
 
     def prepare(self, inputs: AttentionInputs, config: MlaConfig) -> Callable[[], None]:
-        from leanbench.kernels.mla.launch import MlaLaunch
+        from leanbench.kernels.mla.launch import launch_of
 
-        launch = MlaLaunch(inputs, config)
-
-        def run(keep: AttentionInputs = inputs) -> None:
-            launch.run()
-
-        return run
+        return launch_of(inputs, config).run()
 
     def resources(self, inputs: AttentionInputs, config: MlaConfig) -> tuple[LaunchResources, ...]:
-        from leanbench.kernels.mla.launch import MlaLaunch
+        from leanbench.kernels.mla.launch import launch_of
 
-        return (MlaLaunch(inputs, config).resources(),)
+        return (launch_of(inputs, config).resources(),)
 
 
 @cache

@@ -6,20 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from leanbench.kernels.launch import qk_scale
-from leanbench.kernels.lean.cuda_driver import (
-    DriverLaunch,
-    capability,
-    clusters_at_once,
-    sm_count,
-    tensor_map,
-)
+from leanbench.kernels.lean.cuda import CudaLaunch, CudaRelaunch
+from leanbench.kernels.lean.cuda_driver import clusters_at_once, sm_count, tensor_map
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
 from leanbench.kernels.mla.build import TILE, MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig
 
-from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import stream_k_grid
-from leanbench.core.kernel import LaunchResources
 
 if TYPE_CHECKING:
     from leanbench.core.extras import Extras
@@ -34,27 +27,10 @@ _END_TILES = 1
 _MERGE_TILES = 4
 
 
-class MlaLaunch:
-    """One launch of mla.cu; it keeps no tensor alive."""
+class MlaRelaunch(CudaRelaunch):
+    """A launch of mla.cu whose pointers and length are written anew in every call."""
 
-    def __init__(self, inputs: AttentionInputs, config: MlaConfig) -> None:
-        self.build = _build(inputs)
-        self.device = inputs.q.device
-        params = _params(inputs, self.build)
-        self.grid, slots_bytes = _deal(inputs, self.build, config, params)
-        self._launch = DriverLaunch(self.build, self.device, self.grid, params, slots_bytes)
-
-    def run(self) -> None:
-        """Launches on the device's current stream."""
-        self._launch.run()
-
-    @property
-    def tile_tokens(self) -> int:
-        return TILE
-
-    @property
-    def any_capacity(self) -> bool:
-        return False
+    any_capacity = False
 
     def __call__(
         self,
@@ -69,22 +45,19 @@ class MlaLaunch:
         extras: Extras | None = None,
     ) -> None:
         """leanbench.kernels.launch.Relaunch; V is in `k_cache`."""
-        params = self._launch.params
-        query, cache = q.data_ptr(), k_cache.data_ptr()
-        if (cache, query) != (params.k, params.v):
-            self._launch.move(cache, query)
-            params.k, params.v = cache, query
-        params.out, params.lse = out.data_ptr(), lse.data_ptr()
-        params.context = context
-        if cache_seqlens is not None:
-            params.cache_seqlens = cache_seqlens.data_ptr()
-        if block_table is not None:
-            params.block_table = block_table.data_ptr()
-        self._launch.run()
+        # The second tensor map is the query's.
+        super().__call__(q, k_cache, q, cache_seqlens, context, block_table, out, lse)
 
-    def resources(self) -> LaunchResources:
-        binary = compile_cuda(self.build.source(capability(self.device)))
-        return self.build.resources(binary, self.grid)
+
+def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
+    """The launch over these tensors."""
+    build, params = _build(inputs), Params()
+    _pass_tensors(params, inputs, build)
+    grid, slots_bytes = _deal(inputs, build, config, params)
+    held = (inputs.q, inputs.k_cache, inputs.out, inputs.lse)
+    held += (inputs.cache_seqlens, inputs.block_table)
+    capacity = inputs.k_cache.shape[1]
+    return CudaLaunch(build, inputs.q.device, grid, params, slots_bytes, capacity, held)
 
 
 def _build(inputs: AttentionInputs) -> MlaBuild:
@@ -144,9 +117,9 @@ def _aligned(work_ranges: int, output_tiles: int, tiles: int) -> int:
     return aligned if longest - even <= _PARTIALS_TILES else work_ranges
 
 
-def _params(inputs: AttentionInputs, build: MlaBuild) -> Params:
+def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> None:
     """What follows from the tensors alone. The second tensor map is the query's."""
-    params, q, out, cache = Params(), inputs.q, inputs.out, inputs.k_cache
+    q, out, cache = inputs.q, inputs.out, inputs.k_cache
     batch, q_len, heads, _ = q.shape
     params.k, params.v = cache.data_ptr(), q.data_ptr()
     params.out, params.lse = out.data_ptr(), inputs.lse.data_ptr()
@@ -163,4 +136,3 @@ def _params(inputs: AttentionInputs, build: MlaBuild) -> Params:
     rows = (batch, q_len * heads, 1, q.shape[3])
     strides = (q.stride(0), q.stride(2), q.stride(2), 1)
     params.v_map.words[:] = tensor_map(params.v, rows, strides, build, TILE)
-    return params

@@ -12,7 +12,6 @@ from leanbench.core.extras import NO_EXTRAS, Extras, fp8_name
 from leanbench.core.inputs import Peers
 from leanbench.core.kinds import SAME
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.kernels.mla.configs import MlaConfig
 
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -33,12 +32,14 @@ class Call(NamedTuple):
     softmax_scale: float | None = None
     causal: bool = False
     batch_invariant: bool = False
-    #: None: the default; of a latent call, its kernel's.
-    config: LeanConfig | MlaConfig | None = None
+    #: None: the default.
+    config: LeanConfig | None = None
     #: None: a plain call.
     extras: Extras | None = None
     #: GPUs that share the sequences; None: this one alone.
     peers: Peers | None = None
+    #: Whether it is one of leanbench.latent: `k_cache` and `v_cache` are its latent cache then.
+    latent: bool = False
 
     @property
     def capacity(self) -> int:

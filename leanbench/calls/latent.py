@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from leanbench.calls.call import Call
-from leanbench.calls.latent_launch import check_latent, check_latent_out
+from leanbench.calls.latent_launch import as_attention, check_latent, check_latent_out
 from leanbench.calls.prepared import attend
-from leanbench.kernels.mla import LEAN_MLA
-from leanbench.kernels.mla.build import VALUE_DIM
 
 
 def latent_call(
@@ -21,24 +19,22 @@ def latent_call(
     softmax_scale: float | None,
     causal: bool,
 ) -> Call:
-    """The call with the cache as K, its first columns as V, and the kernel's settings."""
-    cache = kv_cache.unsqueeze(2) if kv_cache.dim() == 3 and block_table is None else kv_cache
-    call = Call(q, cache, cache[..., :VALUE_DIM], cache_seqlens, length, block_table, out)
-    return call._replace(softmax_scale=softmax_scale, causal=causal)
-
-
-def attend_latent(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Output, and the LSE if asked for; errors as in leanbench.latent."""
-    table = call.block_table
-    if call.k_cache.dim() != 4 or (table is not None and table.dim() != 2):
-        check_latent(call)
-    length = call.capacity if call.length is None else call.length
-    config = LEAN_MLA.config_of(length, exact=call.cache_seqlens is None)
-    return attend(call._replace(config=config), with_lse)
+    return Call(
+        q,
+        kv_cache,
+        kv_cache,
+        cache_seqlens,
+        length,
+        block_table,
+        out,
+        softmax_scale,
+        causal,
+        latent=True,
+    )
 
 
 def attend_latent_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same through an operator."""
+    """Output, and the LSE if asked for, through an operator; errors as in leanbench.latent."""
     result, lse = torch.ops.leanbench.lean_mla_with_kvcache.default(
         call.q,
         call.k_cache,
@@ -64,7 +60,7 @@ def _operator(
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     call = latent_call(q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal)
-    out, lse = attend_latent(call, with_lse=True)
+    out, lse = attend(call, with_lse=True)
     assert lse is not None
     return out, lse
 
@@ -80,6 +76,7 @@ def _shapes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     call = latent_call(q, kv_cache, cache_seqlens, length, block_table, None, softmax_scale, causal)
     check_latent(call)
+    call = as_attention(call)
     return q.new_empty(call.out_shape), q.new_empty(call.lse_shape, dtype=torch.float32)
 
 

@@ -9,9 +9,8 @@ from leanbench.core.errors import UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
-from leanbench.kernels.mla.build import LATENT_DIM
-from leanbench.kernels.mla.configs import MlaConfig
-from leanbench.kernels.mla.launch import MlaLaunch
+from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
+from leanbench.kernels.mla.launch import MlaRelaunch, launch_of
 
 _DTYPES = (torch.bfloat16, torch.float16)
 #: Bytes that tensor maps and the kernel's stores start at and step by.
@@ -20,32 +19,18 @@ _ALIGNMENT = 16
 _LARGEST_STEP = 2**31 - 1
 
 
-def launch_latent(call: Call, config: MlaConfig) -> tuple[AttentionInputs, Relaunch]:
-    """Launches a call that has been checked; its tensors, the outputs among them.
+def as_attention(call: Call) -> Call:
+    """A latent call with its cache as K, and the cache's first columns as V."""
+    cache, table = call.k_cache, call.block_table
+    if cache.dim() == 3 and table is None:
+        cache = cache.unsqueeze(2)
+    return call._replace(k_cache=cache, v_cache=cache[..., :VALUE_DIM])
 
-    Raises:
-        UserError: the kernel does not run here.
-        ValueError: tensor maps cannot have these addresses or steps.
-    """
-    _check_launch(call)
-    q = call.q
-    inputs = AttentionInputs(
-        q=q,
-        k_cache=call.k_cache,
-        v_cache=call.v_cache,
-        cache_seqlens=call.cache_seqlens,
-        context=call.capacity if call.length is None else call.length,
-        softmax_scale=LATENT_DIM**-0.5 if call.softmax_scale is None else call.softmax_scale,
-        out=q.new_empty(call.out_shape) if call.out is None else call.out,
-        lse=torch.empty(call.lse_shape, dtype=torch.float32, device=q.device),
-        block_table=call.block_table,
-        # The last query token sees all tokens either way.
-        causal=call.causal or call.q_len == 1,
-        latent=True,
-    )
-    launch = MlaLaunch(inputs, config)
-    launch.run()
-    return inputs, launch
+
+def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
+    """The launch over these tensors, with the kernel's settings."""
+    config = LEAN_MLA.config_of(inputs.context, exact=inputs.cache_seqlens is None)
+    return MlaRelaunch(launch_of(inputs, config))
 
 
 def check_latent(call: Call) -> None:
@@ -54,7 +39,7 @@ def check_latent(call: Call) -> None:
     Raises:
         ValueError: they do not; the sentence names what was given and what is expected.
     """
-    q, cache, table = call.q, call.k_cache, call.block_table
+    q, cache, table = call.q, as_attention(call).k_cache, call.block_table
     caches = "(batch, tokens, 576)" if table is None else "(pages, page_size, 1, 576)"
     if (
         (q.dim(), cache.dim()) != (4, 4)
@@ -89,9 +74,12 @@ def check_latent(call: Call) -> None:
         check_latent_out(call, call.out)
 
 
-def _check_launch(call: Call) -> None:
-    """Raises UserError where the kernel does not run here; ValueError for addresses and steps that
-    tensor maps cannot have.
+def check_latent_launch(call: Call) -> None:
+    """Whether the kernel runs over the tensors of a call of `as_attention`.
+
+    Raises:
+        UserError: the kernel does not run here.
+        ValueError: tensor maps cannot have these addresses or steps.
     """
     q, cache = call.q, call.k_cache
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] != 9:
@@ -111,7 +99,7 @@ def _check_launch(call: Call) -> None:
 
 def check_latent_out(call: Call, out: torch.Tensor) -> None:
     """Raises ValueError: the kernel writes 16 bytes at a time, and has 32 bits for steps."""
-    shape, dtype = call.out_shape, call.out_dtype
+    shape, dtype = as_attention(call).out_shape, call.out_dtype
     if out.shape != shape or out.dtype != dtype or out.stride(3) != 1:
         raise ValueError(
             f"out is {tuple(out.shape)} {out.dtype} with strides {tuple(out.stride())}: expected"

@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Hashable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,12 @@ from leanbench.calls import values
 from leanbench.calls.adapted import launch_adapted
 from leanbench.calls.call import Call
 from leanbench.calls.extra_checks import check_extras
-from leanbench.calls.latent_launch import check_latent, launch_latent
+from leanbench.calls.latent_launch import (
+    as_attention,
+    check_latent,
+    check_latent_launch,
+    relaunch_latent,
+)
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import heuristic_of, lengths_with, settings_of, shared_problem
 from leanbench.configs.lookup import state
@@ -29,7 +34,7 @@ from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanConfig
-from leanbench.kernels.mla.configs import MlaConfig
+from leanbench.kernels.lean.workspace import WORKSPACES
 
 #: Bytes to which the alignment of a pointer can matter.
 _ALIGNMENT = 16
@@ -45,12 +50,11 @@ class Prepared(NamedTuple):
     lengths: range
     #: Tokens that its caches have room for, of a sequence or a page; None: any number.
     capacity: int | None
-    lse_shape: torch.Size
-    #: Of the output where it is not the queries', and its dtype.
-    out_shape: torch.Size | None
-    out_dtype: torch.dtype
-    #: Where LSEs go that nobody asked for; None: each call has its own.
-    unasked_lse: torch.Tensor | None
+    #: What outputs are like.
+    out_like: torch.Tensor
+    #: What LSEs are like, or where those go that nobody asked for.
+    lse: torch.Tensor
+    has_own_lse: bool
 
     def is_for(self, length: int, capacity: int | None) -> bool:
         """Whether it is for a length in caches with so much room; None: the signature says it."""
@@ -98,51 +102,32 @@ _refused: set[tuple[torch.device, LeanConfig]] = set()
 
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for; errors as in leanbench.attention."""
-    index = call.q.get_device()
-    if index < 0:
-        return _attend(call, with_lse, 0, False)
-    if index != torch._C._cuda_getDevice():
-        # Kernels are launched on the current device.
-        with torch.cuda.device(index):
-            return attend(call, with_lse)
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    return _attend(call, with_lse, stream, torch._C._cuda_isCurrentStreamCapturing())
-
-
-def _check(call: Call) -> None:
-    if isinstance(call.config, MlaConfig):
-        check_latent(call)
-    else:
-        refuse_kinds(call)
-        call.check()
-        check_extras(call)
-    call.check_length()
-
-
-def _attend(
-    call: Call, with_lse: bool, stream: int, capturing: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    index, stream, capturing = call.q.get_device(), 0, False
+    if index >= 0:
+        if index != torch._C._cuda_getDevice():
+            # Kernels are launched on the current device.
+            with torch.cuda.device(index):
+                return attend(call, with_lse)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        capturing = torch._C._cuda_isCurrentStreamCapturing()
     if values.CHECKS_VALUES and not capturing:
         _check(call)
         values.check_values(call)
     length, capacity, dense_form = call.length, None, None
     if call.cache_seqlens is None and (dense_form := _dense_form(call)) is not None:
-        capacity = call.k_cache.size(1)
+        capacity = call.k_cache.shape[1]
         length = capacity if length is None else length
     signature = _signature(call, length, dense_form, with_lse, stream, capturing)
     prepared = _LAUNCHES.get(signature)
     if prepared is None or not (length is None or prepared.is_for(length, capacity)):
-        dense = dense_form is not None
-        return _attend_first(call, length, dense, with_lse, stream, capturing, signature)
-    out, lse = call.out, prepared.unasked_lse
+        out, lse, prepared = _attend_first(call, length, capacity, with_lse, stream, capturing)
+        _LAUNCHES.put(signature, prepared)
+        return out, lse if with_lse else None
+    out, lse = call.out, prepared.lse
     if out is None:
-        if prepared.out_shape is None:
-            out = torch.empty_like(call.q, memory_format=torch.contiguous_format)
-        else:
-            shape, dtype = prepared.out_shape, prepared.out_dtype
-            out = torch.empty(shape, dtype=dtype, device=call.q.device)
-    if lse is None:
-        lse = torch.empty(prepared.lse_shape, dtype=torch.float32, device=call.q.device)
+        out = torch.empty_like(prepared.out_like)
+    if prepared.has_own_lse:
+        lse = torch.empty_like(lse)
     prepared.relaunch(
         call.q,
         call.k_cache,
@@ -157,31 +142,59 @@ def _attend(
     return out, lse if with_lse else None
 
 
+def _check(call: Call) -> None:
+    if call.latent:
+        check_latent(call)
+    else:
+        refuse_kinds(call)
+        call.check()
+        check_extras(call)
+    call.check_length()
+
+
 def _attend_first(
     call: Call,
     length: int | None,
-    dense: bool,
+    dense_capacity: int | None,
     with_lse: bool,
     stream: int,
     capturing: bool,
-    signature: Hashable,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor, Prepared]:
+    """Output, LSE, and what serves the next call.
+
+    Args:
+        dense_capacity: None: the caches are not those of `_dense_form`.
+    """
     inputs, relaunch = _launch_first(call)
-    any_capacity = dense and relaunch.any_capacity
-    capacity = None if any_capacity else call.k_cache.shape[1]
+    any_capacity = dense_capacity is not None and relaunch.any_capacity
     lengths = range(call.capacity, call.capacity + 1)
     if length is not None:
         most = lengths_with(length)[-1] if any_capacity else call.capacity
         lengths = _lengths(length, call.new_tokens, most, relaunch.tile_tokens)
     # A graph keeps its pointers: it writes to memory of its own.
-    shared = not (with_lse or capturing)
-    unasked_lse = _LAUNCHES.unasked_lse(call.q, stream) if shared else None
-    out, is_like_q = inputs.out, call.out_shape == call.q.shape and call.out_dtype == call.q.dtype
-    out_shape = None if is_like_q else out.shape
-    lse_shape, out_dtype = inputs.lse.shape, call.out_dtype
-    prepared = Prepared(relaunch, lengths, capacity, lse_shape, out_shape, out_dtype, unasked_lse)
-    _LAUNCHES.put(signature, prepared)
-    return inputs.out, inputs.lse if with_lse else None
+    has_own_lse = with_lse or capturing
+    prepared = Prepared(
+        relaunch,
+        lengths,
+        None if any_capacity else call.k_cache.shape[1],
+        _like(inputs.out),
+        _like(inputs.lse) if has_own_lse else _LAUNCHES.unasked_lse(call.q, stream),
+        has_own_lse,
+    )
+    return inputs.out, inputs.lse, prepared
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """What torch.empty_like, which takes half the host time of torch.empty, makes contiguous
+    tensors of its shape from.
+    """
+    return _number(tensor.device, tensor.dtype).expand(tensor.shape)
+
+
+@cache
+def _number(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """One number, in memory that is no graph's."""
+    return WORKSPACES.no_replays(device).view(dtype)[:1]
 
 
 def _dense_form(call: Call) -> tuple[int, int, int] | None:
@@ -219,7 +232,7 @@ def _signature(
     """All that decides what is launched, besides pointers, the length, and the capacity of dense
     caches.
     """
-    q, k, v, lengths, _, table, out, scale, causal, batch_invariant, config, extras, peers = call
+    q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, latent = call
     return (
         stream,
         capturing,
@@ -240,11 +253,12 @@ def _signature(
         None if out is None else _form(out),
         scale,
         causal,
-        batch_invariant,
+        invariant,
         with_lse,
         state() if config is None else config,
         None if extras is None else _forms(extras),
         peers,
+        latent,
     )
 
 
@@ -273,10 +287,11 @@ def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:
 def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
     """Checks a call and launches it; its tensors, the outputs among them."""
     _check(call)
-    if isinstance(call.config, MlaConfig):
-        return launch_latent(call, call.config)
     device = call.q.device
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if call.latent:
+        call = as_attention(call)
+        check_latent_launch(call)
+    elif device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UserError(
             f"the tensors are on {device}: move them to a GPU, or set TRITON_INTERPRET=1 before"
             " triton is imported to try it there"
@@ -298,8 +313,11 @@ def _launch_first(call: Call) -> tuple[AttentionInputs, Relaunch]:
         # The last query token sees all tokens either way.
         causal=call.causal or call.q_len == 1,
         peers=call.peers,
+        latent=call.latent,
         **({} if call.extras is None else call.extras._asdict()),
     )
+    if call.latent:
+        return inputs, _launch(relaunch_latent(inputs), inputs)
     launch = partial(_launched, config=call.config, batch_invariant=call.batch_invariant)
     by_sequence = call.batch_invariant or bool(call.config and call.config.fixed_run_tiles)
     return inputs, launch_adapted(inputs, launch, by_sequence)
@@ -316,14 +334,14 @@ def _launched(
     problem = shared_problem(inputs)
     refuse_problem(problem)
     if config is not None:
-        return _launch(inputs, config)
+        return _launch(LEAN.relaunch(inputs, config), inputs)
     choice = settings_of(inputs, problem, batch_invariant)
     if choice.how != "tuned":
-        return _launch(inputs, choice.config)
+        return _launch(LEAN.relaunch(inputs, choice.config), inputs)
     tuned = inputs.q.device, choice.config
     if tuned not in _refused:
         try:
-            return _launch(inputs, choice.config)
+            return _launch(LEAN.relaunch(inputs, choice.config), inputs)
         except Exception as error:
             if type(error).__name__ not in ("OutOfResources", "DoesNotFit"):
                 raise
@@ -334,11 +352,10 @@ def _launched(
                 " again",
                 stacklevel=2,
             )
-    return _launch(inputs, heuristic_of(inputs, problem))
+    return _launch(LEAN.relaunch(inputs, heuristic_of(inputs, problem)), inputs)
 
 
-def _launch(inputs: AttentionInputs, config: Any) -> Relaunch:
-    relaunch = LEAN.relaunch(inputs, config)
+def _launch(relaunch: Relaunch, inputs: AttentionInputs) -> Relaunch:
     relaunch(
         inputs.q,
         inputs.k_cache,

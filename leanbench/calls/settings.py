@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from leanbench.configs.lookup import Choice, choose
@@ -57,4 +56,4 @@ def shared_problem(inputs: AttentionInputs) -> AttentionProblem:
     if inputs.cache_seqlens is not None:
         return problem_of(inputs)
     longest = lengths_with(inputs.context)[-1]
-    return problem_of(replace(inputs, context=longest))
+    return problem_of(inputs, longest)

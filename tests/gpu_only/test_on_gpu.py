@@ -135,7 +135,7 @@ def test_two_streams_have_workspaces_of_their_own():
     pointers = set()
     for stream in streams:
         with torch.cuda.stream(stream):
-            slots, _, _ = partials_workspace().WORKSPACES.lend(calls[0].q.device, 8)
+            slots, *_ = partials_workspace().WORKSPACES.lend(calls[0].q.device, 8)
             pointers.add(slots.data_ptr())
     assert len(pointers) == 2
     torch.cuda.synchronize()

@@ -12,11 +12,11 @@ from typing import Any
 from unittest import mock
 
 from lean_on_cpu import COMPILER, FLAGS, Mutation, Workspace, replaced, tensor_map
-from leanbench.kernels.lean.cuda_params import Params, aligned_params
+from leanbench.kernels.lean.cuda import CudaLaunch
+from leanbench.kernels.lean.cuda_params import aligned_params
 from leanbench.kernels.mla import launch
 from leanbench.kernels.mla.build import MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig
-from leanbench.kernels.mla.launch import MlaLaunch
 
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.paths import KERNELS
@@ -24,17 +24,6 @@ from leanbench.core.paths import KERNELS
 _HERE = Path(__file__).parent
 _SHARED = "extern __shared__ __align__(1024) unsigned char memory[];"
 _OWN_SHARED = "unsigned char *const memory = shared_memory();"
-
-
-@dataclass
-class NoDriver:
-    """What DriverLaunch is made of."""
-
-    build: MlaBuild
-    device: Any
-    grid: int
-    params: Params
-    slots_bytes: int
 
 
 @dataclass
@@ -53,27 +42,27 @@ class Cpu:
         workspace: Workspace,
         lazy: bool = True,
         seed: int = 0,
-    ) -> MlaLaunch:
+    ) -> CudaLaunch:
         """Makes the call; all CTAs run at once.
 
         Raises:
             AssertionError: the launch does not end, or does what a GPU takes for an error.
         """
         stand_ins: Mapping[str, Any] = {
-            "DriverLaunch": NoDriver,
             "sm_count": lambda device: sms,
             "clusters_at_once": lambda build, device: sms // build.cluster,
             "tensor_map": tensor_map,
         }
         with mock.patch.multiple(launch, **stand_ins):
-            made = MlaLaunch(inputs, config)
-        build, slots_bytes = made.build, vars(made)["_launch"].slots_bytes
+            made = launch.launch_of(inputs, config)
+        build = made.build
+        assert isinstance(build, MlaBuild)
         if build not in self._libraries:
             folder = self.folder / str(len(self._libraries))
             self._libraries[build] = compiled(build, folder, self.mutation)
         params = aligned_params()
-        ctypes.pointer(params)[0] = vars(made)["_launch"].params
-        workspace.lend(params, slots_bytes)
+        ctypes.pointer(params)[0] = made.params
+        workspace.lend(params, made.slots_bytes)
         run = self._libraries[build].launch
         run.restype = ctypes.c_char_p
         every = made.grid

@@ -36,13 +36,15 @@ class Driver:
         #: Words of tensor maps: address, dtype, rank, sizes, strides, box, modes.
         self.encoded: list[tuple[int, ...]] = []
         self.status = 0
-        #: What each launch was lent.
+        #: What each launch was lent, and whether the next one may keep it.
         self.lent: list[Lent] = []
+        self.stays = False
 
     def lend(self, device: torch.device, slots_bytes: int) -> Lent:
         assert (device, slots_bytes) == (torch.device("cuda", 0), 4096)
         slots = torch.empty(slots_bytes // 8, dtype=torch.int64)
-        self.lent.append(Lent(slots, -len(self.lent) - 1, torch.zeros(1, dtype=torch.int32)))
+        replays = torch.zeros(1, dtype=torch.int32)
+        self.lent.append(Lent(slots, -len(self.lent) - 1, replays, self.stays))
         return self.lent[-1]
 
     def entry_point(self, name: str, arguments: int) -> Callable[..., int]:
@@ -197,6 +199,21 @@ def test_a_relaunch_writes_pointers_and_the_length(driver):
     assert launch.params.context == 0
 
 
+def test_a_relaunch_keeps_the_workspace_of_its_stream(driver, monkeypatch):
+    driver.stays = True
+    epochs = iter([7, -8])
+    monkeypatch.setattr(cuda_driver.WORKSPACES, "next_epoch", lambda: next(epochs))
+    inputs = make_inputs(PROBLEM, "cpu")
+    relaunch = cuda.CudaRelaunch(launch_over(inputs))
+    for _ in range(3):
+        call(relaunch, inputs, 90)
+    (lent,) = driver.lent
+    assert [params.epoch for params, *_ in driver.launches] == [lent.epoch, 7, -8]
+    for params, stream, *_ in driver.launches:
+        assert (params.partials, stream) == (lent.slots.data_ptr(), 77)
+        assert params.replays == lent.replays.data_ptr()
+
+
 def test_k_and_v_share_a_tensor_map_where_their_strides_agree(monkeypatch):
     encoded: list[tuple[int, ...]] = []
 
@@ -207,10 +224,10 @@ def test_k_and_v_share_a_tensor_map_where_their_strides_agree(monkeypatch):
     monkeypatch.setattr(cuda, "tensor_map", tensor_map)
     inputs = make_inputs(PROBLEM, "cpu")
     build = CudaBuild.of(PROBLEM, any_length_heuristic(PROBLEM, H200))
-    params = cuda._params(inputs, build)
+    params = cuda._params(inputs, build, {})
     assert (params.k_map.words[:], params.v_map.words[:]) == ([1] * 16, [1] * 16)
     wider = torch.cat([inputs.v_cache, inputs.v_cache], dim=3)[..., : PROBLEM.head_dim]
-    params = cuda._params(replace(inputs, v_cache=wider), build)
+    params = cuda._params(replace(inputs, v_cache=wider), build, {})
     assert (params.k_map.words[:], params.v_map.words[:]) == ([2] * 16, [3] * 16)
     assert encoded == [inputs.k_cache.stride(), inputs.k_cache.stride(), wider.stride()]
 

@@ -79,6 +79,7 @@ def test_a_capture_has_slots_and_a_counter_of_its_own(gpu):
     assert eager.replays.item() == 0
     gpu.capture = 7
     first, second = workspaces.lend(GPU, 1000), workspaces.lend(GPU, 1000)
+    assert (eager.stays, first.stays, second.stays) == (True, False, False)
     assert first.slots.numel() * 8 == 1000
     assert len({slots.data_ptr() for slots in (eager.slots, first.slots, second.slots)}) == 3
     # Added to once: both are of one capture, and each replay adds to it once.
