@@ -222,10 +222,10 @@ def load_sweep(file: str) -> Sweep:
     if path.exists() and is_dataset(path):
         return imported_sweep(path)
     if path == Path(file) and not path.is_file():
-        if path.suffix == ".toml" or path.parent != Path():
+        if path.suffix in (".toml", ".json", ".jsonl") or path.parent != Path():
             raise UserError(
-                f"there is no sweep file {file!r}: give a path to a TOML file or one of"
-                f" {', '.join(shipped)}"
+                f"there is no sweep file {file!r}: give a path to a TOML file, to definitions of"
+                f" FlashInfer-Bench, or one of {', '.join(shipped)}"
             )
         raise UserError(f"there is no sweep {file!r}, {nearest(file, shipped)}")
     try:

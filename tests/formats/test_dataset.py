@@ -249,7 +249,10 @@ def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
     lonely.write_text("{}\n")
     (tmp_path / "text.json").write_text("no JSON")
     for path, words in (
-        (tmp_path / "gone.json", "there is no sweep file"),
+        (
+            Path("gone.json"),
+            "there is no sweep file 'gone.json': give a path to a TOML file, to def",
+        ),
         (lonely, "has no definition at .*definitions/b/w.json: keep workloads in the dataset"),
         (tmp_path / "text.json", "text.json is no definition of FlashInfer-Bench"),
         (lonely.parent, "holds no decode attention of FlashInfer-Bench: there is no definition"),
