@@ -16,6 +16,7 @@ from leanbench.formats import sources
 #: dtypes of Q and the output, and those that a cache has besides.
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 FP8_DTYPES = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+_PAGED_CONSTRAINTS = ["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"]
 _NAMES = {own: theirs for theirs, own in DTYPES.items()}
 #: Axes that a definition of a contiguous cache has room for, and one of a paged cache: its lengths
 #: are tensors, and its block table ends with the longest sequence.
@@ -64,32 +65,16 @@ def can_be_defined(problem: AttentionProblem) -> bool:
 def definition_of(problem: AttentionProblem) -> dict[str, Any]:
     """The definition that the problem is a workload of; see `can_be_defined`."""
     paged = problem.page_size is not None
-    heads, kv_heads, head_dim = problem.q_heads, problem.kv_heads, problem.head_dim
-    suffix = "" if problem.dtype == "bf16" else f"_{problem.dtype}"
-    suffix += "" if problem.kv_layout == "NHD" else f"_{problem.kv_layout.lower()}"
-    suffix += "" if problem.lengths_on == "device" else "_uniform"
-    shape = f"h{heads}_kv{kv_heads}_d{head_dim}"
-    consts = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
-    variables = ["batch_size"]
-    if problem.page_size is not None:
-        name = f"gqa_paged_decode_{shape}_ps{problem.page_size}{suffix}"
-        consts["page_size"] = problem.page_size
-        variables += ["num_pages", "len_indptr", "num_kv_indices"]
-    else:
-        name = f"gqa_decode_{shape}{suffix}"
-        variables += ["capacity"]
     inputs = _inputs(problem)
     query = ["batch_size", "num_qo_heads", "head_dim"]
-    axes = {axis: {"type": "var"} for axis in variables}
-    axes |= {axis: {"type": "const", "value": value} for axis, value in consts.items()}
     return {
-        "name": name,
+        "name": _name(problem),
         "op_type": "gqa_paged" if paged else "gqa_contiguous",
         "description": f"Decode attention of one query token a sequence over a"
         f" {'paged' if paged else 'contiguous'} KV cache, {problem.kv_layout}.",
         "tags": ["stage:decode", "from:leanbench"],
-        "axes": {axis: {**kind, **_described(axis)} for axis, kind in axes.items()},
-        "constraints": _constraints(paged),
+        "axes": {name: {**axis, **_described(name)} for name, axis in _axes(problem).items()},
+        "constraints": _PAGED_CONSTRAINTS if paged else [],
         "inputs": inputs,
         "outputs": {
             "output": _tensor("output", query, _NAMES[problem.dtype]),
@@ -97,6 +82,35 @@ def definition_of(problem: AttentionProblem) -> dict[str, Any]:
         },
         "reference": sources.reference(list(inputs), problem),
     }
+
+
+def _name(problem: AttentionProblem) -> str:
+    """As FlashInfer-Bench names its own, which are bf16, NHD and with lengths in tensors; what
+    differs from that comes last.
+    """
+    differs = {
+        problem.dtype: problem.dtype != "bf16",
+        problem.kv_layout.lower(): problem.kv_layout != "NHD",
+        "uniform": problem.lengths_on == "host",
+    }
+    size = [f"h{problem.q_heads}", f"kv{problem.kv_heads}", f"d{problem.head_dim}"]
+    size += [] if problem.page_size is None else [f"ps{problem.page_size}"]
+    kind = "gqa_decode" if problem.page_size is None else "gqa_paged_decode"
+    return "_".join([kind, *size, *(word for word, does in differs.items() if does)])
+
+
+def _axes(problem: AttentionProblem) -> dict[str, dict[str, Any]]:
+    consts = {
+        "num_qo_heads": problem.q_heads,
+        "num_kv_heads": problem.kv_heads,
+        "head_dim": problem.head_dim,
+    }
+    variables = ["batch_size", "capacity"]
+    if problem.page_size is not None:
+        consts["page_size"] = problem.page_size
+        variables = ["batch_size", "num_pages", "len_indptr", "num_kv_indices"]
+    own = {name: {"type": "const", "value": value} for name, value in consts.items()}
+    return {**{name: {"type": "var"} for name in variables}, **own}
 
 
 def _inputs(problem: AttentionProblem) -> dict[str, Any]:
@@ -129,12 +143,6 @@ def _tensor(name: str, shape: list[str] | None, dtype: str) -> dict[str, Any]:
 
 def _described(name: str) -> dict[str, str]:
     return {"description": _DESCRIPTIONS[name]}
-
-
-def _constraints(paged: bool) -> list[str]:
-    return (
-        ["len_indptr == batch_size + 1", "num_kv_indices == kv_indptr[-1].item()"] if paged else []
-    )
 
 
 def read_axes(definition: Any) -> dict[str, tuple[Any, ...]]:
