@@ -268,6 +268,7 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("geomean fa2/lean where ..100MB", "1.20x"),
         ("count lean where 100MB..", "2"),
         ("problems", "3"),
+        ("ended unsupported fa2", "1"),
         ("boards", "1"),
         ("date", "2026-01-02"),
     ],
@@ -303,7 +304,7 @@ run = "mine"
 only = "libraries/lean < 1.1"
 sort = "libraries/lean"
 [tables.all.columns]
-problem = "{size}, {besides}"
+problem = "{size}, {layout}"
 over = "libraries/lean"
 by = "name libraries"
 """

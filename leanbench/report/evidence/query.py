@@ -7,7 +7,8 @@ KERNEL is one, several with commas (the fastest of them) or ``libraries``: all b
 own. FIELD is a quantity of a row, the latency unless given. ``with`` asks for another problem,
 ``where`` for those whose labels have these words (``!NHD``: have not) or whose K and V have so many
 bytes (``5..50MB``). Without a verb just one problem must be left. In a table's column ``name``
-gives the kernel itself.
+gives the kernel itself. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``,
+``version PACKAGE`` and ``ended STATUS KERNEL``, the number of such rows.
 """
 
 from __future__ import annotations
@@ -71,7 +72,6 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "%": lambda share: f"{share:.0%}",
     "%1": lambda share: f"{share:.1%}",
     "more": lambda ratio: f"{ratio - 1:.1%}",
-    "mb": lambda size: f"{size / 1e6:.0f}",
     "0": lambda value: f"{value:.0f}",
     "1": lambda value: f"{value:.1f}",
     "2": lambda value: f"{value:.2f}",

@@ -201,6 +201,10 @@ def _fact(query: str, sources: Sequence[Source]) -> str | None:
         return _only(kernels for source in sources for kernels in source.kernels)
     if word == "boards":
         return str(len({of.get("gpu_uuid") for source in sources for of in source.environments}))
+    if word == "ended":
+        status, _, kernel = argument.partition(" ")
+        rows = [row for source in sources for row, _ in source.run.results if row.kernel == kernel]
+        return str(sum(row.status == status for row in rows))
     if word == "problems":
         return str(sum(len({problem for _, problem in of.run.results}) for of in sources))
     return None

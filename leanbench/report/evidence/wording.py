@@ -65,13 +65,18 @@ def problem_words(problem: AttentionProblem) -> dict[str, str]:
         "context": tokens,
         "head_dim": f"{problem.head_dim}",
         "size": f"{problem.batch} x {heads} x {tokens} x {problem.head_dim}",
-        "besides": _besides(problem),
-        "mb": f"{problem.kv_bytes / 1e6:.0f}",
+        "layout": _layout(problem),
+        "capacity": _of(problem.cache_capacity),
+        "mb": _megabytes(problem.kv_bytes),
         "label": problem.label,
     }
 
 
-def _besides(problem: AttentionProblem) -> str:
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f}" if size >= 10e6 else f"{size / 1e6:.1f}"
+
+
+def _layout(problem: AttentionProblem) -> str:
     """Layout, pages, and whether the host knows the lengths."""
     words = [problem.kv_layout]
     words += [f"pages of {problem.page_size}"] if problem.page_size else []
@@ -82,5 +87,12 @@ def _besides(problem: AttentionProblem) -> str:
 def _tokens(problem: AttentionProblem) -> str:
     if problem.is_ragged:
         return f"{problem.total_context / problem.batch:,.0f} in the mean"
-    tokens = problem.max_context
-    return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens}"
+    return _of(problem.max_context)
+
+
+def _of(tokens: int) -> str:
+    """``4k``, ``1M``."""
+    for suffix, size in (("M", 1024**2), ("k", 1024)):
+        if tokens % size == 0:
+            return f"{tokens // size}{suffix}"
+    return f"{tokens}"
