@@ -28,9 +28,8 @@ from mutations import MUTATIONS, Command, Mutation, by_pytest
 ROOT = Path(__file__).resolve().parents[2]
 #: What is imported from a copy.
 ROOMS = ("leanbench", "kernels")
-#: Seconds after which a check does not end. Without a mutation checks take 15 on a GPU.
+#: Seconds after which a check does not end.
 LIMIT_S = 60.0
-#: The same on a GPU for a mutation: what a kernel that does not end costs the others.
 CAUGHT = "caught"
 SURVIVED = "SURVIVED"
 NOT_JUDGED = "NOT JUDGED"
@@ -100,27 +99,27 @@ def judge(
     mutations: Iterable[Mutation], where: str, jobs: int, limit_s: float = LIMIT_S
 ) -> Iterator[Verdict]:
     """Verdicts over mutations, in their order; those without a check there are left out."""
-    checks = {mutation: command_of(mutation, where) for mutation in mutations}
-    with tempfile.TemporaryDirectory(prefix="leanbench-mutants-") as name, _pool(jobs) as pool:
+    checks = {
+        mutation: check
+        for mutation in mutations
+        if (check := command_of(mutation, where)) is not None
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="leanbench-mutants-") as name,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
         folder = Path(name)
-        # Kernels that do not end cost all others time: theirs begin when these are done.
-        unchanged = {
-            check: pool.submit(run, folder, f"unchanged{number}", None, check, 2 * limit_s)
-            for number, check in enumerate(dict.fromkeys(filter(None, checks.values())))
-        }
-        changed = {
-            mutation: pool.submit(run, folder, f"mutant{number}", mutation, check, limit_s)
-            for number, (mutation, check) in enumerate(checks.items())
-            if check is not None
-        }
-        for mutation, mutant in changed.items():
-            check = checks[mutation]
-            assert check is not None
-            yield verdict(mutation, unchanged[check], mutant)
-
-
-def _pool(jobs: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(jobs)
+        unchanged: dict[Command, Future[Ran]] = {}
+        changed: dict[Mutation, Future[Ran]] = {}
+        # What takes longest begins first.
+        for mutation, check in sorted(checks.items(), key=lambda item: item[0].ends):
+            copy = folder / str(len(changed))
+            changed[mutation] = pool.submit(run, copy, mutation, check, limit_s)
+            if check not in unchanged:
+                copy = folder / f"{len(unchanged)} unchanged"
+                unchanged[check] = pool.submit(run, copy, None, check, 2 * limit_s)
+        for mutation, check in checks.items():
+            yield verdict(mutation, unchanged[check], changed[mutation])
 
 
 def verdict(mutation: Mutation, unchanged: Future[Ran], changed: Future[Ran]) -> Verdict:
@@ -136,9 +135,8 @@ def verdict(mutation: Mutation, unchanged: Future[Ran], changed: Future[Ran]) ->
     return Verdict(mutation, outcome, after.sentence, after.seconds)
 
 
-def run(folder: Path, name: str, mutation: Mutation | None, check: Command, limit_s: float) -> Ran:
+def run(copy: Path, mutation: Mutation | None, check: Command, limit_s: float) -> Ran:
     """Runs a check in a copy of the sources of its own."""
-    copy = folder / name
     copy_sources(copy, mutation)
     path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, "LEANBENCH_CACHE": str(copy / "cache"), "PYTHONFAULTHANDLER": ""}

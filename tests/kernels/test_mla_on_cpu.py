@@ -83,7 +83,8 @@ MUTATIONS: dict[str, Mutation] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_mla_is_right(name, tmp_path):
-    run(CASES[name], tmp_path, seeds=1)
+    # Slots then hold another launch's partials, too.
+    run(CASES[name], tmp_path, seeds=1 if name == "crossing" else 2)
 
 
 @pytest.mark.deep
