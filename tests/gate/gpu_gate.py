@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from processes import end_together, run_within
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a part may take.
@@ -141,7 +142,7 @@ def environment() -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", _ENVIRONMENT],
         cwd=ROOT,
-        env=with_checkout(),
+        env=os.environ | with_checkout(),
         capture_output=True,
         text=True,
         check=False,
@@ -153,8 +154,9 @@ def environment() -> dict[str, Any]:
 
 
 def with_checkout() -> dict[str, str]:
+    """What commands have in their environment besides this process's."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": path, "COLUMNS": "160"}
+    return {"PYTHONPATH": path, "COLUMNS": "160"}
 
 
 def words_of(command: Command) -> tuple[str, ...]:
@@ -163,24 +165,8 @@ def words_of(command: Command) -> tuple[str, ...]:
 
 def run_command(command: Command, limit_s: float) -> str:
     """The command, its output, and its exit code: 124 where it was killed at the limit."""
-    began_s = time.monotonic()
-    process = subprocess.Popen(
-        words_of(command),
-        cwd=ROOT,
-        env=with_checkout(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, code = process.communicate()[0], 124
-    took_s = time.monotonic() - began_s
+    code, output, took_s = run_within(limit_s, words_of(command), ROOT, with_checkout())
+    code = 124 if code is None else code
     shown = shlex.join(("python", *command) if command[0] != "compute-sanitizer" else command)
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     return "\n".join([f"$ {shown}", *lines, f"exit code {code} after {took_s:.0f} s", ""])
@@ -253,6 +239,7 @@ def main(arguments: list[str]) -> int:
     unknown = [name for name in options.parts if name not in known]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}: take {', '.join(known)}")
+    end_together()
     found = environment()
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutations import MUTATIONS, Command, Mutation, by_pytest
+from processes import Ended, end_together, run_within
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What is imported from a copy.
@@ -47,31 +46,6 @@ _TELLING = (
     re.compile(r".*(?:CUDA error|Timeout \(>).*", re.MULTILINE),
     re.compile(r"^E +.*", re.MULTILINE),
 )
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A check that was run."""
-
-    #: None: it did not end, and was killed.
-    code: int | None
-    output: str
-    seconds: float
-
-    @property
-    def failed(self) -> bool:
-        """Whether it says that something is wrong: not so where pytest ran no test (2 to 5)."""
-        return self.code is None or self.code < 0 or self.code not in (0, 2, 3, 4, 5)
-
-    @property
-    def sentence(self) -> str:
-        """What the output says of a failure."""
-        if self.code is None:
-            return f"did not end in {self.seconds:.0f} s"
-        if self.code < 0:
-            return f"ended by {signal.Signals(-self.code).name}"
-        lines = [match[0] for pattern in _TELLING if (match := pattern.search(self.output))]
-        return (lines or self.output.strip().splitlines()[-1:] or ["no output"])[0].strip("E= ")
 
 
 @dataclass(frozen=True)
@@ -109,8 +83,8 @@ def judge(
         ThreadPoolExecutor(jobs) as pool,
     ):
         folder = Path(name)
-        unchanged: dict[Command, Future[Ran]] = {}
-        changed: dict[Mutation, Future[Ran]] = {}
+        unchanged: dict[Command, Future[Ended]] = {}
+        changed: dict[Mutation, Future[Ended]] = {}
         # What takes longest begins first.
         for mutation, check in sorted(checks.items(), key=lambda item: item[0].ends):
             copy = folder / str(len(changed))
@@ -122,44 +96,45 @@ def judge(
             yield verdict(mutation, unchanged[check], changed[mutation])
 
 
-def verdict(mutation: Mutation, unchanged: Future[Ran], changed: Future[Ran]) -> Verdict:
+def verdict(mutation: Mutation, unchanged: Future[Ended], changed: Future[Ended]) -> Verdict:
     """A mutation is caught where its check passes without it and fails with it."""
     before, after = unchanged.result(), changed.result()
     if before.code != 0:
-        return Verdict(mutation, NOT_JUDGED, f"unchanged: {before.sentence}", before.seconds)
+        return Verdict(mutation, NOT_JUDGED, f"unchanged: {sentence_of(before)}", before.seconds)
     if _NO_PROGRAM.search(after.output):
-        return Verdict(mutation, NOT_JUDGED, f"no program: {after.sentence}", after.seconds)
+        return Verdict(mutation, NOT_JUDGED, f"no program: {sentence_of(after)}", after.seconds)
     if after.code == 0:
         return Verdict(mutation, SURVIVED, "its check passes", after.seconds)
-    outcome = CAUGHT if after.failed else NOT_JUDGED
-    return Verdict(mutation, outcome, after.sentence, after.seconds)
+    outcome = CAUGHT if failed(after) else NOT_JUDGED
+    return Verdict(mutation, outcome, sentence_of(after), after.seconds)
 
 
-def run(copy: Path, mutation: Mutation | None, check: Command, limit_s: float) -> Ran:
+def failed(ended: Ended) -> bool:
+    """Whether a check says that something is wrong: not so where pytest ran no test (2 to 5), or
+    there is no such program.
+    """
+    return ended.code is None or ended.code not in (0, 2, 3, 4, 5, 127)
+
+
+def sentence_of(ended: Ended) -> str:
+    """What a failed check says."""
+    if ended.code is None:
+        return f"did not end in {ended.seconds:.0f} s"
+    if ended.code < 0:
+        return f"ended by {signal.Signals(-ended.code).name}"
+    lines = [match[0] for pattern in _TELLING if (match := pattern.search(ended.output))]
+    return (lines or ended.output.strip().splitlines()[-1:] or ["no output"])[0].strip("E= ")
+
+
+def run(copy: Path, mutation: Mutation | None, check: Command, limit_s: float) -> Ended:
     """Runs a check in a copy of the sources of its own."""
     copy_sources(copy, mutation)
     path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": path, "LEANBENCH_CACHE": str(copy / "cache"), "PYTHONFAULTHANDLER": ""}
+    own = {"PYTHONPATH": path, "LEANBENCH_CACHE": str(copy / "cache")}
     own |= {"TRITON_CACHE_DIR": str(copy / "triton"), "PYTHONDONTWRITEBYTECODE": "1"}
-    began_s = time.monotonic()
-    process = subprocess.Popen(
-        words_of(check),
-        cwd=copy,
-        env=os.environ | own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-        code: int | None = process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, code = process.communicate()[0], None
+    ended = run_within(limit_s, words_of(check), copy, own)
     shutil.rmtree(copy, ignore_errors=True)
-    return Ran(code, output, time.monotonic() - began_s)
+    return ended
 
 
 def copy_sources(copy: Path, mutation: Mutation | None) -> None:
@@ -218,6 +193,7 @@ def main(arguments: list[str]) -> int:
         for mutation in MUTATIONS
         if not options.words or any(word in mutation.name for word in options.words)
     ]
+    end_together()
     return report(judge(wanted, options.where, options.jobs, options.limit_s), options.where)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import mutants
 import pytest
 from depth import deep
-from mutants import CAUGHT, NOT_JUDGED, SURVIVED, Ran, judge, report
+from mutants import CAUGHT, NOT_JUDGED, SURVIVED, judge, report, sentence_of
 from mutations import EVERY_BUILD, MUTATIONS, Mutation, by_pytest
+from processes import Ended
 
 from leanbench.gpu.catalogue import find
 
@@ -72,7 +73,7 @@ def check(*, changed: str, unchanged: str = "pass") -> tuple[str, ...]:
 JUDGED = (
     (EPOCH, check(changed="sys.exit('WRONG output')"), CAUGHT, "WRONG output"),
     (EPOCH, check(changed="import os; os.abort()"), CAUGHT, "ended by SIGABRT"),
-    (EPOCH, check(changed="time.sleep(60)"), CAUGHT, "did not end in 1 s"),
+    (EPOCH, check(changed="time.sleep(60)"), CAUGHT, "did not end in 2 s"),
     (NOTE, check(changed="sys.exit('WRONG output')"), SURVIVED, "its check passes"),
     (EPOCH, check(changed="pass"), SURVIVED, "its check passes"),
     # What fails anyway, what is no program, and tests that are not there, catch nothing.
@@ -85,7 +86,7 @@ JUDGED = (
 def test_a_survivor_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(mutants, "ROOMS", ("kernels",))
     cases = [replace(mutation, gpu=words) for mutation, words, *_ in JUDGED]
-    verdicts = list(judge(cases, "gpu", jobs=2, limit_s=1))
+    verdicts = list(judge(cases, "gpu", jobs=2, limit_s=2))
     assert [verdict.outcome for verdict in verdicts] == [outcome for *_, outcome, _ in JUDGED]
     for verdict, (*_, sentence) in zip(verdicts, JUDGED, strict=True):
         assert sentence in verdict.sentence
@@ -134,4 +135,4 @@ def test_a_line_that_is_gone_is_named():
     ],
 )
 def test_what_a_failure_is_told_by(output, sentence):
-    assert Ran(1, output, 1.0).sentence == sentence
+    assert sentence_of(Ended(1, output, 1.0)) == sentence

@@ -1,0 +1,76 @@
+"""Commands that end at a limit, with all that they started, and no later than this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+class Ended(NamedTuple):
+    """A command that has run."""
+
+    #: None: it was killed at its limit.
+    code: int | None
+    #: Of stdout and stderr.
+    output: str
+    seconds: float
+
+
+def run_within(
+    limit_s: float, words: Sequence[str], folder: Path, own_env: Mapping[str, str]
+) -> Ended:
+    """Runs a command in a folder, with more in its environment, for so many seconds at most. A
+    program that is not there has the exit code 127.
+    """
+    began_s = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=os.environ | own_env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return Ended(127, f"{words[0]} is not here: put it on the PATH", 0.0)
+    _running.add(process)
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        code: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        output, code = process.communicate()[0], None
+    _running.discard(process)
+    return Ended(code, output, time.monotonic() - began_s)
+
+
+def end_together() -> None:
+    """What runs is killed when this process is told to end: a kernel that does not end would have
+    the GPU for ever.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    for process in tuple(_running):
+        _kill(process)
+    os._exit(128 + number)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
