@@ -7,7 +7,7 @@ measured. docs/model.md, "When a claim holds", says it in words.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
@@ -22,8 +22,8 @@ Role = Literal["LA", "FA2", "FD"]
 #: output tokens: `request`, the time with `of` over that with `over`; `decode share`, the output
 #: tokens' part of the time with `of`.
 Quantity = Literal["latency", "energy", "occupancy", "request", "decode share"]
-#: Over the problems' figures, means geometric. `last over first`, `highest over lowest`: how much
-#: they change.
+#: Over the problems' figures; means of ratios are geometric, of shares arithmetic. `last over
+#: first`, `highest over lowest`: how much they change.
 Statistic = Literal["mean", "lowest", "highest", "last over first", "highest over lowest"]
 #: `about`: the paper gives a figure. `at least`, `at most`: a bound or a direction.
 Relation = Literal["about", "at least", "at most"]
@@ -93,14 +93,6 @@ class Figure:
         return Figure(self.value / other.value, self.low / other.high, self.high / other.low)
 
 
-#: Those that rise with each figure.
-_RISING: dict[Statistic, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.geometric_mean,
-    "lowest": min,
-    "highest": max,
-}
-
-
 @dataclass(frozen=True)
 class Claim:
     """One sentence of the paper that a model can be asked about."""
@@ -156,7 +148,9 @@ class Claim:
         if self.statistic == "highest over lowest":
             bounds = max(1.0, max(lows) / min(highs)), max(highs) / min(lows)
             return Figure(max(values) / min(values), *bounds)
-        statistic = _RISING[self.statistic]
+        mean = statistics.fmean if self.is_share else statistics.geometric_mean
+        statistic = {"mean": mean, "lowest": min, "highest": max}[self.statistic]
+        # It rises with each figure.
         return Figure(statistic(values), statistic(lows), statistic(highs))
 
     def verdict(self, figure: Figure) -> Verdict:

@@ -58,6 +58,8 @@ def test_a_share_has_no_direction():
     assert share.verdict(Figure(0.7, 0.69, 0.71)) == "more"
     assert not share.is_met(Figure(0.7, 0.69, 0.71))
     assert share.words_of(Figure(0.3, 0.29, 0.31)) == "30% (29 to 31)"
+    # And an arithmetic mean.
+    assert share.value([Figure(0.2, 0.2, 0.2), Figure(0.4, 0.4, 0.4)]).value == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ def claims_section(results: Results) -> Section:
         " of the medians; of energies and occupancy 1% to either side; of predictions what the"
         " model's error allows. A figure holds where the interval has it, to the digits that the"
         " paper gives, and does not have 1; a bound where the interval lies on its side. Reversed:"
-        " the interval lies on the other side of 1 than the claim. Means are geometric. Occupancy"
-        " is the SM busy share where it was measured (--occupancy), the schedule's quantisation"
-        " efficiency in a prediction. The paper does not say which problems its samples were:"
-        f" {SAMPLES} or more multi-head problems of a run stand for them, named next to the figure."
+        " the interval lies on the other side of 1 than the claim. Means of ratios are geometric."
+        " Occupancy is the SM busy share where it was measured (--occupancy), the schedule's"
+        " quantisation efficiency in a prediction. The paper does not say which problems its"
+        f" samples were: {SAMPLES} or more multi-head problems of a run stand for them, named next"
+        " to the figure."
     )
     if results.are_several:
         hint += (
