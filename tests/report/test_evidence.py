@@ -260,6 +260,7 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("min libraries/lean as x3", "0.950x"),
         ("argmin libraries/lean", "1 x 56 x 64k x 64"),
         ("max cudnn,fa2/lean", "1.10x"),
+        ("max others/lean", "1.10x"),
         ("count libraries/lean >= 1", "2"),
         ("share libraries/lean >= 1", "67%"),
         ("count lean where !NHD", "2"),

@@ -3,12 +3,13 @@
     [VERB] KERNEL[.FIELD][/KERNEL[.FIELD]] [>= NUMBER] [with AXIS=VALUE ...]
         [where WORD ...] [as FORMAT]
 
-KERNEL is one, several with commas (the fastest of them) or ``libraries``: all but this project's
-own. FIELD is a quantity of a row, the latency unless given. ``with`` asks for another problem,
-``where`` for those whose labels have these words (``!NHD``: have not) or whose K and V have so many
-bytes (``5..50MB``). Without a verb just one problem must be left. In a table's column ``name``
-gives the kernel itself. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``,
-``version PACKAGE`` and ``ended STATUS KERNEL``, the number of such rows.
+KERNEL is one, several with commas (the fastest of them), ``libraries``: all but this project's own,
+or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
+``with`` asks for another problem, ``where`` for those whose labels have these words (``!NHD``: have
+not) or whose K and V have so many bytes (``5..50MB``). Without a verb just one problem must be
+left. In a table's column ``name`` gives the kernel itself. Besides, a run says ``problems``,
+``boards``, ``date``, ``kernels``, ``version PACKAGE`` and ``ended STATUS KERNEL``, the number of
+such rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.report.evidence.wording import has_words, size_words, with_axes
+from leanbench.report.frame import BASELINE
 
 if TYPE_CHECKING:
     from leanbench.core.problem import AttentionProblem
@@ -34,6 +36,7 @@ TIMED = ("ok", "noisy")
 #: Follows a figure that was timed with noise.
 NOISE = "\\*"
 LIBRARIES = "libraries"
+OTHERS = "others"
 
 _QUERY = re.compile(
     r"(?:(?P<verb>geomean|mean|median|min|max|argmin|argmax|count|share|name) )?"
@@ -85,6 +88,18 @@ class Measured:
     problem: AttentionProblem
     rows: Mapping[str, Row]
 
+    @cached_property
+    def _label(self) -> frozenset[str]:
+        return frozenset(self.problem.label.split())
+
+    @cached_property
+    def _kv_bytes(self) -> int:
+        return self.problem.kv_bytes
+
+    def has_words(self, words: str) -> bool:
+        """See leanbench.report.evidence.wording.has_words."""
+        return has_words(self._label, self._kv_bytes, words)
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -107,7 +122,7 @@ class Figures:
         """
         parsed = _parse(query)
         words = parsed["words"] or ""
-        chosen = [of for of in self.problems if has_words(of.problem, words)]
+        chosen = [of for of in self.problems if of.has_words(words)]
         pairs = [(value, of) for of in chosen if (value := self._value(parsed, of)[0]) is not None]
         if not pairs:
             raise UserError(f"no timed row answers {query!r}: mend the query, or name another run")
@@ -166,6 +181,8 @@ class Figures:
     def _is_named(self, kernel: str, names: str) -> bool:
         if names == LIBRARIES:
             return not kernel.startswith(self.own)
+        if names == OTHERS:
+            return not kernel.startswith(BASELINE)
         return kernel in names.split(",")
 
 

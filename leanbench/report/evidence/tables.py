@@ -12,7 +12,7 @@ from leanbench.report.evidence import claims
 from leanbench.report.evidence.declared import Declared, Table, as_dict
 from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
 from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
-from leanbench.report.evidence.wording import has_words, problem_words
+from leanbench.report.evidence.wording import problem_words
 from leanbench.report.facts.measured_claims import MeasuredClaim
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Press:
                 if label not in present:
                     raise UserError(f"{table.run} has no problem {label!r}: mend the table's rows")
             return [(name, present[label]) for name, label in names.items()]
-        chosen = [of for of in figures.problems if has_words(of.problem, table.where)]
+        chosen = [of for of in figures.problems if of.has_words(table.where)]
         if table.only:
             chosen = [of for of in chosen if figures.holds(table.only, of)]
         if table.sort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,20 +18,19 @@ _SUFFIXES = {"k": 1024, "m": 1024**2}
 _BYTES = re.compile(r"(\d*)(?:MB)?\.\.(?:(\d+)MB)?")
 
 
-def has_words(problem: AttentionProblem, words: str) -> bool:
-    """Whether a problem's label has all these words, and none that follow a ``!``; and whether its
-    bytes are in a range, ``5..50MB``.
+def has_words(label: Collection[str], kv_bytes: int, words: str) -> bool:
+    """Whether the words of a problem's label are among these, and none that follow a ``!``; and
+    whether its bytes are in a range, ``5..50MB``.
     """
-    present = set(problem.label.split())
-    return all(_has_word(problem, present, word) for word in words.split())
+    return all(_has_word(label, kv_bytes, word) for word in words.split())
 
 
-def _has_word(problem: AttentionProblem, present: set[str], word: str) -> bool:
+def _has_word(label: Collection[str], kv_bytes: int, word: str) -> bool:
     if limits := _BYTES.fullmatch(word):
         low, high = float(limits[1] or 0), float(limits[2] or "inf")
-        return low <= problem.kv_bytes / 1e6 < high
+        return low <= kv_bytes / 1e6 < high
     absent = word.startswith("!")
-    return (_in_full(word.removeprefix("!")) in present) != absent
+    return (_in_full(word.removeprefix("!")) in label) != absent
 
 
 def _in_full(word: str) -> str:
