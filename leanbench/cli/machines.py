@@ -93,9 +93,10 @@ def _of_cluster(
     cells: Sequence[Cell],
     limits: Limits,
 ) -> Machines:
+    from leanbench.cluster.cluster import shared_variables
     from leanbench.records.boards import boards_of
     from leanbench.records.directory import WORKER_LOG
-    from leanbench.run.cluster_executor import AgentRequest, ClusterExecutor, shared_variables
+    from leanbench.run.cluster_executor import AgentRequest, ClusterExecutor
 
     request = AgentRequest(
         flags.gpu, flags.require_gpu, options, limits.timeout_s, shared_variables()

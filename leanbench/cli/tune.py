@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leanbench.cli import output
 from leanbench.cli.completion import gpu_names
-from leanbench.cli.options import Quiet, RequireGpu
+from leanbench.cli.options import Executor, MixBoards, Quiet, RayAddress, RequireGpu
+from leanbench.cli.tuner import TuneFlags, open_tuner
 from leanbench.core.axes import AXES
 from leanbench.core.errors import UserError
 from leanbench.report.document import without_shared
 
 if TYPE_CHECKING:
+    from leanbench.configs.space import FamilyKey
     from leanbench.configs.tuned import Family
     from leanbench.gpu.local import Target
     from leanbench.tune.plan import Plan
@@ -67,6 +70,9 @@ def tune(
         str, typer.Option("--objective", metavar="latency|energy|edp", help="What is to be least.")
     ] = "latency",
     require_gpu: RequireGpu = False,
+    executor: Executor = "local",
+    ray_address: RayAddress = None,
+    mix_boards: MixBoards = False,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Write what was found to the tuned configs.")
     ] = True,
@@ -83,33 +89,43 @@ def tune(
     import time
 
     began_s = time.monotonic()
-    request = _request(
-        gpu, head_dim, group, dtype, kv_layout, (budget, exhaustive), objective, require_gpu
-    )
-    if keep:
-        from leanbench.configs.store import check_target
-
-        check_target(request.target.spec)
-    if gpu is not None and request.target.local_index is None:
-        _say_predicted(request.target, gpu, request.kernel.name)
-    output.say_note(request.target)
-    results = _tune(request, quiet=quiet)
-    if not quiet:
-        _show(results, request.target, time.monotonic() - began_s)
-    from leanbench.tune.run import forget
-
-    if keep:
-        from leanbench.configs.store import save_families
-
-        saved = save_families(request.target.spec, [family for _, family in results])
-        output.say(f"Saved in {saved.path}; {_who_uses_it(request)}.")
-        for family in saved.refused:
-            output.say(
-                f"Measured entries are there for head_dim {family.head_dim}, group size"
-                f" {family.group_size}, {family.dtype} {family.kv_layout}: the predicted ones were"
-                " not saved."
+    families = _families(head_dim, group, dtype, kv_layout)
+    if gpu is not None and not gpu.strip():
+        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
+    flags = TuneFlags(gpu, require_gpu, executor, ray_address, mix_boards, quiet)
+    with open_tuner(flags) as tuner:
+        request = _request(tuner.target(), families, (budget, exhaustive), objective)
+        if gpu is None and request.target.local_index is None:
+            raise UserError(
+                f"{request.target.note or 'there is no GPU here'}: tune on a machine that has one,"
+                " or name one to predict for, as in --gpu a100 (`leanbench list gpus`)"
             )
-    forget(request)
+        if keep:
+            from leanbench.configs.store import check_target
+
+            check_target(request.target.spec)
+        if gpu is not None and request.target.local_index is None:
+            _say_predicted(request.target, gpu, request.kernel.name)
+        output.say_note(request.target)
+        results = tuner.tune(request)
+        if not quiet:
+            _show(results, request.target, time.monotonic() - began_s)
+        if keep:
+            _save(request, results)
+        tuner.forget(request)
+
+
+def _save(request: Request, results: list[tuple[Summary, Family]]) -> None:
+    from leanbench.configs.store import save_families
+
+    saved = save_families(request.target.spec, [family for _, family in results])
+    output.say(f"Saved in {saved.path}; {_who_uses_it(request)}.")
+    for family in saved.refused:
+        output.say(
+            f"Measured entries are there for head_dim {family.head_dim}, group size"
+            f" {family.group_size}, {family.dtype} {family.kv_layout}: the predicted ones were"
+            " not saved."
+        )
 
 
 def _who_uses_it(request: Request) -> str:
@@ -120,23 +136,11 @@ def _who_uses_it(request: Request) -> str:
     return "used from now on where --config and --configs say nothing else"
 
 
-def _request(
-    gpu: str | None,
-    head_dim: str,
-    group: str,
-    dtype: str,
-    kv_layout: str,
-    effort: tuple[str | None, bool],
-    objective: str,
-    require_gpu: bool,
-) -> Request:
-    """Request of the flags."""
+def _families(head_dim: str, group: str, dtype: str, kv_layout: str) -> Sequence[FamilyKey]:
     from leanbench.configs.space import default_families
     from leanbench.core.problem import AttentionProblem
     from leanbench.core.registry import kernel
-    from leanbench.core.syntax import choose, parse_numbers
-    from leanbench.gpu.local import choose as choose_gpu
-    from leanbench.tune.run import Request
+    from leanbench.core.syntax import parse_numbers
 
     groups = parse_numbers("group", group)
     if max(groups) > 64:
@@ -148,22 +152,23 @@ def _request(
         reason = kernel("lean").unsupported_reason(AttentionProblem(1, 1, 1, 1, size))
         if reason is not None:
             raise UserError(reason)
-    families = default_families(
+    return default_families(
         head_dims,
         groups,
         AXES["dtype"].parse(dtype),
         AXES["kv_layout"].parse(kv_layout),
     )
-    if gpu is not None and not gpu.strip():
-        raise UserError("--gpu is empty: name a GPU from `leanbench list gpus`, or leave --gpu out")
-    target = choose_gpu(gpu, require_gpu)
+
+
+def _request(
+    target: Target, families: Sequence[FamilyKey], effort: tuple[str | None, bool], objective: str
+) -> Request:
+    from leanbench.core.registry import kernel
+    from leanbench.core.syntax import choose
+    from leanbench.tune.run import Request
+
     plan = _plan(*effort, predicted=target.local_index is None)
     aim: Any = choose("objective", objective, _OBJECTIVES)
-    if gpu is None and target.local_index is None:
-        raise UserError(
-            f"{target.note or 'there is no GPU here'}: tune on a machine that has one, or name"
-            " one to predict for, as in --gpu a100 (`leanbench list gpus`)"
-        )
     return Request(kernel("lean"), families, target, plan, aim)
 
 
@@ -190,28 +195,6 @@ def _say_predicted(target: Target, gpu: str, kernel: str) -> None:
         f"{why}: predicted by the performance model of {target.spec.product}, nothing is timed."
     )
     output.say(f"{source} {known_error(target.spec.name, [kernel])}")
-
-
-def _tune(request: Request, *, quiet: bool) -> list[tuple[Summary, Family]]:
-    from leanbench.cli.tune_progress import TuneProgress
-    from leanbench.tune.run import tune as run
-
-    with TuneProgress(predicted=request.plan.predicted, quiet=quiet) as progress:
-        try:
-            return run(request, progress)
-        except KeyboardInterrupt:
-            progress.stop()
-            if request.target.local_index is None:
-                output.say(
-                    "Stopped: nothing was saved but what was compiled, the same command takes less"
-                    " time."
-                )
-            else:
-                output.say(
-                    f"Stopped: {progress.done} problems are noted, the same command goes on from"
-                    " there."
-                )
-            raise typer.Exit(130) from None
 
 
 def _show(results: list[tuple[Summary, Family]], target: Target, took_s: float) -> None:

@@ -5,12 +5,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from leanbench.gpu.local import Target
 from leanbench.records.boards import Board
+
+#: Environment variables that decide which kernels and settings there are, on every node as here.
+_SHARED_VARIABLES = ("LEANBENCH_CONFIGS", "LEANBENCH_KERNEL_PATH")
+
+
+def shared_variables() -> dict[str, str]:
+    """Environment variables that agents get, too."""
+    return {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}
 
 
 class ActorLost(Exception):

@@ -21,9 +21,6 @@ from leanbench.run.limits import Budget
 from leanbench.run.problem_runner import CellResult, ProblemRunner, result_of
 from leanbench.run.worker_process import WorkerTarget
 
-#: Environment variables that decide which kernels and settings there are, on every node as here.
-_SHARED_VARIABLES = ("LEANBENCH_CONFIGS", "LEANBENCH_KERNEL_PATH")
-
 
 @dataclass(frozen=True)
 class AgentRequest:
@@ -138,8 +135,3 @@ class ClusterExecutor:
 
     def close(self) -> None:
         self._dispatcher.close()
-
-
-def shared_variables() -> dict[str, str]:
-    """Environment variables that agents get, too."""
-    return {name: os.environ[name] for name in _SHARED_VARIABLES if name in os.environ}

@@ -97,7 +97,7 @@ def _power_s(request: Request) -> float:
 def forget(request: Request) -> None:
     """Drops this tuning's journal: its result is saved, or nobody wants it."""
     if request.target.local_index is not None:
-        _journal(request, versions(request.target.local_index)).forget(request.families)
+        journal_of(request).forget(request.families)
 
 
 def _predicted(
@@ -119,7 +119,7 @@ def _measured(
     assert index is not None
     spec, kernel = request.target.spec, request.kernel
     about = versions(index)
-    journal = _journal(request, about)
+    journal = journal_of(request)
     by_family = {progress.family: progress for progress, _ in compiled}
     for family, problem, times in journal.read(request.families):
         search.take_up(by_family[family], problem, times)
@@ -135,12 +135,18 @@ def _measured(
     ]
 
 
-def _journal(request: Request, about: dict[str, str]) -> Journal:
+def journal_of(request: Request) -> Journal:
+    """Timings on the GPU that is here, until they are saved."""
     index = request.target.local_index
     assert index is not None
     from leanbench.records.environment import measured_environment
 
-    board = str(measured_environment(index)["gpu_uuid"])
+    environment = measured_environment(index)
+    return journal_at(request, versions_of(environment), str(environment["gpu_uuid"]))
+
+
+def journal_at(request: Request, about: dict[str, str], board: str) -> Journal:
+    """Timings of this request's kernel, GPU model and candidates, on that board."""
     path = user_folder() / "tuning" / f"{request.target.spec.name}.jsonl"
     return Journal(
         path, {**about, "board": board, "kernel": request.kernel.name}, request.plan.every_candidate
@@ -186,9 +192,13 @@ def _summarised(
 
 
 def versions(index: int | None) -> dict[str, str]:
-    """Versions that the timings depend on, besides the GPU."""
+    """Those of this machine, with the driver of the GPU that torch calls `cuda:index`."""
     from leanbench.records.environment import measured_environment, predicted_environment
 
-    environment = predicted_environment() if index is None else measured_environment(index)
+    return versions_of(predicted_environment() if index is None else measured_environment(index))
+
+
+def versions_of(environment: dict[str, Any]) -> dict[str, str]:
+    """Versions that the timings depend on, besides the GPU."""
     names = ("leanbench", "kernels", "torch", "triton", "driver")
     return {name: str(environment[name]) for name in names if environment.get(name)}

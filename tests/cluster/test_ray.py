@@ -130,6 +130,17 @@ def _figures(path: Path) -> list[dict[str, Any]]:
     return [{name: row[name] for name in row if name not in when} for row in rows(path)]
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_families_are_tuned_on_nodes_of_their_own(cluster):
+    words = "tune --gpu h200 --head-dim 64 --group 1,4 --no-keep --executor ray --ray-address"
+    done = subprocess.run(
+        [*LEANBENCH, *words.split(), cluster.address], capture_output=True, text=True, check=True
+    )
+    assert "[2/2] d64" in done.stderr
+    assert "all 12 problems were predicted" in done.stdout
+
+
 def test_a_cluster_without_gpus_and_one_that_does_not_answer_are_refused(tmp_path):
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
     try:

@@ -389,6 +389,20 @@ def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
     ]
 
 
+def test_rows_of_all_shards_of_a_merged_run_are_of_one_run(checkout: Checkout) -> None:
+    rows = measured_rows()
+    for number, line in enumerate(rows):
+        line["run_id"] = ("b1", "b2")[number % 2]
+    checkout.run(rows, {"draw": {"seed": 7}})
+    listed = f'7 = "{kernels_hash(checkout.root / "kernels")}"'
+    checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{listed}\n"))
+    assert "| current | no: rows of 2 runs |" in evidence_page(checkout.evidence())
+    path = checkout.root / "reports" / "h200" / "mine" / "manifest.json"
+    merged = {"merged": [{"id": "b1"}, {"id": "b2"}]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | merged))
+    assert "| current | yes |" in evidence_page(checkout.evidence())
+
+
 def test_the_command_lists_writes_and_answers_whether_all_is_well(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fake_cluster import Call, FakeCluster, nodes
 
+from leanbench.cluster.cluster import shared_variables
 from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -24,7 +25,7 @@ from leanbench.records.directory import RunDirectory, read_rows
 from leanbench.records.manifest import read_manifest
 from leanbench.run import cluster_executor, problem_runner
 from leanbench.run.cells import Cell
-from leanbench.run.cluster_executor import AgentRequest, Answer, ClusterExecutor, shared_variables
+from leanbench.run.cluster_executor import AgentRequest, Answer, ClusterExecutor
 from leanbench.run.runner import run_cells
 from leanbench.run.worker_process import WorkerTarget
 

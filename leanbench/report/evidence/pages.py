@@ -84,7 +84,9 @@ def held_out(evidence: Evidence, source: Source) -> str:
     ids = {row.run_id for row, _ in source.run.results}
     if None in ids:
         return "not shown: rows without a run id"
-    return "yes" if ids == {source.manifest.get("id")} else f"no: rows of {len(ids)} runs"
+    # Of a merged run: those of its shards.
+    parts = source.manifest.get("merged") or [source.manifest]
+    return "yes" if ids <= {part.get("id") for part in parts} else f"no: rows of {len(ids)} runs"
 
 
 def _published_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[str]]:
