@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import ClassVar
 
 from leanbench.kernels.configs import stages_that_fit
+from leanbench.kernels.lean.configs import EqualSplitsConfig
+from leanbench.kernels.lean.cuda_build import CudaBuild, rows_of
+from leanbench.kernels.lean.cuda_heuristic import fitted
+from leanbench.kernels.lean.cuda_splits import (
+    body,
+    builds_to_try,
+    lone_build,
+    rows_to_try,
+    shared_build,
+)
 
 from leanbench.core.config import TileConfig
 from leanbench.core.gpu_spec import GpuSpec
@@ -14,22 +25,51 @@ from leanbench.core.problem import AttentionProblem
 
 
 @dataclass(frozen=True)
-class Fa2Config(TileConfig):
+class Fa2TritonConfig(TileConfig):
     """A LeanTile, warps and stages."""
 
+    implementation = "triton"
 
-def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2Config:
+
+@dataclass(frozen=True, kw_only=True)
+class Fa2CudaConfig(EqualSplitsConfig):
+    """The settings of lean.cu's body: a CTA walks an output tile."""
+
+    #: A cluster would split it.
+    cluster_size: ClassVar[int] = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+def triton_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2TritonConfig:
     """The fastest on an H200 over 24 problems: a lone CTA wants its whole SM's shared memory in
     flight.
     """
     tile_tokens, stages = (256, 4) if problem.head_dim <= 64 else (128, 3)
     if problem.head_dim > 128:
         tile_tokens = 64
-    return Fa2Config(tile_tokens, 4, stages_that_fit(problem, tile_tokens, stages, gpu))
+    return Fa2TritonConfig(tile_tokens, 4, stages_that_fit(problem, tile_tokens, stages, gpu))
 
 
-def candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2Config]:
+def triton_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2TritonConfig]:
     """LeanTile, warps and stages worth trying: those whose stages fit."""
     for tile_tokens, num_stages, num_warps in product((64, 128, 256), (2, 3, 4, 6), (4, 8)):
         if stages_that_fit(problem, tile_tokens, num_stages, gpu) == num_stages:
-            yield Fa2Config(tile_tokens, num_warps, num_stages)
+            yield Fa2TritonConfig(tile_tokens, num_warps, num_stages)
+
+
+def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
+    """A CTA that has its SM for itself keeps the most bytes in flight; where there are more output
+    tiles than SMs, one CTA reads while another begins or ends.
+    """
+    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    row_tiles = -(-problem.group_size * problem.q_len // rows)
+    output_tiles = problem.batch * problem.kv_heads * row_tiles
+    build = shared_build(problem, rows) if output_tiles > gpu.sms else lone_build(problem, rows)
+    return fitted(Fa2CudaConfig(**body(problem, gpu, build, rows)), problem, gpu)
+
+
+def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2CudaConfig]:
+    """Builds and rows of an output tile worth trying: those that fit."""
+    for build, rows in product(builds_to_try(problem), rows_to_try(problem)):
+        config = Fa2CudaConfig(**body(problem, gpu, build, rows))
+        if CudaBuild.of(problem, config).fits(gpu):
+            yield config

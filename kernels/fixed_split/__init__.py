@@ -1,19 +1,17 @@
-"""FlashDecoding: every output tile in the same number of equal splits, merged by a second kernel
-(Dao et al., 2023).
-"""
+"""FlashDecoding: every output tile in the same number of equal splits (Dao et al., 2023)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leanbench.kernels.fixed_split.configs import (
-    FixedSplitConfig,
-    candidates,
-    heuristic,
-    split_counts,
-)
+from leanbench.kernels.fixed_split import configs, cuda_configs
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig, split_counts
+from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.launch import TritonLaunch
+from leanbench.kernels.lean.cuda_masks import as_seen
+from leanbench.kernels.lean.cuda_splits import EqualSplitsCuda
+from leanbench.kernels.lean.implementations import Implementations
 from leanbench.kernels.triton_kernel import TritonKernel
 
 from leanbench.core.decomposition import Schedule, TileGrid, fixed_split
@@ -24,34 +22,87 @@ if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 
-class FixedSplit(TritonKernel[FixedSplitConfig]):
-    name = "fixed_split"
+class FixedSplitTriton(TritonKernel[FixedSplitTritonConfig]):
+    name = "fixed_split_triton"
     title = (
         "FlashDecoding's decomposition: equal splits and a second kernel that merges them (Triton)"
     )
     decomposition = "fixed_split"
     source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's Triton kernel"
 
-    config_types = (FixedSplitConfig,)
+    config_types = (FixedSplitTritonConfig,)
     axes = TritonKernel.axes | {"window_left", "softcap"}
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitConfig:
-        return heuristic(problem, gpu)
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitTritonConfig:
+        return configs.heuristic(problem, gpu)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[FixedSplitConfig]:
-        return list(dict.fromkeys([heuristic(problem, gpu), *candidates(problem, gpu)]))
+    def candidate_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> list[FixedSplitTritonConfig]:
+        return list(
+            dict.fromkeys([configs.heuristic(problem, gpu), *configs.candidates(problem, gpu)])
+        )
 
     def schedule(
-        self, problem: AttentionProblem, config: FixedSplitConfig, gpu: GpuSpec
+        self, problem: AttentionProblem, config: FixedSplitTritonConfig, gpu: GpuSpec
     ) -> Schedule:
         return fixed_split(TileGrid.of(problem, config.tile_tokens), config.splits)
 
     def launches(
-        self, inputs: AttentionInputs, config: FixedSplitConfig
+        self, inputs: AttentionInputs, config: FixedSplitTritonConfig
     ) -> tuple[TritonLaunch, ...]:
         from leanbench.kernels.fixed_split.triton import launches
 
         return launches(inputs, config)
+
+
+class FixedSplitCuda(EqualSplitsCuda[FixedSplitCudaConfig]):
+    name = "fixed_split_cuda"
+    title = (
+        "FlashDecoding's decomposition on the copies, arithmetic and merge of lean_cuda: equal"
+        " splits, merged in the same launch (CUDA C++)"
+    )
+    decomposition = "fixed_split"
+    source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's CUDA C++ kernel"
+    config_types = (FixedSplitCudaConfig,)
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
+        return cuda_configs.cuda_heuristic(as_seen(problem), gpu)
+
+    def candidate_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> list[FixedSplitCudaConfig]:
+        seen = as_seen(problem)
+        return list(
+            dict.fromkeys(
+                [self.default_config(problem, gpu), *cuda_configs.cuda_candidates(seen, gpu)]
+            )
+        )
+
+
+_TRITON, _CUDA = FixedSplitTriton(), FixedSplitCuda()
+
+
+class FixedSplit(Implementations[FixedSplitTritonConfig | FixedSplitCudaConfig]):
+    """Both implementations: the config says which."""
+
+    triton, cuda = _TRITON, _CUDA
+    name = "fixed_split"
+    title = (
+        "FlashDecoding's decomposition: equal splits (the faster of CUDA C++, which merges in the"
+        " same launch, and Triton, which merges in a second one)"
+    )
+    decomposition = "fixed_split"
+    source = (
+        "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's CUDA C++ and Triton kernels"
+    )
+    config_types = (FixedSplitTritonConfig, FixedSplitCudaConfig)
+    axes = FixedSplitTriton.axes | FixedSplitCuda.axes
+    head_dims = FixedSplitCuda.head_dims
+    page_sizes = FixedSplitCuda.page_sizes
+    max_q_len = FixedSplitCuda.max_q_len
+    guards_lengths = True
+    fits_whole_models = True
 
 
 class FixedSplitOracle(FixedSplit):
@@ -61,12 +112,20 @@ class FixedSplitOracle(FixedSplit):
     title = "fixed_split with the fastest of all split counts worth measuring, timed in every cell"
     config_choice = "best"
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[FixedSplitConfig]:
+    def candidate_configs(
+        self, problem: AttentionProblem, gpu: GpuSpec
+    ) -> list[FixedSplitTritonConfig | FixedSplitCudaConfig]:
         default = self.default_config(problem, gpu)
-        counts = split_counts(problem, default.tile_tokens, gpu)
-        return list(
-            dict.fromkeys([default, *(replace(default, splits=splits) for splits in counts)])
+        tiles = TileGrid.of(problem, default.tile_tokens)
+        if not isinstance(default, FixedSplitCudaConfig):
+            counts = split_counts(tiles, gpu)
+            return list(dict.fromkeys([default, *(replace(default, splits=n) for n in counts)]))
+        of_ctas_and_clusters = (
+            replace(default, cluster_size=cluster, splits=splits)
+            for cluster in sorted({1, default.cluster_size})
+            for splits in split_counts(tiles, gpu, cluster)
         )
+        return list(dict.fromkeys([default, *of_ctas_and_clusters]))
 
 
-KERNELS = (FixedSplit(), FixedSplitOracle())
+KERNELS = (FixedSplit(), _TRITON, _CUDA, FixedSplitOracle())

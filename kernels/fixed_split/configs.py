@@ -1,4 +1,4 @@
-"""The launch settings of FlashDecoding."""
+"""The launch settings of FlashDecoding in Triton."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from leanbench.core.problem import AttentionProblem
 
 #: (tile_tokens, num_warps, num_stages) that `--configs best` tries with every split count.
 _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
+#: Parts of an output tile at most.
+MOST_SPLITS = 2**16
 
 
 @dataclass(frozen=True)
-class FixedSplitConfig(TileConfig):
+class FixedSplitTritonConfig(TileConfig):
     """A LeanTile, warps, stages and the number of splits."""
 
+    implementation = "triton"
+
     #: Parts of every output tile.
-    splits: int = number(1, 2**16)
+    splits: int = number(1, MOST_SPLITS)
 
 
-def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitConfig:
+def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitTritonConfig:
     """The fastest on an H200 over 24 problems, each with its best split count; the splits are
     FlashAttention's heuristic's.
     """
@@ -34,24 +38,23 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitConfig:
     cta_kb = shared_kb(problem, tile_tokens, stages, gpu) + SHARED_RESERVE_KB
     resident = max(1, int(gpu.shared_kb_per_sm / cta_kb))
     splits = fixed_split_heuristic(tiles.output_tiles, gpu.sms * resident, max(tiles.lean_tiles))
-    return FixedSplitConfig(tile_tokens, 4, stages, splits)
+    return FixedSplitTritonConfig(tile_tokens, 4, stages, splits)
 
 
-def candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitConfig]:
+def candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitTritonConfig]:
     """Tiles whose stages fit, with every split count worth measuring."""
     for tile_tokens, num_warps, num_stages in _TILES:
         if stages_that_fit(problem, tile_tokens, num_stages, gpu) == num_stages:
-            for splits in split_counts(problem, tile_tokens, gpu):
-                yield FixedSplitConfig(tile_tokens, num_warps, num_stages, splits)
+            for splits in split_counts(TileGrid.of(problem, tile_tokens), gpu):
+                yield FixedSplitTritonConfig(tile_tokens, num_warps, num_stages, splits)
 
 
-def split_counts(problem: AttentionProblem, tile_tokens: int, gpu: GpuSpec) -> list[int]:
+def split_counts(tiles: TileGrid, gpu: GpuSpec, cluster_size: int = 1) -> list[int]:
     """Split counts worth measuring: 1, and those that make from half a wave to eight waves of
-    CTAs.
+    CTAs, or of clusters.
     """
-    tiles = TileGrid.of(problem, tile_tokens)
     counts = {1}
     for waves in (0.5, 1, 1.5, 2, 3, 4, 6, 8):
-        splits = int(gpu.sms * waves / tiles.output_tiles)
+        splits = int(gpu.sms * waves / (tiles.output_tiles * cluster_size))
         counts.update((splits, splits + 1))
     return sorted(splits for splits in counts if 1 <= splits <= min(128, max(tiles.lean_tiles)))

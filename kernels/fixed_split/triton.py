@@ -36,7 +36,7 @@ from leanbench.kernels.tile import (
 )
 
 if TYPE_CHECKING:
-    from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+    from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 
     from leanbench.core.inputs import AttentionInputs
 
@@ -106,7 +106,7 @@ def split_kernel(
             HEAD_DIM,
             HEAD_DIM_PADDED,
         )
-        acc, m, l = lean_tiles(  # noqa: E741
+        walk = (
             q_rows,
             k,
             v,
@@ -121,6 +121,9 @@ def split_kernel(
             last,
             tokens,
             qk_scale,
+        )
+        acc, m, l = lean_tiles(  # noqa: E741
+            *walk,
             GROUP_SIZE,
             Q_LEN,
             PAGE_SIZE,
@@ -139,20 +142,7 @@ def split_kernel(
             m = tl.where(unseen, m, 0.0)
             if (tl.max(largest, 0) > MOST_UNIFIED) | (tl.min(largest, 0) < LEAST_UNIFIED):
                 acc, m, l = lean_tiles(  # noqa: E741
-                    q_rows,
-                    k,
-                    v,
-                    block_table,
-                    stride_table,
-                    sequence,
-                    kv_head,
-                    k_strides,
-                    v_strides,
-                    rows,
-                    first,
-                    last,
-                    tokens,
-                    qk_scale,
+                    *walk,
                     GROUP_SIZE,
                     Q_LEN,
                     PAGE_SIZE,
@@ -250,7 +240,7 @@ def _partials(device: torch.device, count: int) -> torch.Tensor:
     return workspace
 
 
-def launches(inputs: AttentionInputs, config: FixedSplitConfig) -> tuple[TritonLaunch, ...]:
+def launches(inputs: AttentionInputs, config: FixedSplitTritonConfig) -> tuple[TritonLaunch, ...]:
     """The launches of `split_kernel` and `merge_kernel` over these tensors; with one split, of
     FlashAttention-2's kernel.
     """
@@ -260,7 +250,7 @@ def launches(inputs: AttentionInputs, config: FixedSplitConfig) -> tuple[TritonL
 
 
 def split_launches(
-    inputs: AttentionInputs, config: FixedSplitConfig, unified: bool = False
+    inputs: AttentionInputs, config: FixedSplitTritonConfig, unified: bool = False
 ) -> tuple[TritonLaunch, ...]:
     """The launches of `split_kernel` and `merge_kernel`, whatever the number of splits.
 
@@ -316,6 +306,6 @@ def split_launches(
     )
 
 
-def prepare(inputs: AttentionInputs, config: FixedSplitConfig) -> Callable[[], None]:
+def prepare(inputs: AttentionInputs, config: FixedSplitTritonConfig) -> Callable[[], None]:
     """A function that makes the launches."""
     return run_all(launches(inputs, config))

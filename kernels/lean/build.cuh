@@ -20,6 +20,9 @@
 //                  (8.0), which pages that are no multiple of 16 tokens need
 //   RAGGED         1: lengths are read from cache_seqlens
 //   FIXED_RUNS     1: splits follow from a sequence's own length
+//   EQUAL_SPLITS   1: the output tiles have as many splits each, of equal length, a CTA's or a
+//                  cluster's (FlashDecoding; one split: FlashAttention-2), as the grid says
+//                  (RAGGED_Q, FIXED_RUNS and PEERS are 0)
 //   PAGE           tokens of a page, 0: the cache is contiguous
 //   WINDOW_LEFT    1: a query token sees no more than `window_left` tokens before its own
 //   WINDOW_RIGHT   1: it sees `window_right` tokens past its own, 0: none (causal)
@@ -92,8 +95,8 @@ constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 // Rows of Q pass through shared memory: rotated by all threads, once.
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
 // Whether output tiles can be packed: short ones are a single warp's each, several at a time.
-constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !STAGED_QUERY && !SINKS && !APPEND &&
-                       CLUSTER == 1 && WARPS > 1 && !PEERS;
+constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !EQUAL_SPLITS && !STAGED_QUERY &&
+                       !SINKS && !APPEND && CLUSTER == 1 && WARPS > 1 && !PEERS;
 // Tokens up to which they are, and where a CTA has more than two output tiles.
 constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
 // Loads of V before the weights are known, as far as registers allow.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from leanbench.kernels.launch import registers_per_thread
 
@@ -17,6 +17,29 @@ _MOST_WARP_ROWS = 32
 #: 16 rows to a warp, chunks of 64 tokens at least; CTAs of an SM and of a cluster, copies, fixed
 #: runs.
 _OF_WARPGROUPS = (True, True, 1, 1, "bulk", 0)
+
+
+def too_many_warps(config: TileConfig) -> str | None:
+    """One sentence where an SM does not hold the warps of `ctas_per_sm` CTAs, or None."""
+    warps = config.num_warps * config.ctas_per_sm
+    if warps <= _WARPS_PER_SM:
+        return None
+    return (
+        f"num_warps {config.num_warps} times ctas_per_sm {config.ctas_per_sm} is {warps}, an SM"
+        f" holds {_WARPS_PER_SM} warps: lower one of them"
+    )
+
+
+def chunk_contradiction(config: CudaConfig) -> str | None:
+    """One sentence on a chunk that ends in the LeanTile of the next work range, where both would
+    count it, or None.
+    """
+    if config.chunk_tokens <= config.tile_tokens:
+        return None
+    return (
+        f"chunk_tokens {config.chunk_tokens} is more than tile_tokens {config.tile_tokens}: a"
+        " LeanTile is made of whole chunks"
+    )
 
 
 class BuildKey(NamedTuple):
@@ -49,13 +72,7 @@ class LeanConfig(TileConfig):
         """Configs with the same key differ in their grid only."""
 
     def contradiction(self) -> str | None:
-        warps = self.num_warps * self.ctas_per_sm
-        if warps > _WARPS_PER_SM:
-            return (
-                f"num_warps {self.num_warps} times ctas_per_sm {self.ctas_per_sm} is {warps}, an SM"
-                f" holds {_WARPS_PER_SM} warps: lower one of them"
-            )
-        return None
+        return too_many_warps(self)
 
 
 @dataclass(frozen=True)
@@ -71,8 +88,8 @@ class LeanTritonConfig(LeanConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeanCudaConfig(LeanConfig):
-    """The settings of the implementation in CUDA C++; the macros of lean.cu are made of them."""
+class CudaBody:
+    """The settings of lean.cu's body, which copies and attends; its macros are made of them."""
 
     implementation = "cuda"
 
@@ -89,14 +106,24 @@ class LeanCudaConfig(LeanConfig):
     copy: str = word("bulk", "async")
 
     @property
-    def build_key(self) -> BuildKey:
-        settings = (self.num_warps, self.num_stages, self.ctas_per_sm, self.chunk_tokens)
-        return BuildKey("cuda", (*settings, self.tile_rows, self.cluster_size, self.copy))
-
-    @property
     def of_warpgroups(self) -> bool:
         """Whether warpgroups multiply: many_rows.cu."""
         return self.tile_rows > _MOST_WARP_ROWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeanCudaConfig(CudaBody, LeanConfig):
+    """The settings of the implementation in CUDA C++."""
+
+    implementation = "cuda"
+
+    #: Splits of every output tile; 0: the LeanTiles are dealt to the grid.
+    splits: ClassVar[int] = 0
+
+    @property
+    def build_key(self) -> BuildKey:
+        settings = (self.num_warps, self.num_stages, self.ctas_per_sm, self.chunk_tokens)
+        return BuildKey("cuda", (*settings, self.tile_rows, self.cluster_size, self.copy))
 
     @property
     def of_warps(self) -> LeanCudaConfig:
@@ -109,12 +136,8 @@ class LeanCudaConfig(LeanConfig):
         return (*shape, self.ctas_per_sm, self.cluster_size, self.copy, self.fixed_run_tiles)
 
     def contradiction(self) -> str | None:
-        # A chunk that ends in the next work range's LeanTile would be counted by both.
-        if self.chunk_tokens > self.tile_tokens:
-            return (
-                f"chunk_tokens {self.chunk_tokens} is more than tile_tokens {self.tile_tokens}: a"
-                " LeanTile is made of whole chunks"
-            )
+        if (reason := chunk_contradiction(self)) is not None:
+            return reason
         if self.fixed_run_tiles & (self.fixed_run_tiles - 1):
             return (
                 f"fixed_run_tiles {self.fixed_run_tiles} is not a power of two, as lean_cuda"
@@ -128,6 +151,33 @@ class LeanCudaConfig(LeanConfig):
             )
         return super().contradiction()
 
+
+@dataclass(frozen=True, kw_only=True)
+class EqualSplitsConfig(CudaBody, TileConfig):
+    """The settings of lean.cu where every output tile has as many splits of equal length, each a
+    CTA's or a cluster's.
+    """
+
+    implementation = "cuda"
+
+    #: Splits of every output tile.
+    splits: ClassVar[int] = 1
+    fixed_run_tiles: ClassVar[int] = 0
+
+    #: CTAs that an SM holds at once.
+    ctas_per_sm: int = number(1, 32)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def contradiction(self) -> str | None:
+        if self.of_warpgroups:
+            return (
+                f"tile_rows {self.tile_rows} is of warpgroups, which deal LeanTiles as lean_cuda"
+                " does alone: choose 8, 16 or 32"
+            )
+        return too_many_warps(self) or chunk_contradiction(self)
+
+
+#: Settings of a launch of lean.cu.
+CudaConfig = LeanCudaConfig | EqualSplitsConfig
 
 #: The union that files hold, distinguished by `implementation`.
 LEAN_CONFIGS: tuple[type[LeanConfig], ...] = (LeanTritonConfig, LeanCudaConfig)

@@ -16,7 +16,7 @@ from leanbench.kernels.launch import (
     most_parts,
     qk_scale,
 )
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
 from leanbench.kernels.lean.cuda_append import pass_append, with_append
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild, refusal_of_fp8
 from leanbench.kernels.lean.cuda_driver import (
@@ -239,7 +239,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
     return reason or misalignment(inputs)
 
 
-def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
+def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
     """What these tensors are launched with; lengths on the device are `ragged`, whatever
     they are.
     """
@@ -247,8 +247,9 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
     dims, queries = (inputs.head_dim, inputs.value_dim), (inputs.group_size, inputs.q_len)
     fp8 = _FP8_NAMES.get(inputs.k_cache.dtype, SAME), _FP8_NAMES.get(inputs.q.dtype, SAME)
     ragged_q = inputs.cu_seqlens_q is not None
-    if config.of_warpgroups and (inputs.k_new is not None or inputs.peers is not None):
-        config = config.of_warps
+    if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
+        beyond = inputs.k_new is not None or inputs.peers is not None
+        config = config.of_warps if beyond else config
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
     build = with_append(with_masks(build, inputs), inputs)
     return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
@@ -256,7 +257,7 @@ def build_of(inputs: AttentionInputs, config: LeanCudaConfig) -> CudaBuild:
 
 @lru_cache(maxsize=1024)
 def _build(
-    config: LeanCudaConfig,
+    config: CudaConfig,
     bf16: bool,
     kv_dtype: str,
     q_dtype: str,
@@ -285,9 +286,7 @@ def _build(
     return replace(CudaBuild.of(problem, config), ragged=int(ragged or ragged_q))
 
 
-def launch_of(
-    inputs: AttentionInputs, config: LeanCudaConfig, sms: int | None = None
-) -> CudaLaunch:
+def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = None) -> CudaLaunch:
     """The launch over these tensors.
 
     Args:
@@ -312,7 +311,13 @@ def launch_of(
     params.by_heads = Divisor.of(per_sequence)
     window = dealt_window(inputs.most_behind, inputs.new_tokens)
     tokens = dealt_tokens(build, inputs.context, inputs.q_len, window)
-    if config.fixed_run_tiles:
+    if config.splits:
+        lean_tiles = max(1, -(-tokens // config.tile_tokens))
+        work_ranges = output_tiles * config.splits
+        check_counts(max(work_ranges * build.cluster, output_tiles * lean_tiles), inputs.context)
+        waiting = work_ranges if config.splits > 1 else 0
+        slots_bytes = fixed_run_bytes(waiting, build.partial_bytes)
+    elif config.fixed_run_tiles:
         if build.ragged_q:
             raise UserError(
                 "lean_cuda splits contexts by work where there is cu_seqlens_q: leave it or"

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
 from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaBinary, CudaSource
@@ -52,12 +52,14 @@ def rows_of(group_size: int, q_len: int, head_dim: int) -> int:
     return min(most, 8 if rows <= 8 else 16 if rows <= 16 else 32)
 
 
-def refusal_of_fp8(kv_dtype: str, head_dim: int, v_head_dim: int) -> str | None:
+def refusal_of_fp8(
+    kv_dtype: str, head_dim: int, v_head_dim: int, kernel: str = "lean_cuda"
+) -> str | None:
     """One sentence on an fp8 cache whose rows are not made of 16-byte pieces, or None."""
     if kv_dtype == SAME or (head_dim | v_head_dim) % 16 == 0:
         return None
     return (
-        f"lean_cuda takes fp8 KV caches with head_dims that are multiples of 16, these are"
+        f"{kernel} takes fp8 KV caches with head_dims that are multiples of 16, these are"
         f" {head_dim} and {v_head_dim}: pad them, or keep the cache in fp16 or bf16"
     )
 
@@ -129,6 +131,7 @@ class CudaBuild:
     ragged: int
     fixed_runs: int
     page: int
+    equal_splits: int = 0
     ragged_q: int = 0
     window_left: int = 0
     window_right: int = 0
@@ -147,10 +150,10 @@ class CudaBuild:
     max_events: int = 0
 
     @staticmethod
-    def of(problem: AttentionProblem, config: LeanCudaConfig, max_events: int = 0) -> CudaBuild:
+    def of(problem: AttentionProblem, config: CudaConfig, max_events: int = 0) -> CudaBuild:
         ragged_q = problem.q_lens is not None
-        if config.of_warpgroups and not takes_warpgroups(problem):
-            config = config.of_warps
+        if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
+            config = config if takes_warpgroups(problem) else config.of_warps
         many_rows = config.of_warpgroups
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         return (ManyRowsBuild if many_rows else CudaBuild)(
@@ -168,6 +171,7 @@ class CudaBuild:
             bulk=int(config.copy == "bulk"),
             ragged=int(problem.lengths_on == "device" or problem.leftpad or ragged_q),
             fixed_runs=int(config.fixed_run_tiles > 0),
+            equal_splits=int(config.splits > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
             kv_dtype=_FP8_NUMBERS.index(problem.kv_dtype),
@@ -233,6 +237,7 @@ class CudaBuild:
         never = (
             self.ragged_q
             or self.fixed_runs
+            or self.equal_splits
             or self.shared_query
             or self.rotary_dim
             or self.sinks

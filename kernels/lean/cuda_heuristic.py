@@ -193,7 +193,7 @@ def _smaller(config: LeanCudaConfig, gpu: GpuSpec) -> LeanCudaConfig:
     )
 
 
-def _tile_rows(problem: AttentionProblem) -> int:
+def tile_rows_of(problem: AttentionProblem) -> int:
     """Rows of an output tile at most: fewer make more output tiles, which keep more SMs busy and
     have less to merge, and read the same K and V from the L2 again.
     """
@@ -338,7 +338,7 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:
         return _single_tile(problem, gpu)
-    rows = _tile_rows(problem)
+    rows = tile_rows_of(problem)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
     lean_tiles = -(-problem.max_context // TILE_TOKENS)

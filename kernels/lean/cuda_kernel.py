@@ -196,10 +196,10 @@ class LeanCuda(Kernel[LeanCudaConfig]):
 
 
 @cache
-def missing() -> str | None:
+def missing(kernel: str = "lean_cuda") -> str | None:
     """What the CUDA C++ implementation lacks on this machine, as a sentence, or None."""
     try:
         check_nvrtc()
     except UserError as error:
-        return f"lean_cuda: {error}"
+        return f"{kernel}: {error}"
     return None

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   exchange.start(p);
 #endif
   Lengths lengths;
-  if (RAGGED) lengths.start(p, lane);  // the fences of `warp.start` would wait for it
+  if (RAGGED && !EQUAL_SPLITS) lengths.start(p, lane);  // the fences of `warp.start` would wait for it
 #if BULK && CLUSTER > 1
   const bool guessed = range.guess(p, warp.range_warp, ring.next);
   if (guessed) ring.copy_guess(p, warp);

@@ -185,72 +185,45 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
-// 16 bytes that other threads see whole or not at all.
-__device__ __forceinline__ void st_relaxed_gpu_b128(u32 *at, uint4 x) {
-  asm volatile(
-      "{\n"
-      ".reg .b64 low, high;\n"
-      ".reg .b128 whole;\n"
-      "mov.b64 low, {%1, %2};\n"
-      "mov.b64 high, {%3, %4};\n"
-      "mov.b128 whole, {low, high};\n"
-      "st.relaxed.gpu.global.b128 [%0], whole;\n"
-      "}" ::"l"(at),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-      : "memory");
-}
+// 16 bytes that the threads of SCOPE, gpu or sys (all GPUs), see whole or not at all.
+#define RELAXED_B128(SCOPE)                                                                    \
+  __device__ __forceinline__ void st_relaxed_##SCOPE##_b128(u32 *at, uint4 x) {                \
+    asm volatile(                                                                              \
+        "{\n"                                                                                  \
+        ".reg .b64 low, high;\n"                                                               \
+        ".reg .b128 whole;\n"                                                                  \
+        "mov.b64 low, {%1, %2};\n"                                                             \
+        "mov.b64 high, {%3, %4};\n"                                                            \
+        "mov.b128 whole, {low, high};\n"                                                       \
+        "st.relaxed." #SCOPE ".global.b128 [%0], whole;\n"                                     \
+        "}" ::"l"(at),                                                                         \
+        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)                                                 \
+        : "memory");                                                                           \
+  }                                                                                            \
+                                                                                               \
+  __device__ __forceinline__ uint4 ld_relaxed_##SCOPE##_b128(const u32 *at) {                  \
+    uint4 x;                                                                                   \
+    asm volatile(                                                                              \
+        "{\n"                                                                                  \
+        ".reg .b64 low, high;\n"                                                               \
+        ".reg .b128 whole;\n"                                                                  \
+        "ld.relaxed." #SCOPE ".global.b128 whole, [%4];\n"                                     \
+        "mov.b128 {low, high}, whole;\n"                                                       \
+        "mov.b64 {%0, %1}, low;\n"                                                             \
+        "mov.b64 {%2, %3}, high;\n"                                                            \
+        "}"                                                                                    \
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)                                           \
+        : "l"(at)                                                                              \
+        : "memory");                                                                           \
+    return x;                                                                                  \
+  }
 
-__device__ __forceinline__ uint4 ld_relaxed_gpu_b128(const u32 *at) {
-  uint4 x;
-  asm volatile(
-      "{\n"
-      ".reg .b64 low, high;\n"
-      ".reg .b128 whole;\n"
-      "ld.relaxed.gpu.global.b128 whole, [%4];\n"
-      "mov.b128 {low, high}, whole;\n"
-      "mov.b64 {%0, %1}, low;\n"
-      "mov.b64 {%2, %3}, high;\n"
-      "}"
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-      : "l"(at)
-      : "memory");
-  return x;
-}
+RELAXED_B128(gpu)
 
 #if PEERS
 // ---- memory that other GPUs read and write -----------------------------------------------------
 
-// 16 bytes that threads of all GPUs see whole or not at all.
-__device__ __forceinline__ void st_relaxed_sys_b128(u32 *at, uint4 x) {
-  asm volatile(
-      "{\n"
-      ".reg .b64 low, high;\n"
-      ".reg .b128 whole;\n"
-      "mov.b64 low, {%1, %2};\n"
-      "mov.b64 high, {%3, %4};\n"
-      "mov.b128 whole, {low, high};\n"
-      "st.relaxed.sys.global.b128 [%0], whole;\n"
-      "}" ::"l"(at),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-      : "memory");
-}
-
-__device__ __forceinline__ uint4 ld_relaxed_sys_b128(const u32 *at) {
-  uint4 x;
-  asm volatile(
-      "{\n"
-      ".reg .b64 low, high;\n"
-      ".reg .b128 whole;\n"
-      "ld.relaxed.sys.global.b128 whole, [%4];\n"
-      "mov.b128 {low, high}, whole;\n"
-      "mov.b64 {%0, %1}, low;\n"
-      "mov.b64 {%2, %3}, high;\n"
-      "}"
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-      : "l"(at)
-      : "memory");
-  return x;
-}
+RELAXED_B128(sys)
 
 __device__ __forceinline__ void st_relaxed_sys_u32(u32 *at, u32 x) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");

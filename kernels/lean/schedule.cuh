@@ -1,5 +1,5 @@
 // Which LeanTiles a work range holds, where a warp is in it, and how an output tile is split:
-// leanbench.core.decomposition.stream_k; RAGGED: stream_k_by_lengths.
+// leanbench.core.decomposition.stream_k; RAGGED: stream_k_by_lengths; EQUAL_SPLITS: fixed_split.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -480,7 +480,7 @@ __device__ __forceinline__ int units_before(const Params &p, int lane, int longe
 struct WorkRange {
   int index, end, share, longer;
   int slot;                     // of its partial in the workspace
-  int longest, splits, split;   // RAGGED
+  int longest, splits, split;   // RAGGED, EQUAL_SPLITS
 
   // RAGGED: the longest split with which no range crosses from one output tile to the next, and how
   // many of `ranges` that takes; 0: stream-K. leanbench.core.decomposition.longest_split.
@@ -553,15 +553,42 @@ struct WorkRange {
     position.enter_tiles(p, position.first + end - position.at, range_warp);
   }
 
+  // EQUAL_SPLITS: the unit's split of its output tile; every output tile has as many units. False: its
+  // sequence has too few LeanTiles for so many splits. First splits come last, they wait for the others.
+  __device__ __forceinline__ bool enter_equal_split(const Params &p, int ranges, int unit,
+                                                    int range_warp, Position &position) {
+    const int each = head_tiles(p), output_tiles = p.batch * each;
+    const int most = divide(ranges, output_tiles), turn = divide(unit, output_tiles);
+    const int output_tile = unit - turn * output_tiles;
+    position.sequence = divide(output_tile, p.by_heads);
+    position.head = output_tile - position.sequence * each;
+    if (RAGGED)
+      position.enter_sequence(p);
+    else
+      position.enter_host_length(p);
+    longest = split_count(position.tiles, most);
+    splits = split_count(position.tiles, longest);
+    split = most - 1 - turn;
+    if (split >= splits) return false;
+    slot = output_tile * most + split;
+    position.first = split * longest;
+    position.at = position.head * position.tiles + position.first;
+    end = position.at + min(longest, position.tiles - position.first);
+    position.enter_tiles(p, position.first + end - position.at, range_warp);
+    return true;
+  }
+
 #if BULK && CLUSTER > 1
   // RAGGED: where the unit's part starts if it turns out to be a first split; false: it does not look
   // like one. The first chunk is the same for any length, but for windows and padded sequences, which
   // wait for their own.
   __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
-    const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+    const int ranges = gridDim.x / CLUSTER;
     const int each = head_tiles(p), output_tiles = p.batch * each;
+    // EQUAL_SPLITS: first splits are the last units.
+    const int unit = blockIdx.x / CLUSTER - (EQUAL_SPLITS ? ranges - output_tiles : 0);
     if (!RAGGED || RAGGED_Q || FIXED_RUNS || (WINDOW_LEFT && Q_LEN == 0)) return false;
-    if (unit >= output_tiles || ranges >= 2 * output_tiles) return false;
+    if (EQUAL_SPLITS ? unit < 0 : unit >= output_tiles || ranges >= 2 * output_tiles) return false;
     position.sequence = divide(unit, each);
     position.head = unit - position.sequence * each;
     position.enter_head(p);
@@ -588,6 +615,7 @@ struct WorkRange {
     position.sequence = position.sequence_start = position.end_tiles = 0;
     position.turn = 0;
     position.packed_tokens = 0;
+    if (EQUAL_SPLITS) return enter_equal_split(p, ranges, unit, range_warp, position);
     if (RAGGED) lengths.finish(p, lane);
     if (FIXED_RUNS) {
       // Dealt from the last to the first.
@@ -657,7 +685,7 @@ struct Splits {
       return;
     }
     if (part.last - part.first == part.tiles) return;
-    if (RAGGED && range.longest > 0) {
+    if (EQUAL_SPLITS || (RAGGED && range.longest > 0)) {
       count = range.splits, mine = range.split;
       return;
     }

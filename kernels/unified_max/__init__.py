@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from leanbench.kernels.fixed_split import FixedSplit
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split import FixedSplitTriton
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.launch import TritonLaunch
 
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
 
-class UnifiedMax(FixedSplit):
+class UnifiedMax(FixedSplitTriton):
     """For contrast with `fixed_split`, whose splits, launches and merge it has."""
 
     name = "unified_max"
@@ -26,7 +26,7 @@ class UnifiedMax(FixedSplit):
     source = "Hong et al. 2023, arXiv 2311.01282; this project's Triton kernel"
 
     def launches(
-        self, inputs: AttentionInputs, config: FixedSplitConfig
+        self, inputs: AttentionInputs, config: FixedSplitTritonConfig
     ) -> tuple[TritonLaunch, ...]:
         from leanbench.kernels.fixed_split.triton import split_launches
 

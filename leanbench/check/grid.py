@@ -17,7 +17,8 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import written_by
 from leanbench.core.problem import DTYPES, HEAD_DIMS, KV_LAYOUTS, PAGE_SIZES, AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
+from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import LeanConfig
 from leanbench.kernels.mla.configs import MlaConfig
 
@@ -214,7 +215,7 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
         config = space[case.settings % len(space)]
     if interpreted:
         config = replace(config, tile_tokens=32)
-    if isinstance(config, FixedSplitConfig) and case.variant % 3:
+    if isinstance(config, FixedSplitTritonConfig | FixedSplitCudaConfig) and case.variant % 3:
         config = replace(config, splits=_SPLITS[case.variant % len(_SPLITS)])
     if isinstance(config, MlaConfig):
         config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
@@ -225,7 +226,7 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
 
 def _runs_as(name: str, interpreted: bool) -> str:
     """The kernel that runs: the interpreter runs no CUDA C++."""
-    return "lean_triton" if interpreted and name == "lean" else name
+    return f"{name}_triton" if interpreted and name in ("lean", "fa2", "fixed_split") else name
 
 
 def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:

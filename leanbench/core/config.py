@@ -8,7 +8,7 @@ launched with, whether it came from code, a flag, a sweep file or a file of tune
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -170,20 +170,29 @@ def read_config(types: Sequence[type[ConfigT]], values: Mapping[str, Any]) -> Co
     Raises:
         UserError: a setting is unknown, missing or out of range.
     """
-    config_type = config_type_of(types, values.get(TAG))
     given = {name: value for name, value in values.items() if name != TAG}
+    config_type = config_type_of(types, values.get(TAG), given)
     check_names(config_type, given)
     return config_type(**given)
 
 
-def config_type_of(types: Sequence[type[ConfigT]], implementation: Any) -> type[ConfigT]:
+def config_type_of(
+    types: Sequence[type[ConfigT]], implementation: Any, names: Iterable[str]
+) -> type[ConfigT]:
     """The class among `types` of an implementation.
+
+    Args:
+        implementation: its name; None: the one that has all settings of `names` and no other.
 
     Raises:
         UserError: there is none, or it is not named and there are several.
     """
     if implementation is None and len(types) == 1:
         return types[0]
+    given = set(names)
+    fitting = [known for known in types if {*required(known)} <= given <= limits(known).keys()]
+    if implementation is None and len(fitting) == 1:
+        return fitting[0]
     by_name = {
         config_type.implementation: config_type
         for config_type in types

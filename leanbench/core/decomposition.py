@@ -9,6 +9,7 @@ LeanTiles along the context (LeanAttention, arXiv 2405.10480, section IV).
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -113,6 +114,29 @@ class Schedule:
     merge_launch: bool = False
     #: CTAs that walk a segment together. Above 1 a segment's `cta`, and `grid`, count clusters.
     cluster_size: int = 1
+    #: Whether splits follow from a sequence's own length, so that its bits do.
+    in_fixed_runs: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What it comes to, whatever the decomposition's name: stream-K with as many CTAs as output
+        tiles has one CTA a tile.
+
+        `stream-K` crosses from one output tile to the next, `splits by length` and `equal splits`
+        do not.
+        """
+        units = {segment.cta for segment in self.segments}
+        if all(segment.is_whole for segment in self.segments):
+            whose = "CTA" if self.cluster_size == 1 else "cluster"
+            alone = len(units) == len(self.segments)
+            return f"one {whose} a tile" if alone else f"several tiles a {whose}"
+        if self.in_fixed_runs:
+            return "fixed runs"
+        if len(units) < len(self.segments):
+            return "stream-K"
+        splits = Counter(segment.output_tile for segment in self.segments)
+        equal = self.decomposition == "fixed_split" or len(set(splits.values())) == 1
+        return "equal splits" if equal else "splits by length"
 
     @property
     def partials(self) -> int:
@@ -354,7 +378,7 @@ def fixed_runs(
                 last = min(of, run_of(output_tile) - negative)
                 yield Segment(cta, output_tile, -negative, last, of)
 
-    return Schedule("stream_k", grid, tuple(walk()))
+    return Schedule("stream_k", grid, tuple(walk()), in_fixed_runs=True)
 
 
 def one_cta_per_tile(tiles: TileGrid) -> Schedule:
@@ -389,6 +413,25 @@ def fixed_split(tiles: TileGrid, splits: int) -> Schedule:
     return Schedule(
         "fixed_split", tiles.output_tiles * splits, tuple(segments), merge_launch=splits > 1
     )
+
+
+def equal_splits(tiles: TileGrid, splits: int, cluster_size: int = 1) -> Schedule:
+    """Schedule of lean.cu where every output tile has as many splits, with the ranges of
+    `fixed_split`, and the merge in the same launch.
+
+    First splits come last, as they wait for the others of their output tile.
+    """
+
+    def walk() -> Iterator[Segment]:
+        for turn in range(splits):
+            for tile in range(tiles.output_tiles):
+                of = tiles.of_output_tile(tile)
+                first, last = fixed_split_range(splits - 1 - turn, splits, of)
+                if first < last:
+                    yield Segment(turn * tiles.output_tiles + tile, tile, first, last, of)
+
+    grid = tiles.output_tiles * splits
+    return Schedule("fixed_split", grid, tuple(walk()), cluster_size=cluster_size)
 
 
 def fixed_split_heuristic(

@@ -112,4 +112,5 @@ def _schedule_fields(loaded: LoadedProblem, candidate: Candidate) -> Outcome:
         return Outcome()
     per_sm = config.ctas_per_sm if isinstance(config, TileConfig) else None
     slots = schedule.slots(spec.sms, per_sm)
-    return Outcome(quantisation_efficiency=quantisation_efficiency(schedule, slots))
+    efficiency = quantisation_efficiency(schedule, slots)
+    return Outcome(schedule=schedule.kind, quantisation_efficiency=efficiency)

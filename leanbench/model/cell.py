@@ -15,7 +15,7 @@ from leanbench.core.memory import shortage_on
 from leanbench.core.parallel import NONE
 from leanbench.core.problem import MAX_Q_LEN, AttentionProblem
 from leanbench.gpu.catalogue import find
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.model import lean_cuda
 from leanbench.model.calibration import calibration_for
 from leanbench.model.energy import energy_mj
@@ -170,7 +170,7 @@ def _unsupported(reason: str | None) -> Outcome:
 
 def refusal(config: TileConfig, spec: GpuSpec) -> str | None:
     """One sentence why the model does not know what `config` launches on this GPU, or None."""
-    if not isinstance(config, LeanCudaConfig):
+    if not isinstance(config, CudaConfig):
         return None
     return lean_cuda.refusal(spec, calibration_for(spec).constants, config)
 
@@ -225,6 +225,7 @@ def _figures(
     slots = schedule.slots(spec.sms, config.ctas_per_sm)
     return Outcome(
         status="ok",
+        schedule=schedule.kind,
         latency_us=predicted_us,
         bandwidth_tb_s=problem.kv_bytes / predicted_us / 1e6,
         read_floor_us=read_us,

@@ -14,7 +14,7 @@ from leanbench.core.decomposition import Schedule, usable_sms
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_schedule import MERGE_AT_ONCE
 from leanbench.model.constants import Constants, LeanCudaConstants
@@ -26,9 +26,7 @@ _SHARPNESS = 4
 CALIBRATED_CAPABILITY = (9, 0)
 
 
-def refusal(
-    spec: GpuSpec, constants: Constants, config: LeanCudaConfig | None = None
-) -> str | None:
+def refusal(spec: GpuSpec, constants: Constants, config: CudaConfig | None = None) -> str | None:
     """One sentence why lean_cuda, or this config of it, is not predicted for a GPU with these
     constants, or None.
     """
@@ -52,7 +50,7 @@ def refusal(
     return None
 
 
-def step_tokens(problem: AttentionProblem, config: LeanCudaConfig) -> int:
+def step_tokens(problem: AttentionProblem, config: CudaConfig) -> int:
     """Tokens of a segment that all warps of a CTA, or of a cluster, take at a time."""
     build = CudaBuild.of(problem, config)
     return build.warps * build.cluster * build.chunk
@@ -60,7 +58,7 @@ def step_tokens(problem: AttentionProblem, config: LeanCudaConfig) -> int:
 
 def lean_cuda_rates(
     problem: AttentionProblem,
-    config: LeanCudaConfig,
+    config: CudaConfig,
     schedule: Schedule,
     spec: GpuSpec,
     constants: Constants,

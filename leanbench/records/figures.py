@@ -416,6 +416,15 @@ class Figures(BaseModel):
         statuses=EVERY_STATUS,
         meaning="package and version whose code ran; none: this project's own kernels",
     )
+    schedule: str | None = quantity(
+        "schedule",
+        group="settings",
+        kind="text",
+        shown="markdown",
+        meaning="what its schedule comes to on this problem: stream-K (crosses from one output tile"
+        " to the next), equal splits, splits by length, fixed runs, one CTA or cluster a tile,"
+        " several tiles a CTA or cluster; empty where a kernel's inside is not known",
+    )
     config: dict[str, Any] | None = quantity(
         "config", group="settings", kind="text", shown="markdown", meaning="launch settings"
     )

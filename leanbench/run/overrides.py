@@ -50,7 +50,7 @@ def parse_override(text: str) -> tuple[str, KernelConfig]:
     items = _items(text, name, written)
     config_type = KernelConfig
     try:
-        config_type = config_type_of(types, items.pop(TAG, None))
+        config_type = config_type_of(types, items.pop(TAG, None), items)
         check_names(config_type, items)
         known = limits(config_type)
         return name, config_type(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from leanbench.kernels.fa2.configs import Fa2Config
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fa2.configs import Fa2CudaConfig, Fa2TritonConfig
+from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanCudaConfig, LeanTritonConfig
 
 from leanbench.core.config import KernelConfig, limits, read_config, required
@@ -20,14 +20,53 @@ CUDA = LeanCudaConfig(
     128, 4, 2, 1, 1, True, chunk_tokens=32, tile_rows=8, cluster_size=2, copy="bulk"
 )
 
+FA2_CUDA = Fa2CudaConfig(
+    tile_tokens=128,
+    num_warps=4,
+    num_stages=3,
+    ctas_per_sm=1,
+    chunk_tokens=64,
+    tile_rows=8,
+    copy="bulk",
+)
+FLASH_DECODING = FixedSplitCudaConfig(
+    tile_tokens=128,
+    num_warps=4,
+    num_stages=2,
+    ctas_per_sm=1,
+    chunk_tokens=32,
+    tile_rows=8,
+    cluster_size=1,
+    copy="bulk",
+    splits=4,
+)
+
+
+def types_with(config: KernelConfig) -> tuple[type[KernelConfig], ...]:
+    """The classes of the kernel that a config is of."""
+    of_kernels = (kernels()[name].config_types for name in ("lean", "fa2", "fixed_split"))
+    return next(types for types in of_kernels if type(config) in types)
+
 
 @pytest.mark.parametrize(
     ("config", "values"),
     [
-        (Fa2Config(64, 4, 3), {"tile_tokens": 64, "num_warps": 4, "num_stages": 3}),
         (
-            FixedSplitConfig(64, 4, 3, 8),
-            {"tile_tokens": 64, "num_warps": 4, "num_stages": 3, "splits": 8},
+            Fa2TritonConfig(64, 4, 3),
+            {"implementation": "triton", "tile_tokens": 64, "num_warps": 4, "num_stages": 3},
+        ),
+        (
+            FA2_CUDA,
+            {
+                "implementation": "cuda",
+                "tile_tokens": 128,
+                "num_warps": 4,
+                "num_stages": 3,
+                "chunk_tokens": 64,
+                "tile_rows": 8,
+                "copy": "bulk",
+                "ctas_per_sm": 1,
+            },
         ),
         (
             TRITON,
@@ -58,12 +97,15 @@ CUDA = LeanCudaConfig(
             },
         ),
     ],
-    ids=["fa2", "fixed_split", "triton", "cuda"],
+    ids=["fa2 in Triton", "fa2 in CUDA", "triton", "cuda"],
 )
 def test_what_is_written_is_read_again(config, values):
     assert config.to_dict() == values
-    types = LEAN_CONFIGS if "implementation" in values else (type(config),)
+    types = types_with(config)
     assert read_config(types, json.loads(json.dumps(values))) == config
+    # Settings that one implementation alone has say which.
+    del values["implementation"]
+    assert read_config(types, values) == config
 
 
 def test_optional_settings_are_written_where_they_are_used():
@@ -72,7 +114,7 @@ def test_optional_settings_are_written_where_they_are_used():
     assert (
         list(limits(LeanTritonConfig))[:4] == "tile_tokens num_warps num_stages ctas_per_sm".split()
     )
-    assert (Fa2Config(64, 4, 3).ctas_per_sm, TRITON.ctas_per_sm) == (1, 2)
+    assert (Fa2TritonConfig(64, 4, 3).ctas_per_sm, TRITON.ctas_per_sm) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +148,15 @@ def test_optional_settings_are_written_where_they_are_used():
             {"num_warps": 16, "ctas_per_sm": 8},
             "num_warps 16 times ctas_per_sm 8 is 128, an SM holds 64 warps: lower one of them",
         ),
+        (
+            FA2_CUDA,
+            {"tile_rows": 64},
+            "tile_rows 64 is of warpgroups, which deal LeanTiles as lean_cuda does alone: choose 8,"
+            " 16 or 32",
+        ),
+        (FA2_CUDA, {"ctas_per_sm": 32}, "num_warps 4 times ctas_per_sm 32 is 128, an SM holds 64"),
+        (FLASH_DECODING, {"splits": 0}, "splits 0 is not a whole number from 1 to 65536"),
+        (FLASH_DECODING, {"chunk_tokens": 128, "tile_tokens": 64}, "chunk_tokens 128 is more than"),
     ],
 )
 def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
@@ -113,7 +164,7 @@ def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
         replace(of, **changes)
     assert str(caught.value).startswith(sentence)
     with pytest.raises(UserError) as caught:
-        read_config(LEAN_CONFIGS, {**of.to_dict(), **changes})
+        read_config(types_with(of), {**of.to_dict(), **changes})
     assert str(caught.value).startswith(sentence)
 
 
@@ -122,7 +173,10 @@ def test_no_config_exists_that_cannot_be_launched(of, changes, sentence):
     [
         ({"implementation": "ptx"}, "implementation 'ptx' is not triton or cuda"),
         ({"implementation": []}, "implementation [] is not triton or cuda"),
-        ({"implementation": None}, "implementation must be given as well, triton or cuda"),
+        (
+            {"implementation": None, "tile_token": 64},
+            "implementation must be given as well, triton or cuda",
+        ),
         ({"tile_token": 64}, "there is no setting 'tile_token', did you mean 'tile_tokens'?"),
         ({"copy": "bulk"}, "there is no setting 'copy', "),
     ],
@@ -140,18 +194,17 @@ def test_every_kernel_with_settings_says_of_which_class():
     with_settings = {name for name, registered in kernels().items() if registered.config_types}
     assert with_settings == {
         *(
-            "cudnn_best fa2 fixed_split fixed_split_oracle flash_attn_3 flash_attn_3_best"
-            " flash_decoding flashinfer_best flashinfer_xqa lean lean_batch_invariant"
-            " lean_cuda lean_mla lean_triton nccl_all_gather nccl_all_to_all ring_attention"
-            " symmetric_memory tree_attention unified_max"
+            "cudnn_best fa2 fa2_cuda fa2_triton fixed_split fixed_split_cuda fixed_split_oracle"
+            " fixed_split_triton flash_attn_3 flash_attn_3_best flash_decoding"
+            " flashinfer_best flashinfer_xqa lean lean_batch_invariant lean_cuda lean_mla"
+            " lean_triton nccl_all_gather nccl_all_to_all ring_attention symmetric_memory"
+            " tree_attention unified_max"
         ).split()
     }
     for name in with_settings:
         assert all(
             issubclass(config_type, KernelConfig) for config_type in kernels()[name].config_types
         )
-    assert [kernels()[name].implementation for name in ("lean", "lean_triton", "lean_cuda")] == [
-        None,
-        "triton",
-        "cuda",
-    ]
+    for family in ("lean", "fa2", "fixed_split"):
+        names = (family, f"{family}_triton", f"{family}_cuda")
+        assert [kernels()[name].implementation for name in names] == [None, "triton", "cuda"]

@@ -4,7 +4,8 @@ paper's.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from leanbench.core.decomposition import (
     Schedule,
     TileGrid,
+    equal_splits,
+    fixed_runs,
     fixed_split,
     fixed_split_heuristic,
     longest_split,
@@ -92,6 +95,54 @@ def test_stream_k_hosts_wait_for_lower_ctas_only(tiles, max_grid):
         if not segment.is_host:
             assert segment.cta < hosts[segment.output_tile]
             assert first_of[segment.cta] is segment
+
+
+@given(tile_grids, st.integers(1, 50), st.sampled_from([1, 2, 8]))
+def test_equal_splits_have_the_ranges_of_fixed_split(tiles, splits, cluster_size):
+    schedule, flash = equal_splits(tiles, splits, cluster_size), fixed_split(tiles, splits)
+    walked(schedule, tiles)
+    assert {(s.output_tile, s.first, s.last) for s in schedule.segments} == {
+        (s.output_tile, s.first, s.last) for s in flash.segments
+    }
+    assert len({segment.cta for segment in schedule.segments}) == len(schedule.segments)
+    assert (schedule.grid, schedule.cluster_size) == (flash.grid, cluster_size)
+    assert not schedule.merge_launch
+
+
+@given(tile_grids, st.integers(1, 50))
+def test_equal_splits_wait_for_lower_ctas_only(tiles, splits):
+    """A split may wait for any that comes after it in the output tile."""
+    ctas = defaultdict(list)
+    for segment in sorted(equal_splits(tiles, splits).segments, key=lambda s: s.first):
+        ctas[segment.output_tile].append(segment.cta)
+    for of_tile in ctas.values():
+        assert of_tile == sorted(of_tile, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "kind"),
+    [
+        (stream_k(TileGrid((10,), 3), 4), "stream-K"),
+        # As many CTAs as output tiles, twice as many, and half.
+        (stream_k(TileGrid((10,), 4), 4), "one CTA a tile"),
+        (stream_k(TileGrid((10,), 4), 8), "equal splits"),
+        (stream_k(TileGrid((10,), 4), 2), "several tiles a CTA"),
+        # 5 LeanTiles in two: a CTA crosses to the next output tile.
+        (stream_k(TileGrid((5,), 2), 4, aligned=True), "stream-K"),
+        (replace(stream_k(TileGrid((10,), 4), 4), cluster_size=2), "one cluster a tile"),
+        (stream_k_by_lengths(TileGrid((8, 2), 1), 5, 1, 1, 31, 0), "splits by length"),
+        (stream_k_by_lengths(TileGrid((8, 8), 1), 8, 1, 1, 31, 0), "equal splits"),
+        (fixed_split(TileGrid((8, 1), 1), 4), "equal splits"),
+        (fixed_split(TileGrid((8, 1), 1), 1), "one CTA a tile"),
+        (equal_splits(TileGrid((8, 1), 1), 4, 2), "equal splits"),
+        (equal_splits(TileGrid((8, 1), 1), 1, 2), "one cluster a tile"),
+        (one_cta_per_tile(TileGrid((8, 1), 3)), "one CTA a tile"),
+        (fixed_runs(TileGrid((8, 3), 2), 2, 5), "fixed runs"),
+        (fixed_runs(TileGrid((8, 3), 2), 8), "one CTA a tile"),
+    ],
+)
+def test_kinds_of_schedules(schedule, kind):
+    assert schedule.kind == kind
 
 
 @given(tile_grids, st.integers(1, 300), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))

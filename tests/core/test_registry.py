@@ -61,7 +61,7 @@ def test_an_unknown_name_is_one_sentence():
         UserError, match=r"^there is no kernel 'fixed-split', did you mean 'fixed_split'\?$"
     ):
         kernel("fixed-split")
-    known = r"^there is no kernel 'xyz', known: cudnn, .*fa2, fixed_split, .* and \d+ more$"
+    known = r"^there is no kernel 'xyz', known: cudnn, .*fa2, fa2_cuda, .* and \d+ more$"
     with pytest.raises(UserError, match=known):
         kernel("xyz")
 
@@ -160,7 +160,7 @@ def test_a_family_that_cannot_be_loaded_costs_its_own_kernels_only(
     assert kernel_warnings() == []
 
 
-@pytest.mark.parametrize("name", ["lean_triton", "fa2", "fixed_split"])
+@pytest.mark.parametrize("name", ["lean_triton", "fa2", "fixed_split", "fixed_split_cuda"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
 def test_the_default_is_among_the_candidates_and_all_have_a_schedule(name, problem):
     loaded = kernel(name)
@@ -181,6 +181,26 @@ def test_pages_and_several_query_tokens_are_supported(name):
         kernel(name).unsupported_reason(AttentionProblem(1, 8, 8, 100, 64, q_len=3, page_size=16))
         is None
     )
+
+
+@pytest.mark.parametrize("name", ["fa2_cuda", "fixed_split_cuda"])
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"sinks": True, "append": 2, "kv_dtype": "e4m3", "leftpad": True, "q_len": 40}, None),
+        ({"parallel": "tp:2"}, None),
+        ({"parallel": "cp:2"}, "{} runs on one GPU, this problem has parallel cp:2"),
+        ({"q_lens": (3, 1), "batch": 2}, "{} takes no "),
+        (
+            {"head_dim": 72, "kv_dtype": "e5m2"},
+            "{} takes fp8 KV caches with head_dims that are multiples of 16, these are 72 and 72",
+        ),
+    ],
+)
+def test_what_lean_s_body_takes_in_other_decompositions(name, fields, sentence):
+    problem = replace(AttentionProblem(1, 8, 2, 100, 64), **fields)
+    reason = kernel(name).unsupported_reason(problem)
+    assert reason is None if sentence is None else str(reason).startswith(sentence.format(name))
 
 
 class Narrow(Kernel):
@@ -274,8 +294,11 @@ def test_the_oracle_tries_every_split_count_of_the_heuristic_s_launch():
     candidates = oracle.candidate_configs(problem, H200)
     assert (oracle.config_choice, heuristic.config_choice) == ("best", None)
     assert candidates[0] == default
-    assert {replace(config, splits=1) for config in candidates} == {replace(default, splits=1)}
-    assert len({config.splits for config in candidates}) == len(candidates) > 8
+    of_ctas = [config for config in candidates if config.cluster_size == 1]
+    assert {replace(config, splits=1, cluster_size=1) for config in candidates} == {
+        replace(default, splits=1, cluster_size=1)
+    }
+    assert len({config.splits for config in of_ctas}) == len(of_ctas) > 8
     assert 1 in {config.splits for config in candidates}
 
 

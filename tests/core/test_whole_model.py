@@ -165,10 +165,10 @@ def test_heads_and_kinds_are_the_models_own():
 
 
 def test_kernels_refuse_by_layer_and_by_position():
-    sdpa, fa2, lean = kernel("sdpa"), kernel("fa2"), kernel("lean")
+    sdpa, fa2_triton, lean = kernel("sdpa"), kernel("fa2_triton"), kernel("lean")
     assert lean.unsupported_reason(problem("llama-3-8b")) is None
     assert "no_attention" in str(kernel("torch_flex").unsupported_reason(problem("llama-3-8b")))
-    for other in (sdpa, fa2):
+    for other in (sdpa, fa2_triton):
         assert "has no sinks" in str(other.unsupported_reason(problem("gpt-oss-20b")))
     assert lean.unsupported_reason(problem("llama-3-8b", 16384)) == (
         "16384 tokens are above the 8192 positions of llama-3-8b: choose a shorter context, or"

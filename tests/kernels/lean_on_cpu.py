@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from leanbench.kernels.lean import cuda
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, launch_of, misalignment
 from leanbench.kernels.lean.cuda_build import ENTRY, MANY_ROWS_ENTRY, CudaBuild
 from leanbench.kernels.lean.cuda_params import Params, aligned_params
@@ -58,7 +58,7 @@ class Cpu:
     def launch(
         self,
         inputs: AttentionInputs,
-        config: LeanCudaConfig,
+        config: CudaConfig,
         sms: int,
         workspace: Workspace,
         most_ctas: int = 1 << 20,
@@ -113,7 +113,7 @@ class Workspace:
         self.epoch += 1
 
 
-def launch_on(inputs: AttentionInputs, config: LeanCudaConfig, sms: int) -> CudaLaunch:
+def launch_on(inputs: AttentionInputs, config: CudaConfig, sms: int) -> CudaLaunch:
     stand_ins: Mapping[str, Any] = {
         "refusal": misalignment,
         "clusters_at_once": lambda build, device: sms,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from depth import diagonal, label
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import Reference
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 CONFIGS = {
     "lean": LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False),
     "fa2": TileConfig(32, 4, 2),
-    "fixed_split": FixedSplitConfig(32, 4, 2, splits=3),
-    "unified_max": FixedSplitConfig(32, 4, 2, splits=3),
+    "fixed_split": FixedSplitTritonConfig(32, 4, 2, splits=3),
+    "unified_max": FixedSplitTritonConfig(32, 4, 2, splits=3),
 }
 PROBLEMS = [
     AttentionProblem(1, 2, 2, 1, 64),

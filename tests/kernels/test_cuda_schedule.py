@@ -9,13 +9,14 @@ import random
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from depth import examples
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, pass_masks
@@ -33,6 +34,7 @@ from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid
 from leanbench.core.inputs import shape_only
 from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
 
 COMPILER = shutil.which("g++")
@@ -48,7 +50,7 @@ BUILDS = {
 }
 #: (CTA, output tile, first and last LeanTile, LeanTiles, splits of the output tile, which of them).
 Part = tuple[int, int, int, int, int, int, int]
-Deal = Callable[[AttentionProblem, LeanCudaConfig], list[Part]]
+Deal = Callable[[AttentionProblem, CudaConfig], list[Part]]
 
 
 class CPart(ctypes.Structure):
@@ -63,7 +65,7 @@ def deal(tmp_path_factory: pytest.TempPathFactory) -> Deal:
     """The parts that a launch on an H200 walks, lengths of ragged batches on the device."""
     libraries: dict[CudaBuild, ctypes.CDLL] = {}
 
-    def parts(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
+    def parts(problem: AttentionProblem, config: CudaConfig) -> list[Part]:
         build = CudaBuild.of(problem, config)
         if build not in libraries:
             libraries[build] = compiled(build, tmp_path_factory.mktemp("schedule"))
@@ -86,7 +88,7 @@ def compiled(build: CudaBuild, folder: Path) -> ctypes.CDLL:
 
 
 def walked(
-    library: ctypes.CDLL, problem: AttentionProblem, config: LeanCudaConfig, build: CudaBuild
+    library: ctypes.CDLL, problem: AttentionProblem, config: CudaConfig, build: CudaBuild
 ) -> list[Part]:
     per_sequence = problem.kv_heads * build.row_tiles(problem.q_len)
     output_tiles = problem.batch * per_sequence
@@ -95,11 +97,13 @@ def walked(
     most_tokens = dealt_tokens(build, host_tokens, problem.q_len, problem.window_left)
     most_tiles = -(-most_tokens // config.tile_tokens)
     slots = cluster_slots(H200.sms, build.ctas_per_sm, build.cluster)
-    aligned = config.align_grid and not build.ragged
-    if config.fixed_run_tiles:
+    if config.splits:
+        ranges = output_tiles * config.splits
+    elif config.fixed_run_tiles:
         most_tiles = most_fixed_runs(most_tokens, per_sequence, config)
         ranges = min(output_tiles * most_tiles, slots)
     else:
+        aligned = config.align_grid and not build.ragged
         ranges = stream_k_grid(
             output_tiles * most_tiles,
             slots,
@@ -115,12 +119,13 @@ def walked(
     params.kv_heads = problem.kv_heads
     params.tile_shift = config.tile_tokens.bit_length() - 1
     params.longest_shift = (config.tile_tokens * config.fixed_run_tiles).bit_length() - 1
-    params.min_tiles_per_range = config.min_tiles_per_cta
-    params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens)
+    if not config.splits:
+        params.min_tiles_per_range = config.min_tiles_per_cta
+        params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens)
     params.end_tiles = END_TILES if build.ragged and not config.fixed_run_tiles else 0
-    params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
     params.by_heads = Divisor.of(per_sequence)
-    if not config.fixed_run_tiles:
+    if not (config.splits or config.fixed_run_tiles):
+        params.share, params.longer = divmod(output_tiles * most_tiles, ranges)
         params.by_tiles = Divisor.of(most_tiles)
         params.by_share = Divisor.of(params.share)
         params.by_share_plus_1 = Divisor.of(params.share + 1)
@@ -140,9 +145,12 @@ def walked(
     ]
 
 
-def played(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
+def played(problem: AttentionProblem, config: CudaConfig) -> list[Part]:
     """The schedule that predictions, traces and tests go by."""
-    segments = cuda_schedule(problem, config, H200).segments
+    return parts_of(cuda_schedule(problem, config, H200).segments)
+
+
+def parts_of(segments: Sequence[Segment]) -> list[Part]:
     starts: dict[int, list[int]] = defaultdict(list)
     for segment in segments:
         starts[segment.output_tile].append(segment.first)
@@ -258,7 +266,7 @@ def test_lengths_that_the_host_knows(
 FIXED = replace(ONE_ROW, fixed_run_tiles=8)
 
 
-def of_runs(problem: AttentionProblem, config: LeanCudaConfig) -> list[Part]:
+def of_runs(problem: AttentionProblem, config: CudaConfig) -> list[Part]:
     """What is played, with fixed runs counted instead of LeanTiles."""
     parts = []
     for cta, output_tile, first, _, of, splits, split in played(problem, config):
@@ -346,6 +354,31 @@ def test_who_merges_waits_for_ctas_that_start_before(
         for of_splits in ctas.values():
             in_order = [of_splits[split] for split in range(len(of_splits))]
             assert in_order == sorted(in_order, reverse=True)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 40])
+@pytest.mark.parametrize("cluster_size", [1, 2])
+def test_equal_splits(deal: Deal, splits: int, cluster_size: int) -> None:
+    """Lengths of the host and of the device, windows; sequences of fewer LeanTiles than splits."""
+    config = FixedSplitCudaConfig(
+        tile_tokens=128,
+        num_warps=4,
+        num_stages=2,
+        ctas_per_sm=1,
+        chunk_tokens=32,
+        tile_rows=8,
+        copy="bulk",
+        cluster_size=cluster_size,
+        splits=splits,
+    )
+    flash_decoding = kernel("fixed_split_cuda")
+    for context in (1, 245, 4096, (65_536, 16, 16), (300, 1, 300)):
+        problem = AttentionProblem(3, 32, 2, context, 64)
+        on_device = replace(problem, capacity=131_072, lengths_on="device")
+        for given in (problem, on_device, replace(on_device, window_left=700, q_len=2)):
+            schedule = flash_decoding.schedule(given, config, H200)
+            assert schedule is not None
+            assert deal(given, config) == parts_of(schedule.segments), given.label
 
 
 @pytest.mark.parametrize("places", [1, 3, 50, 132])

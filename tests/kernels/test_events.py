@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from depth import diagonal, label
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import Reference
@@ -38,7 +38,7 @@ PROBLEMS = [
     AttentionProblem(5, 2, 1, (16, 1, 1, 75, 33), 64),
 ]
 LEAN = LeanTritonConfig(TILE_TOKENS, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False)
-FIXED_SPLIT = FixedSplitConfig(TILE_TOKENS, 4, 2, splits=3)
+FIXED_SPLIT = FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=3)
 
 
 def most_events(family: str, inputs: AttentionInputs, config: TileConfig, launches: Any) -> int:
@@ -178,7 +178,9 @@ def test_fixed_split(problem, device):
 
 
 def test_one_split_is_one_launch(device):
-    ctas = traced("fixed_split", PROBLEMS[0], FixedSplitConfig(TILE_TOKENS, 4, 2, splits=1), device)
+    ctas = traced(
+        "fixed_split", PROBLEMS[0], FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=1), device
+    )
     assert recorded(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
 
 

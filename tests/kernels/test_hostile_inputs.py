@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hostile_inputs import assert_nan_of_kv_head_0, nan_in_k, very_low_scores, wild_lengths
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.check.reference import Reference
@@ -20,7 +20,7 @@ from leanbench.core.registry import kernel
 CONFIGS = {
     "lean": LeanTritonConfig(32, 4, 2, ctas_per_sm=1, min_tiles_per_cta=1, align_grid=False),
     "fa2": TileConfig(32, 4, 2),
-    "fixed_split": FixedSplitConfig(32, 4, 2, splits=3),
+    "fixed_split": FixedSplitTritonConfig(32, 4, 2, splits=3),
 }
 
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from depth import DEEP, deep
 from lean_on_cpu import COMPILER, Cpu, Mutation, Workspace
-from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.fa2.configs import Fa2CudaConfig
+from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
+from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
 
 from leanbench.check.poison import poison_unused
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile l
 class Case:
     """Calls of one build, each on a GPU of so many SMs."""
 
-    config: LeanCudaConfig
+    config: CudaConfig
     calls: tuple[tuple[AttentionProblem, int], ...]
 
 
@@ -54,6 +56,22 @@ def on_device(
 def fixed(config: LeanCudaConfig) -> LeanCudaConfig:
     """The config with fixed runs of 128 to 512 tokens."""
     return replace(config, fixed_run_tiles=4)
+
+
+def splits_of(count: int, config: LeanCudaConfig) -> FixedSplitCudaConfig:
+    """FlashDecoding with the copies, warps and clusters of a config of lean_cuda."""
+    settings = config.to_dict()
+    for name in ("implementation", "min_tiles_per_cta", "align_grid"):
+        del settings[name]
+    return FixedSplitCudaConfig(**settings, splits=count)
+
+
+def whole(config: LeanCudaConfig) -> Fa2CudaConfig:
+    """FlashAttention-2, likewise."""
+    settings = splits_of(1, config).to_dict()
+    for name in ("implementation", "cluster_size", "splits"):
+        del settings[name]
+    return Fa2CudaConfig(**settings)
 
 
 EQUAL = AttentionProblem(3, 2, 2, 515, 128)
@@ -171,8 +189,57 @@ CASES = {
     "paged windows in clusters": Case(
         cuda_config(32, 2, 3, 1, 2, 16, "bulk", 1, False), ((PAGED_WINDOWS, 8), (PAGED_WINDOWS, 2))
     ),
+    # Splits of 2 LeanTiles, the last one's of 1; a sequence with fewer LeanTiles than splits; a CTA
+    # for each.
+    "equal splits, host": Case(
+        splits_of(3, cuda_config(32, 2, 2, 1, 1, 8, "async", 1, True)), ((EQUAL, 7),)
+    ),
+    "equal splits": Case(
+        splits_of(4, cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)),
+        ((ONE_LONG, 7), (on_device((900, 1, 128), "4/1", 64, 5120), 7)),
+    ),
+    # More of them than a CTA merges at once.
+    "many equal splits": Case(
+        splits_of(37, cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)),
+        ((on_device((4700, 300), "4/1", 64, 5120), 7),),
+    ),
+    "whole output tiles": Case(
+        whole(cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)), ((ONE_LONG, 7),)
+    ),
+    "equal splits of clusters": Case(
+        splits_of(2, cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, True)),
+        ((ONE_LONG, 7), (replace(ONE_LONG, leftpad=True, batch_idx=True), 7)),
+    ),
 }
 DEEP_CASES = {
+    "whole output tiles, pages": Case(
+        whole(cuda_config(32, 2, 3, 1, 1, 16, "bulk", 1, True)), ((PAGED, 8), (PAGED_WINDOWS, 2))
+    ),
+    "whole output tiles, many rows": Case(
+        whole(cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, True)), ((SEVERAL_TOKENS, 5), (CHUNK, 5))
+    ),
+    "equal splits, fp8": Case(
+        splits_of(3, cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)), ((FP8, 7),)
+    ),
+    "equal splits, odd pages": Case(
+        splits_of(3, cuda_config(32, 2, 2, 1, 1, 8, "async", 1, True)), ((ODD_PAGES, 7),)
+    ),
+    "equal splits, windows": Case(
+        splits_of(2, cuda_config(32, 4, 2, 1, 1, 8, "bulk", 1, True)),
+        ((WINDOWS, 7), (replace(WINDOWS, q_len=3, causal=False), 7), (CHUNKED, 7)),
+    ),
+    "equal splits of clusters of 8": Case(
+        splits_of(2, cuda_config(16, 1, 2, 1, 8, 8, "bulk", 1, True)),
+        ((ONE_LONG, 7), (PAGED_WINDOWS, 7)),
+    ),
+    "equal splits, head_dim 96": Case(
+        splits_of(3, cuda_config(16, 2, 2, 1, 1, 8, "bulk", 1, True)),
+        ((on_device((300, 77, 515), "6/2", 96, 640), 7),),
+    ),
+    "equal splits, chunks of queries": Case(
+        splits_of(2, cuda_config(16, 2, 2, 1, 2, 16, "bulk", 1, True)),
+        ((replace(CHUNK, page_size=16), 7),),
+    ),
     "clusters of 8": Case(
         cuda_config(16, 1, 2, 1, 8, 8, "bulk", 1, False), ((ONE_LONG, 64), (ONE_LONG, 24))
     ),
@@ -573,6 +640,14 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("a large batch", ("schedule.cuh", ", longer_than_one += tiles > 1;", ";")),
     ("ragged queries", ("reduce.cuh", "p.total_queries + part.queries.first", "p.total_queries")),
     ("ragged queries", ("schedule.cuh", "rows += rows_of(p, i);", "rows += 1;")),
+    ("equal splits", ("schedule.cuh", "slot = output_tile * most + split;", "slot = unit;")),
+    ("equal splits", ("schedule.cuh", "split = most - 1 - turn;", "split = turn;")),
+    ("equal splits", ("schedule.cuh", "position.first = split * longest;", "position.first = 0;")),
+    ("equal splits, host", ("schedule.cuh", "if (EQUAL_SPLITS || (RAGGED", "if ((RAGGED")),
+    (
+        "equal splits of clusters",
+        ("schedule.cuh", "(EQUAL_SPLITS ? ranges - output_tiles : 0)", "0"),
+    ),
     ("V of its own head_dim", ("copy.cuh", "if (column < V_COLUMNS)", "")),
 ]
 

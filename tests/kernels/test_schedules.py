@@ -10,7 +10,7 @@ import os
 
 import pytest
 from depth import diagonal, label
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.config import TileConfig
@@ -131,6 +131,6 @@ def test_fixed_split(monkeypatch, problem, splits):
         monkeypatch,
         "fixed_split",
         problem,
-        config=FixedSplitConfig(TILE_TOKENS, 4, 2, splits=splits),
+        config=FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=splits),
     )
     assert seen == expected(schedule, problem)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 
 from leanbench.core.config import read_config
 from leanbench.core.problem import AttentionProblem
@@ -23,7 +23,7 @@ from leanbench.measure.counters import CountedKernel, CountedLaunch, count, find
 from leanbench.records.row import Row
 
 PROBLEM = AttentionProblem(1, 56, 56, 4096, 64)
-CONFIG = FixedSplitConfig(128, 4, 3, splits=4)
+CONFIG = FixedSplitTritonConfig(128, 4, 3, splits=4)
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block'
     ' Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
@@ -155,7 +155,7 @@ def test_what_ncu_is_asked(printing, tmp_path):
     assert arguments[-5:-1] == [sys.executable, "-P", "-m", "leanbench.measure.counters_target"]
     request = json.loads(arguments[-1])
     assert AttentionProblem.from_dict(request["problem"]) == PROBLEM
-    assert read_config((FixedSplitConfig,), request["config"]) == CONFIG
+    assert read_config((FixedSplitTritonConfig,), request["config"]) == CONFIG
     assert (request["kernel"], request["device_index"], request["cache"]) == (
         "fixed_split",
         3,
@@ -314,7 +314,7 @@ def test_only_the_call_on_the_oldest_inputs_is_profiled(monkeypatch):
         is_api = False
 
         def read_config(self, values):
-            return read_config((FixedSplitConfig,), values)
+            return read_config((FixedSplitTritonConfig,), values)
 
         def prepare(self, inputs, config):
             assert config == CONFIG

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.config import KernelConfig, TileConfig
@@ -206,7 +206,7 @@ def test_an_instrumented_build_may_round_elsewhere(gpu):
         ("lean", CONFIG, 5),
         ("fa2", TileConfig(16, 4, 2), 2),
         # 2 output tiles in two splits, and a merge for each query head.
-        ("fixed_split", FixedSplitConfig(16, 4, 2, splits=2), 8),
+        ("fixed_split", FixedSplitTritonConfig(16, 4, 2, splits=2), 8),
     ],
 )
 def test_the_shipped_kernels(gpu, monkeypatch, name, config, ctas):

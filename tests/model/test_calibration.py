@@ -153,7 +153,7 @@ def test_the_error_is_that_of_the_kernel_that_runs_there(own: Path) -> None:
     write_calibration(made("h200"), user_file("h200"))
     assert known_error("h200", ["lean", "cudnn"]) == known_error("h200")
     assert known_error("a100", ["lean", "fa2"]).startswith(
-        "Model error on h200: lean_triton unknown; fa2 unknown; scaled"
+        "Model error on h200: lean_triton unknown; fa2_triton unknown; scaled"
     )
     assert model_error("h200", ["lean"]) == 0.05
     # Of a kernel that was never compared as much as of the worst.

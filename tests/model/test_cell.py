@@ -243,9 +243,10 @@ def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
     problem = AttentionProblem(1, 16, 16, 524_288, 64)
     us = {
         name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"]
-        for name in ("lean", "fa2")
+        for name in ("lean", "fa2", "fa2_triton")
     }
-    assert us["fa2"] > 4 * us["lean"]
+    assert us["fa2"] > 3 * us["lean"]
+    assert us["fa2_triton"] > 4 * us["lean"]
 
 
 def test_one_config_for_the_tuner() -> None:
@@ -271,7 +272,7 @@ def test_one_config_for_the_tuner() -> None:
 
 def test_energy_is_capped_by_the_power_limit() -> None:
     lean = predict_cell(PROBLEM, kernels()["lean"], "default", H200)
-    fa2 = predict_cell(PROBLEM, kernels()["fa2"], "default", H200)
+    fa2 = predict_cell(PROBLEM, kernels()["fa2_triton"], "default", H200)
     power_w = {
         name: fields["energy_mj"] / fields["latency_us"] * 1e3
         for name, fields in (("lean", lean), ("fa2", fa2))
@@ -288,7 +289,7 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("lean", {"lengths_on": "device", "capacity": 65_536}, None),
         ("lean", {"q_len": 3}, "lean_cuda with q_len 3"),
         ("lean_triton", {"page_size": 64}, "lean_triton with a paged cache"),
-        ("fa2", {"q_len": 4}, "fa2 with q_len 4"),
+        ("fa2_triton", {"q_len": 4}, "fa2_triton with q_len 4"),
         ("lean_cuda", {"window_left": 1023, "sinks": True}, "lean_cuda with window or sinks"),
         ("lean_cuda", {"kv_dtype": "e4m3"}, "lean_cuda with an fp8 cache"),
         # Nothing is known of its error anywhere, and the run says so.

@@ -58,7 +58,7 @@ def measured(problems: Sequence[AttentionProblem] = PROBLEMS, name: str = "made"
     cells = [
         cell(name, problem)
         for problem in problems
-        for name in ("lean_triton", "fa2", "fixed_split")
+        for name in ("lean_triton", "fa2_triton", "fixed_split_triton")
     ]
     return MeasuredRun(name, H200, tuple(cells), {"gpu": "GPU-1"})
 
@@ -118,11 +118,11 @@ def test_halves_share_no_shape() -> None:
 def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
     cells = [
         replace(
-            cell("fa2", PROBLEMS[0]),
+            cell("fa2_triton", PROBLEMS[0]),
             kernel=name,
             problem=AttentionProblem(1, 8, 8, 64 * context, 64),
         )
-        for name in ("fa2", "lean_triton")
+        for name in ("fa2_triton", "lean_triton")
         for context in range(1, 300)
     ]
     lean = kernel("lean_triton").default_config(PROBLEMS[0], H200)
@@ -130,7 +130,7 @@ def test_a_sample_has_as_many_of_each_kernel_and_all_sizes() -> None:
     cells = [replace(cell, config=lean) if cell.kernel == "lean_triton" else cell for cell in cells]
     chosen = sample(cells, H200, most=20)
     assert [cell.kernel for cell in chosen].count("lean_triton") == 10
-    contexts = [cell.problem.max_context for cell in chosen if cell.kernel == "fa2"]
+    contexts = [cell.problem.max_context for cell in chosen if cell.kernel == "fa2_triton"]
     assert contexts[0] < 64 * 30
     assert contexts[-1] > 64 * 260
     assert len(cells) < 2 * MOST_ROWS
@@ -152,7 +152,7 @@ def test_errors_by_hand() -> None:
 
 def test_order_counts_pairs_that_differ() -> None:
     cells = [
-        replace(cell("fa2", PROBLEMS[0]), kernel=name, latency_us=us)
+        replace(cell("fa2_triton", PROBLEMS[0]), kernel=name, latency_us=us)
         for name, us in (("a", 100), ("b", 104))
     ]
     cells += [
@@ -206,7 +206,7 @@ def test_only_usable_rows_are_read(tmp_path: Path) -> None:
 
     run = read_measured(written(tmp_path, change))
     assert [(cell.kernel, cell.problem) for cell in run.cells] == [
-        (name, PROBLEMS[1]) for name in ("lean_triton", "fa2", "fixed_split")
+        (name, PROBLEMS[1]) for name in ("lean_triton", "fa2_triton", "fixed_split_triton")
     ]
     assert run.cells[0].latency_us == cell("lean_triton", PROBLEMS[1]).latency_us
 

@@ -59,7 +59,7 @@ def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
     ]
     assert stated.all.rows == len(held_out) > 500
     some = held_out[::12]
-    assert {cell.kernel for cell in some} == {"lean_triton", "fa2", "fixed_split"}
+    assert {cell.kernel for cell in some} == {"lean_triton", "fa2_triton", "fixed_split_triton"}
     [(errors, _)] = check(run, some, shipped.constants, "checked", workers=1)
     assert errors.all.median < 1.5 * stated.all.median
     assert errors.all.worst <= stated.all.worst + 1e-6
@@ -115,8 +115,8 @@ def test_lean_cuda_is_predicted_as_itself(shipped: Calibration) -> None:
 def test_the_sentence_names_the_held_out_rows(shipped: Calibration) -> None:
     for name, run in (
         ("lean_cuda", "serving-83120"),
-        ("fa2", "mha-grid"),
-        ("fixed_split", "mha-grid"),
+        ("fa2_triton", "mha-grid"),
+        ("fixed_split_triton", "mha-grid"),
     ):
         [figures] = [
             figures.by_kernel[name]

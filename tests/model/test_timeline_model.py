@@ -38,10 +38,10 @@ def predicted(problem: AttentionProblem, name: str, configs: str = "default") ->
 
 def test_one_cta_has_one_span_with_all_its_time() -> None:
     problem = AttentionProblem(1, 1, 1, 4096, 64)
-    timeline = predicted(problem, "fa2")
+    timeline = predicted(problem, "fa2_triton")
     [cta] = timeline.ctas
     assert timeline.latency_us == pytest.approx(
-        predict_cell(problem, kernel("fa2"), "default", H200)["latency_us"]
+        predict_cell(problem, kernel("fa2_triton"), "default", H200)["latency_us"]
     )
     assert timeline.latency_us is not None
     assert (cta.launch, cta.cta, cta.sm, cta.start_us) == ("fa2_kernel", 0, 0, 0)
@@ -89,7 +89,7 @@ def test_a_host_block_waits_and_merges() -> None:
 
 def test_asking_for_spans_changes_no_figure() -> None:
     problem = AttentionProblem(4, 8, 8, (1000, 2000, 4000, 100_000), 64)
-    for name in ("lean_triton", "fa2", "fixed_split"):
+    for name in ("lean_triton", "fa2_triton", "fixed_split_triton"):
         config = kernel(name).default_config(problem, H200)
         assert config is not None
         schedule = kernel(name).schedule(problem, config, H200)
@@ -101,7 +101,7 @@ def test_asking_for_spans_changes_no_figure() -> None:
 
 def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call() -> None:
     problem = AttentionProblem(2, 32, 8, (2048, 32_768), 128)
-    timeline = predicted(problem, "fixed_split")
+    timeline = predicted(problem, "fixed_split_triton")
     split = [cta for cta in timeline.ctas if cta.launch == "split_kernel"]
     merge = [cta for cta in timeline.ctas if cta.launch == "merge_kernel"]
     assert len(merge) == 64
@@ -120,7 +120,7 @@ def test_the_second_launch_has_a_cta_per_query_head_and_ends_with_the_call() -> 
 
 def test_heads_of_one_group_can_be_in_two_output_tiles() -> None:
     """80 query heads share a KV head, 64 rows make an output tile."""
-    timeline = predicted(AttentionProblem(1, 160, 2, 32_768, 128), "fixed_split")
+    timeline = predicted(AttentionProblem(1, 160, 2, 32_768, 128), "fixed_split_triton")
     merge = [cta.spans[0].output_tile for cta in timeline.ctas if cta.launch == "merge_kernel"]
     assert timeline.output_tiles == 4
     assert merge == [0] * 64 + [1] * 16 + [2] * 64 + [3] * 16
@@ -159,7 +159,7 @@ def test_a_host_block_lives_until_it_has_merged() -> None:
 
 
 def test_one_split_is_one_launch() -> None:
-    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split")
+    timeline = predicted(AttentionProblem(64, 32, 32, 4096, 64), "fixed_split_triton")
     assert timeline.config is not None
     assert timeline.config["splits"] == 1
     assert {cta.launch for cta in timeline.ctas} == {"fa2_kernel"}
@@ -167,7 +167,7 @@ def test_one_split_is_one_launch() -> None:
 
 def test_lean_keeps_every_sm_busy_where_one_cta_per_tile_does_not() -> None:
     problem = AttentionProblem(1, 56, 56, 65_536, 64)
-    lean, fa2 = predicted(problem, "lean_triton"), predicted(problem, "fa2")
+    lean, fa2 = predicted(problem, "lean_triton"), predicted(problem, "fa2_triton")
     # Measured: 97% (reports/h200/trace).
     assert lean.sm_busy_share > 0.95
     assert fa2.sm_busy_share == pytest.approx(56 / 132, rel=1e-3)
@@ -203,7 +203,7 @@ def test_the_best_candidate_is_the_one_of_the_row() -> None:
         ),
         (
             AttentionProblem(1 << 16, 8, 8, 64, 64),
-            "fa2",
+            "fa2_triton",
             f"524288 output tiles, more than the {MAX_CTAS} CTAs",
         ),
     ],
@@ -231,7 +231,7 @@ problems = st.builds(
 )
 
 
-@given(problems, st.sampled_from(["lean_cuda", "lean_triton", "fa2", "fixed_split"]))
+@given(problems, st.sampled_from(["lean_cuda", "lean_triton", "fa2_triton", "fixed_split_cuda"]))
 @settings(max_examples=examples(60), deadline=None)
 def test_every_timeline_is_whole(problem: AttentionProblem, name: str) -> None:
     """Spans lie in their CTA in order, every output tile is read, and nothing outlives the

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leanbench.kernels.fa2.configs import Fa2Config
-from leanbench.kernels.fixed_split.configs import FixedSplitConfig
+from leanbench.kernels.fa2.configs import Fa2TritonConfig
+from leanbench.kernels.fixed_split.configs import FixedSplitTritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import UserError
@@ -25,22 +25,22 @@ CUDA = (
     "lean_cuda:tile_tokens=128,num_warps=4,num_stages=2,ctas_per_sm=1,min_tiles_per_cta=1,"
     "align_grid=true,chunk_tokens=32,tile_rows=8,cluster_size=2,copy=bulk"
 )
-FA2 = "fa2:tile_tokens=64,num_warps=4,num_stages=3"
-SPLIT = "fixed_split:tile_tokens=64,num_warps=4,num_stages=3,splits=8"
+FA2 = "fa2_triton:tile_tokens=64,num_warps=4,num_stages=3"
+SPLIT = "fixed_split_triton:tile_tokens=64,num_warps=4,num_stages=3,splits=8"
 
 
 def test_each_kernel_has_its_own_settings():
     assert parse_overrides([LEAN, FA2, SPLIT]) == {
         "lean": LeanTritonConfig(128, 4, 3, 2, 1, False),
-        "fa2": Fa2Config(64, 4, 3),
-        "fixed_split": FixedSplitConfig(64, 4, 3, splits=8),
+        "fa2_triton": Fa2TritonConfig(64, 4, 3),
+        "fixed_split_triton": FixedSplitTritonConfig(64, 4, 3, splits=8),
     }
 
 
 def test_order_and_spaces_do_not_matter():
     assert parse_override(" fa2 : num_stages = 3, tile_tokens=64 ,num_warps=4") == (
         "fa2",
-        Fa2Config(64, 4, 3),
+        Fa2TritonConfig(64, 4, 3),
     )
     for word, value in (("YES", True), ("true", True), ("No", False)):
         config: Any = parse_override(LEAN.replace("false", word))[1]
@@ -73,15 +73,21 @@ def test_what_is_written_is_read_again(config):
         (":tile_tokens=64", "is not understood, write KERNEL"),
         ("laen:tile_tokens=64", "there is no kernel 'laen', did you mean 'lean'?"),
         ("reference:tile_tokens=64", "reference has no launch settings, leave it out"),
-        ("fa2:", "'' is not FIELD=VALUE, write for example fa2:tile_tokens="),
-        ("fa2:tile_tokens", "'tile_tokens' is not FIELD=VALUE"),
-        ("fa2:tile_tokens=", "'tile_tokens=' is not FIELD=VALUE"),
+        (
+            "fa2_triton:",
+            "'' is not FIELD=VALUE, write for example fa2_triton:implementation=triton,",
+        ),
+        ("fa2_triton:tile_tokens", "'tile_tokens' is not FIELD=VALUE"),
+        ("fa2_triton:tile_tokens=", "'tile_tokens=' is not FIELD=VALUE"),
         (f"{FA2},", "'' is not FIELD=VALUE"),
         (
-            "fa2:tile_tokens=64;num_warps=4",
-            "num_warps, num_stages must be given as well, as in fa2:tile_tokens=",
+            "fa2_triton:tile_tokens=64;num_warps=4",
+            "num_warps, num_stages must be given as well, as in fa2_triton:implementation=triton,",
         ),
-        ("fa2:tile_token=64", "there is no setting 'tile_token', did you mean 'tile_tokens'?"),
+        (
+            "fa2_triton:tile_token=64",
+            "there is no setting 'tile_token', did you mean 'tile_tokens'?",
+        ),
         (
             "lean:tile_tokens=64",
             "implementation must be given as well, triton or cuda, as in lean:",
@@ -89,14 +95,21 @@ def test_what_is_written_is_read_again(config):
         ("lean:implementation=ptx", "implementation 'ptx' is not triton or cuda"),
         ("lean:implementation=cuda,tile_tokens=128", ", as in lean:implementation=cuda,"),
         ("lean:implementation=triton,num_warps=4", ", as in lean:implementation=triton,"),
-        ("fa2:implementation=cuda", "there is no setting 'implementation', the kernel has one"),
+        ("fa2_triton:implementation=cuda", "implementation 'cuda' is not triton"),
+        (
+            "lean_mla:implementation=cuda",
+            "there is no setting 'implementation', the kernel has one",
+        ),
         (CUDA.replace("copy=bulk", "copy=slow"), "copy 'slow' is not bulk or async"),
         (CUDA.replace("chunk_tokens=32", "chunk_tokens=48"), "chunk_tokens 48 is not a power of"),
-        ("fa2:splits=4", "there is no setting 'splits', known: num_stages, num_warps, tile_tokens"),
+        (
+            "fa2_triton:splits=4",
+            "there is no setting 'splits', known: num_stages, num_warps, tile_tokens",
+        ),
         (f"{FA2},num_warps=8", "num_warps is given twice, leave one of them out"),
         (
             SPLIT.replace(",splits=8", ""),
-            "splits must be given as well, as in fixed_split:tile_tokens=",
+            "splits must be given as well, as in fixed_split_triton:implementation=triton,",
         ),
         (
             "lean_triton:tile_tokens=64,num_warps=4,num_stages=3",
@@ -139,10 +152,10 @@ def test_a_kernel_is_given_settings_once_and_must_run():
     with pytest.raises(UserError, match="lean has settings already, give each kernel's once"):
         parse_overrides([LEAN, FA2, LEAN])
     overrides = parse_overrides([LEAN, FA2])
-    check_overrides(overrides, ["fa2", "lean"])
+    check_overrides(overrides, ["fa2_triton", "lean"])
     with pytest.raises(
         UserError,
-        match=r"'fa2:tile_tokens=64,num_warps=4,num_stages=3' is for a kernel that is not among",
+        match=r"'fa2_triton:implementation=triton,tile_tokens=64,num_warps=4,num_stages=3' is for a kernel that is not among",
     ):
         check_overrides(overrides, ["lean"])
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from leanbench.kernels.fa2.configs import Fa2Config
+from leanbench.kernels.fa2.configs import Fa2TritonConfig
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.errors import UserError
@@ -244,7 +244,7 @@ FA2 = "fa2:tile_tokens=64,num_warps=4,num_stages=3"
 
 
 def test_a_file_may_give_settings(tmp_path):
-    lean, fa2 = LeanTritonConfig(128, 4, 3, 2, 1, False), Fa2Config(64, 4, 3)
+    lean, fa2 = LeanTritonConfig(128, 4, 3, 2, 1, False), Fa2TritonConfig(64, 4, 3)
     file = write(tmp_path, f'name = "a"\nconfigs = "heuristic"\nconfig = "{LEAN}"\n')
     assert (load_sweep(file).configs, load_sweep(file).overrides) == ("heuristic", {"lean": lean})
     # A flag's settings win over the file's of the same kernel, and leave the others.

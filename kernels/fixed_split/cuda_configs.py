@@ -1,0 +1,124 @@
+"""The launch settings of FlashDecoding on lean.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from leanbench.kernels.fixed_split.configs import MOST_SPLITS, split_counts
+from leanbench.kernels.lean.configs import EqualSplitsConfig
+from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild
+from leanbench.kernels.lean.cuda_heuristic import fitted, tile_rows_of
+from leanbench.kernels.lean.cuda_splits import (
+    TILE_TOKENS,
+    body,
+    builds_to_try,
+    lone_build,
+    rows_to_try,
+    shared_build,
+)
+
+from leanbench.core.config import number
+from leanbench.core.decomposition import TileGrid, cluster_slots, usable_sms
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
+
+#: What a lone CTA reads of its SM's share of the memory's bandwidth (H200: fa2 of 56 heads).
+_LONE_RATE = 1.3
+#: Microseconds of a merge through memory and of one within a cluster; of a wave after the first,
+#: between two CTAs of an SM and where each has its own (H200).
+_MERGE_US, _CLUSTER_US, _WAVE_US, _LONE_WAVE_US = 1.2, 0.5, 0.4, 1.0
+#: Splits of an output tile at most.
+_MOST_TRIED = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSplitCudaConfig(EqualSplitsConfig):
+    """The settings of lean.cu's body, and the number of splits: a split is a CTA's, or a
+    cluster's.
+    """
+
+    #: Parts of every output tile.
+    splits: int = number(1, MOST_SPLITS)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class _Shape(NamedTuple):
+    """CTAs of an SM and of a cluster."""
+
+    ctas_per_sm: int
+    cluster_size: int
+
+
+def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
+    """CTAs of an SM and of a cluster, and splits, that read K and V the soonest by `_cost_us`."""
+    rows = tile_rows_of(problem)
+    tiles = TileGrid.of(problem, TILE_TOKENS, rows)
+    _, shape, splits = min(
+        (_cost_us(problem, tiles, shape, splits, gpu), shape, splits)
+        for shape in _shapes(gpu)
+        for splits in range(1, 1 + min(_MOST_TRIED, max(tiles.lean_tiles)))
+    )
+    make = lone_build if shape.ctas_per_sm == 1 else shared_build
+    config = FixedSplitCudaConfig(
+        **body(problem, gpu, make(problem, rows), rows),
+        cluster_size=shape.cluster_size,
+        splits=splits,
+    )
+    return fitted(config, problem, gpu)
+
+
+def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitCudaConfig]:
+    """Builds, clusters and rows of an output tile that fit, with every split count worth
+    measuring.
+    """
+    clusters = [1, 2, 4, 8] if gpu.compute_capability >= HOPPER else [1]
+    builds = product(builds_to_try(problem), rows_to_try(problem))
+    for (build, rows), cluster in product(builds, clusters):
+        _, _, _, ctas_per_sm = build
+        if ctas_per_sm > 1 and cluster > 2:
+            continue
+        settings = body(problem, gpu, build, rows) | {"cluster_size": cluster}
+        tiles = TileGrid.of(problem, TILE_TOKENS, rows)
+        for splits in split_counts(tiles, gpu, cluster):
+            config = FixedSplitCudaConfig(**settings, splits=splits)
+            if CudaBuild.of(problem, config).fits(gpu):
+                yield config
+
+
+def _shapes(gpu: GpuSpec) -> list[_Shape]:
+    if gpu.compute_capability < HOPPER:
+        return [_Shape(1, 1), _Shape(2, 1)]
+    return [_Shape(1, 1), _Shape(2, 1), _Shape(1, 2), _Shape(1, 4), _Shape(1, 8)]
+
+
+def _cost_us(
+    problem: AttentionProblem, tiles: TileGrid, shape: _Shape, splits: int, gpu: GpuSpec
+) -> float:
+    """What reading all splits takes, wave by wave, with the merges."""
+    ctas_per_sm, cluster = shape
+    rate = gpu.bandwidth_tb_s * 1e6
+    sms, slots = usable_sms(gpu.sms, cluster), cluster_slots(gpu.sms, ctas_per_sm, cluster)
+    units = tiles.output_tiles * splits
+    tile_bytes = TILE_TOKENS * problem.token_bytes
+    mean_bytes = tiles.total * tile_bytes / units
+    longest_bytes = -(-max(tiles.lean_tiles) // splits) * tile_bytes
+    waves, rest = divmod(units, slots)
+    # Of equal lengths a wave takes as long as its longest split; of others, splits take turns.
+    even = len(set(tiles.lean_tiles)) == 1
+
+    def wave_us(ctas: int, split_bytes: float) -> float:
+        if ctas == 0:
+            return 0.0
+        running = min(sms, ctas * cluster)
+        return ctas * split_bytes / min(rate, _LONE_RATE * rate * running / gpu.sms)
+
+    if even:
+        reading_us = waves * wave_us(slots, longest_bytes) + wave_us(rest, longest_bytes)
+    else:
+        lone_us = wave_us(1, longest_bytes) if units < slots else wave_us(slots, longest_bytes) / 2
+        reading_us = max(units * mean_bytes / rate + lone_us / 2, lone_us)
+    restart_us = _LONE_WAVE_US if ctas_per_sm == 1 else _WAVE_US
+    merging_us = (_MERGE_US if splits > 1 else 0) + (_CLUSTER_US if cluster > 1 else 0)
+    return reading_us + merging_us + restart_us * max(0, -(-units // slots) - 1)
