@@ -12,6 +12,7 @@ from leanbench.kernels.fixed_split.configs import split_counts
 from leanbench.kernels.libraries.library import LibraryKernel, lengths
 
 from leanbench.core.config import TileConfig, optional_number
+from leanbench.core.decomposition import TileGrid
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import OwnOutputs
@@ -88,7 +89,7 @@ class FlashDecoding(FlashAttn):
         self, problem: AttentionProblem, gpu: GpuSpec
     ) -> list[FlashDecodingConfig]:
         default = self.default_config(problem, gpu)
-        counts = split_counts(problem, default.tile_tokens, gpu)
+        counts = split_counts(TileGrid.of(problem, default.tile_tokens), gpu)
         return [default, *(replace(default, splits=splits) for splits in counts)]
 
     def launch(self, inputs: AttentionInputs, config: FlashDecodingConfig) -> FlashAttnLaunch:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from leanbench.kernels.fa2 import Fa2
+from leanbench.kernels.fa2 import Fa2Triton
 from leanbench.kernels.reference.torch import attend
 
 from leanbench.check.fuzz import fuzz_cases
@@ -284,7 +284,7 @@ def test_poison_is_past_every_sequence_and_nowhere_else(page_size, layout):
         assert poisoned.k_cache[beyond].isnan().all()
 
 
-class Leaky(Fa2):
+class Leaky(Fa2Triton):
     """Follows one token past each sequence's end, where the cache has one."""
 
     def prepare(self, inputs, config):

@@ -273,7 +273,7 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
 
 
 def test_a_dry_run_says_which_cells_are_unsupported():
-    flags = ("--sinks", "yes", "--context", "1k", "--kernels", "lean,fa2")
+    flags = ("--sinks", "yes", "--context", "1k", "--kernels", "lean,fa2_triton")
     result = invoke("sweep", *flags, "--gpu", "h200", "--dry-run")
     assert result.exit_code == 0
     takes = {
@@ -281,7 +281,7 @@ def test_a_dry_run_says_which_cells_are_unsupported():
         for line in result.stdout.splitlines()
         if line.startswith(("lean", "fa2"))
     }
-    assert takes == {"lean": False, "fa2": True}
+    assert takes == {"lean": False, "fa2_triton": True}
     assert "2 cells (1 unsupported), less than 1 s; nothing was run." in result.stdout
 
 

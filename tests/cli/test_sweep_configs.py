@@ -143,7 +143,12 @@ def test_given_settings_are_run_and_resumed(tmp_path):
         "min_tiles_per_cta": 1,
         "align_grid": False,
     }
-    assert cells["fa2", 8192]["config"] == {"tile_tokens": 64, "num_warps": 4, "num_stages": 2}
+    assert cells["fa2", 8192]["config"] == {
+        "implementation": "triton",
+        "tile_tokens": 64,
+        "num_warps": 4,
+        "num_stages": 2,
+    }
     manifest = read_manifest(tmp_path / "runs" / "given")
     assert manifest["sweep"]["config"]["fa2"] == cells["fa2", 4096]["config"]
     # The command can be repeated as it stands there.

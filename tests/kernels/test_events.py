@@ -42,7 +42,7 @@ FIXED_SPLIT = FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=3)
 
 
 def most_events(family: str, inputs: AttentionInputs, config: TileConfig, launches: Any) -> int:
-    traceable: Any = kernel("lean_triton" if family == "lean" else family)
+    traceable: Any = kernel(f"{family}_triton")
     return traceable.most_events(inputs, config, launches)
 
 
@@ -179,7 +179,10 @@ def test_fixed_split(problem, device):
 
 def test_one_split_is_one_launch(device):
     ctas = traced(
-        "fixed_split", PROBLEMS[0], FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=1), device
+        "fixed_split",
+        PROBLEMS[0],
+        FixedSplitTritonConfig(TILE_TOKENS, 4, 2, splits=1),
+        device,
     )
     assert recorded(ctas, "fa2_kernel") == {cta: [("tiles", cta)] for cta in range(3)}
 
@@ -242,7 +245,7 @@ def test_resources_of_a_compiled_kernel():
 
 def test_resources_follow_the_launches(device):
     """The interpreter compiles nothing, so there are none to tell."""
-    taken = kernel("fixed_split").resources(make_inputs(PROBLEMS[0], device), FIXED_SPLIT)
+    taken = kernel("fixed_split_triton").resources(make_inputs(PROBLEMS[0], device), FIXED_SPLIT)
     names = [] if device == "cpu" else ["split_kernel", "merge_kernel"]
     assert [resources.launch for resources in taken] == names
 

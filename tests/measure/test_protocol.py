@@ -80,6 +80,7 @@ def test_a_cell(gpu):
         **timing_outcome(steady, 102_400, 8.0).fields(),
         "crosscheck_us": 10.1,
         "gpu_kernels": ["right"],
+        "schedule": "one CTA a tile",
         "quantisation_efficiency": pytest.approx(4 / 132),
         "warnings": [],
         "status": "ok",

@@ -114,6 +114,7 @@ def test_default() -> None:
         "read_floor_share": read_us / predicted_us,
         # A CTA for each of 56 heads, each on an SM of its own.
         "energy_mj": energy_mj(predicted_us, PROBLEM.kv_bytes, 56, H200, costs, 700),
+        "schedule": "one CTA a tile",
         "quantisation_efficiency": pytest.approx(56 / 132),
     }
     assert row(fields).samples is None

@@ -166,15 +166,17 @@ def test_an_operator_of_tritonbench_has_the_runs_problems_and_kernels(
 ):
     small = AttentionProblem(1, 8, 2, 100, 64)
     paged = AttentionProblem(2, 8, 2, (100, 37), 64, "bf16", "NHD", page_size=16)
-    rows = [row(p, kernel, 1.0) for p in (small, paged) for kernel in ("lean", "fa2", "gone")]
+    rows = [
+        row(p, kernel, 1.0) for p in (small, paged) for kernel in ("lean", "fa2_triton", "gone")
+    ]
     rows.append(row(small, "fixed_split", status="unsupported", reason="x"))
-    [folder] = write_report(write_run(rows), tmp_path, ["tritonbench"], baseline="fa2")
+    [folder] = write_report(write_run(rows), tmp_path, ["tritonbench"], baseline="fa2_triton")
     assert folder.name == "leanbench_decode"
     tritonbench.operators.__path__ = [str(tmp_path)]
     module = importlib.import_module("tritonbench.operators.leanbench_decode.operator")
     monkeypatch.setattr(module, "spec_of_device", lambda index: find("h200"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert tritonbench.backends == {"lean": False, "fa2": True}
+    assert tritonbench.backends == {"lean": False, "fa2_triton": True}
     assert (tritonbench.metrics, tritonbench.x_label) == (["kv_gbps"], "problem")
     operator = module.Operator()
     inputs = list(operator.get_input_iter())
@@ -185,9 +187,9 @@ def test_an_operator_of_tritonbench_has_the_runs_problems_and_kernels(
         for output in outputs.values():
             operator.tensors.out.copy_(output)
             assert check.check(operator.tensors, None).relative_error < 1e-2
-        assert outputs["lean"].data_ptr() != outputs["fa2"].data_ptr()
-    with pytest.raises(NotImplementedError, match="fa2 does not take page_size 1"):
-        operator.fa2({**inputs[1][0], "page_size": 1})
+        assert outputs["lean"].data_ptr() != outputs["fa2_triton"].data_ptr()
+    with pytest.raises(NotImplementedError, match="fa2_triton does not take page_size 1"):
+        operator.fa2_triton({**inputs[1][0], "page_size": 1})
     gbps = operator.kv_gbps(None, inputs[0], SimpleNamespace(latency=0.001))
     assert gbps == pytest.approx(small.kv_bytes / 1e-6 * 1e-9)
 

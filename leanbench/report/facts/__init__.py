@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from leanbench.report.document import Document, Section
 from leanbench.report.facts.claims import claims_section
+from leanbench.report.facts.decompositions import decompositions_section
 from leanbench.report.facts.environment import environment_section
 from leanbench.report.facts.figures import charts_section, maps_section
 from leanbench.report.facts.head import banner_section, head_section
@@ -23,6 +24,7 @@ SECTIONS: dict[str, Callable[[Results], Section]] = {
     "head": head_section,
     "summary": summary_section,
     "problems": problems_section,
+    "decompositions": decompositions_section,
     "claims": claims_section,
     "maps": maps_section,
     "charts": charts_section,
@@ -58,7 +60,7 @@ def facts(results: Results, keys: Sequence[str] | None = None) -> Document:
 def _report(results: Results) -> list[str]:
     if results.frame.empty:
         return ["banner", "head", "summary", "environment"]
-    figures = ["claims", "maps", "charts"]
+    figures = ["decompositions", "claims", "maps", "charts"]
     if results.are_several:
         # Several GPUs are what a reader compares; runs of one GPU differ in what they ran.
         at = 0 if len(results.gpus) > 1 else len(figures)
