@@ -315,6 +315,39 @@ by = "name libraries"
     assert "1k" not in made
 
 
+PICTURE = """
+[pictures."mine/chart.svg"]
+title = "Chart"
+below = "of two problems"
+run = "mine"
+where = "HND"
+x = ["context", "context"]
+y = "us"
+limits = ["half"]
+[pictures."mine/chart.svg".lines]
+lean = "lean"
+half = "lean.read_floor_share"
+"""
+
+
+def test_pictures_are_drawn_again_with_their_run(checkout: Checkout) -> None:
+    checkout.declare(DECLARED + PICTURE)
+    path = checkout.root / "reports" / "h200" / "mine" / "chart.svg"
+    assert "reports/h200/mine/chart.svg" in write(checkout.evidence())
+    drawn = path.read_text()
+    # Two places, 10 and 200 of 200 us over 302 pixels; the limit has no marks.
+    assert 'points="245.5,392.9 612.5,106.0"' in drawn
+    assert drawn.count("<circle") == 2
+    assert drawn.count("stroke-dasharray") == 2
+    assert [f">{place}<" in drawn for place in ("1k", "64k")] == [True, True]
+    checkout.run([row | {"latency_us": 20.0} for row in measured_rows() if "latency_us" in row])
+    assert "reports/h200/mine/chart.svg" in differing(checkout.evidence())
+    path.with_name("other.svg").write_text("<svg/>")
+    assert "reports/h200/mine/other.svg is not in [pictures]: declare or delete it" in faults(
+        checkout.evidence()
+    )
+
+
 def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:
     rows = measured_rows()
     rows[1] |= {"status": "noisy", "reason": "the interval is wide"}
@@ -365,11 +398,12 @@ def test_every_run_is_declared_and_quoted(checkout: Checkout) -> None:
 @pytest.mark.parametrize(
     ("seeds", "run_ids", "words"),
     [
-        ('7 = "{kernels}"', ("a1",), "yes"),
+        ('7 = "{kernels} {settings}"', ("a1",), "yes"),
         ('7 = "tuning"', ("a1",), "no: seed 7 was used in tuning"),
-        ('7 = "0123456789ab"', ("a1",), "no: seed 7 was used before, with kernels 0123456789ab"),
-        ('7 = "{kernels}"', ("a1", "b2"), "no: rows of 2 runs"),
-        ('7 = "{kernels}"', (None,), "not shown: rows without a run id"),
+        ('7 = "0123456789ab"', ("a1",), "no: seed 7 was used before, with 0123456789ab"),
+        ('7 = "{kernels} 0123456789ab"', ("a1",), "no: seed 7 was used before, with {kernels} 01"),
+        ('7 = "{kernels} {settings}"', ("a1", "b2"), "no: rows of 2 runs"),
+        ('7 = "{kernels} {settings}"', (None,), "not shown: rows without a run id"),
     ],
 )
 def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
@@ -379,10 +413,14 @@ def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
     for number, line in enumerate(rows):
         line["run_id"] = run_ids[number % len(run_ids)]
     checkout.run(rows, {"draw": {"seed": 7}})
-    listed = seeds.format(kernels=kernels_hash(checkout.root / "kernels"))
+    hashes = {
+        "kernels": kernels_hash(checkout.root / "kernels"),
+        "settings": shipped_settings_hash(H200),
+    }
+    listed = seeds.format(**hashes)
     checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{listed}\n"))
     page = evidence_page(checkout.evidence())
-    assert f"| current | {words} |" in page
+    assert f"| current | {words.format(**hashes)}" in page
     checkout.declare(DECLARED)
     assert faults(checkout.evidence()) == [
         "reports/h200/mine was drawn from seed 7: add it to [seeds]"
@@ -394,7 +432,8 @@ def test_rows_of_all_shards_of_a_merged_run_are_of_one_run(checkout: Checkout) -
     for number, line in enumerate(rows):
         line["run_id"] = ("b1", "b2")[number % 2]
     checkout.run(rows, {"draw": {"seed": 7}})
-    listed = f'7 = "{kernels_hash(checkout.root / "kernels")}"'
+    hashes = f"{kernels_hash(checkout.root / 'kernels')} {shipped_settings_hash(H200)}"
+    listed = f'7 = "{hashes}"'
     checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{listed}\n"))
     assert "| current | no: rows of 2 runs |" in evidence_page(checkout.evidence())
     path = checkout.root / "reports" / "h200" / "mine" / "manifest.json"

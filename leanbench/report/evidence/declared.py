@@ -42,10 +42,31 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A line chart: a line for each query over the problems of a run."""
+
+    title: str
+    below: str
+    run: str
+    #: Words of the labels of the problems.
+    where: str
+    #: Name of the x axis, and the word about a problem that stands at its place: ``context``.
+    x: Sequence[str]
+    #: Name and unit of the y axis.
+    y: str
+    #: Queries by the names of the lines.
+    lines: Mapping[str, str]
+    #: Of these, limits.
+    limits: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Declared:
     """Content of the declaration."""
 
     tables: Mapping[str, Table]
+    #: By file, relative to the runs.
+    pictures: Mapping[str, Picture]
     #: By name: text with queries in braces.
     figures: Mapping[str, str]
     #: Runs by the name of a set.
@@ -54,7 +75,8 @@ class Declared:
     purposes: Mapping[str, str]
     #: The runs in each page of `leanbench report`.
     pages: Mapping[str, Sequence[str]]
-    #: Seeds that problems were drawn from: `tuning`, or the hash of the kernels of the first run.
+    #: Seeds that problems were drawn from: `tuning`, or the hashes of the kernels and settings of
+    #: the first run, ``edda59e37ec4 71d3c2b0a9ff``.
     seeds: Mapping[str, str]
     #: What a word of a label is called in a table.
     words: Mapping[str, str]
@@ -81,7 +103,9 @@ def read(root: Path) -> Declared:
         raise UserError(f"{path} is no TOML file ({error}): mend it") from None
     try:
         tables = {name: Table(**fields) for name, fields in content.pop("tables").items()}
-        return Declared(tables, **content)
+        drawn = content.pop("pictures", {})
+        pictures = {name: Picture(**fields) for name, fields in drawn.items()}
+        return Declared(tables, pictures, **content)
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is no declaration of evidence ({error}): mend it") from None
 

@@ -79,6 +79,11 @@ class Evidence:
         """What they should be, by name."""
         return {name: self._rendered(name) for name in self.documents}
 
+    def pictures(self) -> dict[str, str]:
+        """The declared charts as they should be, by file."""
+        drawn = self.declared.pictures.items()
+        return {(FOLDER / name).as_posix(): self._press.picture(picture) for name, picture in drawn}
+
     def text(self, name: str) -> str:
         return (self.root / name).read_text(encoding="utf-8")
 

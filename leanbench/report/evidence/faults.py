@@ -23,6 +23,7 @@ def faults(evidence: Evidence) -> list[str]:
     """A sentence for each; none where all is well."""
     return [
         *_undeclared(evidence),
+        *_pictures(evidence),
         *_unused(evidence),
         *_unquoted(evidence),
         *_seeds(evidence),
@@ -36,6 +37,17 @@ def _undeclared(evidence: Evidence) -> Iterator[str]:
         yield f"{FOLDER}/{name}: say in [purposes] what it is there for, or delete it"
     for name in sorted(declared - there):
         yield f"[purposes] has {name}, which is not under {FOLDER}: leave it out"
+
+
+def _pictures(evidence: Evidence) -> Iterator[str]:
+    """Those in a run's folder that nothing draws again. `leanbench trace` writes its own."""
+    for source in evidence.sources.by_name.values():
+        if not source.is_run or (source.path / "trace.svg").exists():
+            continue
+        for path in sorted(source.path.glob("*.svg")):
+            name = f"{source.name}/{path.name}"
+            if name not in evidence.declared.pictures:
+                yield f"{FOLDER}/{name} is not in [pictures]: declare or delete it"
 
 
 def _unused(evidence: Evidence) -> Iterator[str]:

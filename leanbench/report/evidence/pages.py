@@ -79,8 +79,8 @@ def held_out(evidence: Evidence, source: Source) -> str:
     first = evidence.declared.seeds.get(source.seed, "")
     if first == "tuning":
         return f"no: seed {source.seed} was used in tuning"
-    if (first,) != source.kernels:
-        return f"no: seed {source.seed} was used before, with kernels {first or 'unknown'}"
+    if first.split() != [*source.kernels, *source.settings]:
+        return f"no: seed {source.seed} was used before, with {first or 'unknown'}"
     ids = {row.run_id for row, _ in source.run.results}
     if None in ids:
         return "not shown: rows without a run id"

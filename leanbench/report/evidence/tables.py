@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from leanbench.core.errors import UserError
 from leanbench.report.evidence import claims
-from leanbench.report.evidence.declared import Declared, Table, as_dict
+from leanbench.report.evidence.declared import Declared, Picture, Table, as_dict
+from leanbench.report.evidence.pictures import Line, chart
 from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
 from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
 from leanbench.report.evidence.wording import problem_words
@@ -70,6 +71,26 @@ class Press:
     def _figure(self, name: str) -> Published:
         text = self._fill(_known(self.declared.figures, name, "figure"))
         return Published(text, self._taken())
+
+    def picture(self, picture: Picture) -> str:
+        """A chart as SVG.
+
+        Raises:
+            UserError: a query of it has no answer.
+        """
+        figures = self._figures(picture.run)
+        problems = [of for of in figures.problems if of.has_words(picture.where)]
+        name, word = picture.x
+        places = [problem_words(of.problem)[word] for of in problems]
+        lines = [
+            Line(
+                of_line,
+                tuple(figures.value(query, of) for of in problems),
+                of_line in picture.limits,
+            )
+            for of_line, query in picture.lines.items()
+        ]
+        return chart(picture.title, picture.below, (name, places), picture.y, lines)
 
     def _taken(self) -> tuple[Source, ...]:
         return tuple(dict.fromkeys(self._used))

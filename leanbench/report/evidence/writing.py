@@ -1,4 +1,4 @@
-"""Writing the documents again, and the two pages that are made with them."""
+"""Writing the documents again, and the pages and pictures that are made with them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from leanbench.report.evidence.sources import EVIDENCE
 
 def differing(evidence: Evidence) -> dict[str, str]:
     """What is not as it should be: names and what they should be."""
-    pages = {EVIDENCE: evidence_page(evidence), INDEX: index_page(evidence)}
+    made = {EVIDENCE: evidence_page(evidence), INDEX: index_page(evidence), **evidence.pictures()}
     return {
         name: text
-        for name, text in {**evidence.rendered(), **pages}.items()
+        for name, text in {**evidence.rendered(), **made}.items()
         if not (evidence.root / name).exists() or evidence.text(name) != text
     }
 
