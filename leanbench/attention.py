@@ -257,15 +257,20 @@ def lean_attn_with_kvcache(
         config,
         extras,
     )
-    if extras is not None:
+    result, lse = run(call, return_softmax_lse)
+    return result if lse is None else (result, lse)
+
+
+def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Output, and the LSE if asked for, of a call whose arguments have the types that they are to
+    have; errors as of `lean_attn_with_kvcache`.
+    """
+    if call.extras is not None:
         check_tensors(call)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         _refuse_derivatives(call)
-    if is_traced(q, k_cache, v_cache):
-        result, lse = attend_traced(call, return_softmax_lse)
-    else:
-        result, lse = attend(call, return_softmax_lse)
-    return result if lse is None else (result, lse)
+    attend_it = attend_traced if is_traced(call.q, call.k_cache, call.v_cache) else attend
+    return attend_it(call, with_lse)
 
 
 def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:

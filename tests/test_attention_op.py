@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_calls import assert_right, attend
 from depth import diagonal
+from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig, LeanTritonConfig
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -200,11 +201,11 @@ def test_the_settings_of_a_compiled_call_are_those_that_it_was_given(monkeypatch
     """Also where another call's were compiled before."""
     torch._dynamo.reset()
     launched: list[LeanConfig] = []
-    launch = prepared._launch
+    relaunch = LEAN.relaunch
     monkeypatch.setattr(
-        prepared,
-        "_launch",
-        lambda inputs, config: launched.append(config) or launch(inputs, config),
+        LEAN,
+        "relaunch",
+        lambda inputs, config: launched.append(config) or relaunch(inputs, config),
     )
     inputs = make_inputs(PROBLEMS["uniform"], device)
     configs = [CONFIG, replace(CONFIG, tile_tokens=64), replace(CONFIG, fixed_run_tiles=3)]

@@ -1,5 +1,6 @@
-"""The operators under traced calls: `torch.ops.leanbench.lean_attn_with_kvcache`, and
-`lean_attn_with_kvcache_append`, which changes the caches.
+"""The operators under traced calls: `torch.ops.leanbench.lean_attn_with_kvcache`, of which plain
+calls take the default overload and others that named `extras`, and `lean_attn_with_kvcache_append`,
+which changes the caches.
 
 Graphs that torch traces hold a call as one node: shapes are checked while they are traced, settings
 are chosen and the kernel is launched when they run. They are registered without
@@ -41,15 +42,16 @@ def _schema(name: str, caches: tuple[str, str], without: tuple[str, ...] = ()) -
     `taken_apart` makes them, then those of Extras; output and LSE.
     """
     k_cache, v_cache = caches
-    extras = ", ".join(
+    fields = [
         _TYPES.get(field, "Tensor? {}=None").format(field)
         for field in Extras._fields
         if field not in without
-    )
+    ]
+    extras = ", *, " + ", ".join(fields) if fields else ""
     return (
         f"{name}(Tensor q, {k_cache} k_cache, {v_cache} v_cache, Tensor? cache_seqlens,"
         " SymInt? length, Tensor? block_table, float? softmax_scale, bool causal,"
-        f" bool batch_invariant, SymInt[]? config, str? implementation, *, {extras})"
+        f" bool batch_invariant, SymInt[]? config, str? implementation{extras})"
         " -> (Tensor, Tensor)"
     )
 
@@ -125,21 +127,28 @@ def _extras_of(given: dict[str, Any]) -> Extras | None:
 
 _LIBRARY = torch.library.Library("leanbench", "DEF")
 for _name, _caches, _without in (
-    ("lean_attn_with_kvcache", ("Tensor", "Tensor"), _OF_APPEND),
+    # A graph that torch.compile made names every argument in every call: the fewer the better.
+    ("lean_attn_with_kvcache", ("Tensor", "Tensor"), Extras._fields),
+    ("lean_attn_with_kvcache.extras", ("Tensor", "Tensor"), _OF_APPEND),
     ("lean_attn_with_kvcache_append", ("Tensor(a!)", "Tensor(b!)"), ()),
 ):
     _LIBRARY.define(_schema(_name, _caches, _without), tags=torch.Tag.pt2_compliant_tag)
     _LIBRARY.impl(_name, _attend, "CompositeExplicitAutograd")
     torch.library.register_fake(f"leanbench::{_name}", _shapes, lib=_LIBRARY)
 operator = torch.ops.leanbench.lean_attn_with_kvcache.default
+extras_operator = torch.ops.leanbench.lean_attn_with_kvcache.extras
 append_operator = torch.ops.leanbench.lean_attn_with_kvcache_append.default
 
 
 def attend_traced(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for, through an operator; errors as in leanbench.attention."""
     extras = {} if call.extras is None else _departing(call.extras)
-    changes_caches = any(name in extras for name in _OF_APPEND)
-    result, lse = (append_operator if changes_caches else operator)(
+    if not extras:
+        taken = operator
+    else:
+        changes_caches = any(name in extras for name in _OF_APPEND)
+        taken = append_operator if changes_caches else extras_operator
+    result, lse = taken(
         call.q,
         call.k_cache,
         call.v_cache,

@@ -330,11 +330,11 @@ def test_tuned_configs_run_and_batch_invariant_ones_before_them(chosen, tmp_path
     store.save_families(spec(), [family(candidates=candidates, problems=[timed])])
 
     launched: list[KernelConfig] = []
-    launch = prepared._launch
+    relaunch = LEAN.relaunch
     monkeypatch.setattr(
-        prepared,
-        "_launch",
-        lambda inputs, config: launched.append(config) or launch(inputs, config),
+        LEAN,
+        "relaunch",
+        lambda inputs, config: launched.append(config) or relaunch(inputs, config),
     )
     inputs = make_inputs(problem, "cuda")
     assert_taken(inputs, tuned_config)

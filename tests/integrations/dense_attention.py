@@ -4,10 +4,32 @@ the integrations are tested with where there is no GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
+
+from leanbench.calls.call import Call
+
+
+def as_run(attend: Callable[..., torch.Tensor]) -> Callable[[Call, bool], Any]:
+    """Plain calls of `leanbench.attention.run`, made by what is called as
+    `lean_attn_with_kvcache`.
+    """
+
+    def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, None]:
+        assert call.extras is None
+        assert not with_lse
+        options = {
+            "cache_seqlens": call.cache_seqlens,
+            "cache_leftpad": None,
+            "softmax_scale": call.softmax_scale,
+            "causal": call.causal,
+        }
+        return attend(call.q, call.k_cache, call.v_cache, **options), None
+
+    return run
 
 
 class DenseAttention:

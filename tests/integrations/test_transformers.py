@@ -15,7 +15,7 @@ from leanbench.core.errors import UserError
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from dense_attention import DenseAttention, dense_attention
+from dense_attention import DenseAttention, as_run, dense_attention
 from tiny_models import KINDS, prompts, tiny_model
 from transformers import StaticCache
 
@@ -32,6 +32,7 @@ def lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
     register()
     dense = DenseAttention()
     monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense)
+    monkeypatch.setattr(hf_attention, "run", as_run(dense))
     return dense
 
 
@@ -177,6 +178,7 @@ def test_a_step_compiles_whole(lean, monkeypatch):
     """With the lengths of a static cache read in the graph, and padding that nobody looks at."""
     torch._dynamo.reset()
     monkeypatch.setattr(hf_attention, "lean_attn_with_kvcache", dense_attention)
+    monkeypatch.setattr(hf_attention, "run", as_run(dense_attention))
     model, mask, results = tiny_model("gemma3"), torch.ones(3, 15, dtype=torch.long), []
     mask[0, :5] = 0
     for forward in (model.forward, torch.compile(model.forward, backend="eager", fullgraph=True)):
