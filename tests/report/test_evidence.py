@@ -29,6 +29,11 @@ SHORT, LONG = problem(1024), problem(65536)
 OTHER = problem(65536, kv_layout="NHD")
 #: lean, fa2 and cudnn take so many us.
 LATENCIES = {SHORT: (10.0, 12.0, 11.0), LONG: (200.0, 400.0, 190.0), OTHER: (100.0, None, 104.0)}
+SCHEDULES = {
+    ("lean", SHORT): "equal splits",
+    ("lean", LONG): "stream-K",
+    ("lean", OTHER): "stream-K",
+}
 DECLARED = """
 own = ["lean", "fa2"]
 [seeds]
@@ -120,7 +125,7 @@ class Checkout:
 
 def measured_rows() -> list[dict[str, Any]]:
     return [
-        row(shape, kernel, latency_us, run_id="a1")
+        row(shape, kernel, latency_us, run_id="a1", schedule=SCHEDULES.get((kernel, shape)))
         if latency_us
         else row(shape, kernel, status="unsupported", reason="not taken", run_id="a1")
         for shape, latencies in LATENCIES.items()
@@ -270,6 +275,7 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("count lean where 100MB..", "2"),
         ("problems", "3"),
         ("ended unsupported fa2", "1"),
+        ("schedules lean", "stream-K 2, equal splits 1"),
         ("boards", "1"),
         ("date", "2026-01-02"),
     ],
@@ -308,10 +314,14 @@ sort = "libraries/lean"
 problem = "{size}, {layout}"
 over = "libraries/lean"
 by = "name libraries"
+schedule = "name lean.schedule"
 """
     checkout.declare(DECLARED[: DECLARED.index("[tables.all]")] + behind)
     made = checkout.readme()
-    assert "| 1 x 56 x 64k x 64, HND | 0.95x | cudnn |\n| 1 x 56 x 64k x 64, NHD | 1.04x |" in made
+    assert (
+        "| 1 x 56 x 64k x 64, HND | 0.95x | cudnn | stream-K |\n| 1 x 56 x 64k x 64, NHD | 1.04x |"
+        in made
+    )
     assert "1k" not in made
 
 

@@ -7,9 +7,9 @@ KERNEL is one, several with commas (the fastest of them), ``libraries``: all but
 or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
 ``with`` asks for another problem, ``where`` for those whose labels have these words (``!NHD``: have
 not) or whose K and V have so many bytes (``5..50MB``). Without a verb just one problem must be
-left. In a table's column ``name`` gives the kernel itself. Besides, a run says ``problems``,
-``boards``, ``date``, ``kernels``, ``version PACKAGE`` and ``ended STATUS KERNEL``, the number of
-such rows.
+left. In a table's column ``name`` gives the kernel itself, or a field that is a word. Besides, a
+run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS
+KERNEL`` (the number of such rows) and ``schedules KERNEL`` (how many rows are of each).
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ class Figures:
                 return ""
             at = next((of for of in self.problems if of.problem == wanted), Measured(wanted, {}))
         if parsed["verb"] == "name":
-            row = self._row(parsed["over"], at)
-            return row.kernel if row else ""
+            names, _, field = parsed["over"].partition(".")
+            row = self._row(names, at)
+            return str(getattr(row, field or "kernel") or "") if row else ""
         value, noisy = self._value(parsed, at)
         if value is None:
             return _ending(at, parsed["over"])

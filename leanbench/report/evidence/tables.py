@@ -10,6 +10,7 @@ from typing import TypeVar
 from leanbench.core.errors import UserError
 from leanbench.report.evidence import claims
 from leanbench.report.evidence.declared import Declared, Picture, Table, as_dict
+from leanbench.report.evidence.facts import fact
 from leanbench.report.evidence.pictures import Line, chart
 from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
 from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
@@ -165,8 +166,8 @@ class Press:
         if query.startswith(claims.VERDICTS):
             return claims.verdicts(self._measured_claims(name), query)
         figures = self._figures(name)
-        fact = _fact(query, self.sources_of((name,)))
-        return figures.answer(query) if fact is None else fact
+        answer = fact(query, self.sources_of((name,)))
+        return figures.answer(query) if answer is None else answer
 
     def _from_log(self, name: str, pattern: str) -> str:
         source = self.sources[name]
@@ -209,30 +210,6 @@ def _origin_words(of: Sequence[Source], state: str, prefix: str) -> str:
     links = [f"[{source.name}]({prefix}{source.name})" for source in of]
     kernels = f"kernels {of[0].kernels[0]}" if state == CURRENT else f"**{state}**"
     return ", ".join(filter(None, (*links, of[0].date, boards_of(of), kernels)))
-
-
-def _fact(query: str, sources: Sequence[Source]) -> str | None:
-    """What a run says beside its rows; None where the query is none of these."""
-    word, _, argument = query.partition(" ")
-    if word == "version":
-        return _only(str(of.get(argument)) for source in sources for of in source.environments)
-    if word == "date":
-        return _only(source.date for source in sources)
-    if word == "kernels":
-        return _only(kernels for source in sources for kernels in source.kernels)
-    if word == "boards":
-        return str(len({of.get("gpu_uuid") for source in sources for of in source.environments}))
-    if word == "ended":
-        status, _, kernel = argument.partition(" ")
-        rows = [row for source in sources for row, _ in source.run.results if row.kernel == kernel]
-        return str(sum(row.status == status for row in rows))
-    if word == "problems":
-        return str(sum(len({problem for _, problem in of.run.results}) for of in sources))
-    return None
-
-
-def _only(values: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(values))
 
 
 def _line(cells: Iterable[str]) -> str:
