@@ -23,7 +23,7 @@ def shared_variables() -> dict[str, str]:
 
 
 class ActorLost(Exception):
-    """An actor that ended before it answered. The message says how, as a phrase."""
+    """An actor that ended before it answered, or gave up. The message says how, as a phrase."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,13 @@ class Agent(Protocol):
         """What its results stand for, calibrated."""
         ...
 
-    def work(self, job: Any, /) -> Any: ...
+    def work(self, job: Any, /) -> Any:
+        """What comes of a job.
+
+        Raises:
+            ActorLost: this agent is of no more use, another may have more luck.
+        """
+        ...
 
 
 class Cluster(Protocol):
@@ -78,7 +84,7 @@ class Cluster(Protocol):
 
         Raises:
             UserError: that of the actor.
-            ActorLost: the actor ended, or was not to be reached.
+            ActorLost: that of the actor; or it ended, or was not to be reached.
         """
         ...
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from leanbench.cluster.cluster import ActorLost, Agent, Cluster, Node
 from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target
-from leanbench.records.boards import Board, difference
+from leanbench.records.boards import Board
 
 J = TypeVar("J")
 
@@ -128,29 +128,19 @@ class Dispatcher(Generic[J]):
         Raises:
             UserError: no agent is left.
         """
-        more = True
+        tasks = (_Task(job, []) for job in jobs)
         waited_s = 0.0
         while True:
             self._fill()
             for place in self._in("new"):
                 self._ask(place, "joining", "board")
-            while more or self._again:
-                idle = next(self._in("idle"), None)
-                if idle is None:
-                    break
-                task = self._again.popleft() if self._again else self._next_of(jobs)
-                if task is None:
-                    more = False
-                    break
-                idle.task = task
-                self._ask(idle, "busy", "work", sent(task.job))
-            busy = list(self._in("busy"))
-            if not (busy or more or self._again):
+            all_are_out = self._hand_out(tasks, sent)
+            busy, joining = self._in("busy"), self._in("joining")
+            if all_are_out and not busy:
                 return
-            called = [*busy, *self._in("joining")]
-            if not called or waited_s > START_TIMEOUT_S:
+            if not (busy or joining) or waited_s > START_TIMEOUT_S:
                 raise self._nobody_left()
-            answered = self._answered(called)
+            answered = self._answered([*busy, *joining])
             waited_s = 0.0 if busy or answered else waited_s + LOOK_S
             for place in answered:
                 if place.state == "joining":
@@ -165,13 +155,20 @@ class Dispatcher(Generic[J]):
         self._places.clear()
         self._cluster.close()
 
-    def _next_of(self, jobs: Iterator[J]) -> _Task[J] | None:
-        for job in jobs:
-            return _Task(job, [])
-        return None
+    def _hand_out(self, tasks: Iterator[_Task[J]], sent: Callable[[J], Any]) -> bool:
+        """Gives each agent that is free a task, those that were put back first; whether there are
+        no more.
+        """
+        for place in self._in("idle"):
+            task = self._again.popleft() if self._again else next(tasks, None)
+            if task is None:
+                return True
+            place.task = task
+            self._ask(place, "busy", "work", sent(task.job))
+        return False
 
-    def _in(self, state: str) -> Iterator[_Place[J]]:
-        return (place for place in list(self._places) if place.state == state)
+    def _in(self, state: str) -> list[_Place[J]]:
+        return [place for place in self._places if place.state == state]
 
     def _ask(self, place: _Place[J], state: Any, method: str, *arguments: Any) -> None:
         place.state = state
@@ -238,7 +235,8 @@ class Dispatcher(Generic[J]):
 
     def _leave_out(self, place: _Place[J], why: str) -> None:
         place.state = "left out"
-        named = place.node.host if place.board is None else place.board.label
+        uuid = place.board and place.board.environment.get("gpu_uuid")
+        named = f"{place.node.host} {uuid}" if uuid else place.node.host
         self._why_left_out = f"{named} is left out ({why})"
         self._say(f"! {self._why_left_out}.")
 
@@ -262,37 +260,3 @@ class Dispatcher(Generic[J]):
                 f"{self._gpus} GPUs of one host are needed, and no node of the Ray cluster at"
                 f" {self._cluster.address} has more than {most}: choose problems for fewer GPUs"
             )
-
-
-class Alike:
-    """Why a board may not take part beside the first one: a `refusal` of Dispatcher.run.
-
-    Args:
-        first: of the run so far; None: the first that comes.
-        mix: differences that may be put up with are said, and no refusal.
-    """
-
-    def __init__(
-        self, target: Target, first: Board | None, mix: bool, say: Callable[[str], None]
-    ) -> None:
-        self._target, self._mix, self._say = target, mix, say
-        #: What others are compared with.
-        self.first = first
-
-    def __call__(self, board: Board) -> str | None:
-        source = "predicted" if self._target.local_index is None else "measured"
-        if (board.source, board.gpu["name"]) != (source, self._target.spec.name):
-            return (
-                f"its rows would be {board.source} for {board.gpu['name']}, those of this run are"
-                f" {source} for {self._target.spec.name}"
-            )
-        if self.first is None:
-            self.first = board
-        found = difference(self.first, board)
-        if found is None:
-            return None
-        if not found.mixable or not self._mix:
-            hint = ", --mix-boards takes it all the same" if found.mixable else ""
-            return f"{found.phrase} as of {self.first.label}{hint}"
-        self._say(f"! {board.label} takes part, and {found.phrase} as of {self.first.label}.")
-        return None

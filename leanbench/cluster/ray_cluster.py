@@ -79,11 +79,11 @@ class RayCluster:
         try:
             return self._ray.get(call)
         except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise UserError(str(error.cause)) from None
+            if isinstance(error.cause, UserError | ActorLost):
+                raise type(error.cause)(str(error.cause)) from None
             raise UserError(f"{type(error.cause).__name__}: {error.cause}") from None
         except RayError as error:
-            raise ActorLost(type(error).__name__) from None
+            raise ActorLost(_how_lost(error)) from None
 
     def stop(self, actor: Any) -> None:
         self._ray.kill(actor)
@@ -102,14 +102,19 @@ def _knock(address: str | None) -> None:
 def _unreachable(address: str | None, error: Exception) -> str:
     if address is None:
         return (
-            f"no Ray cluster answers ({_first_line(error)}): start one with `ray start --head` or"
-            " name one with --ray-address"
+            "no Ray cluster runs on this machine: start one with `ray start --head`, or name one"
+            " with --ray-address"
         )
+    why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return (
-        f"--ray-address {address} does not answer ({_first_line(error)}): check it with `ray"
-        f" status --address {address}`"
+        f"the Ray cluster at {address} does not answer ({why}): check it with `ray status --address"
+        f" {address}`"
     )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+def _how_lost(error: Exception) -> str:
+    """The kind of the error; of one that an agent ended with as it was made, its own words."""
+    words = str(error)
+    if "creation task" not in words:
+        return type(error).__name__
+    return words.strip().splitlines()[-1].strip()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanbench.cluster.cluster import Cluster
-from leanbench.cluster.dispatch import Alike, Dispatcher, Lost
+from leanbench.cluster.alike import Alike
+from leanbench.cluster.cluster import ActorLost, Cluster
+from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.core.errors import UserError
 from leanbench.gpu.local import Target, choose
 from leanbench.measure.options import MeasureOptions
@@ -19,7 +20,7 @@ from leanbench.records.boards import Board
 from leanbench.run.cells import Cell
 from leanbench.run.limits import Budget
 from leanbench.run.problem_runner import CellResult, ProblemRunner, result_of
-from leanbench.run.worker_process import WorkerTarget
+from leanbench.run.worker_process import WorkerLost, WorkerTarget
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,16 @@ class SweepAgent:
         worker = WorkerTarget(
             target.spec, target.local_index, self._request.options, calibrate=measured
         )
-        self._runner = ProblemRunner(worker, self._request.timeout_s, self._log)
+        self._runner = ProblemRunner(worker, self._request.timeout_s, self._log, gives_up=True)
         return self._runner.board()
 
     def work(self, job: Problem, /) -> Answer:
         assert self._runner is not None
         budget = Budget(job.budget_s)
-        results = [] if budget.is_spent else list(self._runner.run(job.cells, budget))
+        try:
+            results = [] if budget.is_spent else list(self._runner.run(job.cells, budget))
+        except WorkerLost as lost:
+            raise ActorLost(str(lost)) from None
         printed = self._log.read_bytes()
         os.truncate(self._log, 0)
         return Answer(results, printed)

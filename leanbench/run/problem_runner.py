@@ -35,10 +35,14 @@ class ProblemRunner:
 
     Args:
         log: what the workers' stdout and stderr are appended to.
+        gives_up: a worker that was killed ends `run`, as the problem can run elsewhere.
     """
 
-    def __init__(self, target: WorkerTarget, timeout_s: float, log: Path) -> None:
+    def __init__(
+        self, target: WorkerTarget, timeout_s: float, log: Path, gives_up: bool = False
+    ) -> None:
         self._target, self._timeout_s, self._log = target, timeout_s, log
+        self._gives_up = gives_up
         self._worker: WorkerProcess | None = None
         self._board: Board | None = None
 
@@ -60,6 +64,7 @@ class ProblemRunner:
 
         Raises:
             UserError: a worker does not start.
+            WorkerLost: it was killed, where that ends the problem.
         """
         left = {cell.kernel: cell for cell in cells}
         while left:
@@ -72,6 +77,8 @@ class ProblemRunner:
                 reason = f"no result within {self._timeout_s:g} s, raise the limit with --timeout"
                 outcomes = _blame(late.blamed, left, {"status": "timeout", "reason": reason})
             except WorkerLost as lost:
+                if lost.was_killed and self._gives_up:
+                    raise
                 outcomes = _blame(
                     lost.blamed, left, {"status": "crashed", "reason": f"{lost}, see {WORKER_LOG}"}
                 )

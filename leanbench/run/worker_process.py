@@ -35,7 +35,13 @@ class WorkerFailure(Exception):
 
 
 class WorkerLost(WorkerFailure):
-    """The worker is gone; the message says how, as a sentence."""
+    """The worker is gone; the message says how, as a sentence. `was_killed`: by SIGKILL, which no
+    kernel sends.
+    """
+
+    def __init__(self, message: str, blamed: str | None, was_killed: bool = False) -> None:
+        super().__init__(message, blamed)
+        self.was_killed = was_killed
 
 
 class WorkerTimeout(WorkerFailure):
@@ -176,5 +182,8 @@ class WorkerProcess:
             return WorkerLost("the worker closed its connection", at)
         if code < 0:
             with contextlib.suppress(ValueError):
-                return WorkerLost(f"the worker was ended by {signal.Signals(-code).name}", at)
+                ended_by = signal.Signals(-code)
+                return WorkerLost(
+                    f"the worker was ended by {ended_by.name}", at, ended_by == signal.SIGKILL
+                )
         return WorkerLost(f"the worker ended with exit code {abs(code)}", at)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from leanbench.cluster.alike import Alike
 from leanbench.cluster.cluster import Cluster
-from leanbench.cluster.dispatch import Alike, Dispatcher, Lost
+from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.configs.space import FamilyKey
 from leanbench.configs.tuned import Family, Objective
 from leanbench.core.errors import UserError

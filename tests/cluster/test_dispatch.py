@@ -12,7 +12,8 @@ import pytest
 from fake_cluster import Call, FakeCluster, nodes
 
 from leanbench.cluster import dispatch
-from leanbench.cluster.dispatch import Alike, Dispatcher, Lost
+from leanbench.cluster.alike import Alike
+from leanbench.cluster.dispatch import Dispatcher, Lost
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
@@ -126,7 +127,7 @@ def test_an_agent_that_cannot_go_on_is_left_out_and_keeps_its_gpu():
     assert (answers[5], answers[6]) == (10, 12)
     assert "could not go on (the disk is full)" in answers[-1].reason
     assert [actor.alive for actor in cluster.actors] == [True] * 3
-    assert said[0] == "! NVIDIA H200 is left out (the disk is full)."
+    assert said[0] == "! host-a is left out (the disk is full)."
 
 
 def test_nobody_left_is_one_sentence():

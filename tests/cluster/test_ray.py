@@ -76,20 +76,36 @@ def end_a_node(cluster: Any) -> None:
 
 
 def end_an_actor(cluster: Any) -> None:
-    """kill -9 of one of the processes that Ray has made for agents."""
+    _kill_one(b"ray::SweepAgent")
+
+
+def end_a_worker(cluster: Any) -> None:
+    _kill_one(b"leanbench.run.worker")
+
+
+def _kill_one(words: bytes) -> None:
+    """kill -9 of a process of this test's cluster with these words in its command line."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            named = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            if words in (process / "cmdline").read_bytes() and _is_ours(process):
+                os.kill(int(process.name), signal.SIGKILL)
+                return
         except OSError:
             continue
-        if named.startswith(b"ray::SweepAgent"):
-            os.kill(int(process.name), signal.SIGKILL)
-            return
-    raise AssertionError("there is no agent")
+    raise AssertionError(f"no process has {words!r}")
+
+
+def _is_ours(process: Path) -> bool:
+    """Whether this process is among its parents."""
+    while process.name not in ("0", "1", str(os.getpid())):
+        # After the name, which may hold anything: the state, then the parent.
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        process = process.with_name(fields[1])
+    return process.name == str(os.getpid())
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("end", [end_a_node, end_an_actor])
+@pytest.mark.parametrize("end", [end_a_node, end_an_actor, end_a_worker])
 def test_200_cells_on_three_nodes_of_which_something_is_killed(
     cluster, tmp_path, end: Callable[[Any], None]
 ):
@@ -150,5 +166,7 @@ def test_a_cluster_without_gpus_and_one_that_does_not_answer_are_refused(tmp_pat
         assert "has no GPUs on its 1 nodes: start them with `ray start --num-gpus N`" in said
     finally:
         started.shutdown()
-    with pytest.raises(UserError, match=r"--ray-address 127\.0\.0\.1:1 does not answer .*refused"):
+    with pytest.raises(
+        UserError, match=r"the Ray cluster at 127\.0\.0\.1:1 does not answer .*refused"
+    ):
         RayCluster("127.0.0.1:1")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_cluster import Call, FakeCluster, nodes
@@ -27,7 +27,7 @@ from leanbench.run import cluster_executor, problem_runner
 from leanbench.run.cells import Cell
 from leanbench.run.cluster_executor import AgentRequest, Answer, ClusterExecutor
 from leanbench.run.runner import run_cells
-from leanbench.run.worker_process import WorkerTarget
+from leanbench.run.worker_process import WorkerLost, WorkerTarget
 
 TARGET = Target(find("h200"), 0)
 KERNELS = ("lean", "fa2")
@@ -49,6 +49,8 @@ class Worker:
     """Stands for WorkerProcess: a latency that names the problem, on a board of its own."""
 
     started = 0
+    #: Signal that ends the worker at its first try of a problem.
+    kills: ClassVar[dict[AttentionProblem, str]] = {}
 
     def __init__(self, target: WorkerTarget, log: Path) -> None:
         Worker.started += 1
@@ -57,6 +59,8 @@ class Worker:
         self._log = log
 
     def run(self, cells: Sequence[Cell], timeout_s: float) -> tuple[dict[str, Any], bool]:
+        if (kill := Worker.kills.pop(cells[0].problem, None)) is not None:
+            raise WorkerLost(f"the worker was ended by {kill}", "lean", kill == "SIGKILL")
         with self._log.open("a") as log:
             log.write(f"{cells[0].problem.label}\n")
         latency_us = float(cells[0].problem.max_context)
@@ -123,6 +127,18 @@ def test_cells_of_a_node_that_ended_run_elsewhere(tmp_path):
         cell.key for cell in CELLS
     )
     assert {row["status"] for row in read_rows(tmp_path / "r")} == {"ok"}
+
+
+def test_a_worker_that_is_killed_costs_no_row_and_one_that_crashes_costs_the_kernels(tmp_path):
+    Worker.kills |= {CELLS[2].problem: "SIGKILL", CELLS[6].problem: "SIGSEGV"}
+    cluster = FakeCluster(nodes(1, 1))
+    assert go(tmp_path / "r", cluster) == 0
+    assert Worker.kills == {}
+    statuses = {row["cell"]: row["status"] for row in read_rows(tmp_path / "r")}
+    assert [key for key, status in statuses.items() if status != "ok"] == [CELLS[6].key]
+    assert len(statuses) == len(CELLS)
+    assert [actor.alive for actor in cluster.actors] == [False] * 3
+    assert len(cluster.works) == len(CELLS) / 2 + 1
 
 
 def test_cells_that_take_two_agents_along_are_crashed_rows(tmp_path):
