@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from leanbench.core.axes import AXES
@@ -19,8 +20,8 @@ _BYTES = re.compile(r"(\d*)(?:MB)?\.\.(?:(\d+)MB)?")
 
 
 def has_words(label: Collection[str], kv_bytes: int, words: str) -> bool:
-    """Whether the words of a problem's label are among these, and none that follow a ``!``; and
-    whether its bytes are in a range, ``5..50MB``.
+    """Whether a problem's label has these words, ``nragged*`` among them, and none that follow a
+    ``!``; and whether its bytes are in a range, ``5..50MB``.
     """
     return all(_has_word(label, kv_bytes, word) for word in words.split())
 
@@ -29,8 +30,8 @@ def _has_word(label: Collection[str], kv_bytes: int, word: str) -> bool:
     if limits := _BYTES.fullmatch(word):
         low, high = float(limits[1] or 0), float(limits[2] or "inf")
         return low <= kv_bytes / 1e6 < high
-    absent = word.startswith("!")
-    return (_in_full(word.removeprefix("!")) in label) != absent
+    wanted = _in_full(word.removeprefix("!"))
+    return any(fnmatchcase(own, wanted) for own in label) != word.startswith("!")
 
 
 def _in_full(word: str) -> str:
