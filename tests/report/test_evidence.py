@@ -360,6 +360,17 @@ def test_pictures_are_drawn_again_with_their_run(checkout: Checkout) -> None:
     )
 
 
+def test_a_page_made_before_a_run_in_it_is_a_fault(checkout: Checkout) -> None:
+    checkout.declare(DECLARED.replace("[pages]\n", '[pages]\n"report.html" = ["mine"]\n'))
+    page = checkout.root / "reports" / "h200" / "report.html"
+    page.write_text("mine, 2026-01-02 03:04 UTC")
+    assert not [fault for fault in faults(checkout.evidence()) if "lacks" in fault]
+    page.write_text("mine, 2026-01-01 03:04 UTC")
+    assert "reports/h200/report.html lacks mine of 2026-01-02 03:04: make it again" in faults(
+        checkout.evidence()
+    )
+
+
 def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:
     rows = measured_rows()
     rows[1] |= {"status": "noisy", "reason": "the interval is wide"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,6 +100,10 @@ class Evidence:
     def published(self, kind: str, name: str) -> Published:
         return self._press.published(kind, name)
 
+    def runs(self, names: Iterable[str]) -> tuple[Source, ...]:
+        """Runs by their names, or the names of sets."""
+        return self._press.sources_of(names)
+
     def _rendered(self, name: str) -> str:
         prefix = self._prefix(name)
 
@@ -141,7 +145,7 @@ class Evidence:
         if not path.is_relative_to(self.sources.folder):
             return ()
         if (page := path.relative_to(self.sources.folder).as_posix()) in self.declared.pages:
-            return self._press.sources_of(self.declared.pages[page])
+            return self.runs(self.declared.pages[page])
         return self.sources.of_path(path)
 
     def _prefix(self, name: str) -> str:

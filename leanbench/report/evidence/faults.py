@@ -24,6 +24,7 @@ def faults(evidence: Evidence) -> list[str]:
     return [
         *_undeclared(evidence),
         *_pictures(evidence),
+        *_pages(evidence),
         *_unused(evidence),
         *_unquoted(evidence),
         *_seeds(evidence),
@@ -48,6 +49,16 @@ def _pictures(evidence: Evidence) -> Iterator[str]:
             name = f"{source.name}/{path.name}"
             if name not in evidence.declared.pictures:
                 yield f"{FOLDER}/{name} is not in [pictures]: declare or delete it"
+
+
+def _pages(evidence: Evidence) -> Iterator[str]:
+    """Pages of `leanbench report` that were made before a run in them."""
+    for name, runs in evidence.declared.pages.items():
+        text = (evidence.sources.folder / name).read_text(encoding="utf-8")
+        for source in evidence.runs(runs):
+            created = str(source.manifest["created"])[:16].replace("T", " ")
+            if f"{created} UTC" not in text:
+                yield f"{FOLDER}/{name} lacks {source.name} of {created}: make it again"
 
 
 def _unused(evidence: Evidence) -> Iterator[str]:

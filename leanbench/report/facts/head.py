@@ -84,7 +84,7 @@ def _versions(run: Run) -> list[str]:
     """``torch 2.11.0`` and the like, each value once."""
     environments = environments_of(run).values()
     words = []
-    for field in ("driver", "torch", "triton", "leanbench"):
+    for field in ("driver", "torch", "triton", "leanbench", "kernels"):
         values = dict.fromkeys(
             environment[field] for environment in environments if environment.get(field)
         )
