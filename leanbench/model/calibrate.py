@@ -111,7 +111,7 @@ def calibrate(
     own = [cell for _, role, cells in parts if role == "fitted" for cell in cells]
     fit_to = fit_lean_cuda if only_lean_cuda else fit
     constants = fit_to(own, spec, before, workers, on_progress)
-    fits_lean_cuda = sum(cell.kernel == LEAN_CUDA for cell in own) >= FEWEST_ROWS
+    fits_lean_cuda = sum(cell.kernel in LEAN_CUDA for cell in own) >= FEWEST_ROWS
     if not fits_lean_cuda:
         # Its constants stay if they are this GPU's own.
         own_constants = None if in_use.is_scaled else in_use.constants.lean_cuda
@@ -137,13 +137,13 @@ def _that_stay(in_use: InUse, fits_lean_cuda: bool, only_lean_cuda: bool) -> lis
     """Errors of the kernels whose constants a fit leaves as they are."""
     runs = in_use.calibration.runs
     if only_lean_cuda:
-        return [run for run in runs if LEAN_CUDA not in run.by_kernel]
-    return [] if fits_lean_cuda else [run for run in runs if {*run.by_kernel} == {LEAN_CUDA}]
+        return [run for run in runs if LEAN_CUDA.isdisjoint(run.by_kernel)]
+    return [] if fits_lean_cuda else [run for run in runs if {*run.by_kernel} <= LEAN_CUDA]
 
 
 def _of_lean_cuda(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     return [
-        replace(run, cells=tuple(cell for cell in run.cells if cell.kernel == LEAN_CUDA))
+        replace(run, cells=tuple(cell for cell in run.cells if cell.kernel in LEAN_CUDA))
         for run in runs
     ]
 

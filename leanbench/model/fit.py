@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _Fitted = TypeVar("_Fitted", Constants, LeanCudaConstants)
 
-#: The kernel with constants of its own.
-LEAN_CUDA = "lean_cuda"
+#: The kernels of lean.cu, which has constants of its own.
+LEAN_CUDA = frozenset({"lean_cuda", "fa2_cuda", "fixed_split_cuda"})
 #: Rows that a fit evaluates at most, and needs at least.
 MOST_ROWS, FEWEST_ROWS = 300, 12
 #: Schedules with more segments take longer than they tell.
@@ -93,8 +93,8 @@ def fit(
     Raises:
         UserError: too few cells to fit to.
     """
-    of_lean_cuda = [cell for cell in cells if cell.kernel == LEAN_CUDA]
-    others = [cell for cell in cells if cell.kernel != LEAN_CUDA]
+    of_lean_cuda = [cell for cell in cells if cell.kernel in LEAN_CUDA]
+    others = [cell for cell in cells if cell.kernel not in LEAN_CUDA]
     if max(len(of_lean_cuda), len(others)) < FEWEST_ROWS:
         raise _too_few(len(cells))
     constants = _fit_floor(cells, spec, start)
@@ -117,7 +117,7 @@ def fit_lean_cuda(
     Raises:
         UserError: too few of them.
     """
-    own = [cell for cell in cells if cell.kernel == LEAN_CUDA]
+    own = [cell for cell in cells if cell.kernel in LEAN_CUDA]
     if len(own) < FEWEST_ROWS:
         raise _too_few(len(own))
     return _fit_lean_cuda(own, spec, start, workers, on_progress)
@@ -125,7 +125,7 @@ def fit_lean_cuda(
 
 def known(cells: Sequence[MeasuredCell], constants: Constants) -> list[MeasuredCell]:
     """The cells of kernels that these constants are of."""
-    return [cell for cell in cells if cell.kernel != LEAN_CUDA or constants.lean_cuda is not None]
+    return [cell for cell in cells if cell.kernel not in LEAN_CUDA or constants.lean_cuda is not None]
 
 
 def _too_few(rows: int) -> UserError:
