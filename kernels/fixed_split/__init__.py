@@ -67,7 +67,13 @@ class FixedSplitCuda(EqualSplitsCuda[FixedSplitCudaConfig]):
     config_types = (FixedSplitCudaConfig,)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-        return cuda_configs.cuda_heuristic(as_seen(problem), gpu)
+        seen = as_seen(problem)
+        if problem.is_ragged or problem.leftpad:
+            return cuda_configs.any_length_heuristic(seen, gpu)
+        return cuda_configs.cuda_heuristic(seen, gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
+        return cuda_configs.any_length_heuristic(as_seen(problem), gpu)
 
     def candidate_configs(
         self, problem: AttentionProblem, gpu: GpuSpec

@@ -125,7 +125,9 @@ def fit_lean_cuda(
 
 def known(cells: Sequence[MeasuredCell], constants: Constants) -> list[MeasuredCell]:
     """The cells of kernels that these constants are of."""
-    return [cell for cell in cells if cell.kernel not in LEAN_CUDA or constants.lean_cuda is not None]
+    return [
+        cell for cell in cells if cell.kernel not in LEAN_CUDA or constants.lean_cuda is not None
+    ]
 
 
 def _too_few(rows: int) -> UserError:
