@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import NamedTuple
 
 from leanbench.kernels.fixed_split.configs import MOST_SPLITS, split_counts
@@ -93,21 +92,20 @@ def _fitted(
 
 
 def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitCudaConfig]:
-    """Builds, clusters and rows of an output tile that fit, with every split count worth
-    measuring.
+    """Builds and rows of an output tile that fit, with every split count worth measuring, and
+    clusters of the build with the most bytes in flight.
     """
-    clusters = [1, 2, 4, 8] if gpu.compute_capability >= HOPPER else [1]
-    builds = product(builds_to_try(problem), rows_to_try(problem))
-    for (build, rows), cluster in product(builds, clusters):
-        _, _, _, ctas_per_sm = build
-        if ctas_per_sm > 1 and cluster > 2:
-            continue
-        settings = body(problem, gpu, build, rows) | {"cluster_size": cluster}
+    clusters = (2, 4, 8) if gpu.compute_capability >= HOPPER else ()
+    for rows in rows_to_try(problem):
         tiles = TileGrid.of(problem, TILE_TOKENS, rows)
-        for splits in split_counts(tiles, gpu, cluster):
-            config = FixedSplitCudaConfig(**settings, splits=splits)
-            if CudaBuild.of(problem, config).fits(gpu):
-                yield config
+        shapes = [(build, 1) for build in builds_to_try(problem)]
+        shapes += [(lone_build(problem, rows), cluster) for cluster in clusters]
+        for build, cluster in shapes:
+            settings = body(problem, gpu, build, rows) | {"cluster_size": cluster}
+            for splits in split_counts(tiles, gpu, cluster):
+                config = FixedSplitCudaConfig(**settings, splits=splits)
+                if CudaBuild.of(problem, config).fits(gpu):
+                    yield config
 
 
 def _shapes(gpu: GpuSpec) -> list[_Shape]:
