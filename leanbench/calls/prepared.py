@@ -26,7 +26,13 @@ from leanbench.calls.latent_launch import (
     relaunch_latent,
 )
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
-from leanbench.calls.settings import heuristic_of, lengths_with, settings_of, shared_problem
+from leanbench.calls.settings import (
+    LENGTHS_TOGETHER,
+    heuristic_of,
+    lengths_with,
+    settings_of,
+    shared_problem,
+)
 from leanbench.configs.lookup import state
 from leanbench.core.errors import UserError
 from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
@@ -71,7 +77,7 @@ class PreparedLaunches(threading.local):
     def __init__(self) -> None:
         self._recent: dict[Hashable, Prepared] = {}
         self._before: dict[Hashable, Prepared] = {}
-        self._lses: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
     def get(self, signature: Hashable) -> Prepared | None:
         prepared = self._recent.get(signature)
@@ -84,7 +90,7 @@ class PreparedLaunches(threading.local):
             self._before, self._recent = self._recent, {}
         self._recent[signature] = prepared
 
-    def unasked_lse(self, q: torch.Tensor, stream: int) -> torch.Tensor:
+    def unasked_lse(self, q: torch.Tensor, stream: Hashable) -> torch.Tensor:
         """Room for the LSE of `q`, which all calls of a stream share: nobody reads it."""
         rows = q.numel() // q.shape[-1]
         room = self._lses.get((q.device, stream))
@@ -102,43 +108,41 @@ _refused: set[tuple[torch.device, LeanConfig]] = set()
 
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for; errors as in leanbench.attention."""
-    index, stream, capturing = call.q.get_device(), 0, False
-    if index >= 0:
-        if index != torch._C._cuda_getDevice():
-            # Kernels are launched on the current device.
-            with torch.cuda.device(index):
-                return attend(call, with_lse)
+    # Fields of a tuple by name take longer than all of them at once.
+    q, k_cache, v_cache, lengths, length, block_table, out, *_, extras, peers, _ = call
+    index = q.get_device()
+    if index < 0:
+        # Of devices that are no GPUs, one number says nothing.
+        stream, capturing = (q.device, k_cache.device, v_cache.device), False
+    elif index == torch._C._cuda_getDevice():
         stream = torch._C._cuda_getCurrentRawStream(index)
         capturing = torch._C._cuda_isCurrentStreamCapturing()
+    else:
+        # Kernels are launched on the current device.
+        with torch.cuda.device(index):
+            return attend(call, with_lse)
     if values.CHECKS_VALUES and not capturing:
         _check(call)
         values.check_values(call)
-    length, capacity, dense_form = call.length, None, None
-    if call.cache_seqlens is None and (dense_form := _dense_form(call)) is not None:
-        capacity = call.k_cache.shape[1]
-        length = capacity if length is None else length
+    capacity, dense_form = None, None
+    if lengths is None and block_table is None and peers is None:
+        dense_form = _dense_form(k_cache, v_cache, extras)
+        if dense_form is not None:
+            capacity = k_cache.shape[1]
+            length = capacity if length is None else length
     signature = _signature(call, length, dense_form, with_lse, stream, capturing)
     prepared = _LAUNCHES.get(signature)
     if prepared is None or not (length is None or prepared.is_for(length, capacity)):
         out, lse, prepared = _attend_first(call, length, capacity, with_lse, stream, capturing)
         _LAUNCHES.put(signature, prepared)
         return out, lse if with_lse else None
-    out, lse = call.out, prepared.lse
+    relaunch, known, _, out_like, lse, has_own_lse = prepared
     if out is None:
-        out = torch.empty_like(prepared.out_like)
-    if prepared.has_own_lse:
+        out = torch.empty_like(out_like)
+    if has_own_lse:
         lse = torch.empty_like(lse)
-    prepared.relaunch(
-        call.q,
-        call.k_cache,
-        call.v_cache,
-        call.cache_seqlens,
-        prepared.lengths.start if length is None else length,
-        call.block_table,
-        out,
-        lse,
-        call.extras,
-    )
+    context = known.start if length is None else length
+    relaunch(q, k_cache, v_cache, lengths, context, block_table, out, lse, extras)
     return out, lse if with_lse else None
 
 
@@ -157,7 +161,7 @@ def _attend_first(
     length: int | None,
     dense_capacity: int | None,
     with_lse: bool,
-    stream: int,
+    stream: Hashable,
     capturing: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, Prepared]:
     """Output, LSE, and what serves the next call.
@@ -197,25 +201,25 @@ def _number(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return WORKSPACES.no_replays(device).view(dtype)[:1]
 
 
-def _dense_form(call: Call) -> tuple[int, int, int] | None:
+def _dense_form(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, extras: Extras | None
+) -> tuple[int, int, int] | None:
     """What of the sizes and strides of dense caches decides a launch; None: others, which all do.
 
     Dense caches, K and V alike, lie in memory as (batch, kv_heads, tokens, head_dim) without gaps,
     and the host knows the length: those that torch.cat makes longer are of another capacity, with
     other strides, in every step, and nothing else in their launch changes.
     """
-    shape, strides = call.k_cache.shape, call.k_cache.stride()
+    shape, strides = k_cache.shape, k_cache.stride()
     # The stride of tokens first: it tells most caches apart.
     if len(shape) != 4 or strides[1] != shape[3] or shape[1] < 2:
         return None
     batch, tokens, heads, dim = shape
     if (
         strides == (heads * tokens * dim, dim, tokens * dim, 1)
-        and strides == call.v_cache.stride()
-        and shape == call.v_cache.shape
-        and call.block_table is None
-        and call.peers is None
-        and (call.extras is None or call.extras.k_new is None)
+        and strides == v_cache.stride()
+        and shape == v_cache.shape
+        and (extras is None or extras.k_new is None)
     ):
         return batch, heads, dim
     return None
@@ -226,29 +230,36 @@ def _signature(
     length: int | None,
     dense_form: tuple[int, int, int] | None,
     with_lse: bool,
-    stream: int,
+    stream: Hashable,
     capturing: bool,
 ) -> Hashable:
     """All that decides what is launched, besides pointers, the length, and the capacity of dense
     caches.
+
+    Args:
+        stream: the GPU's; without a GPU, the devices of q and of the caches.
     """
     q, k, v, lengths, _, table, out, scale, causal, invariant, config, extras, peers, latent = call
+    # As `lengths_with` groups them: multiples are alone.
+    group = length
+    if length is not None and length % LENGTHS_TOGETHER:
+        group = -1 - length // LENGTHS_TOGETHER
     return (
         stream,
         capturing,
         q.shape,
         q.stride(),
         q.dtype,
-        q.device,
+        q.get_device(),
         q.data_ptr() % _ALIGNMENT,
         dense_form or (k.shape, k.stride(), v.shape, v.stride()),
         k.dtype,
-        k.device,
+        k.get_device(),
         v.dtype,
-        v.device,
+        v.get_device(),
         (k.data_ptr() | v.data_ptr()) % _ALIGNMENT,
         None if lengths is None else _form(lengths),
-        None if length is None else lengths_with(length).start,
+        group,
         None if table is None else _form(table),
         None if out is None else _form(out),
         scale,

@@ -10,7 +10,7 @@ from torch._C import (
 )
 
 # Every call asks: a name of this module takes less host time than one of another.
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 _interpreter = _functorch.peek_interpreter_stack
 _Tensor = torch.Tensor
 

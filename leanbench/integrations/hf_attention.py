@@ -86,7 +86,7 @@ def lean_attention(
     if plain and starts is None:
         # Less host time: every layer of a step comes here.
         scale = None if scaling is None else float(scaling)
-        call = Call(q, k_cache, v_cache, lengths, softmax_scale=scale, causal=q_len > 1)
+        call = Call(q, k_cache, v_cache, lengths, None, None, None, scale, q_len > 1)
         return run(call, False)[0], None
     out = lean_attn_with_kvcache(
         q,

@@ -38,7 +38,7 @@ def _no_launches(monkeypatch):
 
 @pytest.mark.parametrize(
     ("cache", "lengths", "most"),
-    [(CACHE, LENGTHS, 13), (CACHE, 5, 16), (DENSE, None, 16)],
+    [(CACHE, LENGTHS, 12), (CACHE, 5, 14), (DENSE, None, 14)],
     ids=["on the device", "on the host", "dense"],
 )
 def test_a_call_seen_before_makes_few_function_calls(cache, lengths, most):
