@@ -4,7 +4,7 @@
     python tests/gate/gpu_gate.py [PART...] [--out folder] [--seed N]
 
 The second is for an environment of your own. Each part takes less than nine minutes and leaves
-OUT/PART.txt: GPU, driver, versions and the kernels' hash, then what its commands say.
+OUT/PART.txt: GPU, driver, versions, the hashes of kernels and settings, what its commands say.
 OUT/summary.txt has a line for each log that is there. Exits with 1 where a part fails.
 """
 
@@ -32,10 +32,13 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 540
 #: Processes of a check: most of the time goes into compiling.
 JOBS = max(1, min(20, (os.cpu_count() or 2) - 2))
-_ENVIRONMENT = (
-    "import json; from leanbench.records.environment import measured_environment;"
-    " print(json.dumps(measured_environment(0)))"
-)
+_ENVIRONMENT = """
+import json
+from leanbench.configs.fingerprint import settings_hash
+from leanbench.gpu.local import spec_of_device
+from leanbench.records.environment import measured_environment
+print(json.dumps(measured_environment(0) | {"settings": settings_hash(spec_of_device(0))}))
+"""
 _KERNELS = re.compile(r"^GPU .*, kernels (\w+)$", re.MULTILINE)
 _RESULT = re.compile(r"^(passed|FAILED) in (\d+) s$", re.MULTILINE)
 _LAST_LINE = re.compile(r"^(.*)\nexit code", re.MULTILINE)
