@@ -65,6 +65,8 @@ def leanbench(*words: str) -> Command:
     return ("-m", "leanbench", *words)
 
 
+#: All of this project that have sources of their own.
+KERNELS = "lean,lean_triton,lean_mla,fa2_cuda,fa2_triton,fixed_split_cuda,fixed_split_triton"
 EVERY_BUILD = "tests/gpu_only/launch_every_build.py"
 
 
@@ -81,13 +83,13 @@ def parts(seed: int, out: Path) -> dict[str, Part]:
         seed: of the random problems.
         out: a folder for runs of reference sweeps.
     """
-    kernels, jobs = "lean,lean_triton,lean_mla,fa2,fixed_split", str(JOBS)
+    jobs = str(JOBS)
     fuzz = ("--fuzz", "10000", "--kernels", "lean,lean_mla", "--seed", str(seed))
     sweep = ("--out", str(out), "--quiet", "--no-report", "--budget", "170s")
     return {
         "check": Part(
             "the grid of problems against the fp64 reference",
-            ((leanbench("check", "--kernels", kernels, "--jobs", jobs),),),
+            ((leanbench("check", "--kernels", KERNELS, "--jobs", jobs),),),
         ),
         "fuzz": Part(
             "10,000 random problems of all kinds",

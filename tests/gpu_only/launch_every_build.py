@@ -1,5 +1,5 @@
-"""One launch of each kind of build of `lean_cuda` on small problems, and of each kind of call,
-checked; a program for compute-sanitizer:
+"""One launch of each kind of build of lean.cu and many_rows.cu on small problems, and of each kind
+of call, checked; a program for compute-sanitizer:
 
     compute-sanitizer --tool TOOL --kernel-regex kns=lean python
     tests/gpu_only/launch_every_build.py
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -26,11 +27,14 @@ from leanbench.check.reference import Reference
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
+from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 
 LEAN = kernel("lean_cuda")
+#: Other decompositions on its source.
+OTHERS = ("fa2_cuda", "fixed_split_cuda")
 PROBLEMS = [
     AttentionProblem(1, 24, 24, 1024, 64),
     AttentionProblem(1, 32, 8, 4096, 128, "bf16"),
@@ -52,10 +56,10 @@ KIND_STEP = 4
 
 @dataclass(frozen=True)
 class Launch:
-    """A build of `lean_cuda`, and a problem to launch it on."""
+    """A build of lean.cu or many_rows.cu, and a problem to launch it on."""
 
     problem: AttentionProblem
-    #: What the settings are called.
+    #: What the settings are called, or the kernel that is not lean_cuda.
     settings: str
     config: KernelConfig
     #: Of the inputs: 12 makes a softmax that picks few tokens, whose maximum moves more than once.
@@ -64,6 +68,10 @@ class Launch:
     @property
     def name(self) -> str:
         return f"{self.problem.label}, {self.settings}"
+
+    @property
+    def kernel(self) -> Kernel[Any]:
+        return kernel(self.settings) if self.settings in OTHERS else LEAN
 
 
 def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
@@ -88,8 +96,8 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
 
 
 def launches() -> Iterator[Launch]:
-    """Plain problems with all of those settings, every kind and size with the heuristic's: on the
-    host and the device, contiguous and in pages in turn.
+    """Plain problems with all of those settings and in other decompositions, every kind and size
+    with the heuristic's: on the host and the device, contiguous and in pages in turn.
     """
     scales, kind_scales = itertools.cycle((1.0, 12.0)), itertools.cycle((1.0, 4.0))
     for problem in PROBLEMS:
@@ -98,6 +106,10 @@ def launches() -> Iterator[Launch]:
             if config not in known:
                 yield Launch(problem, name, config, next(scales))
             known.add(config)
+        for name in OTHERS:
+            config = kernel(name).default_config(problem, spec_of_device(0))
+            assert config is not None
+            yield Launch(problem, name, config, next(scales))
     for problem in list(kind_problems())[::KIND_STEP]:
         config = LEAN.default_config(problem, spec_of_device(0))
         assert config is not None
@@ -114,7 +126,7 @@ def wanted(words: list[str]) -> list[Launch]:
 def compile_one(launch: Launch) -> None:
     """Into the folder of compiled kernels."""
     try:
-        LEAN.compile(launch.problem, launch.config, (9, 0))
+        launch.kernel.compile(launch.problem, launch.config, (9, 0))
     except UserError as error:
         print(f"{launch.name}: not compiled ({error})")
 
@@ -135,7 +147,7 @@ def launch_all(words: list[str]) -> int:
         reference = Reference(inputs)
         inputs.poison()
         try:
-            run = LEAN.prepare(inputs, launch.config)
+            run = launch.kernel.prepare(inputs, launch.config)
         except UserError as error:
             print(f"{launch.name}: not launched ({error})")
             continue
