@@ -1,5 +1,12 @@
 """Lines of the kernels' sources that are changed on purpose, one at a time: a check on a GPU must
 fail with each of them. What a survivor would mean stands in `why`.
+
+Of lines that look as if they had to be here, these change nothing that anybody could see:
+
+- `l == 0.0f ? -INFINITE` of an LSE (partials.cuh): the logarithm of 0 is that, too.
+- `rank < CLUSTER ? weights.x` (reduce.cuh): clusters merge without teams, none is past the last.
+- The lower bound of a length on the device (schedule.cuh), without appended tokens: one below 0 has
+  no chunk, as one of 0; with them, tests/kernels/test_append_on_cpu.py needs it.
 """
 
 from __future__ import annotations
@@ -263,6 +270,15 @@ REDUCE = (
         "parts count as if their maxima were alike",
         by_launches(f"{MHA}, stream-K", f"{MHA}, cp.async"),
         f"{ON_CPU}[device]",
+    ),
+    Mutation(
+        "a merge's reference is the first part's maximum",
+        f"{LEAN}/partials.cuh",
+        "for (int i = 0; i < COUNT; i++) reference = fmaxf(reference, m[i]);",
+        "for (int i = 0; i < 1; i++) reference = fmaxf(reference, m[i]);",
+        "the weight of a part that is 2^128 times as large is infinite",
+        by_pytest(f"{ROBUST}::test_finite_scores_below_minus_1e30_are_scores[cuda]"),
+        "kernels/test_lean_on_cpu.py::test_maxima_of_parts_may_be_far_apart",
     ),
     Mutation(
         "a merge does not wait",

@@ -428,6 +428,14 @@ def test_lengths_outside_the_cache_are_the_nearest_inside(cpu: Cpu) -> None:
     assert not inputs.out[::2].any()
 
 
+def test_maxima_of_parts_may_be_far_apart(cpu: Cpu) -> None:
+    """So far that no fp32 holds the ratio of their weights."""
+    inputs = make_inputs(ONE_LONG, "cpu", 1, score_scale=200.0)
+    inputs.poison()
+    cpu.launch(inputs, CASES["device"].config, 7, Workspace(1000))
+    assert Reference(inputs).check(inputs).failure("fp16") is None
+
+
 @pytest.mark.parametrize("architecture", [800, 900])
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
 def test_every_fp8_number(tmp_path: Path, kv_dtype: str, architecture: int) -> None:
