@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+#: Seconds in which a command may end by itself once it was told to.
+_GRACE_S = 5.0
+
 _running: set[subprocess.Popen[str]] = set()
+#: Set once nothing may begin any more.
+_ending = threading.Event()
 
 
 class Ended(NamedTuple):
@@ -31,6 +38,8 @@ def run_within(
     program that is not there has the exit code 127.
     """
     began_s = time.monotonic()
+    if _ending.is_set():
+        return Ended(None, "", 0.0)
     try:
         process = subprocess.Popen(
             words,
@@ -64,13 +73,16 @@ def end_together() -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    _ending.set()
     for process in tuple(_running):
         _kill(process)
     os._exit(128 + number)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        process.kill()
+    """First so that it can end what it has started itself, then whatever is left of it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)

@@ -41,8 +41,11 @@ def mark(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_nothing_outlives_the_limit(tmp_path, mark):
+    """What a gate within a gate has begun neither."""
     program, pipe = mark
-    assert run_within(2, [sys.executable, "-c", program], tmp_path, {})[:2] == (None, "")
+    words = [sys.executable, "-c", GATE, sys.executable, "-c", program]
+    own = {"PYTHONPATH": str(Path(__file__).parent)}
+    assert run_within(2, words, tmp_path, own)[:2] == (None, "")
     assert_ended(pipe)
 
 
