@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from leanbench.core.errors import UserError
-from leanbench.model.claim import BASELINES
+from leanbench.model.claim import BASELINES, Baselines
 from leanbench.records.reading import Run
 from leanbench.report.facts.measured_claims import MeasuredClaim, claims_of_runs, verdict_words
 
-HEAD = ("figure", "claim", "paper", "with", "measured", "verdict")
 #: A query that begins so asks how many claims hold with a kernel as FlashAttention-2: ``verdicts
 #: fa2``.
 VERDICTS = "verdicts "
@@ -25,8 +24,10 @@ def measured(runs: Sequence[Run]) -> list[MeasuredClaim]:
     return [claim for claim in claims if claim.figure is not None]
 
 
-def lines(claims: Sequence[MeasuredClaim], chosen: Collection[str]) -> list[list[str]]:
-    """The cells of a line for each claim and baseline below `HEAD`.
+def table(
+    claims: Sequence[MeasuredClaim], chosen: Collection[str]
+) -> tuple[list[str], list[list[str]]]:
+    """Headings, and the cells of a line for each claim, a column for each pair of baselines.
 
     Args:
         chosen: claims that have lines; empty: all.
@@ -34,24 +35,24 @@ def lines(claims: Sequence[MeasuredClaim], chosen: Collection[str]) -> list[list
     Raises:
         UserError: a claim that is chosen was not measured.
     """
-    by_name: dict[str, list[MeasuredClaim]] = {}
+    by_name: dict[str, dict[Baselines, MeasuredClaim]] = {}
     for of in claims:
-        by_name.setdefault(f"{of.claim.figure}: {of.claim.words}", []).append(of)
+        by_name.setdefault(f"{of.claim.figure}: {of.claim.words}", {})[of.baselines] = of
     if lacking := [name for name in chosen if name not in by_name]:
         raise UserError(f"no run of the table has the claim {lacking[0]!r}: mend the table's rows")
-    return [_cells(of) for name in chosen or by_name for of in by_name[name]]
+    lines = [by_name[name] for name in chosen or by_name]
+    columns = [baselines for baselines in BASELINES if any(baselines in line for line in lines)]
+    names = [f"with `{baselines.fa2}`, `{baselines.fd}`" for baselines in columns]
+    return ["figure", "claim", "paper", *names], [_cells(line, columns) for line in lines]
 
 
-def _cells(of: MeasuredClaim) -> list[str]:
-    others = " and ".join(f"`{name}`" for name in of.baselines.others(of.claim))
-    return [
-        of.claim.figure,
-        of.claim.words,
-        of.claim.paper_words,
-        others,
-        of.words,
-        str(of.verdict),
+def _cells(line: Mapping[Baselines, MeasuredClaim], columns: Sequence[Baselines]) -> list[str]:
+    claim = next(iter(line.values())).claim
+    words = [
+        f"{line[baselines].verdict}: {line[baselines].words}" if baselines in line else ""
+        for baselines in columns
     ]
+    return [claim.figure, claim.words, claim.paper_words, *words]
 
 
 def verdicts(claims: Sequence[MeasuredClaim], query: str) -> str:

@@ -60,7 +60,8 @@ class Press:
     def _table(self, name: str) -> Published:
         table = _known(self.declared.tables, name, "table")
         if table.claims:
-            head, rows = list(claims.HEAD), self._claims(table)
+            measured = self._measured_claims(table.claims)
+            head, rows = claims.table(measured, table.rows)
         elif table.columns:
             head, rows = list(table.columns), self._problems(table)
         else:
@@ -142,10 +143,6 @@ class Press:
 
     def _lines(self, table: Table) -> list[list[str]]:
         return [[self._fill(cell) for cell in line] for line in table.lines]
-
-    def _claims(self, table: Table) -> list[list[str]]:
-        measured = self._measured_claims(table.claims)
-        return claims.lines(measured, table.rows)
 
     def _measured_claims(self, name: str) -> list[MeasuredClaim]:
         """What runs have to say of the paper's claims; the runs that are used are."""
