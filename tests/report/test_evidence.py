@@ -270,6 +270,8 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("count lean where !NHD", "2"),
         ("count lean where n6*", "2"),
         ("count lean where !n6*", "1"),
+        ("count lean where lean=stream-K", "2"),
+        ("lean where lean=equal-*", "10.00"),
         ("mean fa2/lean", "1.60x"),
         # 14.7 and 940 MB.
         ("geomean fa2/lean where ..100MB", "1.20x"),

@@ -5,11 +5,12 @@
 
 KERNEL is one, several with commas (the fastest of them), ``libraries``: all but this project's own,
 or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
-``with`` asks for another problem, ``where`` for those whose labels have these words (``!NHD``: have
-not) or whose K and V have so many bytes (``5..50MB``). Without a verb just one problem must be
-left. In a table's column ``name`` gives the kernel itself, or a field that is a word. Besides, a
-run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS
-KERNEL`` (the number of such rows) and ``schedules KERNEL`` (how many rows are of each).
+``with`` asks for another problem, ``where`` for those whose labels have these words (``nragged*``;
+``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or on which a kernel's schedule
+was this (``lean=one-*``). Without a verb just one problem must be left. In a table's column
+``name`` gives the kernel itself, or a field that is a word. Besides, a run says ``problems``,
+``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS KERNEL`` (the number of such
+rows) and ``schedules KERNEL`` (how many rows are of each).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from math import exp, fsum, log
 from operator import ge, gt, le, lt
@@ -97,8 +99,17 @@ class Measured:
         return self.problem.kv_bytes
 
     def has_words(self, words: str) -> bool:
-        """See leanbench.report.evidence.wording.has_words."""
-        return has_words(self._label, self._kv_bytes, words)
+        """As leanbench.report.evidence.wording.has_words, and whether kernels ran as words such as
+        ``lean=one-*`` say: the pattern of a schedule.
+        """
+        of_label = []
+        for word in words.split():
+            kernel, _, schedule = word.partition("=")
+            if kernel not in self.rows:
+                of_label.append(word)
+            elif not fnmatchcase((self.rows[kernel].schedule or "").replace(" ", "-"), schedule):
+                return False
+        return has_words(self._label, self._kv_bytes, " ".join(of_label))
 
 
 @dataclass(frozen=True)
