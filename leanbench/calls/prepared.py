@@ -28,6 +28,7 @@ from leanbench.calls.latent_launch import (
 from leanbench.calls.refusals import refuse_kinds, refuse_problem
 from leanbench.calls.settings import (
     LENGTHS_TOGETHER,
+    all_but_capacity,
     heuristic_of,
     lengths_with,
     settings_of,
@@ -39,7 +40,7 @@ from leanbench.core.extras import EXTRA_TENSORS, Extras, extras_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import Relaunch
 from leanbench.kernels.lean import LEAN
-from leanbench.kernels.lean.configs import LeanConfig
+from leanbench.kernels.lean.configs import LeanConfig, LeanCudaConfig
 from leanbench.kernels.lean.workspace import WORKSPACES
 
 #: Bytes to which the alignment of a pointer can matter.
@@ -77,6 +78,8 @@ class PreparedLaunches(threading.local):
     def __init__(self) -> None:
         self._recent: dict[Hashable, Prepared] = {}
         self._before: dict[Hashable, Prepared] = {}
+        #: Settings for lengths on the device, by `all_but_capacity`.
+        self.any_length: dict[Hashable, LeanCudaConfig] = {}
         self._lses: dict[tuple[torch.device, Hashable], torch.Tensor] = {}
 
     def get(self, signature: Hashable) -> Prepared | None:
@@ -342,6 +345,8 @@ def _launched(
     Tuned settings were timed with the compiler and on the GPU of their day: where they do not fit
     any more, the heuristic's run.
     """
+    if config is None and inputs.cache_seqlens is not None and not batch_invariant:
+        return _launch(LEAN.relaunch(inputs, _any_length_config(inputs)), inputs)
     problem = shared_problem(inputs)
     refuse_problem(problem)
     if config is not None:
@@ -364,6 +369,23 @@ def _launched(
                 stacklevel=2,
             )
     return _launch(LEAN.relaunch(inputs, heuristic_of(inputs, problem)), inputs)
+
+
+def _any_length_config(inputs: AttentionInputs) -> Any:
+    """The settings for lengths on the device; those in CUDA C++ are looked up once for all
+    capacities.
+    """
+    known, key = _LAUNCHES.any_length, all_but_capacity(inputs)
+    config = known.get(key)
+    if config is None:
+        problem = shared_problem(inputs)
+        refuse_problem(problem)
+        config = settings_of(inputs, problem, batch_invariant=False).config
+        if isinstance(config, LeanCudaConfig):
+            if len(known) >= _KEPT:
+                known.clear()
+            known[key] = config
+    return config
 
 
 def _launch(relaunch: Relaunch, inputs: AttentionInputs) -> Relaunch:

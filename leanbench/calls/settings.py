@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from leanbench.configs.lookup import Choice, choose
 from leanbench.core.config import KernelConfig
+from leanbench.core.extras import kinds_of
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
@@ -30,6 +32,26 @@ def settings_of(
         why = "these settings do not depend on the rest of the batch"
         return Choice(kernel.batch_invariant_config(problem, spec), "heuristic", why)
     return choose(kernel, problem, spec, uniform=inputs.cache_seqlens is None)
+
+
+def all_but_capacity(inputs: AttentionInputs) -> Hashable:
+    """What the settings in CUDA C++ for lengths on the device follow from: all that these tensors
+    ask for but their capacity. It takes less host time than a problem.
+    """
+    k_cache = inputs.k_cache
+    _, token_stride, head_stride, _ = k_cache.stride()
+    return (
+        inputs.q.device,
+        inputs.out.dtype,
+        inputs.batch,
+        inputs.q_heads,
+        inputs.q_len,
+        k_cache.shape[2:],
+        inputs.page_size,
+        head_stride > token_stride,
+        inputs.peers is None,
+        *kinds_of(inputs).values(),
+    )
 
 
 def heuristic_of(inputs: AttentionInputs, problem: AttentionProblem) -> KernelConfig:

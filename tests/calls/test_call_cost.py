@@ -12,6 +12,8 @@ from leanbench.kernels.lean import LEAN
 from leanbench.attention import lean_attn_with_kvcache
 from leanbench.calls import prepared
 from leanbench.calls.prepared import PreparedLaunches
+from leanbench.calls.settings import settings_of
+from leanbench.core.problem import AttentionProblem
 
 Q = torch.zeros(2, 1, 8, 64, dtype=torch.float16)
 CACHE = torch.zeros(2, 64, 2, 64, dtype=torch.float16)
@@ -50,7 +52,7 @@ def test_a_call_seen_before_makes_few_function_calls(cache, lengths, most):
         assert function_calls(call) - 1 <= most
 
 
-@pytest.mark.parametrize(("lengths", "most"), [(LENGTHS, 195), (5, 210)])
+@pytest.mark.parametrize(("lengths", "most"), [(LENGTHS, 76), (5, 210)])
 def test_a_new_shape_makes_few_function_calls(lengths, most):
     """1,000 of them in a row are to stay under 200 us each."""
 
@@ -61,3 +63,31 @@ def test_a_new_shape_makes_few_function_calls(lengths, most):
     with torch.no_grad():
         call(40)
         assert function_calls(lambda: call(50)) - 2 <= most
+
+
+def test_settings_for_lengths_on_the_device_are_chosen_once_for_all_capacities(monkeypatch):
+    problems: list[AttentionProblem] = []
+
+    def settings(inputs: Any, problem: AttentionProblem, batch_invariant: bool) -> Any:
+        problems.append(problem)
+        return settings_of(inputs, problem, batch_invariant)
+
+    monkeypatch.setattr(prepared, "settings_of", settings)
+    with torch.no_grad():
+        for tokens in (40, 50, 64):
+            lean_attn_with_kvcache(Q, CACHE[:, :tokens], CACHE[:, :tokens], cache_seqlens=LENGTHS)
+        assert [problem.context for problem in problems] == [40]
+        # What else they follow from.
+        one = CACHE[:1]
+        lean_attn_with_kvcache(Q[:1], one, one, cache_seqlens=LENGTHS[:1])
+        lean_attn_with_kvcache(Q, DENSE, DENSE, cache_seqlens=LENGTHS)
+        sinks = torch.zeros(8)
+        lean_attn_with_kvcache(Q, CACHE, CACHE, cache_seqlens=LENGTHS, sinks=sinks)
+        for _ in range(2):
+            # Those without lengths on the device are chosen for a length.
+            lean_attn_with_kvcache(
+                Q, CACHE, CACHE, cache_seqlens=5, softmax_scale=0.1 * len(problems)
+            )
+    assert [problem.batch for problem in problems] == [2, 1, 2, 2, 2, 2]
+    assert [problem.kv_layout for problem in problems[:3]] == ["NHD", "NHD", "HND"]
+    assert [problem.sinks for problem in problems[2:]] == [False, True, False, False]

@@ -130,27 +130,35 @@ def new_shapes_us(lengths_on_device: bool) -> list[float]:
 
 
 def main(rounds: int) -> None:
-    print(
-        f"Host time in us: median and least mean of {CALLS} calls; {torch.cuda.get_device_name()},"
-    )
     python = sys.version.partition(" ")[0]
-    print(f"torch {torch.__version__}, Python {python}, kernels {kernels_hash()}", flush=True)
+    print(
+        f"Host time in us: median and least of {MEANS} means of {CALLS} calls;"
+        f" {torch.cuda.get_device_name()},\n"
+        f"torch {torch.__version__}, Python {python}, kernels {kernels_hash()}",
+        flush=True,
+    )
     calls = dict(eager_calls())
+    taken: dict[str, list[float]] = {name: [] for name in calls}
     for place in range(rounds):
         for name, call in calls.items():
             means = time_us(call)
-            print(
-                f"{place} {name:42} {statistics.median(means):6.1f} {min(means):6.1f}", flush=True
-            )
+            taken[name] += means
+            print_line(f"round {place}", name, means)
         for where, on_device in (("device", True), ("host", False)):
             times = sorted(new_shapes_us(on_device))
             print(
-                f"{place} {SHAPES} new shapes, lengths on the {where}: median"
+                f"round {place}  {SHAPES} new shapes, lengths on the {where}: median"
                 f" {times[SHAPES // 2]:.0f}, 99% below {times[-SHAPES // 100]:.0f}, most"
                 f" {times[-1]:.0f}; {torch.cuda.memory_allocated() >> 20} MB of the GPU and"
                 f" {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MB of memory taken",
                 flush=True,
             )
+    for name, means in taken.items():
+        print_line("all", name, means)
+
+
+def print_line(which: str, name: str, means: list[float]) -> None:
+    print(f"{which:8} {name:42} {statistics.median(means):6.1f} {min(means):6.1f}", flush=True)
 
 
 if __name__ == "__main__":

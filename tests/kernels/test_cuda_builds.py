@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from every_kind import KINDS, PLAIN
 from hypothesis import given
 from hypothesis import strategies as st
 from leanbench.kernels.lean.configs import LeanCudaConfig
@@ -323,6 +324,16 @@ def test_small_caches_are_shared_by_output_tiles_of_few_rows(batch, context, row
     problem = AttentionProblem(batch, 32, 1, context, 128)
     config = kernel("lean_cuda").default_config(problem, find("h200"))
     assert CudaBuild.of(problem, config).rows == rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_for_any_lengths_follow_from_no_capacity(kind):
+    """leanbench.calls.prepared keeps them for all capacities."""
+    lean = kernel("lean_cuda")
+    problems = [
+        replace(PLAIN, **{**KINDS[kind], "context": context}) for context in (40, 4096, 131_072)
+    ]
+    assert len({lean.any_length_config(problem, find("h200")) for problem in problems}) == 1
 
 
 @pytest.mark.parametrize(
