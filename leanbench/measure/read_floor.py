@@ -26,7 +26,7 @@ _VARIANTS: tuple[Variant, ...] = (
     (8192, 16, 2),
     (8192, 8, 2),
 )
-#: Of 1.1 GB.
+#: Of a GB or so; not ranked against the others there.
 _LARGE: Variant = (8192, 8, 2)
 
 
