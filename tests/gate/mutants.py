@@ -19,10 +19,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from mutations import MUTATIONS, Command, Mutation, by_pytest
 from processes import Ended, end_together, run_within
+
+from leanbench.records.environment import kernels_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What is imported from a copy.
@@ -194,6 +197,7 @@ def main(arguments: list[str]) -> int:
         if not options.words or any(word in mutation.name for word in options.words)
     ]
     end_together()
+    print(f"Mutations on the {options.where}, kernels {kernels_hash()}, {date.today()}", flush=True)
     return report(judge(wanted, options.where, options.jobs, options.limit_s), options.where)
 
 
