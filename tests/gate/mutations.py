@@ -278,7 +278,7 @@ REDUCE = (
         "for (int i = 0; i < 1; i++) reference = fmaxf(reference, m[i]);",
         "the weight of a part that is 2^128 times as large is infinite",
         by_pytest(f"{ROBUST}::test_finite_scores_below_minus_1e30_are_scores[cuda]"),
-        "kernels/test_lean_on_cpu.py::test_maxima_of_parts_may_be_far_apart",
+        f"{ON_CPU}[attention chunks]",
     ),
     Mutation(
         "a merge does not wait",
@@ -298,7 +298,7 @@ REDUCE = (
         "const float scale = rcp_approx_ftz(l);",
         "its output is NaN, not 0",
         by_pytest(f"{ROBUST}::test_lengths_outside_the_cache_are_the_nearest_inside[cuda-None]"),
-        "kernels/test_lean_on_cpu.py::test_lengths_outside_the_cache_are_the_nearest_inside",
+        f"{ON_CPU}[chunks of queries]",
     ),
     Mutation(
         "one partial of a full merge is left out",
@@ -464,7 +464,7 @@ SCHEDULE = (
         "max(__ldg(p.cache_seqlens + sequence), 0)",
         "what lies behind the cache is read",
         by_pytest(f"{ROBUST}::test_lengths_outside_the_cache_are_the_nearest_inside[cuda-None]"),
-        "kernels/test_lean_on_cpu.py::test_lengths_outside_the_cache_are_the_nearest_inside",
+        "kernels/test_lean_on_cpu.py::test_lengths_that_are_none",
     ),
     Mutation(
         "who merges starts first",
@@ -492,7 +492,7 @@ SCHEDULE = (
         "params.by_share_plus_1 = Divisor.of(params.share)",
         "the splits of an output tile are counted wrong",
         by_launches(f"{MHA}, stream-K"),
-        f"{ON_CPU}[host]",
+        "kernels/test_lean_on_cpu.py::test_row_tiles_that_share_tokens_are_in_step",
     ),
     Mutation(
         "a soft cap's scores are scaled by half",
