@@ -39,7 +39,7 @@ def pool():
 
 
 def test_resources_of_each_kernel(pool):
-    names = ("lean_triton", "fa2", "fixed_split")
+    names = ("lean_triton", "fa2_triton", "fixed_split_triton")
     configs = {name: kernel(name).default_config(PROBLEM, H200) for name in names}
     jobs = [Job(name, PROBLEM, config) for name, config in configs.items() if config is not None]
     builds = build_all(jobs, (9, 0), pool)
