@@ -190,8 +190,8 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         from leanbench.kernels.traced import TracedLaunches
 
         launch = launch_of(inputs, config)
-        # The beginning; each part, and its reduction.
-        max_events = events_per_row(1 + 2 * launch.most_parts(inputs))
+        # The beginning; each part, and its reduction; the exchange with other GPUs.
+        max_events = events_per_row(2 + 2 * launch.most_parts(inputs))
         return TracedLaunches((launch,), max_events, inputs.q.device)
 
 

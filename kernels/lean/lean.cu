@@ -141,6 +141,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   }
 #if PEERS
   collect_peers(p, exchange, rank, shared);
+  // Waiting for the other GPUs' partials counts as part of it.
+  if (exchange.count > 0) events.record(REDUCTION, exchange.first);
 #endif
 #if CLUSTER > 1
   if (!first_part) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more

@@ -71,8 +71,9 @@ def trace(
 
     PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch,
     bf16 and NHD where they are not 1, fp16 and HND; `leanbench list axes` has all letters. k is
-    1024. A ragged batch is a length per sequence: n1k+300+64k. Without a GPU, the performance model
-    predicts for --gpu (a100 unless given).
+    1024. A ragged batch is a length per sequence: n1k+300+64k. GPUs that share a problem, as with
+    cp:2, are shown side by side. Without a GPU, the performance model predicts for --gpu (a100
+    unless given).
 
     Exit code 1 means that no kernel has a timeline.
     """
@@ -85,11 +86,6 @@ def trace(
     from leanbench.run.cells import CONFIG_CHOICES
 
     parsed = parse_problem(problem)
-    if parsed.gpus.gpus > 1:
-        raise UserError(
-            f"a timeline is of one GPU, this problem is for {parsed.parallel}: trace what one of"
-            f" them has, {parsed.shard(0).label}"
-        )
     traced = [kernel(name) for name in parse_names("kernels", kernels)]
     choose_word("configs", configs, CONFIG_CHOICES)
     formats = parse_names("format", format_)
@@ -128,7 +124,7 @@ def _write_manifest(
     environment = measured_environment(target.local_index or 0) if here else predicted_environment()
     manifest = {
         "problem": problem.to_dict(),
-        "kernels": {panel.timeline.kernel: panel.timeline.config for panel in panels},
+        "kernels": {panel.timeline.name: panel.timeline.config for panel in panels},
         "source": "measured" if here else "predicted",
         "gpu": asdict(target.spec),
         "environment": environment | {"settings": settings_hash(target.spec)},
@@ -144,7 +140,7 @@ def _panels(
     target: Target,
     requested_gpu: str | None,
 ) -> list[Panel]:
-    """A panel for each kernel that has a timeline; a warning for each that has none."""
+    """A panel for each GPU of a kernel that has timelines; a warning for each that has none."""
     from leanbench.model.timeline import schedule_efficiency
     from leanbench.report.trace.picture import Panel
 
@@ -152,12 +148,12 @@ def _panels(
         timelines = _predict(problem, kernels, configs, target, requested_gpu)
     else:
         timelines = _measure(problem, kernels, configs, target.local_index)
-    panels = []
-    for kernel, timeline in zip(kernels, timelines, strict=True):
-        if isinstance(timeline, str):
-            output.say(f"No timeline of {kernel.name}: {timeline}.")
-        else:
-            panels.append(Panel(timeline, schedule_efficiency(timeline, target.spec)))
+    panels: list[Panel] = []
+    for kernel, own in zip(kernels, timelines, strict=True):
+        if isinstance(own, str):
+            output.say(f"No timeline of {kernel.name}: {own}.")
+            continue
+        panels += [Panel(timeline, schedule_efficiency(timeline, target.spec)) for timeline in own]
     return panels
 
 
@@ -167,9 +163,9 @@ def _predict(
     configs: str,
     target: Target,
     requested_gpu: str | None,
-) -> list[Timeline | str]:
+) -> list[list[Timeline] | str]:
     from leanbench.model import known_error
-    from leanbench.model.timeline import predict_timeline
+    from leanbench.model.timeline import predict_timelines
 
     why = target.note or f"No {requested_gpu or 'GPU'} here"
     source = (
@@ -177,20 +173,21 @@ def _predict(
         " measured."
     )
     output.say(f"{source} {known_error(target.spec.name, [kernel.name for kernel in kernels])}")
-    return [predict_timeline(problem, kernel, configs, target.spec) for kernel in kernels]
+    return [predict_timelines(problem, kernel, configs, target.spec) for kernel in kernels]
 
 
 def _measure(
     problem: AttentionProblem, kernels: list[Kernel], configs: str, index: int
-) -> list[Timeline | str]:
+) -> list[list[Timeline] | str]:
     from leanbench.measure.instruments import open_instruments
-    from leanbench.measure.protocol import measure_timeline
+    from leanbench.measure.protocol import measure_timelines
 
     instruments = open_instruments(index)
     timelines = []
     for kernel in kernels:
         output.say(f"Tracing {kernel.name} on {instruments.spec.product}.")
-        timelines.append(measure_timeline(instruments, problem, kernel, configs))
+        timelines.append(measure_timelines(instruments, problem, kernel, configs))
+    instruments.gang.close()
     return timelines
 
 

@@ -62,6 +62,19 @@ class Timeline:
     traced_latency_us: float | None = None
     #: Smallest step of the clock of timeline events.
     tick_ns: int | None = None
+    #: Of the GPU, where several share the problem. Their clocks are not compared: time 0 is each
+    #: one's own.
+    rank: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel, with the rank where there are several."""
+        return self.kernel if self.rank is None else f"{self.kernel}, rank {self.rank}"
+
+    @property
+    def own_problem(self) -> AttentionProblem:
+        """What this GPU has of the problem."""
+        return self.problem if self.rank is None else self.problem.shard(self.rank)
 
     @cached_property
     def duration_us(self) -> float:

@@ -25,6 +25,7 @@ from leanbench.measure.loaded import LoadedProblem
 from leanbench.measure.prepare import choose_config, prepare
 from leanbench.measure.rounds import time_together
 from leanbench.measure.shared import measure_shared
+from leanbench.measure.shared_timeline import trace_shared
 from leanbench.measure.sustained import sustained_fields
 from leanbench.measure.timeline import record_timeline
 from leanbench.measure.timing import Replay, run_rounds
@@ -93,26 +94,36 @@ def measure_problem(
     }
 
 
-def measure_timeline(
+def measure_timelines(
     instruments: Instruments, problem: AttentionProblem, kernel: Kernel, configs: str
-) -> Timeline | str:
-    """Timeline of every CTA of one call; a sentence where there can be none."""
+) -> list[Timeline] | str:
+    """Timelines of every CTA of one call, by GPU; a sentence where there can be none.
+
+    Raises:
+        UserError: this machine has fewer GPUs than the problem is for.
+    """
     reason = _unable(kernel, problem)
     if reason:
         return reason
-    effort, spec = instruments.options.effort, instruments.spec
     try:
-        with LoadedProblem(problem, instruments) as loaded:
-            config = choose_config(loaded, kernel, configs).config
-            launches = [launch_of(kernel, inputs, config, configs) for inputs in loaded.buffers]
-            replays = {kernel.name: Replay(launches, effort.sample_ms)}
-            timing = run_rounds(replays, effort, instruments.gpu_state)[kernel.name]
-            timeline = record_timeline(
-                problem, kernel, config, loaded.buffers, spec, timing.median_us
-            )
+        if problem.parallel != NONE:
+            return trace_shared(instruments, problem, kernel, configs)
+        timeline = _timeline(instruments, problem, kernel, configs)
     except OutOfMemory as error:
         return str(error)
-    return timeline or f"{kernel.name} has no instrumented build"
+    return [timeline] if timeline else f"{kernel.name} has no instrumented build"
+
+
+def _timeline(
+    instruments: Instruments, problem: AttentionProblem, kernel: Kernel, configs: str
+) -> Timeline | None:
+    effort, spec = instruments.options.effort, instruments.spec
+    with LoadedProblem(problem, instruments) as loaded:
+        config = choose_config(loaded, kernel, configs).config
+        launches = [launch_of(kernel, inputs, config, configs) for inputs in loaded.buffers]
+        replays = {kernel.name: Replay(launches, effort.sample_ms)}
+        timing = run_rounds(replays, effort, instruments.gpu_state)[kernel.name]
+        return record_timeline(problem, kernel, config, loaded.buffers, spec, timing.median_us)
 
 
 def _measure(

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from leanbench.check.launches import launch_of
 from leanbench.configs import lookup
@@ -31,30 +31,51 @@ from leanbench.measure.shared_sustained import sustained_of_all
 from leanbench.measure.timing import Launches, Replay, Timing, capture, run_rounds
 from leanbench.records.outcome import Outcome
 
+T = TypeVar("T")
+#: By kernel: what its settings come from, or the settings.
+Requests = Mapping[str, str | KernelConfig]
+#: What every rank does with its part of a problem, a function of a module.
+Work = Callable[[Ranks, Instruments, AttentionProblem, Sequence[Kernel], Requests], T]
+
 #: Names of what is timed besides the kernels.
 FLOOR, SHARD = "read floor", "shard"
 #: Options of what is measured on one GPU alone.
 _OF_ONE_GPU = ("occupancy", "counters")
-#: Samples of launches after barriers.
-_BARRIER_SAMPLES = 7
+#: Samples of what is timed apart from the rounds.
+_MEDIAN_OF = 7
 
 
 @dataclass(frozen=True)
 class Request:
-    """One problem for all ranks, as plain data."""
+    """One problem for all ranks, and what they do with it."""
 
+    work: Work[Any]
     problem: dict[str, Any]
-    #: By kernel: what its settings come from, or the settings.
-    requests: Mapping[str, Any]
+    requests: Requests
 
 
 def measure_shared(
     instruments: Instruments,
     problem: AttentionProblem,
     kernels: Sequence[Kernel],
-    requests: Mapping[str, str | KernelConfig],
+    requests: Requests,
 ) -> dict[str, Outcome]:
-    """What rank 0 reports; `follow` is the other ranks' side.
+    """The figures of each kernel, by name.
+
+    Raises:
+        UserError, GpuUnusable: as `lead`.
+    """
+    return lead(_measure, instruments, problem, kernels, requests)
+
+
+def lead(
+    work: Work[T],
+    instruments: Instruments,
+    problem: AttentionProblem,
+    kernels: Sequence[Kernel],
+    requests: Requests,
+) -> T:
+    """What `work` returns on rank 0; `follow` is the other ranks' side.
 
     Raises:
         UserError: this machine has too few GPUs, or no room.
@@ -62,9 +83,9 @@ def measure_shared(
     """
     options = instruments.options.to_dict()
     ranks = instruments.gang.of(problem.gpus.gpus, instruments.device_index, options)
-    ranks.from_first(Request(problem.to_dict(), dict(requests)))
+    ranks.from_first(Request(work, problem.to_dict(), dict(requests)))
     try:
-        return _measure(ranks, instruments, problem, kernels, requests)
+        return work(ranks, instruments, problem, kernels, requests)
     except Exception as error:
         if error is ranks.refusal:
             raise
@@ -73,13 +94,13 @@ def measure_shared(
 
 
 def follow(ranks: Ranks, instruments: Instruments, request: Request) -> None:
-    """A follower's part of `measure_shared`."""
+    """A follower's part of `lead`."""
     from leanbench.core.registry import kernel
 
     problem = AttentionProblem.from_dict(request.problem)
     kernels = [kernel(name) for name in request.requests]
     try:
-        _measure(ranks, instruments, problem, kernels, request.requests)
+        request.work(ranks, instruments, problem, kernels, request.requests)
     except UserError:
         # Rank 0 reports it; what breaks a process ends it.
         return
@@ -92,6 +113,7 @@ class Shared:
     kernel: Kernel
     outcome: Outcome
     launches: Launches
+    config: KernelConfig | None = None
 
     def check(self, ranks: Ranks, shard: Shard, run: Callable[[], object]) -> Outcome:
         return check_shared(ranks, shard, self.kernel, self.launches[0], run)
@@ -140,20 +162,24 @@ class SharedReplay:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return float(slowest)
 
+    def median_us(self) -> float:
+        """Of several replays, called by all ranks."""
+        return statistics.median(self.take_us() for _ in range(_MEDIAN_OF))
+
 
 def _measure(
     ranks: Ranks,
     instruments: Instruments,
     problem: AttentionProblem,
     kernels: Sequence[Kernel],
-    requests: Mapping[str, str | KernelConfig],
+    requests: Requests,
 ) -> dict[str, Outcome]:
     announce, effort = instruments.announce, instruments.options.effort
     shard = load_shard(ranks, instruments, problem)
     shared = []
     for kernel in kernels:
         announce(kernel.name)
-        shared.append(_prepare(ranks, instruments, shard, kernel, requests[kernel.name]))
+        shared.append(prepare_shared(ranks, instruments, shard, kernel, requests[kernel.name]))
     outcomes = {own.kernel.name: own.outcome for own in shared}
     correct = [own for own in shared if own.outcome.status is None]
     if not correct:
@@ -259,10 +285,7 @@ def _from_barrier(
         name: ranks.together(partial(SharedReplay, name, ranks, launches, sample_ms))
         for name, launches in chains.items()
     }
-    medians_us = {
-        name: statistics.median(replay.take_us() for _ in range(_BARRIER_SAMPLES))
-        for name, replay in replays.items()
-    }
+    medians_us = {name: replay.median_us() for name, replay in replays.items()}
     return Outcome(from_barrier_us=medians_us["both"] - medians_us["barrier"])
 
 
@@ -271,7 +294,7 @@ def _after(barrier: Callable[[], None], launch: Callable[[], object]) -> None:
     launch()
 
 
-def _prepare(
+def prepare_shared(
     ranks: Ranks,
     instruments: Instruments,
     shard: Shard,
@@ -298,6 +321,6 @@ def _prepare(
         choice, made = ranks.together(launches)
     except UserError as error:
         return Shared(kernel, Outcome(status="unsupported", reason=str(error)), ())
-    own = Shared(kernel, Outcome(**lookup.row_fields(kernel, choice)), made)
+    own = Shared(kernel, Outcome(**lookup.row_fields(kernel, choice)), made, choice.config)
     own.outcome |= own.check(ranks, shard, made[0])
     return own

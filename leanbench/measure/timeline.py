@@ -51,13 +51,27 @@ def record_timeline(
     Raises:
         RuntimeError: the instrumented build computes something else than the plain one.
     """
-    calls: list[TracedCall] = []
-    for inputs in buffers:
-        call = kernel.prepare_traced(inputs, config)
-        if call is None:
-            return None
-        calls.append(call)
-    _check_same_output(kernel, config, buffers[0], calls[0])
+    calls = traced_calls(kernel, config, buffers)
+    if calls is None:
+        return None
+    check_same_output(kernel, config, buffers[0], calls[0])
+    traced_us = time_launches([call.launch for call in calls]).median_us
+    recorded = recorded_launches(calls)
+    ctas = median_launch(recorded, ends_us(recorded))
+    return timeline_of(problem, kernel, config, buffers[0], spec, ctas, latency_us, traced_us)
+
+
+def timeline_of(
+    problem: AttentionProblem,
+    kernel: Kernel,
+    config: KernelConfig | None,
+    inputs: AttentionInputs,
+    spec: GpuSpec,
+    ctas: tuple[CtaTimeline, ...],
+    latency_us: float | None,
+    traced_us: float,
+) -> Timeline:
+    """The timeline of a launch that was recorded on the GPU of `inputs`."""
     return Timeline(
         kernel=kernel.name,
         problem=problem,
@@ -66,11 +80,24 @@ def record_timeline(
         gpu=spec.product,
         sms=spec.sms,
         output_tiles=TileGrid.of(problem, problem.max_context).output_tiles,
-        traced_latency_us=time_launches([call.launch for call in calls]).median_us,
-        ctas=_median_launch(calls),
+        ctas=ctas,
         latency_us=latency_us,
-        tick_ns=timer_tick_ns(buffers[0].q.device),
+        traced_latency_us=traced_us,
+        tick_ns=timer_tick_ns(inputs.q.device),
     )
+
+
+def traced_calls(
+    kernel: Kernel, config: KernelConfig | None, buffers: Sequence[AttentionInputs]
+) -> list[TracedCall] | None:
+    """A call of the instrumented build for each buffer; None where there is no such build."""
+    calls: list[TracedCall] = []
+    for inputs in buffers:
+        call = kernel.prepare_traced(inputs, config)
+        if call is None:
+            return None
+        calls.append(call)
+    return calls
 
 
 def timer_tick_ns(device: torch.device) -> int:
@@ -93,8 +120,8 @@ def timer_tick_ns(device: torch.device) -> int:
     return int(steps.min())
 
 
-def _median_launch(calls: Sequence[TracedCall]) -> tuple[CtaTimeline, ...]:
-    """The CTAs of the launch whose duration is the median of those recorded."""
+def recorded_launches(calls: Sequence[TracedCall]) -> list[tuple[CtaTimeline, ...]]:
+    """The CTAs of several launches, each in the middle of a sequence of launches."""
     graph = capture(
         [call.launch for call in calls], len(calls) * -(-_LAUNCHES_PER_REPLAY // len(calls))
     )
@@ -102,13 +129,30 @@ def _median_launch(calls: Sequence[TracedCall]) -> tuple[CtaTimeline, ...]:
     while len(recorded) < _RECORDED:
         graph.replay()
         recorded += [call.read() for call in calls[-_RECORDED_PER_REPLAY:]]
-    recorded.sort(key=lambda ctas: max(cta.end_us for cta in ctas))
-    return recorded[len(recorded) // 2]
+    return recorded
 
 
-def _check_same_output(
+def ends_us(recorded: Sequence[tuple[CtaTimeline, ...]]) -> list[float]:
+    """When the last CTA of each launch ended."""
+    return [max(cta.end_us for cta in ctas) for ctas in recorded]
+
+
+def median_launch(
+    recorded: Sequence[tuple[CtaTimeline, ...]], durations_us: Sequence[float]
+) -> tuple[CtaTimeline, ...]:
+    """The CTAs of the launch of median duration."""
+    order = sorted(range(len(recorded)), key=durations_us.__getitem__)
+    return recorded[order[len(order) // 2]]
+
+
+def check_same_output(
     kernel: Kernel, config: KernelConfig | None, inputs: AttentionInputs, traced: TracedCall
 ) -> None:
+    """Compares the outputs of the instrumented build with those of the plain one.
+
+    Raises:
+        RuntimeError: they differ.
+    """
     import torch
 
     launch = kernel.prepare(inputs, config)

@@ -97,6 +97,8 @@ def _predicted(
     if (reason := kernel.unsupported_reason(problem)) is not None:
         return _unsupported(reason)
     if problem.parallel != NONE:
+        if (reason := unknown_exchange(problem, kernel)) is not None:
+            return _unsupported(reason)
         return _shared(problem, kernel, configs, spec)
     if unknown := [name for name in problem.special if name not in AXES]:
         return _unsupported(f"the performance model does not know {unknown[0]}: leave it out")
@@ -136,6 +138,15 @@ def _predicted(
     warning = uncompared(kernel.implementation_of(config).name, problem, spec)
     noted = Outcome(warnings=[warning]) if warning else Outcome()
     return figures | noted | Outcome(**lookup.row_fields(kernel, choice))
+
+
+def unknown_exchange(problem: AttentionProblem, kernel: Kernel) -> str | None:
+    """A sentence where a kernel that runs the problem does not run one GPU's shard: it does more
+    than attend to it.
+    """
+    if kernel.unsupported_reason(problem.shard(0)) is None:
+        return None
+    return f"the performance model does not know the exchange of {kernel.name}: measure"
 
 
 def _shared(

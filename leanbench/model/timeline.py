@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import Schedule, quantisation_efficiency, tile_rows
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
+from leanbench.core.parallel import NONE
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernels
 from leanbench.core.timeline import CtaTimeline, Span, Timeline
 from leanbench.model import rates
 from leanbench.model.calibration import calibration_for
-from leanbench.model.cell import predict_cell
+from leanbench.model.cell import predict_cell, unknown_exchange
 from leanbench.model.simulate import MERGE_LAUNCH_WARPS, Simulation, simulate
 
 #: A timeline of more CTAs than this shows nothing, and takes minutes to play.
@@ -24,6 +27,27 @@ _LAUNCHES = {
     "fixed_split": "fa2_kernel",
 }
 _SPLIT_LAUNCH, _MERGE_LAUNCH = "split_kernel", "merge_kernel"
+
+
+def predict_timelines(
+    problem: AttentionProblem, kernel: Kernel, configs: str, spec: GpuSpec
+) -> list[Timeline] | str:
+    """Timelines by GPU, or one sentence why there are none. Where GPUs share the problem each is
+    that of its own part, without the exchange.
+    """
+    if problem.parallel == NONE:
+        timeline = predict_timeline(problem, kernel, configs, spec)
+        return timeline if isinstance(timeline, str) else [timeline]
+    reason = kernel.unsupported_reason(problem) or unknown_exchange(problem, kernel)
+    if reason is not None:
+        return reason
+    timelines: list[Timeline] = []
+    for rank in range(problem.gpus.gpus):
+        timeline = predict_timeline(problem.shard(rank), kernel, configs, spec)
+        if isinstance(timeline, str):
+            return timeline
+        timelines.append(replace(timeline, problem=problem, rank=rank))
+    return timelines
 
 
 def predict_timeline(
@@ -79,7 +103,7 @@ def schedule_efficiency(timeline: Timeline, spec: GpuSpec) -> float | None:
     if kernel is None or timeline.config is None:
         return None
     config = kernel.read_config(timeline.config)
-    schedule = kernel.schedule(timeline.problem, config, spec)
+    schedule = kernel.schedule(timeline.own_problem, config, spec)
     if schedule is None or not isinstance(config, TileConfig):
         return None
     slots = schedule.slots(spec.sms, config.ctas_per_sm)

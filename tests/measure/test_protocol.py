@@ -33,7 +33,7 @@ from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.fields import timing_outcome
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.loaded import LoadedProblem
-from leanbench.measure.protocol import measure_problem, measure_timeline
+from leanbench.measure.protocol import measure_problem, measure_timelines
 from leanbench.measure.timing import Effort, Timing
 from leanbench.records.outcome import Outcome
 from leanbench.records.row import Row
@@ -523,14 +523,14 @@ def test_a_timeline_holds_the_plain_latency(gpu, monkeypatch):
     monkeypatch.setattr(protocol, "record_timeline", record_timeline)
     instruments = open_instruments(0)
     samples_us = [10.0, 11.0, 12.0] * 20
-    timeline: Any = measure_timeline(instruments, PROBLEM, Right("a", samples_us), "default")
-    assert timeline == (PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))
+    timelines: Any = measure_timelines(instruments, PROBLEM, Right("a", samples_us), "default")
+    assert timelines == [(PROBLEM, "a", CONFIG, 3, statistics.median(samples_us))]
     assert (
-        measure_timeline(instruments, PROBLEM, Right("untraced"), "default")
+        measure_timelines(instruments, PROBLEM, Right("untraced"), "default")
         == "untraced has no instrumented build"
     )
     assert (
-        measure_timeline(instruments, replace(PROBLEM, head_dim=256), Right("a"), "default")
+        measure_timelines(instruments, replace(PROBLEM, head_dim=256), Right("a"), "default")
         == "a knows no head_dim 256"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ import torch
 from pretended_gpu import PROBLEM, PretendedGpu, PretendedReplay, Right, pretend
 
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
-from leanbench.core.inputs import Peers
-from leanbench.measure import shard, shared, shared_sustained
+from leanbench.core.inputs import AttentionInputs, Peers
+from leanbench.core.kernel import TracedCall
+from leanbench.core.timeline import CtaTimeline, Timeline
+from leanbench.measure import shard, shared, shared_sustained, shared_timeline, timeline
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import Instruments, open_instruments
 from leanbench.measure.options import MeasureOptions
-from leanbench.measure.protocol import measure_problem
+from leanbench.measure.protocol import measure_problem, measure_timelines
 from leanbench.measure.ranks import Ranks
 
 T = TypeVar("T")
@@ -53,14 +56,18 @@ class Pair(Ranks):
         pass
 
 
+#: What is timed apart from the rounds.
+_APART_US = {"both": 12.0, "barrier": 3.0, "plain": 10.0, "traced": 10.5}
+
+
 class SharedPretendedReplay(PretendedReplay):
     def __init__(self, name: str, ranks: Ranks, launches: Any, sample_ms: float) -> None:
-        if name in ("both", "barrier"):
-            self.us = {"both": 12.0, "barrier": 3.0}[name]
+        if name in _APART_US:
+            self.us = _APART_US[name]
             return
         super().__init__(launches, sample_ms)
 
-    def take_us(self) -> float:
+    def median_us(self) -> float:
         return self.us
 
 
@@ -74,7 +81,8 @@ class Alike(Right):
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     pair = Pair()
-    monkeypatch.setattr(shared, "SharedReplay", SharedPretendedReplay)
+    for module in (shared, shared_timeline):
+        monkeypatch.setattr(module, "SharedReplay", SharedPretendedReplay)
     monkeypatch.setattr(shared, "Replay", PretendedReplay)
     monkeypatch.setattr(shard, "_gathered", lambda inputs, tensor: torch.stack([tensor, tensor]))
     monkeypatch.setattr("torch.distributed.broadcast", lambda tensor, src, group: None)
@@ -86,13 +94,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> PretendedGpu:
     return pretend(monkeypatch)
 
 
+def opened(gpu: PretendedGpu, pair: Pair, **options: Any) -> Instruments:
+    instruments: Instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
+    gang: Any = SimpleNamespace(of=lambda size, device, options: pair)
+    return replace(instruments, gang=gang)
+
+
 def measure(
     gpu: PretendedGpu, pair: Pair, parallel: str, *kernels: Right, **options: Any
 ) -> dict[str, dict[str, Any]]:
-    instruments: Instruments = open_instruments(0, MeasureOptions(**options), gpu.announce)
-    gang: Any = SimpleNamespace(of=lambda size, device, options: pair)
     problem = replace(PROBLEM, parallel=parallel)
-    return measure_problem(replace(instruments, gang=gang), problem, kernels)
+    return measure_problem(opened(gpu, pair, **options), problem, kernels)
 
 
 def test_heads_that_are_split(gpu: PretendedGpu, pair: Pair) -> None:
@@ -106,7 +118,9 @@ def test_heads_that_are_split(gpu: PretendedGpu, pair: Pair) -> None:
     assert "shard_us" not in rows["one"]
     assert gpu.made[-1] == replace(PROBLEM, q_heads=2, kv_heads=1)
     # The problem for the other ranks first, no further sample last.
-    assert pair.announced[0].problem["parallel"] == "tp:2"
+    request = pickle.loads(pickle.dumps(pair.announced[0]))
+    assert request == pair.announced[0]
+    assert request.problem["parallel"] == "tp:2"
     assert pair.announced[-1] is None
 
 
@@ -226,9 +240,84 @@ def test_what_all_ranks_refuse_is_a_sentence_and_what_one_does_not_know_ends_it(
 
 
 def test_best_is_refused(gpu: PretendedGpu, pair: Pair) -> None:
-    instruments: Instruments = open_instruments(0, MeasureOptions(), gpu.announce)
-    gang: Any = SimpleNamespace(of=lambda size, device, options: pair)
     problem = replace(PROBLEM, parallel="tp:2")
-    row = measure_problem(replace(instruments, gang=gang), problem, [Right()], "best")["right"]
+    row = measure_problem(opened(gpu, pair), problem, [Right()], "best")["right"]
     assert row["status"] == "unsupported"
     assert row["reason"].startswith("configs 'best' times candidates on one GPU")
+
+
+class Traced(Alike):
+    """With an instrumented build whose n-th recorded launch lasts `durations_us[n]`."""
+
+    def __init__(self, durations_us: list[float], factor: float = 1.0) -> None:
+        super().__init__("traced")
+        self.durations_us, self.factor = list(durations_us), factor
+
+    def prepare_traced(self, inputs: AttentionInputs, config: Any) -> TracedCall:
+        attend = self.prepare(inputs, config)
+
+        def launch() -> None:
+            attend()
+            inputs.out.mul_(self.factor)
+
+        def read() -> tuple[CtaTimeline, ...]:
+            return (CtaTimeline("traced", 0, 3, 0.0, self.durations_us.pop(0), ()),)
+
+        call: Any = SimpleNamespace(launch=launch, read=read)
+        return call
+
+
+class Uneven(Pair):
+    """The other rank's launches last as long as these."""
+
+    def __init__(self, durations_us: list[float]) -> None:
+        super().__init__()
+        self.durations_us = durations_us
+
+    def of_all(self, value: Any) -> list[Any]:
+        if isinstance(value, Timeline):
+            return [value, replace(value, rank=1)]
+        is_durations = isinstance(value, list) and isinstance(value[0], float)
+        return [value, self.durations_us if is_durations else value]
+
+
+def timelines(gpu: PretendedGpu, pair: Pair, kernel: Right, configs: str = "default") -> Any:
+    problem = replace(PROBLEM, parallel="cp:2")
+    return measure_timelines(opened(gpu, pair), problem, kernel, configs)
+
+
+def test_timelines_of_ranks_are_of_the_launch_whose_slowest_gpu_took_the_median(
+    gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "capture", lambda launches, count: SimpleNamespace(replay=list))
+    monkeypatch.setattr(timeline, "timer_tick_ns", lambda device: 32)
+    own_us = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    # The slowest: 9, 8, 12, 6, 5, 4, 3, 2, 10, whose median is the fourth launch.
+    other_us = [1.0, 1.0, 12.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0]
+    both = timelines(gpu, Uneven(other_us), Traced(own_us))
+    assert [own.name for own in both] == ["traced, rank 0", "traced, rank 1"]
+    first = both[0]
+    assert first.duration_us == 6.0
+    assert (first.latency_us, first.traced_latency_us, first.tick_ns) == (10.0, 10.5, 32)
+    assert first.problem.parallel == "cp:2"
+    assert first.own_problem == replace(PROBLEM, context=50)
+    assert (first.source, first.sms, first.output_tiles) == ("measured", 132, 4)
+
+
+def test_why_ranks_have_no_timelines(
+    gpu: PretendedGpu, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert timelines(gpu, pair, Alike("plain")) == "plain has no instrumented build"
+    assert timelines(gpu, pair, Right()) == (
+        "right runs on one GPU, this problem has parallel cp:2: leave it out"
+    )
+    refused = timelines(gpu, pair, Alike("plain"), "best")
+    assert refused.startswith("configs 'best' times candidates on one GPU")
+
+    def no_room(*arguments: Any) -> None:
+        raise OutOfMemory("needs 7 GB")
+
+    with pytest.raises(GpuUnusable, match="the instrumented build of traced differs"):
+        timelines(gpu, pair, Traced([], factor=1.1))
+    monkeypatch.setattr(shard, "refuse_shortage", no_room)
+    assert timelines(gpu, pair, Traced([])) == "needs 7 GB"

@@ -56,3 +56,12 @@ def test_links_that_nobody_measured() -> None:
     assert row["status"] == "unsupported"
     assert "does not know the links between GPUs of a100-80gb" in row["reason"]
     assert predicted("tp:2", "a100-80gb")["status"] == "ok"
+
+
+def test_exchanges_of_other_kernels_are_not_predicted() -> None:
+    row = predicted("cp:2", name="nccl_all_gather")
+    assert (row["status"], row["reason"]) == (
+        "unsupported",
+        "the performance model does not know the exchange of nccl_all_gather: measure",
+    )
+    assert predicted("tp:2", name="nccl_all_gather")["reason"].endswith("give parallel cp:2")

@@ -82,7 +82,7 @@ def _note(panel: Panel, marks: Sequence[Mark]) -> str | None:
         return None
     longest = max(mark.end_us - mark.start_us for mark in marks if mark.merged > 1)
     return (
-        f"{panel.timeline.kernel}: {len(panel.marks):,} CTAs and spans are drawn as {len(marks):,},"
+        f"{panel.timeline.name}: {len(panel.marks):,} CTAs and spans are drawn as {len(marks):,},"
         f" neighbours that together last up to {microseconds(longest)} µs as one; the trace file"
         " for Perfetto has them all"
     )
@@ -98,7 +98,7 @@ def _panel(panel: Panel, marks: Sequence[Mark]) -> dict[str, Any]:
         numbers += (round(mark.start_us, 4), round(mark.end_us, 4))
         numbers += (launches.index(mark.launch), mark.cta, tile, mark.merged)
     return {
-        "kernel": panel.timeline.kernel,
+        "kernel": panel.timeline.name,
         "sms": panel.sm_order,
         "lanes": panel.lanes,
         "launches": launches,
@@ -111,7 +111,7 @@ def _row(panel: Panel) -> dict[str, str]:
     figures, timeline = panel.figures, panel.timeline
     efficiency, cost = panel.quantisation_efficiency, instrumentation_cost(timeline)
     return {
-        "kernel": timeline.kernel,
+        "kernel": timeline.name,
         "latency (µs)": "" if timeline.latency_us is None else microseconds(timeline.latency_us),
         "first start to last end (µs)": microseconds(timeline.duration_us),
         "SMs busy": percent(figures.busy_share),

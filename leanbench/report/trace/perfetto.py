@@ -31,8 +31,8 @@ def perfetto_text(panels: Sequence[Panel]) -> str:
     about = {
         "problem": first.problem.label,
         "source": source_words(first),
-        "configs": {panel.timeline.kernel: panel.timeline.config for panel in panels},
-        "latency_us": {panel.timeline.kernel: panel.timeline.latency_us for panel in panels},
+        "configs": {panel.timeline.name: panel.timeline.config for panel in panels},
+        "latency_us": {panel.timeline.name: panel.timeline.latency_us for panel in panels},
     }
     return (
         f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[\n{events}\n]}}\n'
@@ -43,7 +43,7 @@ def _events(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
     for pid, panel in enumerate(panels, 1):
         lanes = panel.lanes
         timeline = panel.timeline
-        name = f"{timeline.kernel} ({timeline.source})"
+        name = f"{timeline.name} ({timeline.source})"
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
         threads = sorted({(panel.sm_order[mark.row], mark.lane) for mark in panel.marks})

@@ -40,7 +40,7 @@ def svg_text(panels: Sequence[Panel]) -> str:
     height = y - _GAP + _BOTTOM
     first = panels[0].timeline
     title = (
-        f"Timeline of {', '.join(panel.timeline.kernel for panel in panels)}: {first.problem.label}"
+        f"Timeline of {', '.join(panel.timeline.name for panel in panels)}: {first.problem.label}"
     )
     return "\n".join(
         [
@@ -103,8 +103,8 @@ def _panel(panel: Panel, top: int, end_us: float, most: int) -> tuple[str, bool]
     return (
         "\n".join(
             [
-                f'<g class="panel" id="{escape(panel.timeline.kernel, quote=True)}">',
-                _text(_LEFT, top + 15, panel.timeline.kernel, size=15, weight=650),
+                f'<g class="panel" id="{escape(panel.timeline.name, quote=True)}">',
+                _text(_LEFT, top + 15, panel.timeline.name, size=15, weight=650),
                 *(
                     _text(_LEFT, top + 32 + _LINE * n, line, 12, _MUTED)
                     for n, line in enumerate(_figure_lines(panel))

@@ -56,8 +56,8 @@ def _append_panel(
 ) -> None:
     sms = len(panel.sm_order)
     per_row = -(-sms // most_rows)
-    text.append(f"{panel.timeline.kernel}", style="bold")
-    for line in figure_lines(panel, width + _LABEL - 2, taken=len(panel.timeline.kernel)):
+    text.append(f"{panel.timeline.name}", style="bold")
+    for line in figure_lines(panel, width + _LABEL - 2, taken=len(panel.timeline.name)):
         text.append(f"  {line}\n")
     bar = "|" if ascii_only else "│"
     for row, cells in enumerate(_cells(panel, end_us, width, per_row)):
