@@ -14,9 +14,11 @@ from leanbench.core.config import TileConfig, number, optional_number, switch, w
 _WARPS_PER_SM = 64
 #: `tile_rows` up to which warps multiply by themselves, above it warpgroups.
 _MOST_WARP_ROWS = 32
-#: 16 rows to a warp, chunks of 64 tokens at least; CTAs of an SM and of a cluster, copies, fixed
-#: runs.
-_OF_WARPGROUPS = (True, True, 1, 1, "bulk", 0)
+#: Rows of all CTAs of an SM at most where warpgroups multiply, for their registers.
+_MOST_WARPGROUP_ROWS = 128
+#: 16 rows to a warp, chunks of 64 tokens at least, two CTAs to an SM at most, with one warpgroup;
+#: CTAs of a cluster, copies, fixed runs.
+_OF_WARPGROUPS = (True, True, True, 1, "bulk", 0)
 
 
 def too_many_warps(config: TileConfig) -> str | None:
@@ -128,12 +130,20 @@ class LeanCudaConfig(CudaBody, LeanConfig):
     @property
     def of_warps(self) -> LeanCudaConfig:
         """What of these settings holds in calls that many_rows.cu does not take, for lean.cu."""
-        return replace(self, tile_rows=_MOST_WARP_ROWS, num_warps=4, num_stages=2, chunk_tokens=16)
+        return replace(
+            self,
+            tile_rows=_MOST_WARP_ROWS,
+            num_warps=4,
+            num_stages=2,
+            chunk_tokens=16,
+            ctas_per_sm=1,
+        )
 
     def _settings_of_warpgroups(self) -> tuple[object, ...]:
         """What `_OF_WARPGROUPS` has."""
-        shape = (self.num_warps * 16 == self.tile_rows, self.chunk_tokens >= 64)
-        return (*shape, self.ctas_per_sm, self.cluster_size, self.copy, self.fixed_run_tiles)
+        fits = self.ctas_per_sm * self.tile_rows <= _MOST_WARPGROUP_ROWS
+        shape = (self.num_warps * 16 == self.tile_rows, self.chunk_tokens >= 64, fits)
+        return (*shape, self.cluster_size, self.copy, self.fixed_run_tiles)
 
     def contradiction(self) -> str | None:
         if (reason := chunk_contradiction(self)) is not None:
@@ -146,8 +156,9 @@ class LeanCudaConfig(CudaBody, LeanConfig):
         if self.of_warpgroups and self._settings_of_warpgroups() != _OF_WARPGROUPS:
             return (
                 f"tile_rows {self.tile_rows} is of warpgroups, with num_warps"
-                f" {self.tile_rows // 16}, chunk_tokens 64 or 128, ctas_per_sm and cluster_size 1,"
-                " copy bulk and fixed_run_tiles 0: set these, or choose tile_rows 8, 16 or 32"
+                f" {self.tile_rows // 16}, chunk_tokens 64 or 128, ctas_per_sm up to"
+                f" {_MOST_WARPGROUP_ROWS // self.tile_rows}, cluster_size 1, copy bulk and"
+                " fixed_run_tiles 0: set these, or choose tile_rows 8, 16 or 32"
             )
         return super().contradiction()
 

@@ -35,8 +35,11 @@ MOST_BUILT_Q_LEN = 16
 _FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
-#: Rows of an output tile that a warpgroup has in many_rows.cu, and its warps.
-WARPGROUP_ROWS, _WARPGROUP_WARPS = 64, 4
+#: Rows of an output tile that a warpgroup has in many_rows.cu.
+WARPGROUP_ROWS = 64
+#: Warps beside those that multiply there, of which one copies: with two warpgroups, which take
+#: registers of others, as many as a warpgroup has.
+_COPY_WARPS, _COPY_WARPS_OF_TWO = 1, 4
 #: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 #: `sinks` of a build, by the problem's dtype, which they have too.
@@ -155,16 +158,18 @@ class CudaBuild:
         if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
             config = config if takes_warpgroups(problem) else config.of_warps
         many_rows = config.of_warpgroups
+        two = config.tile_rows > WARPGROUP_ROWS
+        copy_warps = (_COPY_WARPS_OF_TWO if two else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         return (ManyRowsBuild if many_rows else CudaBuild)(
             head_dim=problem.head_dim,
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
             group_size=problem.group_size,
-            q_len=0 if ragged_q or problem.q_len > MOST_BUILT_Q_LEN else problem.q_len,
+            q_len=0 if ragged_q or many_rows or problem.q_len > MOST_BUILT_Q_LEN else problem.q_len,
             rows=config.tile_rows if many_rows else min(config.tile_rows, rows),
             chunk=config.chunk_tokens,
-            warps=config.num_warps + (_WARPGROUP_WARPS if many_rows else 0),
+            warps=config.num_warps + copy_warps,
             stages=config.num_stages,
             ctas_per_sm=config.ctas_per_sm,
             cluster=config.cluster_size,
@@ -322,7 +327,7 @@ class ManyRowsBuild(CudaBuild):
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in rows_layout.cuh."""
         stage = 2 * self.chunk * (self.head_dim + self.v_head_dim) + 4 * 8
-        return 2 * self.rows * self.head_dim + self.stages * stage
+        return 2 * self.rows * max(self.head_dim, self.v_head_dim) + self.stages * stage
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """What is compiled for a compute capability.

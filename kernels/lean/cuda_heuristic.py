@@ -305,13 +305,18 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     """
     all_rows = problem.group_size * problem.q_len
     rows = WARPGROUP_ROWS if all_rows <= WARPGROUP_ROWS else 2 * WARPGROUP_ROWS
+    output_tiles = problem.batch * problem.kv_heads * -(-all_rows // rows)
     # Chunks of 64 tokens are 1 to 2% faster where memory is waited for.
     whole = all_rows > rows and widest(problem) <= 128
     chunk, stages = (TILE_TOKENS, 4) if whole else (TILE_TOKENS // 2, 8)
-    output_tiles = problem.batch * problem.kv_heads * -(-all_rows // rows)
-    used = gpu.sms // output_tiles * output_tiles or whole_ranges(gpu.sms, output_tiles)
+    # Two CTAs to an SM where these have whole output tiles: one reads while the other ends one.
+    shares = rows == WARPGROUP_ROWS and widest(problem) <= 128 and output_tiles > gpu.sms
+    ctas_per_sm = 2 if shares else 1
+    slots = ctas_per_sm * gpu.sms
+    used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
+    align_grid = few_idle(used, slots)
     config = cuda_config(
-        chunk, rows // 16, stages, 1, 1, rows, "bulk", 1, align_grid=few_idle(used, gpu.sms)
+        chunk, rows // 16, stages, ctas_per_sm, 1, rows, "bulk", 1, align_grid=align_grid
     )
     return fitted(config, problem, gpu)
 

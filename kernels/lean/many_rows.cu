@@ -63,6 +63,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     part.leave_part(p);
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, 0);
+    if (!part.is_rest) prefetch_queries(p, part);
   }
 }
 
@@ -73,7 +74,7 @@ __device__ __forceinline__ void record(Events &events, int kind, int output_tile
   events.store(kind, output_tile);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     lean_many_rows(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 at = shared_address(shared);
@@ -121,19 +122,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Softmax softmax;
         attend_part(p, part, stage, at, shared, o, softmax);
         record(events, TILES, output_tile);
-        const float l[2] = {softmax.sum(0), softmax.sum(1)};
-        if (splits.count == 1) {
-          write_rows(p, part, o, softmax.m, l);
-        } else {
+        float m[2] = {softmax.m[0], softmax.m[1]}, l[2] = {softmax.sum(0), softmax.sum(1)};
+        bool whole = splits.count == 1;
+        if (!whole) {
           const u32 epoch = p.epoch + __ldg(p.replays);
           const Slots slots(p, range, part, splits);
-          store_partial(part, slots, splits.mine, o, softmax.m, l, epoch);
-          if (splits.mine < slots.mergers) {
-            merge(p, part, splits, slots, epoch);
+          // Of two splits, and the other's CTA goes on.
+          whole = slots.mergers == 1 && splits.mine == 0;
+          if (whole) {
+            add_partial(part, slots, 1, o, m, l, epoch);
             record(events, REDUCTION, output_tile);
-            break;
+          } else {
+            store_partial(part, slots, splits.mine, o, m, l, epoch);
+            if (splits.mine < slots.mergers) {
+              merge(p, part, splits, slots, epoch);
+              record(events, REDUCTION, output_tile);
+              break;
+            }
           }
         }
+        if (whole) write_rows(p, part, shared, o, m, l);
       }
       part.leave_part(p);
       if (part.at >= range.end) break;

@@ -39,31 +39,54 @@ __device__ __forceinline__ void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Copies this warpgroup's rows of Q to shared memory, swizzled; zeros where there are none.
+// Row `row` of an output tile in q.
+__device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
+  const HeadTile tile = part.head_tile();
+  const int of_head = tile.row_offset + row;
+  return p.q +
+         (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token : part.sequence * p.stride_q_batch) +
+         (i64)(of_head / GROUP_SIZE) * p.stride_q_token +
+         (i64)(tile.kv_head * GROUP_SIZE + of_head % GROUP_SIZE) * p.stride_q_head;
+}
+
+// Starts reads of all rows of Q into the L2; by a warp together.
+__device__ __forceinline__ void prefetch_queries(const Params &p, const Position &part) {
+  const int rows = rows_of(part);
+  for (int row = threadIdx.x % 32; row < rows; row += 32)
+#pragma unroll
+    for (int column = 0; column < K_COLUMNS; column++)
+      prefetch_l2(query_row(p, part, row) + 64 * column);
+}
+
+// Copies this warpgroup's rows of Q to shared memory; zeros where there are none.
 __device__ __forceinline__ void load_queries(const Params &p, const Position &part,
                                              unsigned char *memory) {
-  constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes
-  const HeadTile tile = part.head_tile();
+  constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
+  constexpr int AT_ONCE = OF_THREAD % 8 ? OF_THREAD : 8;
   const int rows = rows_of(part);
-  const QNumber *base = p.q +
-                        (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token
-                                  : part.sequence * p.stride_q_batch) +
-                        (i64)tile.kv_head * GROUP_SIZE * p.stride_q_head;
-#pragma unroll 8
-  for (int i = threadIdx.x % 128; i < GROUP_ROWS * PIECES; i += 128) {
-    const int within = warpgroup() * GROUP_ROWS + i / PIECES, piece = i % PIECES;
-    const int row = tile.row_offset + within;
-    u32 words[4] = {0, 0, 0, 0};
-    if (within < rows) {
-      const u32 *from = reinterpret_cast<const u32 *>(
-          base + (i64)(row / GROUP_SIZE) * p.stride_q_token +
-          (i64)(row % GROUP_SIZE) * p.stride_q_head + 8 * piece);
+#pragma unroll 1
+  for (int first = 0; first < OF_THREAD; first += AT_ONCE) {
+    // All reads before the first store: each waits for memory.
+    u32 words[AT_ONCE][4];
 #pragma unroll
-      for (int word = 0; word < 4; word++) words[word] = __ldg(from + word);
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int at = (first + i) * 128 + threadIdx.x % 128;
+      const int row = min(warpgroup() * GROUP_ROWS + at / PIECES, rows - 1);
+      const u32 *from = reinterpret_cast<const u32 *>(query_row(p, part, row) + at % PIECES * 8);
+#pragma unroll
+      for (int word = 0; word < 4; word++) words[i][word] = __ldg(from + word);
     }
-    *reinterpret_cast<uint4 *>(memory + piece / 8 * QUERY_COLUMN + within * 128 +
-                               (piece % 8 ^ within % 8) * 16) =
-        make_uint4(words[0], words[1], words[2], words[3]);
+    // Until all have written what they had there.
+    if (first == 0) bar_sync(OF_WARPGROUP + warpgroup(), 128);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int at = (first + i) * 128 + threadIdx.x % 128;
+      const int row = warpgroup() * GROUP_ROWS + at / PIECES;
+      const bool exists = row < rows;
+      *reinterpret_cast<uint4 *>(memory + piece_at(row, at % PIECES)) =
+          make_uint4(exists ? words[i][0] : 0, exists ? words[i][1] : 0, exists ? words[i][2] : 0,
+                     exists ? words[i][3] : 0);
+    }
   }
   fence_proxy_async_shared_cta();
   bar_sync(OF_WARPGROUP + warpgroup(), 128);
@@ -241,6 +264,20 @@ __device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
     weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
 }
 
+// Walks a part of which this warpgroup has no rows: it lets every stage go, and the other take its turns.
+__device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u32 shared) {
+  for (int chunk = 0; chunk < part.chunks; chunk++, stage.filled++) {
+    if (chunk > 0) {
+      take_turn();
+      pass_turn();
+    }
+    mbarrier_try_wait_parity(stage.barrier(shared, K_FULL), stage.parity());
+    release(stage.barrier(shared, K_EMPTY));
+    mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
+    release(stage.barrier(shared, V_EMPTY));
+  }
+}
+
 // Attends to a part: its sum of values in `o`, its softmax.
 __device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
                                             u32 shared, unsigned char *memory, float (&o)[COLUMNS],
@@ -249,6 +286,10 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
   softmax.reset();
   if (part.chunks <= 0) return;
+  if (WARPGROUPS > 1 && warpgroup() * GROUP_ROWS >= rows_of(part)) {
+    skip_part(part, stage, shared);
+    return;
+  }
   load_queries(p, part, memory);
   Seen seen;
   seen.enter_part(p, part);
@@ -281,6 +322,7 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     if (SHAPED_SCORES) shape.apply(p, s, token);
     seen.mask(s, token);
     const bool rescales = softmax.weigh(s, scale);
+    wait_after(softmax.l[0] + softmax.l[1]);
     wgmma_wait_group<0>();
     hold(o);
     release(stage.barrier(shared, V_EMPTY));

@@ -12,7 +12,7 @@ constexpr int WARPGROUPS = ROWS / GROUP_ROWS;    // that compute
 constexpr int CONSUMERS = 128 * WARPGROUPS;      // their threads
 constexpr int COPY_WARP = CONSUMERS / 32;
 static_assert(BULK && CLUSTER == 1 && KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
-              !PEERS && !PACKS && WARPS == COPY_WARP + 4);
+              !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 ? 4 : 1));
 // Of a thread, where two warpgroups compute: what they need, and what is left for the others of what the
 // CTA has, 168 for each thread.
 constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : 56;
@@ -32,7 +32,8 @@ constexpr int ROW_UNITS = V_HEAD_DIM / 4;
 constexpr int LOGS_UNIT = ROWS * ROW_UNITS;
 static_assert(16 * (LOGS_UNIT + ROWS) == PARTIAL_BYTES, "PARTIAL_BYTES differs from ManyRowsBuild's");
 
-constexpr int STAGES_AT = K_COLUMNS * QUERY_COLUMN;
+// Q, and rows of the output on their way to memory.
+constexpr int STAGES_AT = (K_COLUMNS > V_COLUMNS ? K_COLUMNS : V_COLUMNS) * QUERY_COLUMN;
 constexpr int BARRIERS = STAGES_AT + STAGES * STAGE;
 // Each: of all stages.
 constexpr int K_FULL = BARRIERS, K_EMPTY = K_FULL + 8 * STAGES;
@@ -61,6 +62,11 @@ __device__ __forceinline__ int own_row() { return threadIdx.x / 32 * 16 + thread
 
 // The token, or column, of accumulator `i` of a thread.
 __device__ __forceinline__ int own_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+// Where 8 numbers of a row of Q, or of the output, lie in shared memory, swizzled.
+__device__ __forceinline__ int piece_at(int row, int piece) {
+  return piece / 8 * QUERY_COLUMN + row * 128 + (piece % 8 ^ row % 8) * 16;
+}
 
 // Rows of the output tile that are there.
 __device__ __forceinline__ int rows_of(const Position &part) {

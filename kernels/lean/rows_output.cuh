@@ -49,27 +49,44 @@ __device__ __forceinline__ float sink_of(const Params &p, const Position &part, 
                              : __ldg(static_cast<const unsigned short *>(p.sinks) + head));
 }
 
-// Writes this thread's rows of an output tile that is this CTA's alone.
+// Writes this warp's rows of an output tile, through shared memory where no queries are needed any more:
+// in whole lines.
 __device__ __forceinline__ void write_rows(const Params &p, const Position &part,
-                                           const float (&o)[COLUMNS], const float (&m)[2],
-                                           const float (&l)[2]) {
+                                           unsigned char *memory, const float (&o)[COLUMNS],
+                                           const float (&m)[2], const float (&l)[2]) {
   const RowWriter writer(p, part);
-  const int rows = rows_of(part);
+  const int rows = rows_of(part), lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
-    if (row >= rows) continue;
     // With the sink.
     const float sink = SINKS ? sink_of(p, part, row) : m[half], high = fmaxf(m[half], sink);
     const float share = ex2_approx_ftz(m[half] - high);
     const float sum = l[half] * share + (SINKS ? ex2_approx_ftz(sink - high) : 0.0f);
     const float scale = share * reciprocal(sum);
-    unsigned short *at = writer.at(p, row) + own_column(0);
 #pragma unroll
     for (int i = 0; i < V_HEAD_DIM / 8; i++)
-      *reinterpret_cast<u32 *>(at + 8 * i) =
+      *reinterpret_cast<u32 *>(memory + piece_at(row, i) + lane % 4 * 4) =
           cvt_rn_x2<BF16>(o[4 * i + 2 * half] * scale, o[4 * i + 2 * half + 1] * scale);
-    if (threadIdx.x % 4 == 0) writer.write_lse(row, high, sum);
+    if (lane % 4 == 0 && row < rows) writer.write_lse(row, high, sum);
+  }
+  __syncwarp();
+  constexpr int STEPS = 16 * ROW_UNITS / 32, AT_ONCE = STEPS < 16 ? STEPS : 16;
+#pragma unroll 1
+  for (int first = 0; first < STEPS; first += AT_ONCE) {
+    u64 words[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int at = (first + i) * 32 + lane, unit = at % ROW_UNITS;
+      const int row = threadIdx.x / 32 * 16 + at / ROW_UNITS;
+      words[i] = *reinterpret_cast<u64 *>(memory + piece_at(row, unit / 2) + unit % 2 * 8);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      const int at = (first + i) * 32 + lane, unit = at % ROW_UNITS;
+      const int row = threadIdx.x / 32 * 16 + at / ROW_UNITS;
+      if (row < rows) *reinterpret_cast<u64 *>(writer.at(p, row) + 4 * unit) = words[i];
+    }
   }
 }
 
@@ -129,15 +146,58 @@ __device__ __forceinline__ void store_partial(const Position &part, const Slots 
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
     if (row >= rows) continue;
+    u32 *const to = slots.at(split, row * ROW_UNITS + lane);
 #pragma unroll
     for (int i = 0; i < ROW_UNITS / 4; i++) {
       const float *x = o + 8 * i + 2 * half;
-      st_relaxed_gpu_b128(slots.at(split, row * ROW_UNITS + 4 * i + lane),
-                          marked(x[0], x[1], x[4], x[5], epoch));
+      st_relaxed_gpu_b128(to + 16 * i, marked(x[0], x[1], x[4], x[5], epoch));
     }
     if (lane == 0)
       st_relaxed_gpu_b128(slots.at(split, LOGS_UNIT + row),
                           make_uint4(__float_as_uint(m[half]), __float_as_uint(l[half]), 0, epoch));
+  }
+}
+
+// Adds the partial of the output tile's other split to this thread's rows.
+__device__ __forceinline__ void add_partial(const Position &part, const Slots &slots, int split,
+                                            float (&o)[COLUMNS], float (&m)[2], float (&l)[2],
+                                            u32 epoch) {
+  constexpr int OF_ROW = ROW_UNITS / 4, AT_ONCE = OF_ROW < 8 ? OF_ROW : 8;
+  const int last = rows_of(part) - 1;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int row = min(own_row() + 8 * half, last);
+    const u32 *const from = slots.at(split, row * ROW_UNITS + threadIdx.x % 4);
+    const u32 *const log_from = slots.at(split, LOGS_UNIT + row);
+    float before = 1.0f, weight = 0.0f;
+#pragma unroll
+    for (int first = 0; first < OF_ROW; first += AT_ONCE) {
+      uint4 units[AT_ONCE], log;
+      bool missing = true;
+      while (missing) {
+        log = ld_relaxed_gpu_b128(log_from);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) units[i] = ld_relaxed_gpu_b128(from + 16 * (first + i));
+        missing = log.w != epoch;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) missing |= !has_epoch(units[i], epoch);
+      }
+      if (first == 0) {
+        const float high = fmaxf(m[half], __uint_as_float(log.x));
+        before = ex2_approx_ftz(m[half] - high);
+        weight = ex2_approx_ftz(__uint_as_float(log.x) - high);
+        l[half] = l[half] * before + weight * __uint_as_float(log.y);
+        m[half] = high;
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        float *x = o + 8 * (first + i) + 2 * half;
+        x[0] = x[0] * before + weight * number_of(units[i].x);
+        x[1] = x[1] * before + weight * number_of(units[i].y);
+        x[4] = x[4] * before + weight * number_of(units[i].z);
+        x[5] = x[5] * before + weight * number_of(units[i].w);
+      }
+    }
   }
 }
 

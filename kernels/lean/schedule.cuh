@@ -90,8 +90,8 @@ __device__ __forceinline__ int dealt_tokens(const Params &p, int leftpad, int to
 // The log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run, whose length follows from
 // its sequence's own: runs for 128 CTAs where it is alone, no shorter than `tile_shift` and no longer
 // than `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
-__device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
-  if (!FIXED_RUNS) return p.tile_shift;
+__device__ __forceinline__ int tile_shift(const Params &p, int tokens, int queries) {
+  if (!FIXED_RUNS) return p.tile_shift + (RAGGED_Q && ROWS > 64 && 2 * all_rows(queries) <= ROWS);
   const int run = min(tokens, 1 << 17) * head_tiles(p) >> 7;
   return min(max(run > 1 ? 32 - __clz(run - 1) : 0, p.tile_shift), p.longest_shift);
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
 // LeanTiles of an output tile.
 __device__ __forceinline__ int tiles_of(const Params &p, int leftpad, int tokens, int queries) {
   const int dealt = dealt_tokens(p, leftpad, tokens, queries);
-  return lean_tiles(dealt, tile_shift(p, dealt));
+  return lean_tiles(dealt, tile_shift(p, dealt, queries));
 }
 
 // RAGGED: the same of a sequence.
@@ -274,7 +274,7 @@ struct Position {
     enter_head(p);
     last = stop_tile;
     const int dealt = dealt_tokens(p, leftpad, tokens, queries.count);
-    const int shift = tile_shift(p, dealt);
+    const int shift = tile_shift(p, dealt, queries.count);
     const int start = copy_start(first_needed(p, 0));
     token = start + (first << shift);
     int stop = start + min(last << shift, tokens - start);

@@ -78,6 +78,11 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// The line of `at` to the L2.
+__device__ __forceinline__ void prefetch_l2(const void *at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+}
+
 // To the same place of all CTAs of the cluster, whose barriers at `barrier` count the bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map,
                                                                   u32 barrier, int x, int y, int z,
@@ -111,6 +116,17 @@ template <int COUNT>
 __device__ __forceinline__ void hold(float (&x)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// Keeps the assembler from moving a wait for matrices ahead of what makes `x`, which is never negative.
+__device__ __forceinline__ void wait_after(float x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred negative;\n"
+      "setp.lt.f32 negative, %0, 0f00000000;\n"
+      "@negative nanosleep.u32 1;\n"
+      "}" ::"f"(x)
+      : "memory");
 }
 
 // The descriptor of a matrix in shared memory: columns of 128 bytes, swizzled. `leading`: bytes from

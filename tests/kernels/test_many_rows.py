@@ -90,6 +90,23 @@ def test_row_tiles_are_in_step_where_few_ctas_idle(q_len, used, in_step):
 
 
 @pytest.mark.parametrize(
+    ("axes", "ctas_per_sm"),
+    [
+        ({"batch": 32}, 2),
+        ({"batch": 8}, 1),
+        ({"batch": 32, "q_len": 17}, 1),
+        ({"batch": 32, "head_dim": 256}, 1),
+        ({"batch": 32, "head_dim": 64, "page_size": 16, "lengths_on": "device"}, 2),
+    ],
+)
+def test_two_ctas_share_an_sm_where_output_tiles_are_many(axes, ctas_per_sm):
+    problem = replace(CHUNK, **{"context": 500, "q_len": 16, **axes})
+    config = many_rows_config(problem, H200)
+    assert config.ctas_per_sm == ctas_per_sm
+    assert CudaBuild.of(problem, config).fits(H200)
+
+
+@pytest.mark.parametrize(
     ("tiles", "most", "splits"),
     [(256, 16, (16, 16)), (235, 16, (16, 15)), (17, 16, (9, 2)), (3, 16, (3, 1))],
 )
@@ -110,6 +127,7 @@ def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
     query, stage = 128 * 128 * 2, 2 * 128 * 128 * 2
     assert build.shared_bytes == query + 2 * (stage + 4 * 8)
     assert build.warps == 8 + 4
+    assert CudaBuild.of(CHUNK, cuda_config(64, 4, 3, 2, 1, 64, "bulk", 1, True)).warps == 4 + 1
     # Rows in fp32, with a unit of 16 bytes for (m, l) of each.
     assert build.partial_bytes == 128 * (4 * 128 + 16)
 
@@ -129,6 +147,15 @@ def test_settings_of_warps_are_refused_for_warpgroups(setting):
     config = many_rows_config(CHUNK, H200)
     with pytest.raises(UserError, match="tile_rows 128 is of warpgroups, with num_warps 8, chunk"):
         replace(config, **setting)
+
+
+def test_an_sm_holds_two_ctas_of_one_warpgroup():
+    config = many_rows_config(replace(CHUNK, q_len=16), H200)
+    assert replace(config, ctas_per_sm=2).ctas_per_sm == 2
+    with pytest.raises(
+        UserError, match=r"tile_rows 64 is of warpgroups, .* ctas_per_sm up to 2, cl"
+    ):
+        replace(config, ctas_per_sm=3)
 
 
 def test_the_model_says_that_it_does_not_know_warpgroups():

@@ -44,6 +44,8 @@ CASES = {
     "host": Case(CHUNK, of_warpgroups(128), (1, 3, 7)),
     # Ranges in which the rest of an output tile belongs to the one before; splits that are merged.
     "device": Case(replace(RAGGED, q_lens=(37, 1, 5), sinks=True), of_warpgroups(64), (2, 5)),
+    # Sequences of which the second warpgroup has no rows, and whose LeanTiles are longer.
+    "chunk and decodes": Case(replace(RAGGED, q_lens=(37, 1, 5)), of_warpgroups(128), (3,)),
 }
 DEEP_CASES = {
     "in step": Case(CHUNK, of_warpgroups(128, align_grid=True), (7,)),
@@ -104,7 +106,31 @@ MUTATIONS: dict[str, Mutation] = {
         "missing || log.w != epoch);\n        while (__any_sync(~0u, log.w != epoch))",
         "false);\n        while (false)",
     ),
-    "a turn is not passed": ("rows_attend.cuh", "    pass_turn();\n", ""),
+    "a partial is not waited for": (
+        "rows_output.cuh",
+        "        missing = log.w != epoch;\n",
+        "        missing = false;\n        continue;\n",
+    ),
+    "a partial is not added": (
+        "many_rows.cu",
+        "            add_partial(part, slots, 1, o, m, l, epoch);\n",
+        "",
+    ),
+    "a warpgroup without rows keeps its stages": (
+        "rows_attend.cuh",
+        "    skip_part(part, stage, shared);\n",
+        "",
+    ),
+    "queries of the part before are read": (
+        "rows_attend.cuh",
+        "  bar_sync(OF_WARPGROUP + warpgroup(), 128);\n}\n\n// Starts S",
+        "}\n\n// Starts S",
+    ),
+    "a turn is not passed": (
+        "rows_attend.cuh",
+        "    start_values(o, weights, shared, stage);\n    pass_turn();\n",
+        "    start_values(o, weights, shared, stage);\n",
+    ),
 }
 
 
@@ -124,10 +150,11 @@ def test_many_rows_are_right_in_every_shape(name, tmp_path):
 def test_a_missing_line_is_noticed(name, tmp_path):
     cpu, workspace = Cpu(tmp_path, MUTATIONS[name]), Workspace(epoch=7)
     ragged = replace(RAGGED, batch=6, context=MANY.context, page_size=None)
+    mixed = replace(ragged, q_lens=(40, 1, 5, 33, 1, 2))
     config = of_warpgroups(128)
     assert any(
         failure_of(cpu, workspace, problem, config, sms, seed)
-        for problem, sms in ((ragged, 2), (ragged, 5), (CHUNK, 12))
+        for problem, sms in ((ragged, 2), (ragged, 5), (mixed, 3), (CHUNK, 7), (CHUNK, 12))
         for seed in range(3)
     )
 
