@@ -97,9 +97,17 @@ _MANY_WIDE_OUTPUT_TILES = 1.5
 _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
-#: Query rows of a KV head from which on warpgroups multiply where there are several query tokens:
-#: with 16 lean.cu is 4% faster at 1 x 32k, 6% slower at 8 x 4k, 21% faster at 64 x 300 (entry 48).
-_MANY_ROWS = 17
+#: Query rows of a KV head from which on warpgroups multiply where there are several query tokens,
+#: by where lengths are. With 16 lean.cu takes 0 to 11% longer at 1 x 32k, 1 x 4k and 8 x 4k, whose
+#: lengths the host knows, and 2 to 6% less on batches with lengths on the device (entry 50).
+_MANY_ROWS = {"host": 16, "device": 17}
+#: Output tiles of 64 rows to an SM above which two CTAs share it, which takes up to 26% less; with
+#: fewer up to 21% more (entry 50).
+_OUTPUT_TILES_OF_PAIRS = 1.0
+#: Lengths on the device: two CTAs also from a third of an output tile to an SM to a half. There one
+#: CTA to an SM crosses output tiles that have two or three splits: two take 2 to 12% less at 8 x
+#: some 1000 to 4000, 3% more at 500 (entry 50).
+_SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 
@@ -293,10 +301,19 @@ def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     return (
         gpu.compute_capability == HOPPER
         and problem.q_len > 1
-        and problem.group_size * problem.q_len >= _MANY_ROWS
+        and problem.group_size * problem.q_len >= _MANY_ROWS[problem.lengths_on]
         and takes_warpgroups(problem)
         and copy_of(problem, gpu) == "bulk"
     )
+
+
+def _pairs_share_sms(problem: AttentionProblem, tiles_of_sm: float) -> bool:
+    """Whether two CTAs of many_rows.cu share an SM: one reads while the other begins or ends an
+    output tile.
+    """
+    least, most = _SPLIT_OUTPUT_TILES_OF_PAIRS
+    split = problem.lengths_on == "device" and least < tiles_of_sm <= most
+    return widest(problem) <= 128 and (split or tiles_of_sm > _OUTPUT_TILES_OF_PAIRS)
 
 
 def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -309,9 +326,8 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     # Chunks of 64 tokens are 1 to 2% faster where memory is waited for.
     whole = all_rows > rows and widest(problem) <= 128
     chunk, stages = (TILE_TOKENS, 4) if whole else (TILE_TOKENS // 2, 8)
-    # Two CTAs to an SM where these have whole output tiles: one reads while the other ends one.
-    shares = rows == WARPGROUP_ROWS and widest(problem) <= 128 and output_tiles > gpu.sms
-    ctas_per_sm = 2 if shares else 1
+    pairs = rows == WARPGROUP_ROWS and _pairs_share_sms(problem, output_tiles / gpu.sms)
+    ctas_per_sm = 2 if pairs else 1
     slots = ctas_per_sm * gpu.sms
     used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
     align_grid = few_idle(used, slots)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from leanbench.kernels.launch import padded
 from leanbench.kernels.lean.configs import LeanCudaConfig
-from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
+from leanbench.kernels.lean.cuda_build import WARPGROUP_ROWS, CudaBuild, ManyRowsBuild
 from leanbench.kernels.lean.cuda_masks import dealt_lengths, dealt_tokens, dealt_window
 from leanbench.kernels.lean.workspace import WORKSPACE_BYTES
 
@@ -34,9 +34,11 @@ _LONGEST_STEPS_OF_CLUSTERS = 31
 _MERGE_BYTES = 70e3
 #: Bytes of K and V that the L2 holds for row tiles that are not in step; an H200's has 50 MB.
 _MOST_L2_BYTES = 40e6
-#: The same where warpgroups multiply, whose arithmetic idle CTAs cost; and LeanTiles of a merge.
+#: The same where warpgroups multiply, whose arithmetic idle CTAs cost; and LeanTiles of a merge, by
+#: the warpgroups of an output tile. 1 for both costs 16 x some 1000 x 16 query tokens 20%, 4 costs
+#: 8 x some 2000 x 32 10% (docs/performance-log.md, entry 50).
 _LONGEST_STEPS_OF_WARPGROUPS = 2
-_MERGE_TILES_OF_WARPGROUPS = 4
+_MERGE_TILES_OF_WARPGROUPS = {1: 4, 2: 1}
 #: Fixed runs of a lone sequence, for as many CTAs; and tokens past which they are no longer.
 _FIXED_RUNS = 128
 _MOST_RUN_TOKENS = 1 << 17
@@ -52,7 +54,9 @@ def split_limits(build: CudaBuild, tile_tokens: int, rereads: bool = False) -> t
         rereads: see `rereads_memory`.
     """
     if isinstance(build, ManyRowsBuild):
-        return _LONGEST_STEPS_OF_WARPGROUPS, _MERGE_TILES_OF_WARPGROUPS
+        return _LONGEST_STEPS_OF_WARPGROUPS, _MERGE_TILES_OF_WARPGROUPS[
+            build.rows // WARPGROUP_ROWS
+        ]
     tile_bytes = 2 * build.kv_bytes * tile_tokens * build.head_dim
     in_step = build.cluster > 1 or rereads
     steps = _LONGEST_STEPS_OF_CLUSTERS if in_step else _LONGEST_STEPS

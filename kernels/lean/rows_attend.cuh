@@ -52,6 +52,7 @@ __device__ __forceinline__ const QNumber *query_row(const Params &p, const Posit
 // Starts reads of all rows of Q into the L2; by a warp together.
 __device__ __forceinline__ void prefetch_queries(const Params &p, const Position &part) {
   const int rows = rows_of(part);
+#pragma unroll 1
   for (int row = threadIdx.x % 32; row < rows; row += 32)
 #pragma unroll
     for (int column = 0; column < K_COLUMNS; column++)
@@ -62,7 +63,7 @@ __device__ __forceinline__ void prefetch_queries(const Params &p, const Position
 __device__ __forceinline__ void load_queries(const Params &p, const Position &part,
                                              unsigned char *memory) {
   constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
-  constexpr int AT_ONCE = OF_THREAD % 8 ? OF_THREAD : 8;
+  constexpr int AT_ONCE = OF_THREAD % 8 ? 4 : 8;
   const int rows = rows_of(part);
 #pragma unroll 1
   for (int first = 0; first < OF_THREAD; first += AT_ONCE) {

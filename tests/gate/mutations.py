@@ -575,8 +575,8 @@ MANY_ROWS = (
     Mutation(
         "sums of splits are added without their weights",
         f"{LEAN}/rows_output.cuh",
-        "weight * __uint_as_float(log.y)",
-        "__uint_as_float(log.y)",
+        "weight * __uint_as_float(log.y) : 0.0f",
+        "__uint_as_float(log.y) : 0.0f",
         "parts count as if their maxima were alike",
         by_launches(ROWS),
         f"{ROWS_ON_CPU}[host]",

@@ -8,7 +8,7 @@ import pytest
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config, many_rows_config
-from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle
+from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
 
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.inputs import shape_only
@@ -56,6 +56,17 @@ def test_warpgroups_take_many_rows_of_what_they_can(axes, rows):
             assert build.fits(H200)
 
 
+@pytest.mark.parametrize(("lengths_on", "rows"), [("host", 64), ("device", 16)])
+def test_16_rows_are_of_warpgroups_where_the_host_knows_lengths(lengths_on, rows):
+    problem = replace(CHUNK, q_len=4, lengths_on=lengths_on)
+    for config in (
+        kernel("lean_cuda").default_config(problem, H200),
+        kernel("lean_cuda").any_length_config(problem, H200),
+    ):
+        assert config is not None
+        assert CudaBuild.of(problem, config).rows == rows
+
+
 def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():
     lean = kernel("lean_cuda")
     for config in (
@@ -94,16 +105,27 @@ def test_row_tiles_are_in_step_where_few_ctas_idle(q_len, used, in_step):
     [
         ({"batch": 32}, 2),
         ({"batch": 8}, 1),
+        ({"batch": 8, "lengths_on": "device"}, 2),
+        ({"batch": 9, "lengths_on": "device"}, 1),
+        ({"batch": 5, "lengths_on": "device"}, 1),
+        ({"batch": 16, "lengths_on": "device"}, 1),
+        ({"batch": 17, "lengths_on": "device"}, 2),
         ({"batch": 32, "q_len": 17}, 1),
         ({"batch": 32, "head_dim": 256}, 1),
         ({"batch": 32, "head_dim": 64, "page_size": 16, "lengths_on": "device"}, 2),
     ],
 )
-def test_two_ctas_share_an_sm_where_output_tiles_are_many(axes, ctas_per_sm):
+def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
     problem = replace(CHUNK, **{"context": 500, "q_len": 16, **axes})
     config = many_rows_config(problem, H200)
     assert config.ctas_per_sm == ctas_per_sm
     assert CudaBuild.of(problem, config).fits(H200)
+
+
+@pytest.mark.parametrize(("rows", "merge_tiles"), [(64, 4), (128, 1)])
+def test_a_merge_lasts_fewer_lean_tiles_of_two_warpgroups(rows, merge_tiles):
+    build = CudaBuild.of(CHUNK, cuda_config(64, rows // 16, 3, 1, 1, rows, "bulk", 1, True))
+    assert split_limits(build, 128) == (2, merge_tiles)
 
 
 @pytest.mark.parametrize(

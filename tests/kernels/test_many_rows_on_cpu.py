@@ -42,8 +42,9 @@ MANY = replace(
 CASES = {
     # Two warpgroups and two row tiles; ranges that cross output tiles; splits that are merged.
     "host": Case(CHUNK, of_warpgroups(128), (1, 3, 7)),
-    # Ranges in which the rest of an output tile belongs to the one before; splits that are merged.
-    "device": Case(replace(RAGGED, q_lens=(37, 1, 5), sinks=True), of_warpgroups(64), (2, 5)),
+    # Ranges in which the rest of an output tile belongs to the one before; two splits, and more,
+    # that are merged.
+    "device": Case(replace(RAGGED, q_lens=(37, 1, 5), sinks=True), of_warpgroups(64), (2, 5, 44)),
     # Sequences of which the second warpgroup has no rows, and whose LeanTiles are longer.
     "chunk and decodes": Case(replace(RAGGED, q_lens=(37, 1, 5)), of_warpgroups(128), (3,)),
 }
