@@ -1,4 +1,6 @@
-"""Every relative link, and every path of the repository that documents name, leads to a file."""
+"""Every relative link, and every path of the repository that documents name, leads to a file, and
+to a heading where it names one.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,25 @@ def missing(text: str, folder: PurePosixPath, paths: set[str]) -> list[str]:
     return sorted(name for name, path in targets.items() if not fnmatch.filter(paths, path))
 
 
+def headings(text: str) -> set[str]:
+    """Anchors of a document's headings, as GitHub makes them."""
+    lines = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def dead_anchors(text: str, document: Path) -> list[str]:
+    """Links with an anchor that no heading of their document has."""
+    dead = []
+    for link in LINK.findall(text):
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if "://" in link or not anchor or target.suffix != ".md" or not target.exists():
+            continue
+        if anchor not in headings(target.read_text(encoding="utf-8")):
+            dead.append(link)
+    return dead
+
+
 def _normal(path: PurePosixPath) -> str:
     parts: list[str] = []
     for part in path.parts:
@@ -49,9 +70,19 @@ def _normal(path: PurePosixPath) -> str:
 def test_what_a_document_points_to_exists(document: str, paths: set[str]) -> None:
     file = ROOT / document if (ROOT / document).exists() else ROOT / "docs" / document
     folder = PurePosixPath(file.relative_to(ROOT).parent.as_posix())
-    assert missing(file.read_text(encoding="utf-8"), folder, paths) == []
+    text = file.read_text(encoding="utf-8")
+    assert missing(text, folder, paths) == []
+    assert dead_anchors(text, file) == []
 
 
 def test_a_link_that_leads_nowhere_is_named(paths: set[str]) -> None:
     text = "[a](../README.md#top) [b](gone.md) [c](https://x.y/z) `reports/h200/gone` `docs/*.md`"
     assert missing(text, PurePosixPath("docs"), paths) == ["gone.md", "reports/h200/gone"]
+
+
+def test_an_anchor_without_a_heading_is_named(tmp_path: Path) -> None:
+    """Ids of what is in a code block are none."""
+    document = tmp_path / "a.md"
+    document.write_text("# A `call_of`, or (two)\n```sh\n# no heading\n```\n")
+    text = "[a](#a-call_of-or-two) [b](a.md#no-heading) [c](gone.md#x) [d](https://x.y/z.md#q)"
+    assert dead_anchors(text, document) == ["a.md#no-heading"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -359,6 +360,39 @@ def test_pictures_are_drawn_again_with_their_run(checkout: Checkout) -> None:
     assert "reports/h200/mine/other.svg is not in [pictures]: declare or delete it" in faults(
         checkout.evidence()
     )
+
+
+SCATTER = """
+[pictures."all.svg"]
+title = "Speed"
+below = "{mine: problems} problems"
+run = "mine"
+x = "KV cache"
+y = "speed"
+ratio = "cudnn/lean"
+colour = "name libraries"
+[pictures."all.svg".names]
+cudnn = "cuDNN"
+"""
+
+
+def test_a_scatter_chart_has_a_point_for_each_ratio(checkout: Checkout) -> None:
+    checkout.declare(DECLARED + SCATTER)
+    path = checkout.root / "reports" / "h200" / "all.svg"
+    assert "reports/h200/all.svg" in write(checkout.evidence())
+    drawn = path.read_text()
+    # 14.7 and twice 940 MB between 10 MB and 1 GB; 1.1, 0.95 and 1.04 between 0.8 and 1.25.
+    points = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)" r="3.4"', drawn)
+    assert points == [("136.5", "192.5"), ("770.5", "291.7"), ("770.5", "230.5")]
+    assert [f">{words}<" in drawn for words in ("3 problems", "cuDNN (3)", "10 MB", "1 GB")] == [
+        True
+    ] * 4
+    # A picture is no log: it needs no purpose.
+    assert faults(checkout.evidence()) == []
+    checkout.declare(DECLARED)
+    assert faults(checkout.evidence()) == [
+        "reports/h200/all.svg is not in [pictures]: declare or delete it"
+    ]
 
 
 def test_a_page_made_before_a_run_in_it_is_a_fault(checkout: Checkout) -> None:

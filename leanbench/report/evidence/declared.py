@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from leanbench.core.errors import UserError
 
@@ -61,12 +62,30 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Scatter:
+    """A scatter chart: a point for each problem of a run, over the bytes of its KV cache."""
+
+    title: str
+    #: Text with queries in braces.
+    below: str
+    #: A run, or a set of them.
+    run: str
+    x: str
+    y: str
+    #: A query: the ratio of a problem.
+    ratio: str
+    #: A query for the name that gives a point its colour, and what the names mean.
+    colour: str
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Declared:
     """Content of the declaration."""
 
     tables: Mapping[str, Table]
     #: By file, relative to the runs.
-    pictures: Mapping[str, Picture]
+    pictures: Mapping[str, Picture | Scatter]
     #: By name: text with queries in braces.
     figures: Mapping[str, str]
     #: Runs by the name of a set.
@@ -104,10 +123,14 @@ def read(root: Path) -> Declared:
     try:
         tables = {name: Table(**fields) for name, fields in content.pop("tables").items()}
         drawn = content.pop("pictures", {})
-        pictures = {name: Picture(**fields) for name, fields in drawn.items()}
+        pictures = {name: _picture(fields) for name, fields in drawn.items()}
         return Declared(tables, pictures, **content)
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is no declaration of evidence ({error}): mend it") from None
+
+
+def _picture(fields: Mapping[str, Any]) -> Picture | Scatter:
+    return Scatter(**fields) if "ratio" in fields else Picture(**fields)
 
 
 def as_dict(value: Sequence[str] | Mapping[str, str]) -> dict[str, str]:

@@ -41,14 +41,11 @@ def _undeclared(evidence: Evidence) -> Iterator[str]:
 
 
 def _pictures(evidence: Evidence) -> Iterator[str]:
-    """Those in a run's folder that nothing draws again. `leanbench trace` writes its own."""
-    for source in evidence.sources.by_name.values():
-        if not source.is_run or (source.path / "trace.svg").exists():
-            continue
-        for path in sorted(source.path.glob("*.svg")):
-            name = f"{source.name}/{path.name}"
-            if name not in evidence.declared.pictures:
-                yield f"{FOLDER}/{name} is not in [pictures]: declare or delete it"
+    """Those that nothing draws again. `leanbench trace` writes its own."""
+    for path in sorted(evidence.sources.folder.rglob("*.svg")):
+        name = path.relative_to(evidence.sources.folder).as_posix()
+        if path.name != "trace.svg" and name not in evidence.declared.pictures:
+            yield f"{FOLDER}/{name} is not in [pictures]: declare or delete it"
 
 
 def _pages(evidence: Evidence) -> Iterator[str]:

@@ -23,7 +23,7 @@ FOLDER = Path("reports") / "h200"
 #: The page of all figures, made from them.
 EVIDENCE = "docs/evidence.md"
 CURRENT, OLDER, OTHER_SETTINGS = "current", "older kernels", "other settings"
-#: Files of the folder that are made from the others.
+#: Files of the folder that are made from the others, beside its pictures.
 _MADE = ("README.md", "report.html")
 _MANIFESTS = ("manifest.json", "trace-manifest.json")
 #: A log says in its first characters of which kernels, settings and day it is.
@@ -131,7 +131,7 @@ class Sources:
                 yield _run(path, name, parse(manifests[0].read_bytes()))
             elif path.is_dir():
                 yield from self._all(path)
-            elif name not in _MADE:
+            elif name not in _MADE and path.suffix != ".svg":
                 yield _log(path, name)
 
 

@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from leanbench.core.errors import UserError
 from leanbench.report.evidence import claims
-from leanbench.report.evidence.declared import Declared, Picture, Table, as_dict
+from leanbench.report.evidence.declared import Declared, Picture, Scatter, Table, as_dict
 from leanbench.report.evidence.facts import fact
 from leanbench.report.evidence.pictures import Line, chart
 from leanbench.report.evidence.query import FORMATS, NOISE, Figures, Measured
+from leanbench.report.evidence.scatter import Point, scatter
 from leanbench.report.evidence.sources import CURRENT, Source, Sources, boards_of
 from leanbench.report.evidence.wording import problem_words
 from leanbench.report.facts.measured_claims import MeasuredClaim
@@ -74,12 +75,26 @@ class Press:
         text = self._fill(_known(self.declared.figures, name, "figure"))
         return Published(text, self._taken())
 
-    def picture(self, picture: Picture) -> str:
+    def picture(self, picture: Picture | Scatter) -> str:
         """A chart as SVG.
 
         Raises:
             UserError: a query of it has no answer.
         """
+        return self._scatter(picture) if isinstance(picture, Scatter) else self._lines_of(picture)
+
+    def _scatter(self, of: Scatter) -> str:
+        figures = self._figures(of.run)
+        ratios = [(at, figures.value(of.ratio, at)) for at in figures.problems]
+        names = [figures.cell(of.colour, at) for at, _ in ratios]
+        points = [
+            Point(at.problem.kv_bytes, ratio, of.names.get(name, name))
+            for (at, ratio), name in zip(ratios, names, strict=True)
+            if ratio is not None
+        ]
+        return scatter(of.title, self._fill(of.below), of.x, of.y, points)
+
+    def _lines_of(self, picture: Picture) -> str:
         figures = self._figures(picture.run)
         problems = [of for of in figures.problems if of.has_words(picture.where)]
         name, word = picture.x

@@ -1,0 +1,80 @@
+"""Every `leanbench` command in a code block of the documents is one: its name, its flags and the
+kinds of their values. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from leanbench.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*"))]
+#: A block, or a line of an indented one.
+_BLOCK = re.compile(r"^```sh\n(.*?)^```|^    (leanbench [^\n]*)$", re.MULTILINE | re.DOTALL)
+#: Of the axis that CONTRIBUTING.md adds.
+MADE_UP = {"--temperature"}
+COMMAND = typer.main.get_command(app)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words behind `leanbench` of each command; ``a|b`` stands for one command with each."""
+    blocks = "\n".join("".join(block) for block in _BLOCK.findall(text))
+    for line in blocks.replace("\\\n", " ").splitlines():
+        for part in re.split(r" && | >", line.partition(" #")[0]):
+            words = shlex.split(part)
+            if words[:1] == ["leanbench"] and not MADE_UP.intersection(words):
+                choices = [word.split("|") for word in words[1:]]
+                yield from map(list, itertools.product(*choices))
+
+
+def fault(words: list[str]) -> str:
+    """Why this is no command; empty where it is one."""
+    command: Any = COMMAND
+    name = "leanbench"
+    while hasattr(command, "commands") and words:
+        name, *words = words
+        if name not in command.commands:
+            return f"there is no command {name!r}"
+        command = command.commands[name]
+    try:
+        command.make_context(name, list(words))
+    except Exception as error:  # typer's own, or click's: by version
+        return str(error) or type(error).__name__
+    return ""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_commands_of_a_document_are_commands(document: str) -> None:
+    found = list(commands((ROOT / document).read_text(encoding="utf-8")))
+    assert {shlex.join(words): fault(words) for words in found if fault(words)} == {}
+
+
+def test_a_command_that_is_none_is_named() -> None:
+    text = "```sh\nleanbench swep smoke\nA=1 leanbench x  # no\nleanbench list kernels|gpus\n```\n"
+    wrong, *right = commands(f"{text}```sh\nleanbench sweep --contxt 1k && leanbench check\n```")
+    assert fault(wrong) == "there is no command 'swep'"
+    assert [(words, fault(words)) for words in right] == [
+        (["list", "kernels"], ""),
+        (["list", "gpus"], ""),
+        (["sweep", "--contxt", "1k"], "No such option: --contxt"),
+        (["check"], ""),
+    ]
+
+
+def test_every_question_of_the_readme_is_answered_with_a_way() -> None:
+    """Ten lines, each with a link; docs/questions.md has the same ten, in this order."""
+    index = (ROOT / "README.md").read_text().partition("## Where to look\n")[2]
+    lines = re.findall(r"^\| (.*?) \| (.*) \|$", index.partition("\n## ")[0], re.MULTILINE)[1:]
+    questions = re.findall(r"^## (.*\?)$", (ROOT / "docs/questions.md").read_text(), re.MULTILINE)
+    assert [question for question, _ in lines] == questions
+    assert len(questions) == 10
+    assert [way for _, way in lines if "](" not in way] == []
