@@ -349,8 +349,8 @@ def test_pictures_are_drawn_again_with_their_run(checkout: Checkout) -> None:
     path = checkout.root / "reports" / "h200" / "mine" / "chart.svg"
     assert "reports/h200/mine/chart.svg" in write(checkout.evidence())
     drawn = path.read_text()
-    # Two places, 10 and 200 of 200 us over 302 pixels; the limit has no marks.
-    assert 'points="245.5,392.9 612.5,106.0"' in drawn
+    # Two places, 10 and 200 of 200 us over 242 pixels; the limit has no marks.
+    assert 'points="245.5,335.9 612.5,106.0"' in drawn
     assert drawn.count("<circle") == 2
     assert drawn.count("stroke-dasharray") == 2
     assert [f">{place}<" in drawn for place in ("1k", "64k")] == [True, True]
@@ -383,7 +383,7 @@ def test_a_scatter_chart_has_a_point_for_each_ratio(checkout: Checkout) -> None:
     drawn = path.read_text()
     # 14.7 and twice 940 MB between 10 MB and 1 GB; 1.1, 0.95 and 1.04 between 0.8 and 1.25.
     points = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)" r="3.4"', drawn)
-    assert points == [("136.5", "192.5"), ("770.5", "291.7"), ("770.5", "230.5")]
+    assert points == [("136.5", "175.3"), ("770.5", "254.8"), ("770.5", "205.7")]
     assert [f">{words}<" in drawn for words in ("3 problems", "cuDNN (3)", "10 MB", "1 GB")] == [
         True
     ] * 4
