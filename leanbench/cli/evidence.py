@@ -21,6 +21,9 @@ def evidence(
         bool,
         typer.Option("--write", help="Make the tables, figures and pages of the documents again."),
     ] = False,
+    pages: Annotated[
+        bool, typer.Option("--pages", help="Make the reports of their runs again.")
+    ] = False,
 ) -> None:
     """What each table and figure of the documents rests on: run, day, commits to kernels/ since,
     and whether it is current.
@@ -33,9 +36,13 @@ def evidence(
     from leanbench.report.evidence.faults import faults
 
     documents = Evidence(KERNELS.parent)
+    for name in writing.write_pages(documents) if pages else []:
+        output.show(name)
     if write:
         for name in writing.write(documents):
             output.show(name)
+        wrong = []
+    elif pages:
         wrong = []
     else:
         _show(documents)

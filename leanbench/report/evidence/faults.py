@@ -55,7 +55,10 @@ def _pages(evidence: Evidence) -> Iterator[str]:
         for source in evidence.runs(runs):
             created = str(source.manifest["created"])[:16].replace("T", " ")
             if f"{created} UTC" not in text:
-                yield f"{FOLDER}/{name} lacks {source.name} of {created}: make it again"
+                yield (
+                    f"{FOLDER}/{name} lacks {source.name} of {created}: run `leanbench evidence"
+                    " --pages`"
+                )
 
 
 def _unused(evidence: Evidence) -> Iterator[str]:
