@@ -370,13 +370,13 @@ def test_bad_input_is_one_sentence(arguments, sentence):
 
 def test_reference_runs_compare(pytestconfig):
     """Two kernels of a committed run, and two runs of the same sweep."""
-    run_dir = pytestconfig.rootpath / "reports" / "h200" / "paper-fig7a"
+    run_dir = pytestconfig.rootpath / "reports/h200/model/paper-fig7a"
     content = json.loads(
         run(f"{run_dir}:fixed_split", f"{run_dir}:lean", "--format", "json").stdout
     )
     assert (content["pairs_without_samples"], len(content["pairs"])) == (0, 10)
     assert content["best_gain"]["cell"] == "fixed_split → lean · b1 h56 n1024 d64 fp16 HND"
-    # 8.8 and 9.6 µs in the README.
+    # 8.8 and 9.6 µs.
     assert content["best_gain"]["ratio"] == pytest.approx(8.8 / 9.6, rel=0.01)
     content = json.loads(run(str(run_dir), f"{run_dir}-again", "--format", "json").stdout)
     assert content["counts"] == {"same": 30}

@@ -10,7 +10,7 @@ from leanbench.cli.main import app
 from leanbench.gpu.catalogue import find
 from leanbench.model.calibration import calibration_for, read_calibration, user_file
 
-RUNS = Path(__file__).parents[2] / "reports" / "h200"
+RUNS = Path(__file__).parents[2] / "reports/h200/model"
 FIG_7A = str(RUNS / "paper-fig7a")
 
 

@@ -48,7 +48,7 @@ def test_without_rows_nothing_moves() -> None:
 
 def test_at_the_limit_on_the_h200() -> None:
     """What the cap rests on: kernels that use all SMs were held at 696 to 699 W of 700."""
-    rows = Path(__file__).parents[2] / "reports" / "h200" / "paper-fig13-again" / "results.jsonl"
+    rows = Path(__file__).parents[2] / "reports/h200/model/paper-fig13-again/results.jsonl"
     power = {}
     for line in rows.read_text().splitlines():
         row = json.loads(line)

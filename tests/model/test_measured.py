@@ -27,11 +27,18 @@ def shipped() -> Calibration:
 
 @pytest.mark.parametrize(
     "run",
-    ["paper-fig7a", "smoke", "ragged", "occupancy", "paper-fig13-again", "peers", "server-calls"],
+    [
+        *(
+            f"model/{name}"
+            for name in "paper-fig7a smoke ragged occupancy paper-fig13-again".split()
+        ),
+        "peers",
+        "server-calls",
+    ],
 )
 def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> None:
     measured = read_measured(str(RUNS / run))
-    stated = [figures for figures in shipped.runs if figures.run == run]
+    stated = [figures for figures in shipped.runs if figures.run == Path(run).name]
     # A run that measured lean_cuda was compared with its predictions alone.
     cells = [cell for cell in measured.cells if cell.kernel in stated[0].by_kernel]
     computed = [
@@ -50,7 +57,7 @@ def test_errors_it_states_are_those_it_makes(shipped: Calibration, run: str) -> 
 
 def test_held_out_cells_of_the_grid(shipped: Calibration) -> None:
     """Every 12th of them, so that it takes seconds."""
-    run = read_measured(str(RUNS / "mha-grid"))
+    run = read_measured(str(RUNS / "model" / "mha-grid"))
     _, held_out = split(run)
     [stated] = [
         figures

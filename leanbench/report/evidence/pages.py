@@ -28,7 +28,9 @@ _INDEX_HEAD = """\
 # Runs and logs on the H200
 
 Written by `leanbench evidence --write`. Which figures of which documents are of them, and what the
-states mean: [docs/evidence.md](../../docs/evidence.md).
+states mean: [docs/evidence.md](../../docs/evidence.md). `model/` has the runs of Triton kernels
+that the performance model was fitted to and is checked with; no document quotes a kernel's speed
+from them.
 """
 
 
@@ -50,24 +52,34 @@ def evidence_page(evidence: Evidence) -> str:
 
 
 def index_page(evidence: Evidence) -> str:
-    """The index of the runs."""
-    lines = [["run or log", "what it is there for", *_ORIGIN, "state", "quoted in"]]
-    for source in evidence.sources.by_name.values():
-        documents = [
-            quote.document
-            for quote in evidence.quotes
-            if source.name in {quoted.name for quoted in quote.sources}
-        ]
-        lines.append(
-            [
-                f"[{source.name}]({source.name})",
-                evidence.declared.purposes.get(source.name, ""),
-                *_origin((source,)),
-                evidence.sources.state(source),
-                ", ".join(f"[{name}](../../{name})" for name in dict.fromkeys(documents)),
-            ]
-        )
-    return "\n".join([_INDEX_HEAD, *_table(lines), ""])
+    """The index of the runs: those behind the documents, those of the performance model, logs."""
+    several = evidence.sources.by_name.values()
+    parts = {
+        "Runs": [source for source in several if source.is_run and not source.of_model],
+        "Runs of the performance model": [source for source in several if source.of_model],
+        "Logs": [source for source in several if not source.is_run],
+    }
+    texts = [_INDEX_HEAD]
+    for title, sources in parts.items():
+        head = ["name", "what it stands for", *_ORIGIN, "state", "quoted in"]
+        lines = [head, *(_index_line(evidence, source) for source in sources)]
+        texts += [f"## {title}\n", *_table(lines), ""]
+    return "\n".join(texts)
+
+
+def _index_line(evidence: Evidence, source: Source) -> list[str]:
+    documents = [
+        quote.document
+        for quote in evidence.quotes
+        if source.name in {quoted.name for quoted in quote.sources}
+    ]
+    return [
+        f"[{source.name}]({source.name})",
+        evidence.declared.purposes.get(source.name, ""),
+        *_origin((source,)),
+        evidence.sources.state(source),
+        ", ".join(f"[{name}](../../{name})" for name in dict.fromkeys(documents)),
+    ]
 
 
 def held_out(evidence: Evidence, source: Source) -> str:

@@ -54,6 +54,11 @@ class Source:
     def is_run(self) -> bool:
         return bool(self.manifest)
 
+    @property
+    def of_model(self) -> bool:
+        """Whether it is there for the performance model alone."""
+        return self.is_run and self.name.startswith("model/")
+
     @cached_property
     def run(self) -> Run:
         """With its rows.
