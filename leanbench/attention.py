@@ -220,9 +220,9 @@ def lean_attn_with_kvcache(
             cache_leftpad,
             alibi_slopes,
             sinks,
-            q_descale if _is_fp8(q) else None,
-            k_descale if _is_fp8(k_cache) else None,
-            v_descale if _is_fp8(v_cache) else None,
+            None if q_descale is None or not _is_fp8(q) else q_descale,
+            None if k_descale is None or not _is_fp8(k_cache) else k_descale,
+            None if v_descale is None or not _is_fp8(v_cache) else v_descale,
             cu_seqlens_q,
             # FlashAttention-3 reads these two with `k` and with rotary embedding alone.
             None if k is None else cu_seqlens_k_new,

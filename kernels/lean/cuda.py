@@ -56,13 +56,12 @@ from leanbench.kernels.lean.workspace import WORKSPACE_BYTES, WORKSPACES, fixed_
 from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.decomposition import cluster_slots, stream_k_grid
 from leanbench.core.errors import UserError
-from leanbench.core.extras import extra_tensors
+from leanbench.core.extras import Extras, extra_tensors
 from leanbench.core.kernel import LaunchResources
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
-    from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
 _FP8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -158,7 +157,10 @@ class CudaRelaunch:
         self._caches = launch.params.k, launch.params.v
         self._map: CacheMap | None = None
         self.tile_tokens = 1 << launch.params.tile_shift
-        self._places = {name: pointer(self._launch.params, name) for name in launch.extras}
+        self._places = [
+            (Extras._fields.index(name), *pointer(self._launch.params, name))
+            for name in launch.extras
+        ]
         #: Whether it has a workspace until its stream ends.
         self._has_workspace = False
 
@@ -202,8 +204,8 @@ class CudaRelaunch:
         )
         params.context = context
         if extras is not None:
-            for name, tensor in extras.tensors.items():
-                setattr(*self._places[name], tensor.data_ptr())
+            for place, structure, field in self._places:
+                setattr(structure, field, extras[place].data_ptr())
         launch.launch(epoch)
 
     def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:

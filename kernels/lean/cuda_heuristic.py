@@ -378,14 +378,18 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     config = fitted(config, problem, gpu)
     if config.cluster_size > 1 or lean_tiles == config.min_tiles_per_cta:
         return config
-    total = (
-        sum(-(-context // config.tile_tokens) for context in problem.contexts)
-        * problem.kv_heads
-        * row_tiles
-    )
+    total = output_tiles * lean_tiles
+    if problem.is_ragged:
+        tiles = sum(-(-context // config.tile_tokens) for context in problem.contexts)
+        total = tiles * problem.kv_heads * row_tiles
     grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
-    return replace(config, align_grid=idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)
+    return _aligned(config, idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)
+
+
+@lru_cache(maxsize=1024)
+def _aligned(config: LeanCudaConfig, align_grid: bool) -> LeanCudaConfig:
+    return replace(config, align_grid=align_grid)
 
 
 def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:

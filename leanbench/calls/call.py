@@ -14,6 +14,8 @@ from leanbench.core.kinds import SAME
 from leanbench.kernels.lean.configs import LeanConfig
 
 _DTYPES = (torch.float16, torch.bfloat16)
+#: What a tracer holds stays a symbol. A union of types takes longer to make than to ask.
+WHOLE_NUMBERS = (int, torch.SymInt)
 
 
 class Call(NamedTuple):
@@ -259,9 +261,8 @@ def whole_number(cache_seqlens: Any) -> int | None:
     Raises:
         ValueError: it is no whole number.
     """
-    # A traced number stays a symbol.
     if cache_seqlens is None or (
-        isinstance(cache_seqlens, int | torch.SymInt) and not isinstance(cache_seqlens, bool)
+        isinstance(cache_seqlens, WHOLE_NUMBERS) and not isinstance(cache_seqlens, bool)
     ):
         return cache_seqlens  # pyright: ignore[reportReturnType]
     if isinstance(cache_seqlens, bool) or not hasattr(cache_seqlens, "__index__"):

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from leanbench.calls.call import Call, check_device, check_numbers
+from leanbench.calls.call import WHOLE_NUMBERS, Call, check_device, check_numbers
 from leanbench.calls.refusals import refuse_kinds
+from leanbench.core.extras import EXTRA_TENSORS, Extras
 from leanbench.core.kinds import MOST_SOFTCAP
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,21 +42,21 @@ def check_tensors(call: Call) -> None:
         ValueError: they are not.
         NotImplementedError: no kernel takes them either.
     """
-    most = call.all_extras.max_seqlen_q
+    extras = call.all_extras
+    most, chunk = extras.max_seqlen_q, extras.attention_chunk
     # A tensor's number could change under a prepared launch.
-    if most is not None and not isinstance(most, int | torch.SymInt):
+    if most is not None and not isinstance(most, WHOLE_NUMBERS):
         raise ValueError(
             f"max_seqlen_q is {most!r}: expected the most query tokens of a sequence as an int"
         )
-    chunk = call.all_extras.attention_chunk
-    if isinstance(chunk, bool) or not isinstance(chunk, int | torch.SymInt) or chunk < 0:
+    if type(chunk) not in (int, torch.SymInt) or chunk < 0:
         raise ValueError(
             f"attention_chunk is {chunk!r}: expected a number of tokens, or 0 for no chunks"
         )
-    for name, tensor in call.all_extras.tensors.items():
-        if not isinstance(tensor, torch.Tensor):
+    for place, tensor in enumerate(extras[:EXTRA_TENSORS]):
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
             refuse_kinds(call)
-            raise _no_tensor(name.removesuffix("_new"), tensor)
+            raise _no_tensor(Extras._fields[place].removesuffix("_new"), tensor)
 
 
 def _no_tensor(name: str, value: Any) -> ValueError:

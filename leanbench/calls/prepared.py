@@ -112,7 +112,7 @@ _refused: set[tuple[torch.device, LeanConfig]] = set()
 def attend(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output, and the LSE if asked for; errors as in leanbench.attention."""
     # Fields of a tuple by name take longer than all of them at once.
-    q, k_cache, v_cache, lengths, length, block_table, out, *_, extras, peers, _ = call
+    q, k_cache, v_cache, lengths, length, block_table, out, _, _, _, _, extras, peers, _ = call
     index = q.get_device()
     if index < 0:
         # Of devices that are no GPUs, one number says nothing.
@@ -277,14 +277,18 @@ def _signature(
 
 
 def _form(tensor: torch.Tensor) -> Hashable:
-    alignment = tensor.data_ptr() % _ALIGNMENT
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, alignment
+    index = tensor.get_device()
+    # A device takes longer to compare than its index; of those that are no GPUs, that says nothing.
+    device = tensor.device if index < 0 else index
+    return tensor.shape, tensor.stride(), tensor.dtype, device, tensor.data_ptr() % _ALIGNMENT
 
 
 def _forms(extras: Extras) -> Hashable:
-    tensors: Any = extras[:EXTRA_TENSORS]
-    forms = [None if tensor is None else _form(tensor) for tensor in tensors]
-    return (*forms, *extras[EXTRA_TENSORS:])
+    forms: list[Hashable] = [extras[EXTRA_TENSORS:]]
+    for place, tensor in enumerate(extras[:EXTRA_TENSORS]):
+        if tensor is not None:
+            forms += place, *_form(tensor)
+    return tuple(forms)
 
 
 def _lengths(length: int, least: int, capacity: int, tile_tokens: int) -> range:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from leanbench.calls.call import WHOLE_NUMBERS
+
 #: flash-attn's default.
 NO_WINDOW = (-1, -1)
 
@@ -25,11 +27,9 @@ def window_of(
     if window_size is NO_WINDOW:
         return NO_WINDOW
     try:
-        # What a tracer holds stays a symbol.
-        left, right = [
-            side if isinstance(side, int | torch.SymInt) else operator.index(side)
-            for side in window_size
-        ]
+        left, right = window_size
+        left = left if isinstance(left, WHOLE_NUMBERS) else operator.index(left)
+        right = right if isinstance(right, WHOLE_NUMBERS) else operator.index(right)
     except (TypeError, ValueError):
         raise ValueError(
             f"window_size is {window_size!r}: expected (left, right), two whole numbers, -1 for no"

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any
 
 from leanbench.core import kinds
@@ -195,8 +196,11 @@ class AttentionProblem:
 
     def __post_init__(self) -> None:
         # Every call of the API with a new shape makes a problem, of defaults for the most part.
-        for field, default, value in zip(PROBLEM_AXES, _ALL_DEFAULTS, _ALL(self), strict=True):
-            if value is not default and field.name != "context":
+        values = _ALL(self)
+        for field, value in compress(
+            zip(PROBLEM_AXES, values, strict=True), map(is_not, values, _ALL_DEFAULTS)
+        ):
+            if field.name != "context":
                 field.check(value)
         if self.q_heads % self.kv_heads:
             raise UserError(

@@ -3,15 +3,16 @@ model with the shapes of Llama-3-8B, 8 layers and random weights:
 
     python tests/gpu_only/generate_speed.py [SECONDS]
 
-Implementations take turns. A step's time is the difference between generating 2 and 66 tokens, so
-that the prompt is none of it; the fastest of all rounds stands for an implementation, as the host
-is disturbed in one direction only.
+Implementations take turns. A step's time is that between two calls of a logits processor, the first
+two steps left out, which wait for the prompt; the median of all steps stands for an implementation.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,22 +48,24 @@ def llama(layers: int) -> Any:
 
 def step_seconds(
     model: Any, implementation: str, tokens: torch.Tensor, options: dict[str, Any]
-) -> float:
+) -> list[float]:
+    times: list[float] = []
+
+    def clock(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        times.append(time.perf_counter())
+        return scores
+
     model.set_attn_implementation(implementation)
-    seconds = []
-    for count in (2, 2 + NEW_TOKENS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            max_new_tokens=count,
-            do_sample=False,
-            **options,
-        )
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return (seconds[1] - seconds[0]) / NEW_TOKENS
+    model.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NEW_TOKENS + 3,
+        do_sample=False,
+        logits_processor=[clock],
+        **options,
+    )
+    torch.cuda.synchronize()
+    return [end - start for start, end in pairwise(times[2:])]
 
 
 def main(budget_s: float) -> None:
@@ -78,18 +81,18 @@ def main(budget_s: float) -> None:
                 step_seconds(model, implementation, tokens, options)
             rounds: dict[str, list[float]] = {name: [] for name in IMPLEMENTATIONS}
             end = time.perf_counter() + cell_s
-            while time.perf_counter() < end or len(rounds["lean"]) < 2:
+            while time.perf_counter() < end or len(rounds["lean"]) < 2 * NEW_TOKENS:
                 for implementation, times in rounds.items():
-                    times.append(step_seconds(model, implementation, tokens, options))
-            best = {name: min(times) for name, times in rounds.items()}
+                    times += step_seconds(model, implementation, tokens, options)
+            median = {name: statistics.median(times) for name, times in rounds.items()}
             figures = "  ".join(
                 f"{name} {1e6 * seconds:.0f} us {batch / seconds:.1f}/s"
-                for name, seconds in best.items()
+                for name, seconds in median.items()
             )
-            ratio = best["sdpa"] / best["lean"]
+            ratio = median["sdpa"] / median["lean"]
             count = len(rounds["lean"])
             print(
-                f"{cache:8}{batch:3} x {context:6}  {figures}  {ratio:.3f}x  ({count} rounds)",
+                f"{cache:8}{batch:3} x {context:6}  {figures}  {ratio:.3f}x  ({count} steps)",
                 flush=True,
             )
 
