@@ -152,17 +152,7 @@ class CacheMap:
         build: CudaBuild,
         box_tokens: int | None = None,
     ) -> None:
-        driver = _driver()
-        # Numbers are copied as they are.
-        dtypes, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
-        self._dtype = {
-            1: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            2: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT16,
-        }[build.kv_bytes].value
-        swizzle = {
-            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
-            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-        }[build.column_bytes]
+        self._dtype, *modes = _map_modes(build.kv_bytes, build.column_bytes)
         self._kv_bytes = build.kv_bytes
         self._layout = _Layout()
         columns = build.column_bytes // build.kv_bytes
@@ -174,11 +164,7 @@ class CacheMap:
             sizes + ctypes.sizeof(ctypes.c_uint64) * 4,
             ctypes.addressof(self._box),
             ctypes.addressof(self._steps),
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE.value,
-            swizzle.value,
-            # Promotion to 256 bytes costs 9% of the bandwidth above 500 MB (H200).
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE.value,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE.value,
+            *modes,
         )
         self._encode = _entry_point("cuTensorMapEncodeTiled", 12)
         self.resize(shape, strides)
@@ -208,6 +194,29 @@ class CacheMap:
         """
         if status := self._encode(place, self._dtype, 4, address, *self._arguments):
             _check((_driver().CUresult(status),))
+
+
+@cache
+def _map_modes(kv_bytes: int, column_bytes: int) -> tuple[int, ...]:
+    """Of a tensor map: dtype, interleaving, swizzle, promotion and fill."""
+    driver = _driver()
+    # Numbers are copied as they are.
+    dtypes, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+    modes = (
+        {
+            1: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            2: dtypes.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        }[kv_bytes],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        {
+            64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
+            128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        }[column_bytes],
+        # Promotion to 256 bytes costs 9% of the bandwidth above 500 MB (H200).
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return tuple(mode.value for mode in modes)
 
 
 @cache
