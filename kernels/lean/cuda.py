@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from leanbench.kernels.launch import (
@@ -157,6 +157,7 @@ class CudaRelaunch:
         self._caches = launch.params.k, launch.params.v
         self._map: CacheMap | None = None
         self.tile_tokens = 1 << launch.params.tile_shift
+        #: Of its extras: which field of Extras each is, and where it is pointed to.
         self._places = [
             (Extras._fields.index(name), *pointer(self._launch.params, name))
             for name in launch.extras
@@ -204,8 +205,9 @@ class CudaRelaunch:
         )
         params.context = context
         if extras is not None:
+            given: Any = extras
             for place, structure, field in self._places:
-                setattr(structure, field, extras[place].data_ptr())
+                setattr(structure, field, given[place].data_ptr())
         launch.launch(epoch)
 
     def _resize(self, cache: torch.Tensor, k: int, v: int) -> None:

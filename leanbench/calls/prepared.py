@@ -276,7 +276,7 @@ def _signature(
     )
 
 
-def _form(tensor: torch.Tensor) -> Hashable:
+def _form(tensor: torch.Tensor) -> tuple[Hashable, ...]:
     index = tensor.get_device()
     # A device takes longer to compare than its index; of those that are no GPUs, that says nothing.
     device = tensor.device if index < 0 else index
@@ -284,8 +284,9 @@ def _form(tensor: torch.Tensor) -> Hashable:
 
 
 def _forms(extras: Extras) -> Hashable:
+    tensors: Any = extras[:EXTRA_TENSORS]
     forms: list[Hashable] = [extras[EXTRA_TENSORS:]]
-    for place, tensor in enumerate(extras[:EXTRA_TENSORS]):
+    for place, tensor in enumerate(tensors):
         if tensor is not None:
             forms += place, *_form(tensor)
     return tuple(forms)

@@ -253,3 +253,26 @@ def test_a_length_past_a_cache_that_shares_a_launch_is_refused(monkeypatch):
     attend(grown(100, "cpu"))
     with pytest.raises(ValueError, match=r"cache_seqlens 80 is outside the cache's 0 to 70 tokens"):
         attend(grown(70, "cpu"), cache_seqlens=80)
+
+
+def test_a_tensor_in_another_role_is_another_launch(monkeypatch):
+    seen = every_kind.take_every_kind(monkeypatch)
+    inputs, numbers = make_inputs(PROBLEM, "cpu"), torch.tensor([0.5, 0.25, 1.0, 2.0])
+    for role in ("sinks", "alibi_slopes") * 2:
+        asked: dict[str, Any] = {role: numbers}
+        assert_right(replace(inputs, **asked), *attend(inputs, **asked))
+    assert [inputs.sinks is numbers for inputs in seen] == [True, False]
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_what_is_no_tensor_is_refused_by_name(seen_before, monkeypatch):
+    every_kind.take_every_kind(monkeypatch)
+    inputs = make_inputs(PROBLEM, "cpu")
+    if seen_before:
+        attend(inputs, sinks=torch.ones(4), attention_chunk=1)
+    for asked, words in (
+        ({"sinks": [1.0] * 4}, r"^sinks is \[1.0, 1.0, 1.0, 1.0\]: expected a tensor$"),
+        ({"sinks": torch.ones(4), "attention_chunk": True}, r"^attention_chunk is True: expected"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            attend(inputs, **asked)
