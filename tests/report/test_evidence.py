@@ -273,6 +273,7 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("count lean where !n6*", "1"),
         ("count lean where lean=stream-K", "2"),
         ("lean where lean=equal-*", "10.00"),
+        ("count lean where !lean=equal-*", "2"),
         ("mean fa2/lean", "1.60x"),
         # 14.7 and 940 MB.
         ("geomean fa2/lean where ..100MB", "1.20x"),

@@ -7,10 +7,10 @@ KERNEL is one, several with commas (the fastest of them), ``libraries``: all but
 or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
 ``with`` asks for another problem, ``where`` for those whose labels have these words (``nragged*``;
 ``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or on which a kernel's schedule
-was this (``lean=one-*``). Without a verb just one problem must be left. In a table's column
-``name`` gives the kernel itself, or a field that is a word. Besides, a run says ``problems``,
-``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS KERNEL`` (the number of such
-rows) and ``schedules KERNEL`` (how many rows are of each).
+was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must be left.
+In a table's column ``name`` gives the kernel itself, or a field that is a word. Besides, a run says
+``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS KERNEL`` (the
+number of such rows) and ``schedules KERNEL`` (how many rows are of each).
 """
 
 from __future__ import annotations
@@ -104,10 +104,12 @@ class Measured:
         """
         of_label = []
         for word in words.split():
-            kernel, _, schedule = word.partition("=")
+            kernel, _, schedule = word.removeprefix("!").partition("=")
             if kernel not in self.rows:
                 of_label.append(word)
-            elif not fnmatchcase((self.rows[kernel].schedule or "").replace(" ", "-"), schedule):
+                continue
+            ran = (self.rows[kernel].schedule or "").replace(" ", "-")
+            if fnmatchcase(ran, schedule) == word.startswith("!"):
                 return False
         return has_words(self._label, self._kv_bytes, " ".join(of_label))
 
