@@ -12,12 +12,14 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from leanbench.distributed import ContextGroup, lean_attn_with_kvcache
+from leanbench.records.environment import kernels_hash
 
 #: As in leanbench.check.reference.
 _LIMITS = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -227,11 +229,14 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     group = ContextGroup()
     seed, runs = int(sys.argv[1]), {"fuzz": fuzz, "chain": chain, "late": late}
+    if group.rank == 0:
+        gpus = f"{group.size} {torch.cuda.get_device_name()}, kernels {kernels_hash()}"
+        print(f"{' '.join(sys.argv[1:])} on {gpus}, {date.today()}", flush=True)
     for words in sys.argv[2:]:
         name, _, seconds = words.partition("=")
         result = runs[name](group, float(seconds), seed)
         if group.rank == 0:
-            print(f"{name}: {result} on {group.size} GPUs", flush=True)
+            print(f"{name}: {result}", flush=True)
     dist.destroy_process_group()
 
 
