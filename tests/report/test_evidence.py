@@ -350,8 +350,8 @@ def test_pictures_are_drawn_again_with_their_run(checkout: Checkout) -> None:
     path = checkout.root / "reports" / "h200" / "mine" / "chart.svg"
     assert "reports/h200/mine/chart.svg" in write(checkout.evidence())
     drawn = path.read_text()
-    # Two places, 10 and 200 of 200 us over 242 pixels; the limit has no marks.
-    assert 'points="245.5,335.9 612.5,106.0"' in drawn
+    # Two places, 10 and 200 of 200 us over 202 pixels; the limit has no marks.
+    assert 'points="245.5,297.9 612.5,106.0"' in drawn
     assert drawn.count("<circle") == 2
     assert drawn.count("stroke-dasharray") == 2
     assert [f">{place}<" in drawn for place in ("1k", "64k")] == [True, True]
@@ -384,12 +384,18 @@ def test_a_scatter_chart_has_a_point_for_each_ratio(checkout: Checkout) -> None:
     drawn = path.read_text()
     # 14.7 and twice 940 MB between 10 MB and 1 GB; 1.1, 0.95 and 1.04 between 0.8 and 1.25.
     points = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)" r="3.4"', drawn)
-    assert points == [("136.5", "175.3"), ("770.5", "254.8"), ("770.5", "205.7")]
+    assert points == [("136.5", "163.9"), ("770.5", "230.2"), ("770.5", "189.2")]
     assert [f">{words}<" in drawn for words in ("3 problems", "cuDNN (3)", "10 MB", "1 GB")] == [
         True
     ] * 4
-    # A picture is no log: it needs no purpose.
+    # A picture is no log: it needs no purpose. A link to it is one to its run.
     assert faults(checkout.evidence()) == []
+    (checkout.root / "kernels" / "mine.cu").write_text("faster kernel")
+    readme = checkout.root / "README.md"
+    readme.write_text(f"{README}\n![all](reports/h200/all.svg)\n")
+    assert checkout.readme().endswith("\n![all](reports/h200/all.svg) (older kernels)\n")
+    readme.write_text(README)
+    (checkout.root / "kernels" / "mine.cu").write_text("kernel")
     checkout.declare(DECLARED)
     assert faults(checkout.evidence()) == [
         "reports/h200/all.svg is not in [pictures]: declare or delete it"
@@ -423,6 +429,7 @@ def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:
         ("| a | 1.20x |\n", "README.md: a figure typed into a table, '| a | 1.20x |'"),
         ("The kernels as they are win.\n", "README.md says 'kernels as they are'"),
         ("<!-- figure: mean -->1.03x<!-- end --> is it.\n", "README.md: a line that starts"),
+        ("- It\n  <!-- figure: mean -->1.03x<!-- end --> is.\n", "README.md: a line that starts"),
     ],
 )
 def test_what_writing_cannot_mend_is_a_fault(checkout: Checkout, added: str, fault: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from html import escape
 
-WIDTH, HEIGHT = 820, 400
+WIDTH, HEIGHT = 820, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 24, 106, 52
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 #: Width of a character of a legend.

@@ -137,15 +137,18 @@ class Evidence:
         for sources in dict.fromkeys(filter(None, linked)):
             yield Quote(name, "link", sources[0].name, sources)
 
-    def _target(self, name: str, link: str) -> tuple[Source, ...]:
-        """The run or log that a link of a document leads to, or those in a page."""
+    def _target(self, document: str, link: str) -> tuple[Source, ...]:
+        """The run or log that a link of a document leads to, or those in a page or picture."""
         if "://" in link:
             return ()
-        path = Path(os.path.normpath((self.root / name).parent / link.partition("#")[0]))
+        path = Path(os.path.normpath((self.root / document).parent / link.partition("#")[0]))
         if not path.is_relative_to(self.sources.folder):
             return ()
-        if (page := path.relative_to(self.sources.folder).as_posix()) in self.declared.pages:
-            return self.runs(self.declared.pages[page])
+        name = path.relative_to(self.sources.folder).as_posix()
+        if name in self.declared.pages:
+            return self.runs(self.declared.pages[name])
+        if name in self.declared.pictures:
+            return self.runs((self.declared.pictures[name].run,))
         return self.sources.of_path(path)
 
     def _prefix(self, name: str) -> str:

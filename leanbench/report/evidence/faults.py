@@ -93,8 +93,9 @@ def _seeds(evidence: Evidence) -> Iterator[str]:
 def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
     yield from paragraphs_without_marks(evidence, name)
     for line in evidence.text(name).splitlines():
-        if line.startswith("<!-- figure:"):
-            yield f"{name}: a line that starts with a marker is shown as HTML: move {line[:40]!r}"
+        if line.lstrip().startswith("<!-- figure:"):
+            start = line.lstrip()[:40]
+            yield f"{name}: a line that starts with a marker is shown as HTML: move {start!r}"
     if name in RECORDS:
         return
     for claim in _CLAIM.findall(evidence.text(name)):
