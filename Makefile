@@ -14,10 +14,10 @@ test: $(VENV)/installed-dev  ## Lint, type-check and run every test that can run
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python .ci/imports.py
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 test-deep: $(VENV)/installed-dev  ## All examples of property tests, every build and every drill; half an hour
-	LEANBENCH_TESTS=deep $(BIN)/pytest -n auto
+	LEANBENCH_TESTS=deep $(BIN)/pytest -n auto --dist worksteal
 
 test-range: $(VENV)/installed-dev  ## The oldest libraries that pyproject.toml allows, and the newest Triton, beside the torch of .venv
 	$(BIN)/python .ci/range.py

@@ -10,6 +10,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +28,35 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Triton's interpreter patches its language anew for every call of a device function, which takes a
-# third of the time: a language that is patched stays as it is. `load` stands for all of it.
 if os.environ.get("TRITON_INTERPRET") == "1":
     _interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     _patch_lang, _language = _interpreter._patch_lang, _interpreter.tl
 
+    @cache
+    def _languages_of(function: Any) -> list[Any]:
+        values = function.__globals__.values()
+        languages = (_language, _language.core)
+        return [language for language in languages if any(language is value for value in values)]
+
+    # Triton's interpreter patches its language anew for every call of a device function, which
+    # takes a third of the time: a language that is patched stays as it is. `load` stands for all.
     def _patch_lang_once(function: Any) -> Any:
-        languages = [
-            language
-            for language in (_language, _language.core)
-            if any(language is value for value in function.__globals__.values())
-        ]
-        if any(_language.core.is_builtin(language.load) for language in languages):
+        if any(_language.core.is_builtin(own.load) for own in _languages_of(function)):
             return _patch_lang(function)
         return _interpreter._LangPatchScope()
 
     _interpreter._patch_lang = _patch_lang_once
 
+    # Sums and products of integers are computed in int64 too, for an assertion that is left out
+    # unless `debug` is set: another third.
+    _builder = _interpreter.interpreter_builder
+    _builder.options = replace(_builder.options, sanitize_overflow=_builder.options.debug)
+
 # Tensors are small here: threads would wait for one another, and for those of other processes.
 torch.set_num_threads(1)
+
+# Processes that tests start read what the first of them has compiled of the sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What whoever runs the tests has tuned and calibrated changes nothing; tests of tuned configs turn
 # them on.

@@ -5,10 +5,13 @@ as `launch_of` has it.
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,15 +33,16 @@ _SHARED = "extern __shared__ __align__(1024) unsigned char shared[];"
 _OWN_SHARED = "unsigned char *const shared = shared_memory();"
 #: The source of each kernel.
 _SOURCES = {ENTRY: "lean.cu", MANY_ROWS_ENTRY: "many_rows.cu"}
-#: Of the compiler.
-FLAGS = (
+#: Of the compiler. Launches are short: a build that takes less time is worth more than its speed.
+_FLAGS = (
     "-std=c++17",
-    "-O1",
+    "-Og",
     "-fwrapv",
     "-fno-strict-aliasing",
     "-U_FORTIFY_SOURCE",
     "-w",
     "-Wno-psabi",
+    "-fPIC",
 )
 #: Edits of a source: what is replaced in which file, and by what.
 Mutation = tuple[str, str, str]
@@ -158,15 +162,37 @@ def compiled(
     shutil.copy(_HERE / "ptx_on_cpu.hpp", folder / "ptx.cuh")
     shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "wgmma.cuh")
     shutil.copy(_HERE / "cuda_on_cpu.hpp", folder)
+    return library_of(source, library, build, architecture)
+
+
+def library_of(
+    source: Path, library: Path, build: CudaBuild, architecture: int, *words: str
+) -> ctypes.CDLL:
+    """The shared object that g++ makes of a source with the macros of a build.
+
+    Args:
+        words: more of them for g++.
+    """
     defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
-    defines.append(f"-DENTRY={build.entry}")
-    defines.append(f"-D__CUDA_ARCH__={architecture}")
+    defines += [f"-DENTRY={build.entry}", f"-D__CUDA_ARCH__={architecture}"]
     assert COMPILER is not None
-    subprocess.run(
-        [COMPILER, *defines, *FLAGS, "-shared", "-fPIC", "-x", "c++", "-o", library, source],
-        check=True,
-    )
+    words = (*defines, *words, "-include", str(_standard_headers()), "-shared", "-x", "c++")
+    subprocess.run([COMPILER, *_FLAGS, *words, "-o", library, source], check=True)
     return ctypes.CDLL(str(library))
+
+
+@cache
+def _standard_headers() -> Path:
+    """A header with what cuda_on_cpu.hpp takes of the standard library, which is compiled once for
+    all builds.
+    """
+    lines = (_HERE / "cuda_on_cpu.hpp").read_text(encoding="utf-8").splitlines(keepends=True)
+    header = Path(tempfile.mkdtemp(dir=os.environ["LEANBENCH_CACHE"])) / "standard.hpp"
+    header.write_text("".join(line for line in lines if line.startswith("#include <")))
+    assert COMPILER is not None
+    compiled = header.with_name("standard.hpp.gch")
+    subprocess.run([COMPILER, *_FLAGS, "-x", "c++-header", "-o", compiled, header], check=True)
+    return header
 
 
 def replaced(text: str, old: str, new: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from lean_on_cpu import COMPILER, FLAGS, Mutation, Workspace, replaced, tensor_map
+from lean_on_cpu import Mutation, Workspace, library_of, replaced, tensor_map
 from leanbench.kernels.lean.cuda import CudaLaunch
 from leanbench.kernels.lean.cuda_params import aligned_params
 from leanbench.kernels.mla import launch
@@ -85,11 +84,4 @@ def compiled(build: MlaBuild, folder: Path, mutation: Mutation | None) -> ctypes
     shutil.copy(_HERE / "cuda_on_cpu.hpp", folder / "lean")
     shutil.copy(_HERE / "wgmma_on_cpu.hpp", folder / "lean" / "wgmma.cuh")
     source, library = folder / "mla" / "mla.cu", folder / "mla.so"
-    defines = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
-    defines += [f"-DENTRY={build.entry}", "-D__CUDA_ARCH__=900", f"-I{folder}"]
-    assert COMPILER is not None
-    subprocess.run(
-        [COMPILER, *defines, *FLAGS, "-shared", "-fPIC", "-x", "c++", "-o", library, source],
-        check=True,
-    )
-    return ctypes.CDLL(str(library))
+    return library_of(source, library, build, 900, f"-I{folder}")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from depth import examples
+from depth import diagonal, examples
 from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
@@ -221,9 +221,10 @@ def test_batches_at_random(deal: Deal) -> None:
         assert deal(problem, ONE_ROW) == played(problem, ONE_ROW), problem.contexts
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("page_size", [None, 16, 48])
-@pytest.mark.parametrize("fixed_run_tiles", [0, 4])
+@pytest.mark.parametrize(
+    ("build", "page_size", "fixed_run_tiles"),
+    diagonal(tuple(BUILDS), (None, 16, 48), (0, 4), keep=3),
+)
 def test_windows_and_padding(
     deal: Deal, build: str, page_size: int | None, fixed_run_tiles: int
 ) -> None:
