@@ -97,16 +97,18 @@ _MANY_WIDE_OUTPUT_TILES = 1.5
 _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
-#: Query rows of a KV head from which on warpgroups multiply where there are several query tokens,
-#: by where lengths are. With 16 lean.cu takes 0 to 11% longer at 1 x 32k, 1 x 4k and 8 x 4k, whose
-#: lengths the host knows, and 2 to 6% less on batches with lengths on the device (entry 50).
-_MANY_ROWS = {"host": 16, "device": 17}
+#: Query rows of a KV head from which on warpgroups multiply where there are several query tokens.
+_MANY_ROWS = 17
+#: The same where the host knows the lengths and there are no more KV heads of all sequences than
+#: SMs: with 16 lean.cu takes 0 to 11% longer at 1 x 32k, 1 x 4k and 8 x 4k. Elsewhere it takes 2 to
+#: 6% less, on batches with lengths on the device (entry 50).
+_MANY_ROWS_OF_FEW_TILES = 16
 #: Output tiles of 64 rows to an SM above which two CTAs share it, which takes up to 26% less; with
 #: fewer up to 21% more (entry 50).
 _OUTPUT_TILES_OF_PAIRS = 1.0
 #: Lengths on the device: two CTAs also from a third of an output tile to an SM to a half. There one
 #: CTA to an SM crosses output tiles that have two or three splits: two take 2 to 12% less at 8 x
-#: some 1000 to 4000, 3% more at 500 (entry 50).
+#: some 1000 to 4000, 3 to 17% more with some 500 tokens (entry 50).
 _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
@@ -298,10 +300,12 @@ def _hopper_build(
 
 def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     """Whether many query rows share a KV head, in a problem that many_rows.cu takes."""
+    few_tiles = problem.lengths_on == "host" and problem.batch * problem.kv_heads <= gpu.sms
+    least = _MANY_ROWS_OF_FEW_TILES if few_tiles else _MANY_ROWS
     return (
         gpu.compute_capability == HOPPER
         and problem.q_len > 1
-        and problem.group_size * problem.q_len >= _MANY_ROWS[problem.lengths_on]
+        and problem.group_size * problem.q_len >= least
         and takes_warpgroups(problem)
         and copy_of(problem, gpu) == "bulk"
     )

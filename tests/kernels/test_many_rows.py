@@ -56,9 +56,12 @@ def test_warpgroups_take_many_rows_of_what_they_can(axes, rows):
             assert build.fits(H200)
 
 
-@pytest.mark.parametrize(("lengths_on", "rows"), [("host", 64), ("device", 16)])
-def test_16_rows_are_of_warpgroups_where_the_host_knows_lengths(lengths_on, rows):
-    problem = replace(CHUNK, q_len=4, lengths_on=lengths_on)
+@pytest.mark.parametrize(
+    ("batch", "lengths_on", "rows"),
+    [(1, "host", 64), (16, "host", 64), (17, "host", 16), (1, "device", 16)],
+)
+def test_16_rows_are_of_warpgroups_where_the_host_knows_few_lengths(batch, lengths_on, rows):
+    problem = replace(CHUNK, batch=batch, q_len=4, lengths_on=lengths_on)
     for config in (
         kernel("lean_cuda").default_config(problem, H200),
         kernel("lean_cuda").any_length_config(problem, H200),
