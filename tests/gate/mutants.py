@@ -1,5 +1,5 @@
 """Mutation kills: each mutation is applied to a copy of the sources, and the check that it names
-must fail there, and pass in a copy without it.
+must fail there, and pass in a copy without it. A mutation's delay is in both copies.
 
     python tests/gate/mutants.py gpu|cpu [--jobs N] [WORDS...]
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from mutations import MUTATIONS, Command, Mutation, by_pytest
+from mutations import MUTATIONS, Command, Delay, Mutation, by_pytest
 from processes import Ended, end_together, run_within
 
 from leanbench.records.environment import kernels_hash
@@ -30,7 +30,7 @@ from leanbench.records.environment import kernels_hash
 ROOT = Path(__file__).resolve().parents[2]
 #: What is imported from a copy.
 ROOMS = ("leanbench", "kernels")
-#: Seconds after which a check does not end.
+#: Seconds that a check may take; half of them where a mutation's launch does not end.
 LIMIT_S = 60.0
 CAUGHT = "caught"
 SURVIVED = "SURVIVED"
@@ -86,21 +86,28 @@ def judge(
         ThreadPoolExecutor(jobs) as pool,
     ):
         folder = Path(name)
-        unchanged: dict[Command, Future[Ended]] = {}
+        unchanged: dict[tuple[Command, Delay | None], Future[Ended]] = {}
+        befores: dict[Mutation, Future[Ended]] = {}
         changed: dict[Mutation, Future[Ended]] = {}
-        # What takes longest begins first.
-        for mutation, check in sorted(checks.items(), key=lambda item: item[0].ends):
+        # Launches that do not end come last: they share the GPU with whatever else runs.
+        for mutation, check in sorted(checks.items(), key=lambda item: not item[0].ends):
             copy = folder / str(len(changed))
-            changed[mutation] = pool.submit(run, copy, mutation, check, limit_s)
-            if check not in unchanged:
+            delay = None if where == "cpu" else mutation.delay
+            edits = [edit for edit in (delay, mutation) if edit is not None]
+            allowed_s = limit_s if mutation.ends else limit_s / 2
+            changed[mutation] = pool.submit(run, copy, edits, check, allowed_s)
+            if (check, delay) not in unchanged:
                 copy = folder / f"{len(unchanged)} unchanged"
-                unchanged[check] = pool.submit(run, copy, None, check, 2 * limit_s)
-        for mutation, check in checks.items():
-            yield verdict(mutation, unchanged[check], changed[mutation])
+                unchanged[check, delay] = pool.submit(run, copy, edits[:-1], check, 2 * limit_s)
+            befores[mutation] = unchanged[check, delay]
+        for mutation in checks:
+            yield verdict(mutation, befores[mutation], changed[mutation])
 
 
 def verdict(mutation: Mutation, unchanged: Future[Ended], changed: Future[Ended]) -> Verdict:
-    """A mutation is caught where its check passes without it and fails with it."""
+    """A mutation is caught where its check passes without it and fails with it. A check that was
+    killed has failed where the launch is not to end, and the check did in less time without it.
+    """
     before, after = unchanged.result(), changed.result()
     if before.code != 0:
         return Verdict(mutation, NOT_JUDGED, f"unchanged: {sentence_of(before)}", before.seconds)
@@ -108,7 +115,8 @@ def verdict(mutation: Mutation, unchanged: Future[Ended], changed: Future[Ended]
         return Verdict(mutation, NOT_JUDGED, f"no program: {sentence_of(after)}", after.seconds)
     if after.code == 0:
         return Verdict(mutation, SURVIVED, "its check passes", after.seconds)
-    outcome = CAUGHT if failed(after) else NOT_JUDGED
+    slow = after.code is None and (mutation.ends or before.seconds > after.seconds)
+    outcome = CAUGHT if failed(after) and not slow else NOT_JUDGED
     return Verdict(mutation, outcome, sentence_of(after), after.seconds)
 
 
@@ -129,9 +137,9 @@ def sentence_of(ended: Ended) -> str:
     return (lines or ended.output.strip().splitlines()[-1:] or ["no output"])[0].strip("E= ")
 
 
-def run(copy: Path, mutation: Mutation | None, check: Command, limit_s: float) -> Ended:
+def run(copy: Path, edits: list[Delay | Mutation], check: Command, limit_s: float) -> Ended:
     """Runs a check in a copy of the sources of its own."""
-    copy_sources(copy, mutation)
+    copy_sources(copy, edits)
     path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
     own = {"PYTHONPATH": path, "LEANBENCH_CACHE": str(copy / "cache")}
     own |= {"TRITON_CACHE_DIR": str(copy / "triton"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -140,26 +148,24 @@ def run(copy: Path, mutation: Mutation | None, check: Command, limit_s: float) -
     return ended
 
 
-def copy_sources(copy: Path, mutation: Mutation | None) -> None:
+def copy_sources(copy: Path, edits: list[Delay | Mutation]) -> None:
     for room in ROOMS:
         shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
-    if mutation is not None:
-        path = copy / mutation.file
-        path.write_text(changed(mutation, path.read_text(encoding="utf-8")), encoding="utf-8")
+    for edit in edits:
+        path = copy / edit.file
+        path.write_text(changed(edit, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def changed(mutation: Mutation, text: str) -> str:
-    """The source with the mutation.
+def changed(edit: Delay | Mutation, text: str) -> str:
+    """The source with the edit.
 
     Raises:
         ValueError: what it changes stands there other than once.
     """
-    count = text.count(mutation.old)
+    count = text.count(edit.old)
     if count != 1:
-        raise ValueError(
-            f"{mutation.name}: {mutation.old!r} stands {count} times in {mutation.file}"
-        )
-    return text.replace(mutation.old, mutation.new)
+        raise ValueError(f"{edit.name}: {edit.old!r} stands {count} times in {edit.file}")
+    return text.replace(edit.old, edit.new)
 
 
 def words_of(check: Command) -> list[str]:

@@ -37,7 +37,7 @@ def test_a_log_says_what_ran_where_and_how_it_ended(tmp_path):
     )
     assert log.count("seen\n3 passed\nexit code 0 after 0 s\n") == 2
     assert log.endswith("\npassed in 0 s\n")
-    assert row_of("check", log, HASH) == ("check", "passed", "0 s", HASH, "3 passed; 3 passed")
+    assert row_of("check", log, HASH) == ("check", "passed", "0 s", HASH, "3 passed (2 times)")
 
 
 @pytest.mark.parametrize(("bad", "code", "said"), [(BAD, 3, "1 failed"), (ENDLESS, 124, "begun")])
@@ -70,7 +70,7 @@ def test_the_summary_tells_old_and_unfinished_logs(tmp_path):
 def test_the_gates_exit_code(tmp_path, monkeypatch, capsys, command, code):
     seeds: list[int] = []
 
-    def own_parts(seed: int, out: Path) -> dict[str, Part]:
+    def own_parts(seed: int, runs: Path) -> dict[str, Part]:
         seeds.append(seed)
         return {"check": Part("", ((GOOD,),)), "fuzz": Part("", ((command,),))}
 

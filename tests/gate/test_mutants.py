@@ -12,7 +12,7 @@ import mutants
 import pytest
 from depth import deep
 from mutants import CAUGHT, NOT_JUDGED, SURVIVED, judge, report, sentence_of
-from mutations import EVERY_BUILD, MUTATIONS, Mutation, by_pytest
+from mutations import EVERY_BUILD, MUTATIONS, Delay, Mutation, by_pytest
 from processes import Ended
 
 from leanbench.gpu.catalogue import find
@@ -27,6 +27,11 @@ def test_every_mutation_is_of_a_line_that_is_there():
     assert [each.name for each in MUTATIONS if texts[each.file].count(each.old) != 1] == []
     assert [each.name for each in MUTATIONS if each.old == each.new] == []
     assert len({each.name for each in MUTATIONS}) == len(MUTATIONS) >= LEAST
+    delays = [each.delay for each in MUTATIONS if each.delay is not None]
+    assert len(delays) >= 2
+    assert [
+        each.name for each in delays if (ROOT / each.file).read_text().count(each.old) != 1
+    ] == []
     assert [each.name for each in MUTATIONS if (each.cpu is None) != bool(each.why_not_cpu)] == []
 
 
@@ -37,6 +42,8 @@ def test_every_check_is_there(monkeypatch):
 
     monkeypatch.setattr(launch_every_build, "spec_of_device", lambda index: find("h200"))
     launches = [launch.name for launch in launch_every_build.launches()]
+    shares = [launch_every_build.wanted([], f"{share}/4") for share in (1, 2, 3, 4)]
+    assert sorted(launch.name for share in shares for launch in share) == sorted(launches)
     for mutation in MUTATIONS:
         words = [word for word in (*mutation.gpu, f"tests/{mutation.cpu}") if "::" in word]
         for word in words:
@@ -57,25 +64,47 @@ def test_a_mutation_is_caught_without_a_gpu(mutation):
     assert [verdict.outcome for verdict in verdicts] == [CAUGHT], verdicts[0].sentence
 
 
+SOURCE = "open('kernels/lean/lean.cu').read()"
 NAMED: dict[str, Any] = {"why": "", "cpu": None, "why_not_cpu": "a check of the test's own"}
 EPOCH = Mutation(
     "no epoch", "kernels/lean/lean.cu", "p.epoch + replays", "p.epoch", gpu=(), **NAMED
 )
 NOTE = replace(EPOCH, name="harmless", old="// LeanAttention in CUDA", new="// Lean in CUDA")
+LATE = Delay("late", "kernels/lean/lean.cu", "// LeanAttention in CUDA", "// Late")
 
 
 def check(*, changed: str, unchanged: str = "pass") -> tuple[str, ...]:
     """What a copy with the first mutation runs, and any other."""
-    source = "open('kernels/lean/lean.cu').read()"
-    return "-c", f"import sys, time\nif 'epoch + replays' in {source}: {unchanged}\nelse: {changed}"
+    return "-c", f"import sys, time\nif 'epoch + replays' in {SOURCE}: {unchanged}\nelse: {changed}"
 
 
 JUDGED = (
     (EPOCH, check(changed="sys.exit('WRONG output')"), CAUGHT, "WRONG output"),
     (EPOCH, check(changed="import os; os.abort()"), CAUGHT, "ended by SIGABRT"),
-    (EPOCH, check(changed="time.sleep(60)"), CAUGHT, "did not end in 2 s"),
+    (replace(EPOCH, ends=False), check(changed="time.sleep(60)"), CAUGHT, "did not end in 1 s"),
+    # Killed, and who knows why: it was to end, or takes as long without the mutation.
+    (EPOCH, check(changed="time.sleep(60)"), NOT_JUDGED, "did not end in 2 s"),
+    (
+        replace(EPOCH, ends=False),
+        check(changed="time.sleep(60)", unchanged="time.sleep(2)"),
+        NOT_JUDGED,
+        "did not end in 1 s",
+    ),
     (NOTE, check(changed="sys.exit('WRONG output')"), SURVIVED, "its check passes"),
     (EPOCH, check(changed="pass"), SURVIVED, "its check passes"),
+    # A delay is in both copies: a check that fails of it alone catches nothing.
+    (
+        replace(EPOCH, delay=LATE),
+        check(changed=f"sys.exit('Late' in {SOURCE} and 'seen')"),
+        CAUGHT,
+        "seen",
+    ),
+    (
+        replace(EPOCH, delay=LATE),
+        check(changed="sys.exit(1)", unchanged=f"sys.exit('Late' in {SOURCE} and 'too late')"),
+        NOT_JUDGED,
+        "too late",
+    ),
     # What fails anyway, what is no program, and tests that are not there, catch nothing.
     (EPOCH, check(changed="sys.exit(1)", unchanged="sys.exit('no GPU')"), NOT_JUDGED, "no GPU"),
     (EPOCH, check(changed="sys.exit('lean does not compile')"), NOT_JUDGED, "no program"),
@@ -95,7 +124,7 @@ def test_a_survivor_is_a_failure(monkeypatch, capsys):
     assert report(verdicts, "gpu") == 1
     shown = capsys.readouterr().out
     assert "\nSURVIVED " in shown
-    assert shown.endswith("3 of 8 mutations caught (gpu), 2 SURVIVED, 3 NOT JUDGED\n")
+    assert shown.endswith("4 of 12 mutations caught (gpu), 6 NOT JUDGED, 2 SURVIVED\n")
 
 
 def test_no_mutation_is_no_pass(capsys):

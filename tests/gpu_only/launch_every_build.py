@@ -1,16 +1,17 @@
-"""One launch of each kind of build of lean.cu and many_rows.cu on small problems, and of each kind
-of call, checked; a program for compute-sanitizer:
+"""One launch of each kind of build of lean.cu, many_rows.cu and mla.cu on small problems, and of
+each kind of call, checked; a program for compute-sanitizer:
 
-    compute-sanitizer --tool TOOL --kernel-regex kns=lean python
-    tests/gpu_only/launch_every_build.py
+    compute-sanitizer --tool TOOL --kernel-regex kns=KERNEL python
+    tests/gpu_only/launch_every_build.py [--compile] [--share 2/4] [WORDS...]
 
-TOOL is memcheck (with --report-api-errors no), racecheck or synccheck. Compiling takes longest:
-`python tests/gpu_only/launch_every_build.py --compile` does nothing else, on all cores. Other words
-are parts of launches' names: those launches alone are made.
+TOOL is memcheck (with --report-api-errors no), racecheck or synccheck; KERNEL lean, or mla with the
+word `lean_mla`. `--compile` does nothing else, on all cores: it takes longest. Words are parts of
+launches' names: those launches alone are made; `--share 2/4`: every fourth, from the second on.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import multiprocessing
 import sys
@@ -35,6 +36,7 @@ from leanbench.gpu.local import spec_of_device
 LEAN = kernel("lean_cuda")
 #: Other decompositions on its source.
 OTHERS = ("fa2_cuda", "fixed_split_cuda")
+LATENT = "lean_mla"
 PROBLEMS = [
     AttentionProblem(1, 24, 24, 1024, 64),
     AttentionProblem(1, 32, 8, 4096, 128, "bf16"),
@@ -49,6 +51,16 @@ PROBLEMS = [
     AttentionProblem(1, 32, 8, 4096, 128, "bf16", q_len=16),
     AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=16, q_len=40),
     AttentionProblem(3, 8, 8, 700, 64, q_len=200, window_left=100, sinks=True),
+    # Output tiles for all SMs: a ring of many_rows.cu goes round more than once.
+    AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
+]
+#: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits.
+LATENT_PROBLEMS = [
+    AttentionProblem(1, 16, 1, 1000, 576, page_size=64, latent=True, v_head_dim=512),
+    AttentionProblem(1, 128, 1, 9000, 576, "bf16", latent=True, v_head_dim=512),
+    AttentionProblem(
+        3, 128, 1, (700, 2, 65), 576, page_size=64, q_len=3, latent=True, v_head_dim=512
+    ),
 ]
 #: Of the problems of all kinds, which have some five for each.
 KIND_STEP = 4
@@ -71,7 +83,7 @@ class Launch:
 
     @property
     def kernel(self) -> Kernel[Any]:
-        return kernel(self.settings) if self.settings in OTHERS else LEAN
+        return kernel(self.settings) if self.settings in (*OTHERS, LATENT) else LEAN
 
 
 def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
@@ -87,7 +99,9 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
     if chosen.of_warpgroups:
         yield "other grid", replace(chosen, align_grid=not chosen.align_grid)
         return
-    yield "cp.async", replace(chosen, copy="async", cluster_size=1)
+    # One stage of single sequences: a chunk is waited for right after its copy has begun.
+    stages = 1 if problem.batch == 1 else chosen.num_stages
+    yield "cp.async", replace(chosen, copy="async", cluster_size=1, num_stages=stages)
     yield "stream-K", replace(chosen, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
     yield "pairs", replace(chosen, cluster_size=2, align_grid=False)
     if not problem.is_ragged:
@@ -114,13 +128,22 @@ def launches() -> Iterator[Launch]:
         config = LEAN.default_config(problem, spec_of_device(0))
         assert config is not None
         yield Launch(problem, "heuristic", config, next(kind_scales))
+    for problem in LATENT_PROBLEMS:
+        config = kernel(LATENT).default_config(problem, spec_of_device(0))
+        yield Launch(problem, LATENT, config, next(scales))
 
 
-def wanted(words: list[str]) -> list[Launch]:
-    """Launches with one of the words in their names; all without any."""
-    return [
+def wanted(words: list[str], share: str = "1/1") -> list[Launch]:
+    """Launches with one of the words in their names; all without any.
+
+    Args:
+        share: "2/4": of four shares the second.
+    """
+    of_words = [
         launch for launch in launches() if not words or any(word in launch.name for word in words)
     ]
+    mine, _, shares = share.partition("/")
+    return of_words[int(mine) - 1 :: int(shares)]
 
 
 def compile_one(launch: Launch) -> None:
@@ -131,17 +154,17 @@ def compile_one(launch: Launch) -> None:
         print(f"{launch.name}: not compiled ({error})")
 
 
-def compile_all(words: list[str]) -> int:
+def compile_all(compiled: list[Launch]) -> int:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(mp_context=context) as pool:
-        list(pool.map(compile_one, wanted(words)))
+        list(pool.map(compile_one, compiled))
     return 0
 
 
-def launch_all(words: list[str]) -> int:
+def launch_all(chosen: list[Launch]) -> int:
     """1 if any is wrong, or there is none. What no sequence has in the cache is NaN."""
     launched = wrong = 0
-    for launch in wanted(words):
+    for launch in chosen:
         inputs = make_inputs(launch.problem, "cuda", score_scale=launch.score_scale)
         inputs = poison_unused(inputs)
         reference = Reference(inputs)
@@ -154,7 +177,7 @@ def launch_all(words: list[str]) -> int:
         run()
         torch.cuda.synchronize()
         launched += 1
-        failure = reference.check(inputs).failure(LEAN.precision(launch.problem))
+        failure = reference.check(inputs).failure(launch.kernel.precision(launch.problem))
         if failure:
             wrong += 1
             print(f"WRONG {launch.name}: {failure}")
@@ -163,8 +186,13 @@ def launch_all(words: list[str]) -> int:
 
 
 def main() -> int:
-    words = [word for word in sys.argv[1:] if word != "--compile"]
-    return compile_all(words) if "--compile" in sys.argv else launch_all(words)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--share", default="1/1")
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    chosen = wanted(options.words, options.share)
+    return compile_all(chosen) if options.compile else launch_all(chosen)
 
 
 if __name__ == "__main__":

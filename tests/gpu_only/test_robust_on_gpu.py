@@ -34,7 +34,7 @@ PROBLEMS = {
 }
 problems = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 #: Of `calls`.
-WAYS = ("cuda", "cuda, any length", "cuda, batch invariant", "triton")
+WAYS = ("cuda", "cuda, stream-K", "cuda, any length", "cuda, batch invariant", "triton")
 ways = pytest.mark.parametrize("way", WAYS)
 
 
@@ -49,7 +49,11 @@ def config_of(way: str, problem: AttentionProblem) -> Any:
         return kernel(name).any_length_config(problem, spec)
     if way == "cuda, batch invariant":
         return kernel(name).batch_invariant_config(problem, spec)
-    return kernel(name).default_config(problem, spec)
+    config = kernel(name).default_config(problem, spec)
+    if way == "cuda, stream-K":
+        # The heuristic chooses clusters, or splits of output tiles, for most.
+        return replace(config, cluster_size=1, align_grid=False, min_tiles_per_cta=1)
+    return config
 
 
 def call_of(way: str, inputs: AttentionInputs) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
@@ -258,4 +262,4 @@ def test_config_types_of_the_ways():
     """Or the ways would be one."""
     problem = PROBLEMS["many parts"]
     types = [type(config_of(way, problem)) for way in WAYS]
-    assert types == [LeanCudaConfig, LeanCudaConfig, LeanCudaConfig, LeanTritonConfig]
+    assert types == [LeanCudaConfig] * 4 + [LeanTritonConfig]
