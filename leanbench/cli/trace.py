@@ -14,7 +14,7 @@ import typer
 from leanbench.cli import output
 from leanbench.cli.completion import kernel_names
 from leanbench.cli.options import Gpu, RequireGpu
-from leanbench.core.errors import UserError
+from leanbench.core.errors import GpuUnusable, UserError
 
 if TYPE_CHECKING:
     from leanbench.core.kernel import Kernel
@@ -186,7 +186,10 @@ def _measure(
     timelines = []
     for kernel in kernels:
         output.say(f"Tracing {kernel.name} on {instruments.spec.product}.")
-        timelines.append(measure_timelines(instruments, problem, kernel, configs))
+        try:
+            timelines.append(measure_timelines(instruments, problem, kernel, configs))
+        except GpuUnusable as error:
+            raise UserError(f"tracing {kernel.name} failed: {error}") from error
     instruments.gang.close()
     return timelines
 

@@ -36,7 +36,11 @@ class Shard:
 
 
 def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem) -> Shard:
-    """The rank's shard, in as many buffers as all ranks have room for."""
+    """The rank's shard, in as many buffers as all ranks have room for.
+
+    Raises:
+        UserError: these GPUs cannot share a problem, or one has no room.
+    """
     import torch.distributed as dist
 
     own, spec, device = problem.shard(ranks.rank), instruments.spec, instruments.device
@@ -48,7 +52,7 @@ def load_shard(ranks: Ranks, instruments: Instruments, problem: AttentionProblem
 
     inputs = ranks.together(buffers)
     inputs = inputs[: min(ranks.of_all(len(inputs)))]
-    group = ranks.layout(problem.gpus).group
+    group = ranks.together(lambda: ranks.layout(problem.gpus)).group
     if group is not None:
         first = ranks.rank // problem.gpus.context * problem.gpus.context
         for buffer in inputs:

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leanbench.cli.main import app
+from leanbench.core.errors import GpuUnusable
 from leanbench.core.kernel import Kernel
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.timeline import Timeline
@@ -149,6 +150,23 @@ def test_with_a_gpu_it_measures(monkeypatch):
         4096,
     )
     assert manifest["environment"] == {"driver": "580", "settings": "heuristic"}
+
+
+def test_a_rank_that_fails_is_one_sentence(monkeypatch):
+    def fail(*arguments: Any) -> None:
+        raise GpuUnusable("rank 1: RuntimeError: no peer access")
+
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require: Target(find("h200"), 3))
+    monkeypatch.setattr(
+        "leanbench.measure.instruments.open_instruments",
+        lambda index: SimpleNamespace(spec=find("h200")),
+    )
+    monkeypatch.setattr("leanbench.measure.protocol.measure_timelines", fail)
+    result = invoke("h8", "n4k", "d64", "cp:2", "--kernels", "lean", "--out", "none")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == (
+        "Error: tracing lean failed: rank 1: RuntimeError: no peer access"
+    )
 
 
 @pytest.mark.parametrize(

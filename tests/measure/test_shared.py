@@ -231,6 +231,14 @@ def test_what_all_ranks_refuse_is_a_sentence_and_what_one_does_not_know_ends_it(
     row = measure(gpu, pair, "tp:2", Right())["right"]
     assert (row["status"], row["reason"]) == ("out_of_memory", "needs 7 GB")
 
+    def too_many(counts: Any) -> None:
+        raise UserError("a context group has at most 8 GPUs")
+
+    monkeypatch.setattr(shard, "refuse_shortage", lambda *arguments: None)
+    monkeypatch.setattr(pair, "layout", too_many)
+    with pytest.raises(UserError, match="a context group has at most 8 GPUs"):
+        measure(gpu, pair, "tp:2", Right())
+
     def breaks(*arguments: Any) -> None:
         raise UserError("of rank 0 alone")
 
