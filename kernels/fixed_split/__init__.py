@@ -34,13 +34,18 @@ class FixedSplitTriton(TritonKernel[FixedSplitTritonConfig]):
     axes = TritonKernel.axes | {"window_left", "softcap"}
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitTritonConfig:
+        if problem.lengths_on == "device":
+            return self.any_length_config(problem.known_to_host, gpu)
         return configs.heuristic(problem, gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitTritonConfig:
+        return configs.any_length(problem, gpu)
 
     def candidate_configs(
         self, problem: AttentionProblem, gpu: GpuSpec
     ) -> list[FixedSplitTritonConfig]:
         return list(
-            dict.fromkeys([configs.heuristic(problem, gpu), *configs.candidates(problem, gpu)])
+            dict.fromkeys([self.default_config(problem, gpu), *configs.candidates(problem, gpu)])
         )
 
     def schedule(
@@ -67,10 +72,9 @@ class FixedSplitCuda(EqualSplitsCuda[FixedSplitCudaConfig]):
     config_types = (FixedSplitCudaConfig,)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-        seen = as_seen(problem)
-        if problem.is_ragged or problem.leftpad:
-            return cuda_configs.any_length_heuristic(seen, gpu)
-        return cuda_configs.cuda_heuristic(seen, gpu)
+        if problem.lengths_on == "device" or problem.leftpad:
+            return self.any_length_config(problem.known_to_host, gpu)
+        return cuda_configs.cuda_heuristic(as_seen(problem), gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
         return cuda_configs.any_length_heuristic(as_seen(problem), gpu)

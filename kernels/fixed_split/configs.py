@@ -14,8 +14,12 @@ from leanbench.core.problem import AttentionProblem
 
 #: (tile_tokens, num_warps, num_stages) that `--configs best` tries with every split count.
 _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8, 3), (256, 8, 2))
-#: Parts of an output tile at most.
+#: Parts of an output tile at most; and of those worth measuring.
 MOST_SPLITS = 2**16
+_MOST_TRIED = 128
+#: Waves of CTAs, one to an SM, where lengths are on the device (predicted: within 4% of more on
+#: ragged batches of 4 and 16, up to 64k tokens).
+_ANY_LENGTH_WAVES = 8
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,25 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitTritonConfig
     """The fastest on an H200 over 24 problems, each with its best split count; the splits are
     FlashAttention's heuristic's.
     """
-    tile_tokens, stages = (128, 3) if problem.head_dim <= 64 else (64, 4)
-    stages = stages_that_fit(problem, tile_tokens, stages, gpu)
+    tile_tokens, stages = _build(problem, gpu)
     tiles = TileGrid.of(problem, tile_tokens)
     cta_kb = shared_kb(problem, tile_tokens, stages, gpu) + SHARED_RESERVE_KB
     resident = max(1, int(gpu.shared_kb_per_sm / cta_kb))
     splits = fixed_split_heuristic(tiles.output_tiles, gpu.sms * resident, max(tiles.lean_tiles))
     return FixedSplitTritonConfig(tile_tokens, 4, stages, splits)
+
+
+def any_length(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitTritonConfig:
+    """The heuristic's LeanTile and stages; `any_length_splits` for a full cache."""
+    tile_tokens, stages = _build(problem, gpu)
+    splits = any_length_splits(TileGrid.of(problem, tile_tokens), gpu)
+    return FixedSplitTritonConfig(tile_tokens, 4, stages, splits)
+
+
+def _build(problem: AttentionProblem, gpu: GpuSpec) -> tuple[int, int]:
+    """Tokens of a LeanTile, and stages."""
+    tile_tokens, stages = (128, 3) if problem.head_dim <= 64 else (64, 4)
+    return tile_tokens, stages_that_fit(problem, tile_tokens, stages, gpu)
 
 
 def candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSplitTritonConfig]:
@@ -57,4 +73,14 @@ def split_counts(tiles: TileGrid, gpu: GpuSpec, cluster_size: int = 1) -> list[i
     for waves in (0.5, 1, 1.5, 2, 3, 4, 6, 8):
         splits = int(gpu.sms * waves / (tiles.output_tiles * cluster_size))
         counts.update((splits, splits + 1))
-    return sorted(splits for splits in counts if 1 <= splits <= min(128, max(tiles.lean_tiles)))
+    most = min(_MOST_TRIED, max(tiles.lean_tiles))
+    return sorted(splits for splits in counts if 1 <= splits <= most)
+
+
+def any_length_splits(tiles: TileGrid, gpu: GpuSpec) -> int:
+    """Splits for lengths that the host does not know: so many that SMs which are through with short
+    sequences have others to take, each of two LeanTiles at least where the cache is full, as
+    `tiles` is.
+    """
+    most = min(_MOST_TRIED, max(tiles.lean_tiles) // 2)
+    return max(1, min(most, _ANY_LENGTH_WAVES * gpu.sms // tiles.output_tiles))

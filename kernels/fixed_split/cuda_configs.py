@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leanbench.kernels.fixed_split.configs import MOST_SPLITS, split_counts
+from leanbench.kernels.fixed_split.configs import MOST_SPLITS, any_length_splits, split_counts
 from leanbench.kernels.lean.configs import EqualSplitsConfig
 from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
 from leanbench.kernels.lean.cuda_heuristic import fitted, tile_rows_of
@@ -14,6 +14,7 @@ from leanbench.kernels.lean.cuda_splits import (
     TILE_TOKENS,
     body,
     builds_to_try,
+    cluster_build,
     lone_build,
     rows_to_try,
     shared_build,
@@ -24,15 +25,13 @@ from leanbench.core.decomposition import TileGrid, cluster_slots, usable_sms
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
-#: What a lone CTA reads of its SM's share of the memory's bandwidth (H200: fa2 of 56 heads).
-_LONE_RATE = 1.3
-#: Microseconds of a merge through memory and of one within a cluster; of a wave after the first,
-#: between two CTAs of an SM and where each has its own (H200).
-_MERGE_US, _CLUSTER_US, _WAVE_US, _LONE_WAVE_US = 1.2, 0.5, 0.4, 1.0
-#: Splits of an output tile at most, and of all together where lengths are the device's: eight waves
-#: of 132 CTAs (predicted: within 4% of more on ragged batches of 4 and 16, up to 64k tokens).
-_MOST_TRIED = 128
-_ANY_LENGTH_UNITS = 1056
+# Of `_cost_us`, from reports/h200/settings/decompositions.txt: on its 25 problems of equal lengths
+# what it chooses is 0.9% behind the fastest candidate in the mean, 4% at most (entry 52).
+#: What an SM reads of its share of the memory's bandwidth, where at most half of the SMs run and
+#: where more do: two of them share a way to the L2.
+_LONE_RATE, _PAIRED_RATE = 2.0, 1.2
+#: Microseconds of a merge through memory, of one within a cluster, and of a wave after the first.
+_MERGE_US, _CLUSTER_US, _WAVE_US = 1.6, 1.2, 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,41 +52,37 @@ class _Shape(NamedTuple):
 
 
 def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-    """CTAs of an SM and of a cluster, and splits, that read K and V of equal lengths the soonest by
-    `_cost_us`.
+    """CTAs of an SM and of a cluster, and one of the split counts worth measuring, that read K and
+    V of equal lengths the soonest by `_cost_us`.
     """
     rows = tile_rows_of(problem)
     tiles = TileGrid.of(problem, TILE_TOKENS, rows)
     _, shape, splits = min(
         (_cost_us(problem, tiles, shape, splits, gpu), shape, splits)
         for shape in _shapes(gpu)
-        for splits in range(1, 1 + min(_MOST_TRIED, max(tiles.lean_tiles)))
+        for splits in split_counts(tiles, gpu, shape.cluster_size)
     )
-    make = lone_build if shape.ctas_per_sm == 1 else shared_build
-    return _fitted(problem, gpu, make(problem, rows), rows, shape.cluster_size, splits)
+    return _fitted(problem, gpu, shape, rows, splits)
 
 
 def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-    """Splits for lengths that the host does not know: so many that SMs which are through with short
-    sequences have others to take, each of two LeanTiles at least where the cache is full.
-    """
+    """Settings for lengths that the host does not know; `any_length_splits` for a full cache."""
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-    tiles = TileGrid.of(problem, TILE_TOKENS, rows)
-    most = min(_MOST_TRIED, max(tiles.lean_tiles) // 2)
-    splits = max(1, min(most, _ANY_LENGTH_UNITS // tiles.output_tiles))
-    return _fitted(problem, gpu, lone_build(problem, rows), rows, 1, splits)
+    splits = any_length_splits(TileGrid.of(problem, TILE_TOKENS, rows), gpu)
+    return _fitted(problem, gpu, _Shape(1, 1), rows, splits)
 
 
 def _fitted(
-    problem: AttentionProblem,
-    gpu: GpuSpec,
-    build: tuple[int, int, int, int],
-    rows: int,
-    cluster_size: int,
-    splits: int,
+    problem: AttentionProblem, gpu: GpuSpec, shape: _Shape, rows: int, splits: int
 ) -> FixedSplitCudaConfig:
+    if shape.cluster_size > 1:
+        build = cluster_build(problem, rows)
+    elif shape.ctas_per_sm > 1:
+        build = shared_build(problem, rows)
+    else:
+        build = lone_build(problem)
     settings = body(problem, gpu, build, rows)
-    config = FixedSplitCudaConfig(**settings, cluster_size=cluster_size, splits=splits)
+    config = FixedSplitCudaConfig(**settings, cluster_size=shape.cluster_size, splits=splits)
     return fitted(config, problem, gpu)
 
 
@@ -99,7 +94,7 @@ def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[FixedSp
     for rows in rows_to_try(problem):
         tiles = TileGrid.of(problem, TILE_TOKENS, rows)
         shapes = [(build, 1) for build in builds_to_try(problem)]
-        shapes += [(lone_build(problem, rows), cluster) for cluster in clusters]
+        shapes += [(cluster_build(problem, rows), cluster) for cluster in clusters]
         for build, cluster in shapes:
             settings = body(problem, gpu, build, rows) | {"cluster_size": cluster}
             for splits in split_counts(tiles, gpu, cluster):
@@ -124,13 +119,14 @@ def _cost_us(
     split_bytes = -(-max(tiles.lean_tiles) // splits) * TILE_TOKENS * problem.token_bytes
     waves, rest = divmod(tiles.output_tiles * splits, slots)
 
-    def wave_us(ctas: int) -> float:
-        if ctas == 0:
+    def wave_us(units: int) -> float:
+        if units == 0:
             return 0.0
-        running = min(sms, ctas * cluster)
-        return ctas * split_bytes / min(rate, _LONE_RATE * rate * running / gpu.sms)
+        # Those of an SM have the bytes in flight of one that has it for itself.
+        running = units * cluster / ctas_per_sm
+        share = _LONE_RATE if units * cluster <= gpu.sms / 2 else _PAIRED_RATE
+        return units * split_bytes / (rate * min(sms, share * running) / gpu.sms)
 
     reading_us = waves * wave_us(slots) + wave_us(rest)
-    restart_us = _LONE_WAVE_US if ctas_per_sm == 1 else _WAVE_US
     merging_us = (_MERGE_US if splits > 1 else 0) + (_CLUSTER_US if cluster > 1 else 0)
-    return reading_us + merging_us + restart_us * max(0, waves - 1 + (rest > 0))
+    return reading_us + merging_us + _WAVE_US * max(0, waves - 1 + (rest > 0))

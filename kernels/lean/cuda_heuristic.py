@@ -354,8 +354,8 @@ def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaC
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-    """Settings chosen by sizes, after some 10,000 timings on an H200: see
-    docs/performance-log.md.
+    """Settings for sequences of one length, which the host knows, chosen by sizes, after some
+    10,000 timings on an H200: see docs/performance-log.md.
     """
     if has_many_rows(problem, gpu):
         return many_rows_config(problem, gpu)
@@ -383,9 +383,6 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     if config.cluster_size > 1 or lean_tiles == config.min_tiles_per_cta:
         return config
     total = output_tiles * lean_tiles
-    if problem.is_ragged:
-        tiles = sum(-(-context // config.tile_tokens) for context in problem.contexts)
-        total = tiles * problem.kv_heads * row_tiles
     grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
     idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
     return _aligned(config, idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)

@@ -106,9 +106,9 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         )
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
-        if problem.leftpad:
-            # Where sequences begin, and so how long they are, is on the device alone.
-            return any_length_heuristic(problem, gpu)
+        # With paddings, where sequences begin, and so how long they are, is on the device alone.
+        if problem.lengths_on == "device" or problem.leftpad:
+            return self.any_length_config(problem.known_to_host, gpu)
         return heuristic(as_seen(problem), gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:

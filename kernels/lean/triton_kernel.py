@@ -37,6 +37,8 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
     config_types = (LeanTritonConfig,)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
+        if problem.lengths_on == "device":
+            return self.any_length_config(problem.known_to_host, gpu)
         return triton_configs.heuristic(problem, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
