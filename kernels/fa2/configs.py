@@ -63,7 +63,7 @@ def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     row_tiles = -(-problem.group_size * problem.q_len // rows)
     output_tiles = problem.batch * problem.kv_heads * row_tiles
-    build = shared_build(problem, rows) if output_tiles > gpu.sms else lone_build(problem)
+    build = shared_build(problem, rows) if output_tiles > gpu.sms else lone_build(problem, rows)
     return fitted(Fa2CudaConfig(**body(problem, gpu, build, rows)), problem, gpu)
 
 

@@ -80,7 +80,7 @@ def _fitted(
     elif shape.ctas_per_sm > 1:
         build = shared_build(problem, rows)
     else:
-        build = lone_build(problem)
+        build = lone_build(problem, rows)
     settings = body(problem, gpu, build, rows)
     config = FixedSplitCudaConfig(**settings, cluster_size=shape.cluster_size, splits=splits)
     return fitted(config, problem, gpu)

@@ -125,8 +125,9 @@ def body(
 
 
 def builds_to_try(problem: AttentionProblem) -> tuple[tuple[int, int, int, int], ...]:
-    """Those of `BUILDS` for the problem."""
-    return next(builds for most, builds in BUILDS.items() if _row_numbers(problem) <= most)
+    """Those of `BUILDS` for the problem; in 8 bits a row has the bytes of half its head_dim."""
+    numbers = widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
+    return next(builds for most, builds in BUILDS.items() if numbers <= most)
 
 
 def rows_to_try(problem: AttentionProblem) -> list[int]:
@@ -135,13 +136,13 @@ def rows_to_try(problem: AttentionProblem) -> list[int]:
     return [rows for rows in TILE_ROWS if rows <= most]
 
 
-def lone_build(problem: AttentionProblem) -> tuple[int, int, int, int]:
-    """The build of a CTA that has its SM for itself, where the most warps read the most (entry 52):
-    of one output tile for each CTA, four warps of larger chunks take up to 17% longer.
+def lone_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int]:
+    """The build of a CTA that has its SM for itself: with four warps and larger chunks one that
+    walks a whole output tile takes up to 17% longer (entry 52).
     """
     if widest(problem) > 128:
         return 16, 4, 3, 1
-    return (16 if _row_numbers(problem) > 64 else 32), 8, 2, 1
+    return small_chunk(problem, rows), 8, 2, 1
 
 
 def cluster_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int]:
@@ -158,8 +159,3 @@ def cluster_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, 
 def shared_build(problem: AttentionProblem, rows: int) -> tuple[int, int, int, int]:
     """The build with which two CTAs share an SM: one reads while the other begins or ends."""
     return small_chunk(problem, rows), 4, 2 if widest(problem) <= 64 else 3, 2
-
-
-def _row_numbers(problem: AttentionProblem) -> int:
-    """Numbers of 16 bits with as many bytes as the larger of K's and V's rows."""
-    return widest(problem) if problem.kv_dtype == SAME else widest(problem) // 2
