@@ -79,8 +79,6 @@ _TRITON, _CUDA = Fa2Triton(), Fa2Cuda()
 
 
 class Fa2(Implementations[Fa2TritonConfig | Fa2CudaConfig]):
-    """Both implementations: the config says which."""
-
     triton, cuda = _TRITON, _CUDA
     name = "fa2"
     title = (
@@ -90,12 +88,6 @@ class Fa2(Implementations[Fa2TritonConfig | Fa2CudaConfig]):
     decomposition = "one_cta_per_tile"
     source = "Dao 2023, arXiv 2307.08691; this project's CUDA C++ and Triton kernels"
     config_types = (Fa2TritonConfig, Fa2CudaConfig)
-    axes = Fa2Triton.axes | Fa2Cuda.axes
-    head_dims = Fa2Cuda.head_dims
-    page_sizes = Fa2Cuda.page_sizes
-    max_q_len = Fa2Cuda.max_q_len
-    guards_lengths = True
-    fits_whole_models = True
 
 
 KERNELS = (Fa2(), _TRITON, _CUDA)

@@ -94,8 +94,6 @@ _TRITON, _CUDA = FixedSplitTriton(), FixedSplitCuda()
 
 
 class FixedSplit(Implementations[FixedSplitTritonConfig | FixedSplitCudaConfig]):
-    """Both implementations: the config says which."""
-
     triton, cuda = _TRITON, _CUDA
     name = "fixed_split"
     title = (
@@ -107,12 +105,6 @@ class FixedSplit(Implementations[FixedSplitTritonConfig | FixedSplitCudaConfig])
         "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's CUDA C++ and Triton kernels"
     )
     config_types = (FixedSplitTritonConfig, FixedSplitCudaConfig)
-    axes = FixedSplitTriton.axes | FixedSplitCuda.axes
-    head_dims = FixedSplitCuda.head_dims
-    page_sizes = FixedSplitCuda.page_sizes
-    max_q_len = FixedSplitCuda.max_q_len
-    guards_lengths = True
-    fits_whole_models = True
 
 
 class FixedSplitOracle(FixedSplit):

@@ -22,8 +22,6 @@ _TRITON, _CUDA = LeanTriton(), LeanCuda()
 
 
 class Lean(Implementations[LeanConfig]):
-    """Both implementations: the config says which."""
-
     triton, cuda = _TRITON, _CUDA
     name = "lean"
     title = (
@@ -35,12 +33,6 @@ class Lean(Implementations[LeanConfig]):
     tuned_as = "lean"
     is_api = True
     config_types = LEAN_CONFIGS
-    axes = LeanTriton.axes | LeanCuda.axes
-    head_dims = LeanCuda.head_dims
-    page_sizes = LeanCuda.page_sizes
-    max_q_len = LeanCuda.max_q_len
-    guards_lengths = True
-    fits_whole_models = True
 
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanConfig:
         return self._implementation_for(problem, gpu).batch_invariant_config(problem, gpu)

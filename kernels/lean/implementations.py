@@ -24,10 +24,19 @@ ConfigT = TypeVar("ConfigT", bound=TileConfig)
 
 
 class Implementations(Kernel[ConfigT]):
-    """Both implementations of a decomposition."""
+    """Both implementations of a decomposition: the config says which launches."""
 
     triton: TritonKernel[Any]
     cuda: Kernel[Any]
+    guards_lengths = True
+    fits_whole_models = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.axes = cls.triton.axes | cls.cuda.axes
+        # The CUDA C++ implementation takes all sizes that Triton's does.
+        cls.head_dims, cls.page_sizes = cls.cuda.head_dims, cls.cuda.page_sizes
+        cls.max_q_len = cls.cuda.max_q_len
 
     def refusal(self, problem: AttentionProblem) -> str | None:
         """None where one of the implementations takes the problem."""
