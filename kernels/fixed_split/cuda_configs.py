@@ -26,12 +26,12 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
 # Of `_cost_us`, from reports/h200/settings/decompositions.txt: on its 25 problems of equal lengths
-# what it chooses is 0.9% behind the fastest candidate in the mean, 4% at most (entry 52).
+# what it chooses is 0.6% behind the fastest candidate in the mean, 4.3% at most (entry 52).
 #: What an SM reads of its share of the memory's bandwidth, where at most half of the SMs run and
 #: where more do: two of them share a way to the L2.
-_LONE_RATE, _PAIRED_RATE = 2.0, 1.2
+_LONE_RATE, _PAIRED_RATE = 2.0, 1.05
 #: Microseconds of a merge through memory, of one within a cluster, and of a wave after the first.
-_MERGE_US, _CLUSTER_US, _WAVE_US = 1.6, 1.2, 0.4
+_MERGE_US, _CLUSTER_US, _WAVE_US = 2.0, 1.6, 0.8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,114 @@
+"""Settings that a kernel chooses by itself: lengths on the device, FlashAttention-2's and
+FlashDecoding's decompositions on lean.cu.
+"""
+
+from dataclasses import replace
+
+import pytest
+from leanbench.kernels.fixed_split.configs import any_length_splits
+from leanbench.kernels.lean.cuda_splits import lone_build
+
+from leanbench.core.decomposition import TileGrid
+from leanbench.core.problem import AttentionProblem
+from leanbench.core.registry import kernel
+from leanbench.gpu.catalogue import find
+
+H200 = find("h200")
+PLAIN = AttentionProblem(8, 32, 8, 65_536, 128)
+THREE_LONG = replace(PLAIN, context=(65_536,) * 3 + (16,) * 5)
+
+
+def build_of(config) -> tuple[int, ...]:
+    """Chunk, warps, stages, CTAs of an SM and of a cluster."""
+    return (
+        *(config.chunk_tokens, config.num_warps, config.num_stages),
+        *(config.ctas_per_sm, config.cluster_size),
+    )
+
+
+@pytest.mark.parametrize("name", ["lean_cuda", "lean_triton", "fixed_split_cuda", "fixed_split"])
+def test_uneven_lengths_take_the_settings_for_any_lengths(name):
+    """Not those of sequences that are all as long as the longest: lean_cuda takes 299 us with them,
+    179 with these (entry 52).
+    """
+    own = kernel(name)
+    on_device = replace(PLAIN, lengths_on="device")
+    expected = own.any_length_config(on_device, H200)
+    assert own.default_config(THREE_LONG, H200) == expected
+    assert own.default_config(on_device, H200) == expected
+    short_in_a_large_cache = replace(THREE_LONG, context=(900,) + (16,) * 7, capacity=65_536)
+    assert own.default_config(short_in_a_large_cache, H200) == expected
+    assert own.default_config(PLAIN, H200) != expected
+
+
+def test_the_batch_that_took_longer_the_more_was_known():
+    lean = kernel("lean_cuda").default_config(THREE_LONG, H200)
+    assert lean is not None
+    assert (*build_of(lean), lean.min_tiles_per_cta, lean.align_grid) == (32, 4, 2, 1, 1, 1, False)
+    equal = kernel("lean_cuda").default_config(PLAIN, H200)
+    assert equal is not None
+    assert (*build_of(equal), equal.min_tiles_per_cta) == (32, 4, 2, 1, 2, 512)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "kv_heads", "splits"),
+    [
+        ((65_536,), 8, 128),
+        ((65_536, 16, 16, 16), 8, 33),
+        ((65_536,) * 64, 8, 2),
+        ((65_536,) * 64, 32, 1),
+        ((1000,), 8, 4),
+        ((100,), 8, 1),
+    ],
+)
+def test_splits_for_any_lengths_make_eight_waves(contexts, kv_heads, splits):
+    """Of two LeanTiles at least, and 128 at most."""
+    problem = AttentionProblem(len(contexts), 4 * kv_heads, kv_heads, max(contexts), 128)
+    tiles = TileGrid.of(problem, 128, 8)
+    assert any_length_splits(tiles, H200) == splits
+    on_device = replace(problem, context=contexts, lengths_on="device")
+    config = kernel("fixed_split_cuda").default_config(on_device, H200)
+    assert config is not None
+    assert (config.splits, *build_of(config)) == (splits, 16, 8, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "kv_dtype", "build"),
+    [
+        ((8, 8), 64, "same", (32, 8, 2, 1)),
+        ((8, 8), 128, "same", (16, 8, 2, 1)),
+        ((32, 1), 128, "same", (16, 8, 2, 1)),
+        ((8, 8), 128, "e4m3", (32, 8, 2, 1)),
+        # Chunks of 32 tokens would spill registers.
+        ((32, 1), 128, "e4m3", (16, 8, 2, 1)),
+        ((8, 8), 256, "same", (16, 4, 3, 1)),
+    ],
+)
+def test_a_cta_that_has_its_sm_for_itself(heads, head_dim, kv_dtype, build):
+    problem = AttentionProblem(1, *heads, 65_536, head_dim, kv_dtype=kv_dtype)
+    fa2 = kernel("fa2_cuda").default_config(problem, H200)
+    assert fa2 is not None
+    assert lone_build(problem, fa2.tile_rows) == build
+    assert build_of(fa2) == (*build, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "context", "head_dim", "build", "splits"),
+    [
+        # Figure 7a: 56 SMs with eight warps each read nearly all that memory gives.
+        (1, (56, 56), 4096, 64, (32, 8, 2, 1, 1), 1),
+        (1, (24, 24), 1024, 64, (64, 4, 3, 1, 4), 1),
+        (1, (32, 8), 4096, 128, (32, 4, 3, 1, 8), 1),
+        (1, (32, 8), 32_768, 128, (16, 8, 2, 1, 1), 16),
+        (1, (56, 56), 65_536, 64, (32, 8, 2, 1, 1), 7),
+        (1, (16, 16), 524_288, 64, (32, 8, 2, 1, 1), 8),
+        (16, (16, 16), 4096, 64, (32, 4, 2, 2, 1), 1),
+        (64, (48, 48), 2048, 64, (32, 4, 2, 2, 1), 1),
+    ],
+)
+def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits):
+    """Within 1% of the fastest of reports/h200/settings/decompositions.txt."""
+    problem = AttentionProblem(batch, *heads, context, head_dim)
+    config = kernel("fixed_split_cuda").default_config(problem, H200)
+    assert config is not None
+    assert (build_of(config), config.splits) == (build, splits)
