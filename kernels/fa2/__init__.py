@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.fa2.configs import (
     Fa2CudaConfig,
     Fa2TritonConfig,
+    cuda_any_length,
     cuda_candidates,
     cuda_heuristic,
     triton_candidates,
@@ -67,7 +68,12 @@ class Fa2Cuda(EqualSplitsCuda[Fa2CudaConfig]):
     config_types = (Fa2CudaConfig,)
 
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
+        if problem.lengths_on == "device" or problem.leftpad:
+            return self.any_length_config(problem.known_to_host, gpu)
         return cuda_heuristic(as_seen(problem), gpu)
+
+    def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
+        return cuda_any_length(problem, gpu)
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[Fa2CudaConfig]:
         return list(

@@ -67,6 +67,15 @@ def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
     return fitted(Fa2CudaConfig(**body(problem, gpu, build, rows)), problem, gpu)
 
 
+def cuda_any_length(problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
+    """Settings for lengths that the host does not know: the CTA of the longest sequence, which ends
+    last, reads as much as it can.
+    """
+    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    build = lone_build(problem, rows)
+    return fitted(Fa2CudaConfig(**body(problem, gpu, build, rows)), problem, gpu)
+
+
 def cuda_candidates(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[Fa2CudaConfig]:
     """Builds and rows of an output tile worth trying: those that fit."""
     for build, rows in product(builds_to_try(problem), rows_to_try(problem)):

@@ -17,9 +17,10 @@ _TILES = ((64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3), (128, 4, 4), (128, 8
 #: Parts of an output tile at most; and of those worth measuring.
 MOST_SPLITS = 2**16
 _MOST_TRIED = 128
-#: Waves of CTAs, one to an SM, where lengths are on the device (predicted: within 4% of more on
-#: ragged batches of 4 and 16, up to 64k tokens).
-_ANY_LENGTH_WAVES = 8
+#: Waves of CTAs, one to an SM, where lengths are on the device; the same up to an eighth as many
+#: output tiles as SMs, where more splits are short and many to merge. Chosen on the 25 uneven
+#: batches of reports/h200/settings/uneven.txt (entry 52).
+_WAVES, _FEW_WAVES = 8, 2
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,5 @@ def any_length_splits(tiles: TileGrid, gpu: GpuSpec) -> int:
     `tiles` is.
     """
     most = min(_MOST_TRIED, max(tiles.lean_tiles) // 2)
-    return max(1, min(most, _ANY_LENGTH_WAVES * gpu.sms // tiles.output_tiles))
+    waves = _FEW_WAVES if 8 * tiles.output_tiles <= gpu.sms else _WAVES
+    return max(1, min(most, waves * gpu.sms // tiles.output_tiles))

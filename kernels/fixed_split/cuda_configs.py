@@ -9,7 +9,7 @@ from typing import NamedTuple
 from leanbench.kernels.fixed_split.configs import MOST_SPLITS, any_length_splits, split_counts
 from leanbench.kernels.lean.configs import EqualSplitsConfig
 from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild, rows_of
-from leanbench.kernels.lean.cuda_heuristic import fitted, tile_rows_of
+from leanbench.kernels.lean.cuda_heuristic import fitted, tile_rows_of, widest
 from leanbench.kernels.lean.cuda_splits import (
     TILE_TOKENS,
     body,
@@ -25,13 +25,15 @@ from leanbench.core.decomposition import TileGrid, cluster_slots, usable_sms
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
-# Of `_cost_us`, from reports/h200/settings/decompositions.txt: on its 25 problems of equal lengths
-# what it chooses is 0.6% behind the fastest candidate in the mean, 4.3% at most (entry 52).
+# Of `_cost_us`, from decompositions.txt and uneven.txt of reports/h200/settings: on their 37
+# problems of equal lengths what it chooses is 0.7% behind the fastest candidate in the mean, 3.6% at
+# most (entry 52).
 #: What an SM reads of its share of the memory's bandwidth, where at most half of the SMs run and
-#: where more do: two of them share a way to the L2.
-_LONE_RATE, _PAIRED_RATE = 2.0, 1.05
+#: where more do: two of them share a way to the L2. At most half of the SMs read no more than
+#: `_HALF_SHARE` of the bandwidth.
+_LONE_RATE, _PAIRED_RATE, _HALF_SHARE = 2.2, 1.3, 0.9
 #: Microseconds of a merge through memory, of one within a cluster, and of a wave after the first.
-_MERGE_US, _CLUSTER_US, _WAVE_US = 2.0, 1.6, 0.8
+_MERGE_US, _CLUSTER_US, _WAVE_US = 2.0, 1.6, 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +68,13 @@ def cuda_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaCon
 
 
 def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-    """Settings for lengths that the host does not know; `any_length_splits` for a full cache."""
+    """Settings for lengths that the host does not know; `any_length_splits` for a full cache, by
+    two CTAs of an SM where rows are short, as lean_cuda's.
+    """
     rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
     splits = any_length_splits(TileGrid.of(problem, TILE_TOKENS, rows), gpu)
-    return _fitted(problem, gpu, _Shape(1, 1), rows, splits)
+    shape = _Shape(2 if widest(problem) <= 64 else 1, 1)
+    return _fitted(problem, gpu, shape, rows, splits)
 
 
 def _fitted(
@@ -123,9 +128,12 @@ def _cost_us(
         if units == 0:
             return 0.0
         # Those of an SM have the bytes in flight of one that has it for itself.
-        running = units * cluster / ctas_per_sm
-        share = _LONE_RATE if units * cluster <= gpu.sms / 2 else _PAIRED_RATE
-        return units * split_bytes / (rate * min(sms, share * running) / gpu.sms)
+        running = units * cluster / ctas_per_sm / gpu.sms
+        if units * cluster <= gpu.sms / 2:
+            share = min(_HALF_SHARE, _LONE_RATE * running)
+        else:
+            share = min(sms / gpu.sms, _PAIRED_RATE * running)
+        return units * split_bytes / (rate * share)
 
     reading_us = waves * wave_us(slots) + wave_us(rest)
     merging_us = (_MERGE_US if splits > 1 else 0) + (_CLUSTER_US if cluster > 1 else 0)

@@ -51,16 +51,17 @@ def test_three_long_sequences_among_short_ones():
 @pytest.mark.parametrize(
     ("contexts", "kv_heads", "splits"),
     [
-        ((65_536,), 8, 128),
-        ((65_536, 16, 16, 16), 8, 33),
+        ((65_536,), 1, 128),
+        ((65_536, 16), 8, 16),
+        ((65_536, 16, 16), 8, 44),
         ((65_536,) * 64, 8, 2),
         ((65_536,) * 64, 32, 1),
         ((1000,), 8, 4),
         ((100,), 8, 1),
     ],
 )
-def test_splits_for_any_lengths_make_eight_waves(contexts, kv_heads, splits):
-    """Of two LeanTiles at least, and 128 at most."""
+def test_splits_for_any_lengths(contexts, kv_heads, splits):
+    """Eight waves of CTAs, of few output tiles two; of two LeanTiles at least, and 128 at most."""
     problem = AttentionProblem(len(contexts), 4 * kv_heads, kv_heads, max(contexts), 128)
     tiles = TileGrid.of(problem, 128, 8)
     assert any_length_splits(tiles, H200) == splits
@@ -68,6 +69,18 @@ def test_splits_for_any_lengths_make_eight_waves(contexts, kv_heads, splits):
     config = kernel("fixed_split_cuda").default_config(on_device, H200)
     assert config is not None
     assert (config.splits, *build_of(config)) == (splits, 16, 8, 2, 1, 1)
+    short_rows = kernel("fixed_split_cuda").default_config(replace(on_device, head_dim=64), H200)
+    assert short_rows is not None
+    assert (short_rows.splits, *build_of(short_rows)) == (splits, 32, 4, 2, 2, 1)
+
+
+def test_never_split_the_longest_sequence_decides():
+    """More output tiles than SMs: one CTA of an SM takes 58 us where two take 91 (entry 52)."""
+    fa2 = kernel("fa2_cuda")
+    equal = AttentionProblem(32, 64, 8, 8192, 128)
+    uneven = replace(equal, context=(8192,) + (800,) * 31)
+    builds = [build_of(fa2.default_config(problem, H200)) for problem in (equal, uneven)]
+    assert builds == [(16, 4, 3, 2, 1), (16, 8, 2, 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +96,7 @@ def test_splits_for_any_lengths_make_eight_waves(contexts, kv_heads, splits):
     ],
 )
 def test_a_cta_that_has_its_sm_for_itself(heads, head_dim, kv_dtype, build):
-    problem = AttentionProblem(1, *heads, 65_536, head_dim, kv_dtype=kv_dtype)
+    problem = AttentionProblem(1, heads[0], heads[1], 65_536, head_dim, kv_dtype=kv_dtype)
     fa2 = kernel("fa2_cuda").default_config(problem, H200)
     assert fa2 is not None
     assert lone_build(problem, fa2.tile_rows) == build
@@ -93,20 +106,21 @@ def test_a_cta_that_has_its_sm_for_itself(heads, head_dim, kv_dtype, build):
 @pytest.mark.parametrize(
     ("batch", "heads", "context", "head_dim", "build", "splits"),
     [
-        # Figure 7a: 56 SMs with eight warps each read nearly all that memory gives.
+        # Figure 7a.
         (1, (56, 56), 4096, 64, (32, 8, 2, 1, 1), 1),
         (1, (24, 24), 1024, 64, (64, 4, 3, 1, 4), 1),
         (1, (32, 8), 4096, 128, (32, 4, 3, 1, 8), 1),
         (1, (32, 8), 32_768, 128, (16, 8, 2, 1, 1), 16),
-        (1, (56, 56), 65_536, 64, (32, 8, 2, 1, 1), 7),
+        (1, (40, 40), 65_536, 64, (32, 8, 2, 1, 1), 3),
+        (8, (12, 12), 4096, 64, (32, 8, 2, 1, 1), 1),
         (1, (16, 16), 524_288, 64, (32, 8, 2, 1, 1), 8),
         (16, (16, 16), 4096, 64, (32, 4, 2, 2, 1), 1),
         (64, (48, 48), 2048, 64, (32, 4, 2, 2, 1), 1),
     ],
 )
 def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits):
-    """Within 1% of the fastest of reports/h200/settings/decompositions.txt."""
-    problem = AttentionProblem(batch, *heads, context, head_dim)
+    """Within 1% of the fastest of reports/h200/settings/decompositions.txt and uneven.txt."""
+    problem = AttentionProblem(batch, heads[0], heads[1], context, head_dim)
     config = kernel("fixed_split_cuda").default_config(problem, H200)
     assert config is not None
     assert (build_of(config), config.splits) == (build, splits)
