@@ -26,8 +26,8 @@ from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
 # Of `_cost_us`, from decompositions.txt and uneven.txt of reports/h200/settings: on their 37
-# problems of equal lengths what it chooses is 0.7% behind the fastest candidate in the mean, 3.6% at
-# most (entry 52).
+# problems of equal lengths what it chooses is 0.7% behind the fastest candidate in the mean, 3.6%
+# at most (entry 52).
 #: What an SM reads of its share of the memory's bandwidth, where at most half of the SMs run and
 #: where more do: two of them share a way to the L2. At most half of the SMs read no more than
 #: `_HALF_SHARE` of the bandwidth.
