@@ -296,6 +296,7 @@ struct State {
 // XORed with the row (swizzle).
 __device__ __forceinline__ u32 load_address(u32 lane_at, int load, int block) {
   constexpr int COLUMN_LOADS = COLUMN_BYTES / 32;
+  if (WHOLE_ROWS) return lane_at + 32 * load + block * (16 * COLUMN_BYTES);
   return (lane_at ^ (load % COLUMN_LOADS << 5)) +
          load / COLUMN_LOADS * (CHUNK * COLUMN_BYTES) + block * (16 * COLUMN_BYTES);
 }
@@ -429,16 +430,16 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
 // Zeroes the values of a stage before token `first` and from token `end` on: what lies in the cache
 // around the sequence may be NaN, which a weight of 0 does not silence.
 __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int lane) {
-  constexpr int ROWS_AT_ONCE = 32 / COLUMN_PIECES;  // 16 bytes a lane
-  const u32 lane_at = stage + V_AT + 16 * lane;
-  const int lane_row = lane / COLUMN_PIECES;
+  const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes a lane
 #pragma unroll
-  for (int row = 0; row < CHUNK; row += ROWS_AT_ONCE)
-    if (row + lane_row >= end || (START_STEP > 1 && MASKED_STARTS && row + lane_row < first)) {
+  for (int pieces = 0; pieces < CHUNK * COLUMN_PIECES; pieces += 32) {
+    const int row = (pieces + lane) / COLUMN_PIECES;
+    if (row >= end || (START_STEP > 1 && MASKED_STARTS && row < first)) {
 #pragma unroll
       for (int column = 0; column < V_COLUMNS; column++)
-        st_shared_v4(lane_at + (column * CHUNK + row) * COLUMN_BYTES, 0);
+        st_shared_v4(lane_at + 16 * pieces + column * CHUNK * COLUMN_BYTES, 0);
     }
+  }
 #if BULK
   fence_proxy_async_shared_cta();
 #endif

@@ -46,8 +46,13 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 constexpr int KV_BYTES = KV_DTYPE == 0 ? 2 : 1;  // of a number of K or V
-// Rows lie in columns of 128 bytes in shared memory; those of 64 numbers in 8 bits in one of 64.
-constexpr int COLUMN_BYTES = KV_DTYPE != 0 && HEAD_DIM <= 64 && V_HEAD_DIM <= 64 ? 64 : 128;
+// Whether a row of K or V is one copy, and lies in shared memory as in the cache: an odd multiple of
+// 32 bytes, so that eight rows meet in no more than two of 16-byte banks.
+constexpr bool WHOLE_ROWS =
+    BULK && KV_DTYPE == 0 && HEAD_DIM == V_HEAD_DIM && HEAD_DIM % 32 == 16 && HEAD_DIM > 64;
+// Other rows lie in columns of 128 bytes; those of 64 numbers in 8 bits in one of 64.
+constexpr int COLUMN_BYTES =
+    WHOLE_ROWS ? 2 * HEAD_DIM : KV_DTYPE != 0 && HEAD_DIM <= 64 && V_HEAD_DIM <= 64 ? 64 : 128;
 constexpr int COLUMN_PIECES = COLUMN_BYTES / 16, COLUMN_NUMBERS = COLUMN_BYTES / KV_BYTES;
 constexpr int K_COLUMNS = (HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
 constexpr int V_COLUMNS = (V_HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
@@ -113,7 +118,7 @@ constexpr int MERGE_BITS = 4;
 constexpr int MERGE = 1 << MERGE_BITS;
 
 // What the number of a 16-byte piece of a row is XORed with; rows below 8.
-constexpr int swizzle_of(int row) { return row * COLUMN_BYTES / 128; }
+constexpr int swizzle_of(int row) { return WHOLE_ROWS ? 0 : row * COLUMN_BYTES / 128; }
 
 // Adjacent threads that merge a piece together where there are threads to spare: it pays for reads
 // of other CTAs' slots.

@@ -210,8 +210,16 @@ class CudaBuild:
         return 1 if self.kv_dtype else 2
 
     @property
+    def whole_rows(self) -> bool:
+        """Whether a row of K or V is one bulk copy: WHOLE_ROWS in build.cuh."""
+        of_an_odd_32_bytes = self.head_dim == self.v_head_dim and self.head_dim % 32 == 16
+        return bool(self.bulk) and not self.kv_dtype and of_an_odd_32_bytes and self.head_dim > 64
+
+    @property
     def column_bytes(self) -> int:
         """Of a row of K or V in shared memory that one copy fills: COLUMN_BYTES in build.cuh."""
+        if self.whole_rows:
+            return 2 * self.head_dim
         return 64 if self.kv_dtype and max(self.head_dim, self.v_head_dim) <= 64 else 128
 
     @property

@@ -211,7 +211,7 @@ def _map_modes(kv_bytes: int, column_bytes: int) -> tuple[int, ...]:
         {
             64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B,
             128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
-        }[column_bytes],
+        }.get(column_bytes, swizzles.CU_TENSOR_MAP_SWIZZLE_NONE),
         # Promotion to 256 bytes costs 9% of the bandwidth above 500 MB (H200).
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,

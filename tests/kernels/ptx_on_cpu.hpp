@@ -216,7 +216,7 @@ static void complete_phase(Barrier &barrier) {
 static void arrive_copy(const Copy &copy) {
   for (u32 at = 0; at < copy.bytes.size(); at += 16) {
     const u32 to = copy.to + at;
-    memcpy(at_shared(to ^ (to >> 7 & COLUMN_PIECES - 1) << 4, 16), &copy.bytes[at], 16);  // the swizzle
+    memcpy(at_shared(to ^ (WHOLE_ROWS ? 0 : (to >> 7 & COLUMN_PIECES - 1) << 4), 16), &copy.bytes[at], 16);  // the swizzle
   }
   Barrier &barrier = barrier_at(copy.barrier);
   barrier.bytes -= copy.bytes.size();
