@@ -212,8 +212,10 @@ class CudaBuild:
     @property
     def whole_rows(self) -> bool:
         """Whether a row of K or V is one bulk copy: WHOLE_ROWS in build.cuh."""
-        of_an_odd_32_bytes = self.head_dim == self.v_head_dim and self.head_dim % 32 == 16
-        return bool(self.bulk) and not self.kv_dtype and of_an_odd_32_bytes and self.head_dim > 64
+        numbers = self.head_dim
+        of_no_whole_columns = numbers > 64 and numbers % 64 > 0 and numbers % 16 == 0
+        is_same = self.v_head_dim == self.head_dim and not self.kv_dtype
+        return bool(self.bulk) and is_same and of_no_whole_columns
 
     @property
     def column_bytes(self) -> int:
