@@ -48,8 +48,8 @@ typedef long long i64;
 constexpr int KV_BYTES = KV_DTYPE == 0 ? 2 : 1;  // of a number of K or V
 // Whether a row of K or V that fills no whole columns is one copy, and lies in shared memory as in
 // the cache.
-constexpr bool WHOLE_ROWS =
-    BULK && KV_DTYPE == 0 && HEAD_DIM == V_HEAD_DIM && HEAD_DIM > 64 && HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
+constexpr bool WHOLE_ROWS = BULK && KV_DTYPE == 0 && HEAD_DIM == V_HEAD_DIM && HEAD_DIM > 64 &&
+                            HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
 // Other rows lie in columns of 128 bytes; those of 64 numbers in 8 bits in one of 64.
 constexpr int COLUMN_BYTES =
     WHOLE_ROWS ? 2 * HEAD_DIM : KV_DTYPE != 0 && HEAD_DIM <= 64 && V_HEAD_DIM <= 64 ? 64 : 128;

@@ -126,12 +126,12 @@ CASES = {
         cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
         ((SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
     ),
-    # Rows of 160 and 224 bytes, each one copy.
+    # Rows of 160 and 224 bytes, of which one copy takes each.
     "whole rows": Case(
         cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False),
         (
             (on_device((300, 77, 515), "3/3", 80, 640), 7),
-            (replace(PAGED_WINDOWS, head_dim=112, v_head_dim=112), 5),
+            (replace(PAGED_WINDOWS, head_dim=112), 5),
         ),
     ),
     # A page for each token; boxes of 16 tokens; of 8, by 16-byte copies.
