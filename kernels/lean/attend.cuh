@@ -430,15 +430,23 @@ __device__ __forceinline__ void mask_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS]
 // Zeroes the values of a stage before token `first` and from token `end` on: what lies in the cache
 // around the sequence may be NaN, which a weight of 0 does not silence.
 __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int lane) {
+  const auto outside = [=](int row) {
+    return row >= end || (START_STEP > 1 && MASKED_STARTS && row < first);
+  };
   const u32 lane_at = stage + V_AT + 16 * lane;  // 16 bytes a lane
+  if (WHOLE_ROWS) {
 #pragma unroll
-  for (int pieces = 0; pieces < CHUNK * COLUMN_PIECES; pieces += 32) {
-    const int row = (pieces + lane) / COLUMN_PIECES;
-    if (row >= end || (START_STEP > 1 && MASKED_STARTS && row < first)) {
+    for (int piece = 0; piece < CHUNK * COLUMN_PIECES; piece += 32)
+      if (outside((piece + lane) / COLUMN_PIECES)) st_shared_v4(lane_at + 16 * piece, 0);
+  } else {
+    constexpr int ROWS_AT_ONCE = 32 / COLUMN_PIECES;
 #pragma unroll
-      for (int column = 0; column < V_COLUMNS; column++)
-        st_shared_v4(lane_at + 16 * pieces + column * CHUNK * COLUMN_BYTES, 0);
-    }
+    for (int row = 0; row < CHUNK; row += ROWS_AT_ONCE)
+      if (outside(row + lane / COLUMN_PIECES)) {
+#pragma unroll
+        for (int column = 0; column < V_COLUMNS; column++)
+          st_shared_v4(lane_at + (column * CHUNK + row) * COLUMN_BYTES, 0);
+      }
   }
 #if BULK
   fence_proxy_async_shared_cta();
