@@ -207,9 +207,7 @@ def _same_launch(entry: Entry, shape: Shape, config: LeanConfig, heuristic: Lean
 
 
 def _heuristic(kernel: Kernel, problem: AttentionProblem, spec: GpuSpec, why: str) -> Choice:
-    known = problem.known_to_host
-    on_device = known.lengths_on == "device"
-    config = (kernel.any_length_config if on_device else kernel.default_config)(known, spec)
+    config = kernel.default_config(problem.known_to_host, spec)
     return (
         Choice(config, "heuristic", why)
         if config

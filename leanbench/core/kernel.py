@@ -252,8 +252,9 @@ class Kernel(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
-        """The heuristic: what runs when nobody chose and nothing is tuned; None for a kernel
-        without launch settings.
+        """The heuristic: what runs when nobody chose and nothing is tuned, where the problem's
+        lengths are on the device that of `any_length_config`; None for a kernel without launch
+        settings.
         """
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
