@@ -24,8 +24,9 @@ constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
 constexpr int CONSUMERS = 256;  // threads of both warpgroups
 constexpr int COPY_WARP = CONSUMERS / 32;
 static_assert(Q_LEN > 0 && ROWS == TILE * CLUSTER && CHUNK == TILE && WARPS == COPY_WARP + 4);
-// Of a thread: what its warpgroup's accumulators leave the others.
-constexpr int COPY_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+// Of a thread: what its warpgroup's accumulators leave the others. The copying warp spills with 24, in
+// every copy (H200, entry 54 of the performance log).
+constexpr int COPY_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
 // A partial in the workspace: the accumulators as threads hold them, two at a time; the (m, l) of
 // its rows; and the epoch of the launch that stored it.
