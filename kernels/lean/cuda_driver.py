@@ -100,9 +100,9 @@ class DriverLaunch:
         Raises:
             RuntimeError: the driver refuses.
         """
-        for place, address in zip(self._maps, (k, v), strict=True):
-            if status := self._replace_address(place, address):
-                _check((_driver().CUresult(status),))
+        k_map, v_map = self._maps
+        if status := self._replace_address(k_map, k) or self._replace_address(v_map, v):
+            _check((_driver().CUresult(status),))
 
     def encode(self, cache_map: CacheMap, k: int, v: int) -> None:
         """Lets the tensor maps of `params` be those of `cache_map`, of K and V at these addresses.
