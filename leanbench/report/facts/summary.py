@@ -99,17 +99,18 @@ def summaries(frame: DataFrame) -> list[Summary]:
             margin=margin,
             baseline=baseline_of(rows),
             winners=winners(rows, margin),
-            speedups=_ratios(rows, "latency_us", margin),
-            over_best=_over_best(rows, margin),
+            speedups=_ratios(speedups, margin),
+            over_best=_ratios_of(cast("Series", speedups.min(axis=1)), margin),
             over_peers=_over_peers(rows, margin),
             over_peers_by_kind=_over_peers_by_kind(rows, margin),
-            energies=_ratios(rows, "energy_mj", MEASURED),
+            energies=_ratios(ratios_to_baseline(rows, "energy_mj"), MEASURED),
             own_energy=_own_energy(rows),
             best=_best(rows),
         )
         for key in dict.fromkeys(frame[keys].itertuples(index=False, name=None))
         for rows in [where(frame, (frame[keys] == list(key)).all(axis=1))]
         for margin in [_margin(rows)]
+        for speedups in [ratios_to_baseline(rows, "latency_us")]
     ]
 
 
@@ -133,15 +134,9 @@ def status_counts(frame: DataFrame) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (item[0] != "ok", -item[1], item[0])))
 
 
-def _ratios(rows: DataFrame, column: str, margin: Margin) -> dict[str, Ratios]:
-    table = ratios_to_baseline(rows, column)
+def _ratios(table: DataFrame, margin: Margin) -> dict[str, Ratios]:
     ratios = {str(name): _ratios_of(cast("Series", table[name]), margin) for name in table}
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
-
-
-def _over_best(rows: DataFrame, margin: Margin) -> Ratios | None:
-    table = ratios_to_baseline(rows, "latency_us")
-    return _ratios_of(cast("Series", table.min(axis=1)), margin)
 
 
 def _over_peers_by_kind(rows: DataFrame, margin: Margin) -> dict[str, OverPeers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from leanbench.core.paths import REPORT_TEMPLATES
@@ -12,6 +13,8 @@ from leanbench.report.styles import MARKS
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from jinja2 import Template
 
     from leanbench.report.document import Document
     from leanbench.report.facts.results import Results
@@ -24,20 +27,12 @@ SCRIPTS = ("common", "plot", "sides", "maps", "charts", "table")
 
 def html_text(document: Document, results: Results) -> str:
     """The whole page: the document, and the rows from which its scripts draw."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
-
-    # Autoescape whatever the file is called: result files are input, not markup.
-    templates = Environment(
-        loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined
-    )
-    templates.trim_blocks = templates.lstrip_blocks = True
-    templates.filters["kind"] = lambda block: type(block).__name__
 
     def raw(name: str) -> Markup:
         return Markup((REPORT_TEMPLATES / name).read_text(encoding="utf-8"))
 
-    return templates.get_template("report.html.j2").render(
+    return _template().render(
         document=document,
         sections={section.key: section for section in document.sections},
         style=raw("report.css"),
@@ -45,6 +40,20 @@ def html_text(document: Document, results: Results) -> str:
         page=page_data(results),
         legend=_legend(results),
     )
+
+
+@cache
+def _template() -> Template:
+    """The page's frame, compiled once for all pages of a process."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # Autoescape whatever the file is called: result files are input, not markup.
+    templates = Environment(
+        loader=FileSystemLoader(REPORT_TEMPLATES), autoescape=True, undefined=StrictUndefined
+    )
+    templates.trim_blocks = templates.lstrip_blocks = True
+    templates.filters["kind"] = lambda block: type(block).__name__
+    return templates.get_template("report.html.j2")
 
 
 def _legend(results: Results) -> dict[str, Any]:
