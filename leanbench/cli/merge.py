@@ -8,19 +8,11 @@ from typing import Annotated
 import typer
 
 from leanbench.cli import output
-from leanbench.cli.completion import run_names
-from leanbench.cli.options import MixBoards
+from leanbench.cli.options import MixBoards, Runs
 
 
 def merge(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Run directories, or names of some under runs/.",
-            autocompletion=run_names,
-        ),
-    ],
+    runs: Runs,
     out: Annotated[
         str,
         typer.Option("--out", metavar="NAME", help="The new run: a name under runs/, or a path."),

@@ -7,19 +7,11 @@ from typing import Annotated
 
 import typer
 
-from leanbench.cli.completion import run_names
-from leanbench.cli.options import Baseline
+from leanbench.cli.options import Baseline, Runs
 
 
 def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...",
-            help="Run directories, or names of some under runs/.",
-            autocompletion=run_names,
-        ),
-    ],
+    runs: Runs,
     out: Annotated[
         Path | None,
         typer.Option(

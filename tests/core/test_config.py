@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from config_examples import FLASH_DECODING
 from leanbench.kernels.fa2.configs import Fa2CudaConfig, Fa2TritonConfig
-from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import LEAN_CONFIGS, LeanCudaConfig, LeanTritonConfig
 
 from leanbench.core.config import KernelConfig, limits, read_config, required
@@ -28,17 +28,6 @@ FA2_CUDA = Fa2CudaConfig(
     chunk_tokens=64,
     tile_rows=8,
     copy="bulk",
-)
-FLASH_DECODING = FixedSplitCudaConfig(
-    tile_tokens=128,
-    num_warps=4,
-    num_stages=2,
-    ctas_per_sm=1,
-    chunk_tokens=32,
-    tile_rows=8,
-    cluster_size=1,
-    copy="bulk",
-    splits=4,
 )
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from drill_sweeps import command, environment, rows, run, start, wait_until
@@ -34,11 +35,17 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> 
         assert word in errors[0]
 
 
-def small_files(most_bytes: int):
-    """Called in the child: no file of it may become larger, which is how a full disk looks to a
-    writer.
+def small_files(most_bytes: int, **more: str) -> dict[str, Any]:
+    """Options of a process whose files may not become larger, which is how a full disk looks to a
+    writer. It keeps no bytecode: Python would leave modules that are cut off to all others.
+
+    Args:
+        more: variables of its environment.
     """
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    return {
+        "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes)),
+        "env": environment(PYTHONDONTWRITEBYTECODE="1", **more),
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,9 @@ def test_a_full_disk_is_a_sentence_and_what_was_written_stays(
     tmp_path, most_bytes, where, least_rows
 ):
     command = ["sweep", "-q", *CELLS, "--name", "r", "--out", str(tmp_path)]
-    done = run(*command, preexec_fn=small_files(most_bytes))
+    if where != "report.html":
+        command += ["--no-report"]
+    done = run(*command, **small_files(most_bytes))
     path = tmp_path / "r"
     assert_one_sentence(done, f"cannot write {path / where}")
     if least_rows:
@@ -254,9 +263,8 @@ def test_a_full_disk_leaves_the_tuned_configs_as_they_were(tmp_path):
     assert subprocess.run([*words, "1"], env=env, timeout=240, check=False).returncode == 0
     path = tmp_path / "configs" / "h200.json"
     before = path.read_bytes()
-    done = subprocess.run(
-        [*words, "2"], env=env, capture_output=True, text=True, preexec_fn=small_files(len(before))
-    )
+    limited = small_files(len(before), LEANBENCH_HOME=str(tmp_path))
+    done = subprocess.run([*words, "2"], capture_output=True, text=True, **limited)
     assert (
         f"UserError: cannot write {path} (File too large): choose a writable folder" in done.stderr
     )

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from depth import deep
 from drill_sweeps import KERNELS, children, environment, rows, run, stand_in_us, start, wait_until
+from typer.testing import CliRunner
 
+from leanbench.cli.main import app
 from leanbench.records.manifest import read_manifest
 from leanbench.records.row import Row
 
@@ -153,10 +155,13 @@ def test_rows_are_valid_and_point_to_their_environment(finished):
         ("--ci 1%", "was measured with other settings (effort): repeat the command it was started"),
     ],
 )
-def test_resume_with_other_cells_settings_or_another_gpu_is_refused(finished, changed, sentence):
+def test_resume_with_other_cells_settings_or_another_gpu_is_refused(
+    finished, changed, sentence, monkeypatch
+):
+    monkeypatch.setattr("leanbench.gpu.local.local_gpus", list)
     words = [*FEW, "--kernels", "fa2", "--resume", *changed.split(), "--out", str(finished)]
-    refused = run(*words)
-    assert refused.returncode == 2
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
     assert sentence in refused.stderr
     assert len(rows(finished / "r")) == 1
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from config_examples import FLASH_DECODING
 from depth import diagonal, examples
-from leanbench.kernels.fixed_split.cuda_configs import FixedSplitCudaConfig
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
@@ -361,17 +361,7 @@ def test_who_merges_waits_for_ctas_that_start_before(
 @pytest.mark.parametrize("cluster_size", [1, 2])
 def test_equal_splits(deal: Deal, splits: int, cluster_size: int) -> None:
     """Lengths of the host and of the device, windows; sequences of fewer LeanTiles than splits."""
-    config = FixedSplitCudaConfig(
-        tile_tokens=128,
-        num_warps=4,
-        num_stages=2,
-        ctas_per_sm=1,
-        chunk_tokens=32,
-        tile_rows=8,
-        copy="bulk",
-        cluster_size=cluster_size,
-        splits=splits,
-    )
+    config = replace(FLASH_DECODING, cluster_size=cluster_size, splits=splits)
     flash_decoding = kernel("fixed_split_cuda")
     for context in (1, 245, 4096, (65_536, 16, 16), (300, 1, 300)):
         problem = AttentionProblem(3, 32, 2, context, 64)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from depth import diagonal, label
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench.core.config import TileConfig
@@ -211,16 +212,21 @@ def test_capacity_takes_memory_and_no_time(name: str) -> None:
     assert "K and V 171.8 GB" in too_large["reason"]
 
 
-@pytest.mark.parametrize("gpu", ["a100", "h200", "l4", "b200"])
 @pytest.mark.parametrize(
-    "problem",
-    [
-        PROBLEM,
-        AttentionProblem(1, 32, 8, 4096, 128),
-        AttentionProblem(8, 40, 8, (1, 127, 128, 129, 1000, 4096, 5000, 8192), 80, "bf16", "NHD"),
-        AttentionProblem(2, 8, 1, 1000, 256),
-    ],
-    ids=lambda problem: problem.label,
+    ("gpu", "problem"),
+    diagonal(
+        ["a100", "h200", "l4", "b200"],
+        [
+            PROBLEM,
+            AttentionProblem(1, 32, 8, 4096, 128),
+            AttentionProblem(
+                8, 40, 8, (1, 127, 128, 129, 1000, 4096, 5000, 8192), 80, "bf16", "NHD"
+            ),
+            AttentionProblem(2, 8, 1, 1000, 256),
+        ],
+        keep=2,
+    ),
+    ids=label,
 )
 def test_this_project_s_kernels(problem: AttentionProblem, gpu: str) -> None:
     spec = find(gpu)
