@@ -98,8 +98,8 @@ def sanitizers() -> Iterator[Command]:
     barriers of a part of a CTA: each of the 41 pairs of accesses that it reports has one of these
     between its two (H200, 2026-11-22).
     """
-    yield sanitized(MEMCHECK, "mla", "lean_mla")
-    yield sanitized(SYNCCHECK, "mla", "lean_mla")
+    yield sanitized(MEMCHECK, "mla", "--latent")
+    yield sanitized(SYNCCHECK, "mla", "--latent")
     for share in range(1, SHARES + 1):
         for tool in (MEMCHECK, RACECHECK, SYNCCHECK):
             yield sanitized(tool, "lean", "--share", f"{share}/{SHARES}")
@@ -130,7 +130,10 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
         ),
         "sanitizers": Part(
             "every build under compute-sanitizer",
-            (((EVERY_BUILD, "--compile"),), tuple(sanitizers())),
+            (
+                ((EVERY_BUILD, "--compile"), (EVERY_BUILD, "--compile", "--latent")),
+                tuple(sanitizers()),
+            ),
         ),
         "mutations": Part(
             "mutations of the kernels, each of which a check must notice",
@@ -140,7 +143,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
             "launches that must end and be right whatever else the GPU does",
             (
                 (
-                    pytest_on_gpu("-n", "4", "tests/gpu_only/test_robust_on_gpu.py"),
+                    pytest_on_gpu("-v", "-n", "6", "tests/gpu_only/test_robust_on_gpu.py"),
                     pytest_on_gpu("tests/gpu_only/test_on_gpu.py", "-k", "fit_at_once or graph"),
                 ),
             ),

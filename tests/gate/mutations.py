@@ -89,7 +89,14 @@ ATTENTION = "gpu_only/test_attention_on_gpu.py"
 MLA_ON_GPU = "gpu_only/test_mla_on_gpu.py"
 LATENT = "test_right_and_the_same_bits_again"
 
-#: 0.5 ms: every other CTA's partial of latent attention is published that much later.
+#: 0.5 ms: whatever is merged is stored that much later.
+LATE_PARTIALS = Delay(
+    "late partials",
+    f"{LEAN}/reduce.cuh",
+    "store_partial(slot, quad, piece, epoch);",
+    "__nanosleep(500000), store_partial(slot, quad, piece, epoch);",
+)
+#: The same of latent attention: every other CTA's partial is published later.
 LATE_LATENT_PARTIALS = Delay(
     "late partials of latent attention",
     f"{MLA}/outputs.cuh",
@@ -97,7 +104,7 @@ LATE_LATENT_PARTIALS = Delay(
     "if (threadIdx.x == 0 && blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
     "  if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);",
 )
-#: The same of Triton's: all but host blocks store theirs later.
+#: The same of Triton: all but host blocks store theirs later.
 LATE_TRITON_PARTIALS = Delay(
     "late partials in Triton",
     f"{LEAN}/triton.py",
@@ -159,7 +166,7 @@ ATTEND = (
         "tokens - (part.queries.count - 1) + first_query;",
         "tokens + first_query;",
         "a tail of query tokens that lies over two chunks sees tokens after itself",
-        by_launches("b3 h6 n129+700+45 d128 q5 c1400 new5 bf16 NHD"),
+        by_launches("b2 h8 n33+66 d128 q5 fp16 HND, cp.async"),
         f"{ON_CPU}[chunks of queries]",
     ),
     Mutation(
@@ -322,9 +329,11 @@ REDUCE = (
         "missing |= false;",
         "what a slot held before the launch is taken for a partial",
         by_pytest(
-            f"{ROBUST}::test_a_launch_is_right_whatever_the_workspace_holds[cuda-many parts]"
+            f"{ROBUST}::test_a_launch_is_right_whatever_the_workspace_holds"
+            "[cuda, stream-K-many parts]"
         ),
         f"{ON_CPU}[device]",
+        delay=LATE_PARTIALS,
     ),
     Mutation(
         "a sequence without a token is divided by 0",
@@ -520,7 +529,7 @@ SCHEDULE = (
         "(1 << (31 + bits)) // divisor",
         "quotients of whole multiples are one too small",
         by_launches(SINKS),
-        f"{ON_CPU}[host]",
+        f"{ON_CPU}[attention chunks]",
     ),
     Mutation(
         "longer work ranges are divided as the others",
@@ -731,12 +740,13 @@ TRITON = (
         f"{LEAN}/schedule.py",
         "before = (ends <= lean_tile)",
         "before = (ends < lean_tile)",
-        "a sequence's first output tile has the length and the pages of the one before",
+        "a part has the length of the sequence before; merges wait for what is not stored",
         by_pytest(
             f"{CORRECT}::test_matches_the_reference_and_repeats"
             "[lean-b3 h4/2 n255+1+256 d256 p256 fp16 NHD]"
         ),
         "test_attention.py::test_without_lengths_all_pages_are_full",
+        ends=False,
     ),
     Mutation(
         "Triton: a merge does not wait",
@@ -757,7 +767,7 @@ TRITON = (
         "work_range = tl.num_programs(0) - 1 - tl.program_id(0)",
         "work_range = tl.program_id(0)",
         "a CTA waits for CTAs that have no SM: the launch does not end",
-        by_pytest(f"{ROBUST}::test_launches_end_beside_a_kernel_that_holds_most_sms[triton-1]"),
+        by_pytest(f"{ROBUST}::test_a_grid_ends_one_cta_after_the_other"),
         f"{CORRECT}::test_any_grid",
         ends=False,
     ),

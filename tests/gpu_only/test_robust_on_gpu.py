@@ -179,6 +179,22 @@ def test_launches_end_beside_a_kernel_that_holds_most_sms(way, free_sms):
         assert all(torch.equal(*both) for both in zip(result, expected[name], strict=True))
 
 
+def test_a_grid_ends_one_cta_after_the_other():
+    """Who waits has nobody left to wait for."""
+    problem = PROBLEMS["many parts"]
+    # 137 KB of shared memory: an SM has room for one.
+    config = replace(config_of("triton", problem), num_stages=5)
+    inputs = make_inputs(problem, "cuda")
+    expected = attend(inputs, cache_seqlens=inputs.context, config=config)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    launched = torch.cuda.Event()
+    with spinning(sms - 1):
+        results = attend(inputs, cache_seqlens=inputs.context, config=config)
+        launched.record()
+        launched.synchronize()
+    assert all(torch.equal(*both) for both in zip(results, expected, strict=True))
+
+
 def fits(way: str, name: str, inputs: AttentionInputs) -> bool:
     """Whether CTAs need no SMs of one GPC next to each other."""
     config = config_of(way, PROBLEMS[name])
