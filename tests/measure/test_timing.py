@@ -306,6 +306,15 @@ def test_a_sample_is_whole_rotations_of_about_4_ms(pretended_graphs, launch_us, 
     assert pretended_graphs.captured[-1] == Counter(list(range(buffers)) * (expected // buffers))
 
 
+def test_a_replay_that_the_host_held_up_does_not_shorten_samples(pretended_graphs, monkeypatch):
+    held_up_ms = iter([30.0])
+    undisturbed = module.Replay._replay_ms
+    monkeypatch.setattr(
+        module.Replay, "_replay_ms", lambda replay: next(held_up_ms, undisturbed(replay))
+    )
+    assert module.Replay(counted(5)[1], sample_ms=4.0).launches == 200
+
+
 def test_a_graph_is_replayed_before_it_is_timed(pretended_graphs):
     module.Replay(counted(2)[1], sample_ms=4.0)
     # The one that tells how long it takes; the graph that is sampled is warmed up by run_rounds.
