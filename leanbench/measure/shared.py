@@ -28,7 +28,14 @@ from leanbench.measure.prepare import settings_for
 from leanbench.measure.ranks import Ranks
 from leanbench.measure.shard import Shard, alone, check_shared, load_shard
 from leanbench.measure.shared_sustained import sustained_of_all
-from leanbench.measure.timing import Launches, Replay, Timing, capture, run_rounds
+from leanbench.measure.timing import (
+    TRIAL_REPLAYS,
+    Launches,
+    Replay,
+    Timing,
+    capture,
+    run_rounds,
+)
 from leanbench.records.outcome import Outcome
 
 T = TypeVar("T")
@@ -135,7 +142,8 @@ class SharedReplay:
         self.launches = 2 * len(launches)
         self.graph = capture(launches, self.launches)
         self.take_us()
-        once_ms = self.take_us() * self.launches / 1e3
+        once_us = min(self.take_us() for _ in range(TRIAL_REPLAYS))
+        once_ms = once_us * self.launches / 1e3
         rotations = max(1, math.ceil(sample_ms / max(once_ms, 1e-3)))
         rotations = min(rotations, max(1, 1024 // self.launches))
         if rotations > 1:

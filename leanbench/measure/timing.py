@@ -50,7 +50,7 @@ class Effort:
 
 
 #: Replays that say how long one takes, before samples are made of as many as needed.
-_TRIAL_REPLAYS = 3
+TRIAL_REPLAYS = 3
 #: Enough to rank candidates, not to report.
 RANKING = Effort(
     relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5, max_repeats=0
@@ -134,7 +134,7 @@ class Replay:
         self.graph.replay()
         # The least: a replay whose submission the host was kept from looks longer than it is, and
         # samples of a few launches hold more of the graph's own time.
-        once_ms = min(self._replay_ms() for _ in range(_TRIAL_REPLAYS))
+        once_ms = min(self._replay_ms() for _ in range(TRIAL_REPLAYS))
         rotations = max(1, math.ceil(sample_ms / max(once_ms, 1e-3)))
         # A graph node costs memory and capture time; 2048 keeps the smallest kernels above a
         # millisecond.
