@@ -56,8 +56,13 @@ def config_of(way: str, problem: AttentionProblem) -> Any:
     return config
 
 
+def problem_of(inputs: AttentionInputs) -> AttentionProblem:
+    """The problem that a call with these inputs is: its lengths may be a tensor's."""
+    return importlib.import_module("leanbench.kernels.launch").problem_of(inputs)
+
+
 def call_of(way: str, inputs: AttentionInputs) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    config = config_of(way, importlib.import_module("leanbench.kernels.launch").problem_of(inputs))
+    config = config_of(way, problem_of(inputs))
     lengths = inputs.context if inputs.cache_seqlens is None else inputs.cache_seqlens
     invariant = config.fixed_run_tiles > 0
     return lambda: attend(inputs, cache_seqlens=lengths, config=config, batch_invariant=invariant)
@@ -171,7 +176,7 @@ def test_launches_end_beside_a_kernel_that_holds_most_sms(way, free_sms):
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     launched = torch.cuda.Event()
     with spinning(sms - free_sms):
-        results = {name: call() for name, call in prepared.items() if fits(way, name, calls[name])}
+        results = {name: call() for name, call in prepared.items() if fits(way, calls[name])}
         launched.record()
         launched.synchronize()
     assert results
@@ -195,9 +200,9 @@ def test_a_grid_ends_one_cta_after_the_other():
     assert all(torch.equal(*both) for both in zip(results, expected, strict=True))
 
 
-def fits(way: str, name: str, inputs: AttentionInputs) -> bool:
+def fits(way: str, inputs: AttentionInputs) -> bool:
     """Whether CTAs need no SMs of one GPC next to each other."""
-    config = config_of(way, PROBLEMS[name])
+    config = config_of(way, problem_of(inputs))
     return not isinstance(config, LeanCudaConfig) or config.cluster_size == 1
 
 
