@@ -143,7 +143,7 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
             "launches that must end and be right whatever else the GPU does",
             (
                 (
-                    pytest_on_gpu("-v", "-n", "6", "tests/gpu_only/test_robust_on_gpu.py"),
+                    pytest_on_gpu("-vv", "-n", "1", "tests/gpu_only/test_robust_on_gpu.py"),
                     pytest_on_gpu("tests/gpu_only/test_on_gpu.py", "-k", "fit_at_once or graph"),
                 ),
             ),
@@ -197,7 +197,8 @@ def run_command(command: Command, limit_s: float) -> str:
     """The command, its output, and its exit code: 124 where it was killed at the limit."""
     code, output, took_s = run_within(limit_s, words_of(command), ROOT, with_checkout())
     code = 124 if code is None else code
-    shown = shlex.join(("python", *command) if command[0] != "compute-sanitizer" else command)
+    words = command if command[0] == "compute-sanitizer" else ("python", *command)
+    shown = shlex.join("python" if word == sys.executable else word for word in words)
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     return "\n".join([f"$ {shown}", *lines, f"exit code {code} after {took_s:.0f} s", ""])
 

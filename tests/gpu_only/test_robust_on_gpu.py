@@ -22,8 +22,9 @@ from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.local import spec_of_device
 
-# The thread method ends the process: a kernel that waits for ever cannot be interrupted.
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(180, method="thread")]
+# The thread method ends the process: a kernel that waits for ever cannot be interrupted. With
+# pytest -n the other tests run on, in another one.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60, method="thread")]
 
 PROBLEMS = {
     "many parts": AttentionProblem(1, 8, 1, 20_000, 128),
