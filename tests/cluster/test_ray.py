@@ -33,8 +33,9 @@ ASKED = f"sweep {AXES} --kernels lean,fa2 --gpu h200 --no-report --quiet --execu
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Three nodes with a GPU each, as far as Ray knows."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1})
     for _ in range(2):
         started.add_node(num_cpus=1, num_gpus=1)
