@@ -51,6 +51,9 @@ class Effort:
 
 #: Replays that say how long one takes, before samples are made of as many as needed.
 TRIAL_REPLAYS = 3
+#: Launches of a graph at most, where one rotation has no more: each costs memory and capture time,
+#: and so many of the smallest kernels take more than a millisecond.
+_MOST_NODES = 2048
 #: Enough to rank candidates, not to report.
 RANKING = Effort(
     relative_ci=0.02, min_samples=3, max_samples=6, max_seconds=0.05, sample_ms=0.5, max_repeats=0
@@ -132,16 +135,20 @@ class Replay:
         self.graph = capture(launches, self.launches)
         # The first replay of a graph also brings it to the GPU.
         self.graph.replay()
-        # The least: a replay whose submission the host was kept from looks longer than it is, and
-        # samples of a few launches hold more of the graph's own time.
-        once_ms = min(self._replay_ms() for _ in range(TRIAL_REPLAYS))
-        rotations = max(1, math.ceil(sample_ms / max(once_ms, 1e-3)))
-        # A graph node costs memory and capture time; 2048 keeps the smallest kernels above a
-        # millisecond.
-        rotations = min(rotations, max(1, 2048 // self.launches))
+        rotations = self._rotations(sample_ms)
         if rotations > 1:
             self.launches *= rotations
             self.graph = capture(launches, self.launches)
+
+    def _rotations(self, sample_ms: float) -> int:
+        """How often a sample goes through all launches."""
+        most = _MOST_NODES // self.launches
+        if most < 2:
+            return 1
+        # The least: a replay whose submission the host was kept from looks longer than it is, and
+        # samples of a few launches hold more of the graph's own time.
+        once_ms = min(self._replay_ms() for _ in range(TRIAL_REPLAYS))
+        return min(most, max(1, math.ceil(sample_ms / max(once_ms, 1e-3))))
 
     def sample_us(self) -> float:
         """Microseconds of one launch in one replay."""

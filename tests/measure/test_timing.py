@@ -315,6 +315,16 @@ def test_a_replay_that_the_host_held_up_does_not_shorten_samples(pretended_graph
     assert module.Replay(counted(5)[1], sample_ms=4.0).launches == 200
 
 
+@pytest.mark.parametrize(("buffers", "trials"), [(1024, 3), (1025, 0)])
+def test_a_graph_that_no_other_can_replace_is_not_tried(
+    pretended_graphs, monkeypatch, buffers, trials
+):
+    tried: list[None] = []
+    monkeypatch.setattr(module.Replay, "_replay_ms", lambda replay: tried.append(None) or 0.5)
+    module.Replay(counted(buffers)[1], sample_ms=4.0)
+    assert len(tried) == trials
+
+
 def test_a_graph_is_replayed_before_it_is_timed(pretended_graphs):
     module.Replay(counted(2)[1], sample_ms=4.0)
     # The one that tells how long it takes; the graph that is sampled is warmed up by run_rounds.
