@@ -19,6 +19,7 @@ from leanbench.core.errors import UserError
 from leanbench.core.paths import KERNELS
 from leanbench.gpu.catalogue import find
 from leanbench.records.environment import kernels_hash
+from leanbench.records.samples import SAMPLES, Samples, pack
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
@@ -114,8 +115,16 @@ class Checkout:
         )
         folder = self.root / "reports" / "h200" / "mine"
         (folder / "manifest.json").write_text(json.dumps(whole))
-        lines = [json.dumps(line) + "\n" for line in rows or measured_rows()]
-        (folder / "results.jsonl").write_text("".join(lines))
+        taken = list(rows or measured_rows())
+        (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in taken))
+        members = [
+            pack(
+                Samples(cell=line["cell"], samples_us=[us, us, us + 1], rounds=[], sm_clock_mhz=[])
+            )
+            for line in taken
+            if (us := line.get("latency_us"))
+        ]
+        (folder / SAMPLES).write_bytes(b"".join(members))
 
     def evidence(self) -> Evidence:
         return Evidence(self.root)
@@ -427,6 +436,10 @@ def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:
     ("added", "fault"),
     [
         ("| a | 1.20x |\n", "README.md: a figure typed into a table, '| a | 1.20x |'"),
+        ("| a | **1.20** |\n", "README.md: a figure typed into a table, '| a | **1.20** |'"),
+        ("| a | 92% | b |\n", "README.md: a figure typed into a table, '| a | 92% | b |'"),
+        ("| a | 1,605 us |\n", "README.md: a figure typed into a table, '| a | 1,605 us |'"),
+        ("It is 1.39x as fast.\n", "README.md: a figure typed into a sentence, '1.39x'"),
         ("The kernels as they are win.\n", "README.md says 'kernels as they are'"),
         ("<!-- figure: mean -->1.03x<!-- end --> is it.\n", "README.md: a line that starts"),
         ("- It\n  <!-- figure: mean -->1.03x<!-- end --> is.\n", "README.md: a line that starts"),
@@ -451,6 +464,30 @@ def test_a_stale_figure_without_its_run_beside_it_is_a_fault(checkout: Checkout)
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        # 10 us, with samples of 10, 10 and 11: what rounding hides in a document.
+        ({"latency_us": 10.001}, "b1 h56 n1024 d64 fp16 HND lean is not the median of its samples"),
+        (None, "b1 h56 n1024 d64 fp16 HND lean has samples and no row"),
+    ],
+)
+def test_a_row_that_was_changed_or_taken_out_is_a_fault(
+    checkout: Checkout, change: dict[str, float] | None, words: str
+) -> None:
+    first, *others = measured_rows()
+    assert faults(checkout.evidence()) == []
+    rows = others if change is None else [first | change, *others]
+    path = checkout.root / "reports" / "h200" / "mine" / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in rows))
+    assert faults(checkout.evidence()) == [f"reports/h200/mine: {words}: put it back"]
+    (path.parent / SAMPLES).unlink()
+    timed = sum("latency_us" in line for line in rows)
+    assert [
+        fault.endswith("has no samples: put them back") for fault in faults(checkout.evidence())
+    ] == [True] * timed
+
+
 def test_every_run_is_declared_and_quoted(checkout: Checkout) -> None:
     folder = checkout.root / "reports" / "h200"
     (folder / "log.txt").write_text("all passed")
@@ -469,7 +506,11 @@ def test_every_run_is_declared_and_quoted(checkout: Checkout) -> None:
         ('7 = "{kernels} {settings}"', ("a1",), "yes"),
         ('7 = "tuning"', ("a1",), "no: seed 7 was used in tuning"),
         ('7 = "0123456789ab"', ("a1",), "no: seed 7 was used before, with 0123456789ab"),
-        ('7 = "{kernels} 0123456789ab"', ("a1",), "no: seed 7 was used before, with {kernels} 01"),
+        (
+            '7 = "{kernels} 0123456789ab"',
+            ("a1",),
+            "no: seed 7 was used before, with {kernels} 0123456789ab",
+        ),
         ('7 = "{kernels} {settings}"', ("a1", "b2"), "no: rows of 2 runs"),
         ('7 = "{kernels} {settings}"', (None,), "not shown: rows without a run id"),
     ],
@@ -488,11 +529,18 @@ def test_held_out_is_said_of_a_fresh_seed_and_rows_of_one_run_alone(
     listed = seeds.format(**hashes)
     checkout.declare(DECLARED.replace("[seeds]\n", f"[seeds]\n{listed}\n"))
     page = evidence_page(checkout.evidence())
-    assert f"| current | {words.format(**hashes)}" in page
-    checkout.declare(DECLARED)
+    state = words.format(**hashes)
+    assert f"| current | {state}" in page
+    # Whoever publishes it all the same is refused.
+    quotes = ("table all", "figure mean") if state != "yes" else ()
     assert faults(checkout.evidence()) == [
-        "reports/h200/mine was drawn from seed 7: add it to [seeds]"
+        f"README.md: {quote} is of mine, held out: {state}: draw from a new seed"
+        for quote in quotes
     ]
+    checkout.declare(DECLARED)
+    assert "reports/h200/mine was drawn from seed 7: add it to [seeds]" in faults(
+        checkout.evidence()
+    )
 
 
 def test_rows_of_all_shards_of_a_merged_run_are_of_one_run(checkout: Checkout) -> None:

@@ -35,8 +35,13 @@ RECORDS = ("docs/performance-log.md", "CHANGELOG.md")
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(<!-- figure: ([a-z0-9-]+) -->).*?(<!-- end -->)")
 _LINK = re.compile(rf"(\]\(([^)\s]+)\))(?: \((?:{OLDER}|{OTHER_SETTINGS})\))?")
+#: What somebody has measured: ``1.20x``, ``92%``, ``8.72 us``, ``17``.
+_UNIT = r" ?(?:x|%|us|ms|TB/s|GB/s|mJ)"
+_MEASURED = rf"(?:\d[\d,]*\.\d+(?:{_UNIT})?|\d[\d,]*{_UNIT})"
 #: A line of a table with a cell that is a figure which somebody has measured.
-_FIGURE_ROW = re.compile(r"^ *\|.*\| *\d+\.\d+[x%]?(?: \([^|]*\))? *\|.*$", re.MULTILINE)
+_FIGURE_ROW = re.compile(rf"^ *\|.*\| *[\\*]*{_MEASURED}[\\*]*(?: \([^|]*\))? *\|.*$", re.MULTILINE)
+#: A speedup in a sentence.
+_RATIO = re.compile(r"\b\d+(?:\.\d+)?x(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Evidence:
             for block in pattern.finditer(text):
                 sources = self.published(kind, block[2]).sources
                 yield Quote(name, kind, block[2], sources)
-        outside = "".join(part for part in _parts(text) if not _TABLE.fullmatch(part))
+        outside = "".join(_outside(text))
         linked = [self._target(name, block[2]) for block in _LINK.finditer(outside)]
         for sources in dict.fromkeys(filter(None, linked)):
             yield Quote(name, "link", sources[0].name, sources)
@@ -178,5 +183,15 @@ def paragraphs_without_marks(evidence: Evidence, name: str) -> list[str]:
 
 def figures_by_hand(evidence: Evidence, name: str) -> list[str]:
     """Lines of tables with figures outside markers."""
-    outside = [part for part in _parts(evidence.text(name)) if not _TABLE.fullmatch(part)]
-    return [row for part in outside for row in _FIGURE_ROW.findall(part)]
+    return [row for part in _outside(evidence.text(name)) for row in _FIGURE_ROW.findall(part)]
+
+
+def ratios_by_hand(evidence: Evidence, name: str) -> list[str]:
+    """Speedups in sentences, outside markers."""
+    parts = (_FIGURE_ROW.sub("", part) for part in _outside(evidence.text(name)))
+    return [ratio for part in parts for ratio in _RATIO.findall(_FIGURE.sub("", part))]
+
+
+def _outside(text: str) -> list[str]:
+    """What is between the tables between markers."""
+    return [part for part in _parts(text) if not _TABLE.fullmatch(part)]

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from leanbench.report.evidence.documents import (
     RECORDS,
     Evidence,
     figures_by_hand,
     paragraphs_without_marks,
+    ratios_by_hand,
 )
-from leanbench.report.evidence.sources import FOLDER
+from leanbench.report.evidence.pages import held_out
+from leanbench.report.evidence.sources import FOLDER, Source
 
 #: What only a link without a mark may say.
 _CLAIM = re.compile(r"(?:kernels as they are|present kernels|current kernels|kernels of today)")
+#: Relative: samples are written with four decimals, and a launch takes 4 us and more.
+_ROUNDING = 2e-5
 _NAMED = re.compile(r"`((?:tests|leanbench|kernels|docs)/[\w./-]+)`")
 
 
@@ -28,6 +33,8 @@ def faults(evidence: Evidence) -> list[str]:
         *_unused(evidence),
         *_unquoted(evidence),
         *_seeds(evidence),
+        *_headlines(evidence),
+        *_rows(evidence),
         *(fault for name in evidence.documents for fault in _of_document(evidence, name)),
     ]
 
@@ -90,6 +97,44 @@ def _seeds(evidence: Evidence) -> Iterator[str]:
             yield f"{FOLDER}/{source.name} was drawn from seed {source.seed}: add it to [seeds]"
 
 
+def _headlines(evidence: Evidence) -> Iterator[str]:
+    """Tables and figures of drawn problems that are not held out."""
+    for quote in evidence.quotes:
+        for source in quote.sources if quote.kind != "link" else ():
+            if (state := held_out(evidence, source)) not in ("", "yes"):
+                yield (
+                    f"{quote.document}: {quote.kind} {quote.name} is of {source.name}, held out:"
+                    f" {state}: draw from a new seed"
+                )
+
+
+def _rows(evidence: Evidence) -> Iterator[str]:
+    """Rows of published runs that are not as they were taken."""
+    published = [quote.sources for quote in evidence.quotes if quote.kind != "link"]
+    for source in dict.fromkeys(source for sources in published for source in sources):
+        if source.is_run:
+            yield from _rows_of(source)
+
+
+def _rows_of(source: Source) -> Iterator[str]:
+    from leanbench.records.samples import read_samples
+
+    rows = {row.cell: row for row, _ in source.run.results}
+    samples = read_samples(source.path)
+    for cell, row in rows.items():
+        taken = samples.get(cell)
+        if row.latency_us is None:
+            continue
+        if taken is None:
+            yield f"{FOLDER}/{source.name}: {cell} has no samples: put them back"
+        elif abs(median(taken.samples_us) / row.latency_us - 1) > _ROUNDING:
+            yield f"{FOLDER}/{source.name}: {cell} is not the median of its samples: put it back"
+    # A cell's samples are written before its row: a run may be stopped between the two.
+    for cell in list(samples)[:-1]:
+        if cell not in rows:
+            yield f"{FOLDER}/{source.name}: {cell} has samples and no row: put it back"
+
+
 def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
     yield from paragraphs_without_marks(evidence, name)
     for line in evidence.text(name).splitlines():
@@ -100,6 +145,9 @@ def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
         return
     for claim in _CLAIM.findall(evidence.text(name)):
         yield f"{name} says {claim!r}, which goes stale: link the run, which is marked when it is"
+    if name == "README.md":
+        for ratio in ratios_by_hand(evidence, name):
+            yield f"{name}: a figure typed into a sentence, {ratio!r}: make it from a run"
     if name not in evidence.declared.by_hand:
         for row in figures_by_hand(evidence, name):
             yield f"{name}: a figure typed into a table, {row[:60]!r}: make it from a run"

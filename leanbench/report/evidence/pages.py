@@ -112,13 +112,23 @@ def _published_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[s
     for (document, _, of), titles in alike.items():
         lines.append(
             [
-                ", ".join(titles),
+                _several(titles),
                 *_where(document, of),
                 evidence.state(of),
-                _several(held_out(evidence, source) for source in of),
+                _held_out_of_all(evidence, of),
             ]
         )
     return lines
+
+
+def _held_out_of_all(evidence: Evidence, of: tuple[Source, ...]) -> str:
+    """What holds for all of them, or which are held out beside grids, which are not."""
+    states = [held_out(evidence, source) for source in of]
+    if len(set(states)) == 1:
+        return states[0]
+    return ", ".join(
+        f"{source.name}: {state}" for source, state in zip(of, states, strict=True) if state
+    )
 
 
 def _linked_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[str]]:
