@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterable
@@ -112,6 +113,7 @@ class Checkout:
             environments={"env0": environment | changed},
             id="a1",
             sweep=sweep or {"configs": "default"},
+            cells=[line["cell"] for line in measured_rows()],
         )
         folder = self.root / "reports" / "h200" / "mine"
         (folder / "manifest.json").write_text(json.dumps(whole))
@@ -469,7 +471,7 @@ def test_a_stale_figure_without_its_run_beside_it_is_a_fault(checkout: Checkout)
     [
         # 10 us, with samples of 10, 10 and 11: what rounding hides in a document.
         ({"latency_us": 10.001}, "b1 h56 n1024 d64 fp16 HND lean is not the median of its samples"),
-        (None, "b1 h56 n1024 d64 fp16 HND lean has samples and no row"),
+        (None, "b1 h56 n1024 d64 fp16 HND lean has no row, cells after it have"),
     ],
 )
 def test_a_row_that_was_changed_or_taken_out_is_a_fault(
@@ -481,11 +483,43 @@ def test_a_row_that_was_changed_or_taken_out_is_a_fault(
     path = checkout.root / "reports" / "h200" / "mine" / "results.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in rows))
     assert faults(checkout.evidence()) == [f"reports/h200/mine: {words}: put it back"]
-    (path.parent / SAMPLES).unlink()
-    timed = sum("latency_us" in line for line in rows)
-    assert [
-        fault.endswith("has no samples: put them back") for fault in faults(checkout.evidence())
-    ] == [True] * timed
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("reports/evidence.toml", DECLARED.replace('["lean", "fa2"]', "3"), "own is 3, not a list"),
+        (
+            "reports/evidence.toml",
+            DECLARED.replace("[seeds]", "[seeds]\n7 = 3"),
+            "seeds 7 is 3, not text",
+        ),
+        ("reports/h200/mine/manifest.json", "{", "manifest.json is no manifest (Expecting"),
+        ("reports/h200/mine/manifest.json", "[]", "manifest.json is no manifest (it is no object)"),
+        ("README.md", b"\xff", "README.md is not UTF-8 text: mend it"),
+    ],
+)
+def test_a_damaged_file_is_a_sentence(
+    checkout: Checkout, file: str, content: str | bytes, words: str
+) -> None:
+    whole = content if isinstance(content, bytes) else content.encode()
+    (checkout.root / file).write_bytes(whole)
+    with pytest.raises(UserError) as error:
+        checkout.readme()
+    assert words in str(error.value)
+
+
+def test_damaged_or_lacking_samples_are_faults(checkout: Checkout) -> None:
+    path = checkout.root / "reports" / "h200" / "mine" / SAMPLES
+    path.unlink()
+    timed = [line["cell"] for line in measured_rows() if "latency_us" in line]
+    assert faults(checkout.evidence()) == [
+        f"reports/h200/mine: {cell} has no samples: put them back" for cell in timed
+    ]
+    path.write_bytes(gzip.compress(b"{}"))
+    assert faults(checkout.evidence()) == [
+        "reports/h200/mine/samples.jsonl.gz is damaged: put it back"
+    ]
 
 
 def test_every_run_is_declared_and_quoted(checkout: Checkout) -> None:

@@ -124,9 +124,19 @@ def read(root: Path) -> Declared:
         tables = {name: Table(**fields) for name, fields in content.pop("tables").items()}
         drawn = content.pop("pictures", {})
         pictures = {name: _picture(fields) for name, fields in drawn.items()}
+        _refuse_other_types(content)
         return Declared(tables, pictures, **content)
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} is no declaration of evidence ({error}): mend it") from None
+
+
+def _refuse_other_types(content: Mapping[str, Any]) -> None:
+    """Raises TypeError for the first value that is not of the type that `Declared` gives it."""
+    for part, values in content.items():
+        wanted, word = (list, "a list") if part in ("own", "sets", "pages") else (str, "text")
+        for name, value in {"": values}.items() if part == "own" else values.items():
+            if not isinstance(value, wanted):
+                raise TypeError(f"{part} {name}".rstrip() + f" is {value!r}, not {word}")
 
 
 def _picture(fields: Mapping[str, Any]) -> Picture | Scatter:

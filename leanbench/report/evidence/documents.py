@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from leanbench.core.errors import UserError
 from leanbench.report.evidence import declared
 from leanbench.report.evidence.sources import (
     CURRENT,
@@ -90,7 +91,11 @@ class Evidence:
         return {(FOLDER / name).as_posix(): self._press.picture(picture) for name, picture in drawn}
 
     def text(self, name: str) -> str:
-        return (self.root / name).read_text(encoding="utf-8")
+        """Raises UserError where it is no text."""
+        try:
+            return (self.root / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{self.root / name} is not UTF-8 text: mend it") from None
 
     @cached_property
     def quotes(self) -> list[Quote]:

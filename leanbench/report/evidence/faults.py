@@ -58,7 +58,8 @@ def _pictures(evidence: Evidence) -> Iterator[str]:
 def _pages(evidence: Evidence) -> Iterator[str]:
     """Pages of `leanbench report` that were made before a run in them."""
     for name, runs in evidence.declared.pages.items():
-        text = (evidence.sources.folder / name).read_text(encoding="utf-8")
+        path = evidence.sources.folder / name
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
         for source in evidence.runs(runs):
             created = str(source.manifest["created"])[:16].replace("T", " ")
             if f"{created} UTC" not in text:
@@ -117,10 +118,14 @@ def _rows(evidence: Evidence) -> Iterator[str]:
 
 
 def _rows_of(source: Source) -> Iterator[str]:
-    from leanbench.records.samples import read_samples
+    from leanbench.records.samples import SAMPLES, read_samples
 
     rows = {row.cell: row for row, _ in source.run.results}
-    samples = read_samples(source.path)
+    try:
+        samples = read_samples(source.path)
+    except ValueError:
+        yield f"{FOLDER}/{source.name}/{SAMPLES} is damaged: put it back"
+        return
     for cell, row in rows.items():
         taken = samples.get(cell)
         if row.latency_us is None:
@@ -129,10 +134,12 @@ def _rows_of(source: Source) -> Iterator[str]:
             yield f"{FOLDER}/{source.name}: {cell} has no samples: put them back"
         elif abs(median(taken.samples_us) / row.latency_us - 1) > _ROUNDING:
             yield f"{FOLDER}/{source.name}: {cell} is not the median of its samples: put it back"
-    # A cell's samples are written before its row: a run may be stopped between the two.
-    for cell in list(samples)[:-1]:
+    # A run that was stopped lacks cells at its end alone.
+    cells = source.manifest.get("cells") or []
+    taken_at = [at for at, cell in enumerate(cells) if cell in rows]
+    for cell in cells[: max(taken_at, default=0)]:
         if cell not in rows:
-            yield f"{FOLDER}/{source.name}: {cell} has samples and no row: put it back"
+            yield f"{FOLDER}/{source.name}: {cell} has no row, cells after it have: put it back"
 
 
 def _of_document(evidence: Evidence, name: str) -> Iterator[str]:

@@ -129,15 +129,27 @@ class Sources:
 
     def _all(self, folder: Path) -> Iterator[Source]:
         """Folders with a manifest are runs, all other files logs."""
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}: put the runs back")
         for path in sorted(folder.iterdir()):
             name = path.relative_to(self.folder).as_posix()
             manifests = [path / manifest for manifest in _MANIFESTS if (path / manifest).exists()]
             if manifests:
-                yield _run(path, name, parse(manifests[0].read_bytes()))
+                yield _run(path, name, _manifest(manifests[0]))
             elif path.is_dir():
                 yield from self._all(path)
             elif name not in _MADE and path.suffix != ".svg":
                 yield _log(path, name)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = parse(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is no manifest ({error}): put it back") from None
+    if not isinstance(manifest, dict):
+        raise UserError(f"{path} is no manifest (it is no object): put it back")
+    return manifest
 
 
 def _run(path: Path, name: str, manifest: dict[str, Any]) -> Source:
