@@ -108,6 +108,8 @@ def check(
     more = ", or raise --limit" if limit else ", or raise --fuzz" if fuzz else ""
     for name in names:
         if not any(result.kernel == name for result in results):
+            if missing := kernel(name).unavailable_reason():
+                raise UserError(missing)
             raise UserError(
                 f"{name} supports none of these {len(cases)} problems: leave it out{more}"
             )

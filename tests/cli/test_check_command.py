@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,10 @@ def test_a_kernel_that_supports_nothing_does_not_pass():
     assert done.stderr.splitlines()[-1] == (
         "Error: absent supports none of these 2 problems: leave it out, or raise --fuzz"
     )
+    if find_spec("flash_mla") is None:
+        done = check_fixtures("--kernels", "flash_mla", "--limit", "1")
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1].startswith("Error: flash_mla is not installed here (")
 
 
 @pytest.mark.parametrize(
