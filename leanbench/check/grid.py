@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from leanbench.check.interpreter import runs_as
 from leanbench.check.kind_cases import kind_problems
 from leanbench.check.launches import launch_of
 from leanbench.configs.lookup import resolve
@@ -207,7 +208,7 @@ def wild_case(problem: AttentionProblem, score_scale: float, variant: int) -> Ch
 
 def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> KernelConfig | None:
     """The kernel's default, with what costs no compilation varied from case to case."""
-    asked = kernel(_runs_as(name, interpreted))
+    asked = kernel(runs_as(name, interpreted))
     config: Any = cast("Any", resolve(asked, case.problem, gpu, "heuristic").config)
     if config is None:
         return None
@@ -222,11 +223,6 @@ def case_config(name: str, case: CheckCase, gpu: GpuSpec, interpreted: bool) -> 
     if isinstance(config, LeanConfig) and not config.fixed_run_tiles:
         config = replace(config, min_tiles_per_cta=1 + case.variant % 3)
     return config
-
-
-def _runs_as(name: str, interpreted: bool) -> str:
-    """The kernel that runs: the interpreter runs no CUDA C++."""
-    return f"{name}_triton" if interpreted and name in ("lean", "fa2", "fixed_split") else name
 
 
 def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResult:
@@ -273,7 +269,7 @@ def run_family(
         (name, case)
         for case in cases
         for name in names
-        if kernel(_runs_as(name, device == "cpu")).unsupported_reason(case.problem) is None
+        if kernel(runs_as(name, device == "cpu")).unsupported_reason(case.problem) is None
         and (case.lengths is None or kernel(name).guards_lengths)
     ]
     return [_run_or_fail(name, case, gpu, device) for name, case in runnable]

@@ -20,6 +20,7 @@ from leanbench.core.errors import UserError
 if TYPE_CHECKING:
     from leanbench.check.grid import CaseResult, CheckCase
     from leanbench.core.gpu_spec import GpuSpec
+    from leanbench.gpu.local import Target
 
 _DEFAULT_KERNELS = "lean,fa2,fixed_split"
 
@@ -65,6 +66,7 @@ def check(
     """
     from leanbench.check.fuzz import fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases
+    from leanbench.check.interpreter import skipped_cuda
     from leanbench.configs.fingerprint import settings_hash
     from leanbench.core.registry import kernel
     from leanbench.gpu.local import choose
@@ -94,15 +96,15 @@ def check(
     if limit:
         cases = cases[:limit]
     if not on_gpu:
-        # Before any worker imports triton: that is when it decides.
-        os.environ["TRITON_INTERPRET"] = "1"
-        _refuse_broken_interpreter()
+        _use_interpreter(names, target)
     device = f"cuda:{target.local_index}" if on_gpu else "cpu"
     where = target.spec.product if on_gpu else "Triton's interpreter on the CPU"
     output.show(
         f"Checking {', '.join(names)} over {len(cases)} problems on {where}, kernels"
         f" {kernels_hash()}, settings {settings_hash(target.spec)}, {datetime.now(UTC):%Y-%m-%d}"
     )
+    if not on_gpu and (skipped := skipped_cuda(names)) is not None:
+        output.show(skipped)
     jobs = jobs or max(1, min(12 if on_gpu else 4, os.cpu_count() or 1))
     results = list(_run(names, cases, target.spec, device, jobs))
     more = ", or raise --limit" if limit else ", or raise --fuzz" if fuzz else ""
@@ -116,6 +118,23 @@ def check(
     _print_summary(results, len(cases))
     if any(result.failure for result in results):
         raise typer.Exit(1)
+
+
+def _use_interpreter(names: tuple[str, ...], target: Target) -> None:
+    """Has every worker run Triton's interpreter.
+
+    Raises:
+        UserError: a kernel needs a GPU, or the interpreter does not work here.
+    """
+    from leanbench.check.interpreter import refuse_cuda
+
+    if target.local_index is None:
+        refuse_cuda(names, target.note or "there is none here", "use a machine with a GPU")
+    else:
+        refuse_cuda(names, "--interpreter does without", "leave --interpreter out")
+    # Before any worker imports triton: that is when it decides.
+    os.environ["TRITON_INTERPRET"] = "1"
+    _refuse_broken_interpreter()
 
 
 def _refuse_broken_interpreter() -> None:

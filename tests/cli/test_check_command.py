@@ -15,7 +15,10 @@ from typer.testing import CliRunner, Result
 from leanbench.cli.check import _refuse_broken_interpreter
 from leanbench.cli.main import app
 from leanbench.core.errors import UserError
+from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import Target
 
+H200 = find("h200")
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kernels"
 
 
@@ -83,8 +86,55 @@ def test_this_projects_kernels_pass():
         result.output,
         re.MULTILINE,
     )
+    assert result.output.splitlines()[1] == (
+        "Of lean, fa2, fixed_split the interpreter runs the Triton kernels alone: the CUDA C++ ones"
+        " need a GPU and are skipped"
+    )
     assert result.output.splitlines()[-1] == "all 6 passed"
     assert "FAILED" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("kernels", "needs", "fix"),
+    [
+        ("lean_cuda", "lean_cuda is CUDA C++ and needs", "check lean_triton instead, or "),
+        (
+            "lean,fixed_split_cuda,fa2_cuda",
+            "fixed_split_cuda, fa2_cuda are CUDA C++ and need",
+            "check fixed_split_triton,fa2_triton instead, or ",
+        ),
+        ("lean_mla", "lean_mla is CUDA C++ and needs", ""),
+    ],
+)
+def test_cuda_kernels_need_a_gpu(kernels, needs, fix):
+    result = invoke("--kernels", kernels, "--limit", "2")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"Error: {needs} a GPU: there is none here, and Triton's interpreter runs Triton kernels"
+        f" alone; {fix}use a machine with a GPU\n"
+    )
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "why", "remedy"),
+    [
+        (Target(H200, 0), "--interpreter does without", "leave --interpreter out"),
+        (
+            Target(H200, None, "there is an H200 here, but torch has no CUDA"),
+            "there is an H200 here, but torch has no CUDA",
+            "use a machine with a GPU",
+        ),
+    ],
+)
+def test_a_gpu_that_is_left_out_is_named(monkeypatch, target, why, remedy):
+    monkeypatch.setattr("leanbench.gpu.local.choose", lambda name, require_gpu: target)
+    result = invoke("--kernels", "fa2_cuda", "--interpreter")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"Error: fa2_cuda is CUDA C++ and needs a GPU: {why}, and Triton's interpreter runs Triton"
+        f" kernels alone; check fa2_triton instead, or {remedy}\n"
+    )
 
 
 @pytest.mark.usefixtures("interpreter")

@@ -1,0 +1,63 @@
+"""Which kernels Triton's interpreter runs, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from leanbench.core.errors import UserError
+from leanbench.core.kernel import Kernel
+from leanbench.core.registry import kernel, kernels
+from leanbench.kernels.mla.configs import MlaConfig
+
+
+def runs_as(name: str, interpreted: bool) -> str:
+    """The name of the kernel that runs where `name` is asked for: of two implementations, the
+    interpreter runs Triton's.
+    """
+    in_triton = f"{name}_triton"
+    return in_triton if interpreted and in_triton in kernels() else name
+
+
+def refuse_cuda(names: Iterable[str], why: str, remedy: str) -> None:
+    """Refuses kernels that are CUDA C++ alone where only the interpreter runs.
+
+    Args:
+        why: they have no GPU, as a clause.
+        remedy: what gives them one, as in "use a machine with a GPU".
+
+    Raises:
+        UserError: there is one among `names`.
+    """
+    needy = [name for name in names if _is_cuda_alone(kernel(name))]
+    if not needy:
+        return
+    verbs = ("is", "needs") if len(needy) == 1 else ("are", "need")
+    stand_ins = [f"{name.removesuffix('_cuda')}_triton" for name in needy]
+    known = [name for name in stand_ins if name in kernels()]
+    fix = f"check {','.join(known)} instead, or {remedy}" if known else remedy
+    raise UserError(
+        f"{', '.join(needy)} {verbs[0]} CUDA C++ and {verbs[1]} a GPU: {why}, and Triton's"
+        f" interpreter runs Triton kernels alone; {fix}"
+    )
+
+
+def skipped_cuda(names: Iterable[str]) -> str | None:
+    """A sentence without its full stop on the CUDA C++ implementations of `names`, which the
+    interpreter does not run; None where there are none.
+    """
+    both = [
+        name
+        for name in names
+        if "cuda" in {config.implementation for config in kernel(name).config_types}
+    ]
+    if not both:
+        return None
+    return (
+        f"Of {', '.join(both)} the interpreter runs the Triton kernels alone: the CUDA C++ ones"
+        " need a GPU and are skipped"
+    )
+
+
+def _is_cuda_alone(asked: Kernel[Any]) -> bool:
+    return asked.implementation == "cuda" or MlaConfig in asked.config_types
