@@ -157,6 +157,16 @@ def test_the_documents_are_to_the_byte_what_their_runs_make_of_them() -> None:
     assert faults(evidence) == []
 
 
+def test_every_library_took_refused_or_missed_each_drawn_problem() -> None:
+    text = Evidence(KERNELS.parent).published("table", "serving-libraries").text
+    *libraries, (_, problems, *_) = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]
+    ]
+    assert {name: sum(map(int, counts[:3])) for name, *counts in libraries} == dict.fromkeys(
+        ("FlashAttention-3", "FlashInfer", "cuDNN"), int(problems)
+    )
+
+
 def test_tables_and_figures_are_made_from_the_rows(checkout: Checkout) -> None:
     made = checkout.readme()
     kernels = kernels_hash(checkout.root / "kernels")
@@ -430,7 +440,9 @@ def test_noise_is_marked_in_cells_and_ratios(checkout: Checkout) -> None:
     rows = measured_rows()
     rows[1] |= {"status": "noisy", "reason": "the interval is wide"}
     checkout.run(rows)
+    checkout.declare(DECLARED.replace("geomean libraries/lean", "ended noisy fa2"))
     assert "| 1k | 10.00 | 12.00\\* | 1.20x\\* |" in checkout.readme()
+    assert "It is <!-- figure: mean -->1<!-- end -->" in checkout.readme()
     assert "\\*: timed with noise." in checkout.readme()
 
 
@@ -453,6 +465,28 @@ def test_what_writing_cannot_mend_is_a_fault(checkout: Checkout, added: str, fau
     readme.write_text(f"{README}\n{added}")
     [sentence] = faults(checkout.evidence())
     assert sentence.startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "figure"),
+    [
+        ("It is 1.39x as fast.", "1.39x"),
+        ("It costs 1,605.5 us.", "1,605.5 us"),
+        ("It reads 4.7 TB/s.", "4.7 TB/s"),
+        ("Errors are up to 4.6%.", "4.6%"),
+        ("It is ahead on 259 of the 287.", "259 of the 287"),
+        (
+            "4 x 40 x 1k, 132 SMs, 42 MB, 0.6.13, 1 of `mine` <!-- figure: mean -->7x<!-- end -->",
+            None,
+        ),
+    ],
+)
+def test_a_figure_typed_into_a_sentence_of_the_results_is_a_fault(
+    checkout: Checkout, sentence: str, figure: str | None
+) -> None:
+    (checkout.root / "docs" / "results.md").write_text(f"# Results\n\n{sentence}\n")
+    wanted = f"docs/results.md: a figure typed into a sentence, {figure!r}: make it from a run"
+    assert faults(checkout.evidence()) == ([wanted] if figure else [])
 
 
 def test_a_stale_figure_without_its_run_beside_it_is_a_fault(checkout: Checkout) -> None:

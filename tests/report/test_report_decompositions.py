@@ -65,6 +65,8 @@ def test_both_questions_by_where_stream_k_differs(write_run: WriteRun) -> None:
 def test_the_report_has_both_tables(write_run: WriteRun) -> None:
     document = facts(Results([read_run(write_run(ROWS))]), ["decompositions"])
     text = markdown_text(document).replace(chr(92), "")
+    places = "uneven lengths | equal lengths, stream-K | equal lengths, other schedules"
+    assert f"| effect of the | kernel | over | all schedules | {places} |" in text
     ratios = "**1.64× (1.00× to 4.00×, 3)**"
     assert f"| decomposition | lean_cuda | fixed_split_cuda | {ratios} |" in text
     assert "| lean_cuda | 2 | 1 |" in text

@@ -42,7 +42,14 @@ _MEASURED = rf"(?:\d[\d,]*\.\d+(?:{_UNIT})?|\d[\d,]*{_UNIT})"
 #: A line of a table with a cell that is a figure which somebody has measured.
 _FIGURE_ROW = re.compile(rf"^ *\|.*\| *[\\*]*{_MEASURED}[\\*]*(?: \([^|]*\))? *\|.*$", re.MULTILINE)
 #: A speedup in a sentence.
-_RATIO = re.compile(r"\b\d+(?:\.\d+)?x(?!\w)")
+_RATIO = r"\b\d+(?:\.\d+)?x(?!\w)"
+#: What sentences of a document may not have outside markers. The README's have settings in percent.
+_TYPED = {
+    "README.md": re.compile(_RATIO),
+    "docs/results.md": re.compile(
+        rf"{_RATIO}|\b\d[\d.,]* ?(?:%|(?:us|ms|TB/s|GB/s|mJ)\b)|\b\d+ of (?:the |its )?\d+\b"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -191,10 +198,12 @@ def figures_by_hand(evidence: Evidence, name: str) -> list[str]:
     return [row for part in _outside(evidence.text(name)) for row in _FIGURE_ROW.findall(part)]
 
 
-def ratios_by_hand(evidence: Evidence, name: str) -> list[str]:
-    """Speedups in sentences, outside markers."""
+def typed_into_sentences(evidence: Evidence, name: str) -> list[str]:
+    """Figures of sentences, outside markers."""
+    if name not in _TYPED:
+        return []
     parts = (_FIGURE_ROW.sub("", part) for part in _outside(evidence.text(name)))
-    return [ratio for part in parts for ratio in _RATIO.findall(_FIGURE.sub("", part))]
+    return [figure for part in parts for figure in _TYPED[name].findall(_FIGURE.sub("", part))]
 
 
 def _outside(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from leanbench.report.evidence.documents import (
     Evidence,
     figures_by_hand,
     paragraphs_without_marks,
-    ratios_by_hand,
+    typed_into_sentences,
 )
 from leanbench.report.evidence.pages import held_out
 from leanbench.report.evidence.sources import FOLDER, Source
@@ -152,9 +152,8 @@ def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
         return
     for claim in _CLAIM.findall(evidence.text(name)):
         yield f"{name} says {claim!r}, which goes stale: link the run, which is marked when it is"
-    if name == "README.md":
-        for ratio in ratios_by_hand(evidence, name):
-            yield f"{name}: a figure typed into a sentence, {ratio!r}: make it from a run"
+    for figure in typed_into_sentences(evidence, name):
+        yield f"{name}: a figure typed into a sentence, {figure!r}: make it from a run"
     if name not in evidence.declared.by_hand:
         for row in figures_by_hand(evidence, name):
             yield f"{name}: a figure typed into a table, {row[:60]!r}: make it from a run"

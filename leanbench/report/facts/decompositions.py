@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FAMILIES, _IMPLEMENTATIONS = ("lean", "fa2", "fixed_split"), ("cuda", "triton")
 #: Where problems lie, by what stream-K could change.
 _UNEVEN = "uneven lengths"
-_CROSSING, _EQUAL = "equal lengths, stream-K", "equal lengths, equal splits"
+_CROSSING, _EQUAL = "equal lengths, stream-K", "equal lengths, other schedules"
 PLACES = (_UNEVEN, _CROSSING, _EQUAL)
 
 #: Rows of one problem, by kernel with its implementation: ``lean_cuda``.
@@ -146,7 +146,13 @@ def schedules_of(rows: Mapping[tuple[AttentionProblem, str], Row]) -> dict[str, 
 
 
 def _effects_table(effects: Sequence[Effect], name: str) -> Table:
-    headings = ["effect of the", "kernel", "over", "all:", *(f"{place}:" for place in PLACES)]
+    headings = [
+        "effect of the",
+        "kernel",
+        "over",
+        "all schedules:",
+        *(f"{place}:" for place in PLACES),
+    ]
     cells = [
         [
             effect.question,
