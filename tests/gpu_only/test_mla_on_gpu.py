@@ -16,10 +16,13 @@ from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.local import spec_of_device
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="lean_mla is for Hopper",
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+        reason="lean_mla is for Hopper",
+    ),
+]
 
 LATENT: dict[str, Any] = {"latent": True, "v_head_dim": 512}
 ONE = AttentionProblem(1, 128, 1, 4096, 576, "bf16", page_size=64, **LATENT)
