@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from depth import deep
 from lean_on_cpu import COMPILER, Mutation, Workspace
 from leanbench.kernels.mla.configs import MlaConfig
 from mla_on_cpu import Cpu
@@ -81,16 +82,46 @@ MUTATIONS: dict[str, Mutation] = {
 }
 
 
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    """Without mutations: builds are compiled once."""
+    return Cpu(tmp_path_factory.mktemp("mla"))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_mla_is_right(name, tmp_path):
+def test_mla_is_right(name, cpu):
     # Slots then hold another launch's partials, too.
-    run(CASES[name], tmp_path, seeds=1 if name == "crossing" else 2)
+    run(cpu, CASES[name], seeds=1 if name == "crossing" else 2)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", DEEP_CASES)
-def test_mla_is_right_in_every_shape(name, tmp_path):
-    run(DEEP_CASES[name], tmp_path, seeds=3)
+def test_mla_is_right_in_every_shape(name, cpu):
+    run(cpu, DEEP_CASES[name], seeds=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "lengths"),
+    [
+        ("several query tokens", 6, (0, -5, 430, 100_000)),
+        ("several query tokens", 1, (0, 0, 0, 0)),
+        deep("pages", 8, (0, -5, 430, 100_000)),
+        deep("pages", 8, (0, 0, 0, 0)),
+    ],
+)
+def test_lengths_that_are_none(cpu, name, sms, lengths):
+    """0, below 0 and past the cache; an empty sequence has an output of 0 and an LSE of -inf."""
+    case = (CASES | DEEP_CASES)[name]
+    inputs = make_inputs(case.problem, "cpu", seed=1)
+    assert inputs.cache_seqlens is not None
+    inputs.cache_seqlens.copy_(torch.tensor(lengths))
+    inputs = poison_unused(inputs)
+    inputs.poison()
+    cpu.launch(inputs, MlaConfig(case.min_tiles, align_grid=False), sms, Workspace(epoch=7))
+    assert Reference(inputs).check(inputs).failure(case.problem.dtype) is None
+    empty = torch.tensor(lengths) <= 0
+    assert not inputs.out[empty].any()
+    assert inputs.lse[empty].isneginf().all()
 
 
 @pytest.mark.deep
@@ -102,8 +133,8 @@ def test_a_missing_line_is_noticed(name, tmp_path):
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(4))
 
 
-def run(case: Case, folder: Path, seeds: int) -> None:
-    cpu, workspace = Cpu(folder), Workspace(epoch=7)
+def run(cpu: Cpu, case: Case, seeds: int) -> None:
+    workspace = Workspace(epoch=7)
     for seed in range(seeds):
         failure = failure_of(cpu, workspace, case, seed)
         assert failure is None, failure
