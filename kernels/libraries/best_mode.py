@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leanbench.kernels.libraries.library import LibraryKernel
@@ -45,6 +45,9 @@ class BestMode(LibraryKernel):
 
     def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
         return self._mode(config).launch(inputs, None)
+
+    def launches(self, copies: Sequence[AttentionInputs], config: Any) -> list[Callable[[], Any]]:
+        return self._mode(config).launches(copies, None)
 
     def planner(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any] | None:
         return self._mode(config).planner(inputs, None)

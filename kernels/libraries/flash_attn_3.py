@@ -4,7 +4,7 @@ its heuristics and as the fastest of what its caller may choose.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,20 @@ class FlashAttn3(LibraryKernel):
         return [FlashAttn3Config(pack, count) for pack in packed for count in splits]
 
     def launch(self, inputs: AttentionInputs, config: FlashAttn3Config) -> FlashAttn3Launch:
-        return FlashAttn3Launch(inputs, config)
+        return self.launches([inputs], config)[0]
+
+    def launches(
+        self, copies: Sequence[AttentionInputs], config: FlashAttn3Config
+    ) -> list[FlashAttn3Launch]:
+        """Who does what is worked out once where the build lets it, as servers do for all layers of
+        a step. Each launch has it in memory of its own, as it has its lengths: with a cold L2 it is
+        read from there.
+        """
+        work_out = self.planner(copies[0], config)
+        if work_out is None:
+            return [FlashAttn3Launch(inputs, config, None) for inputs in copies]
+        schedule = work_out()
+        return [FlashAttn3Launch(inputs, config, schedule.clone()) for inputs in copies]
 
     def prepare_planned(
         self, inputs: AttentionInputs, config: FlashAttn3Config, plan: torch.Tensor
@@ -131,21 +144,14 @@ class FlashAttn3Best(FlashAttn3):
 
 
 class FlashAttn3Launch(OwnOutputs):
-    """Who does what is worked out here where the build lets it, as servers do once for all layers
-    of a step; or it is given.
-    """
+    """A call that is told who does what, where `schedule` is not None."""
 
     def __init__(
-        self,
-        inputs: AttentionInputs,
-        config: FlashAttn3Config,
-        schedule: torch.Tensor | None = None,
+        self, inputs: AttentionInputs, config: FlashAttn3Config, schedule: torch.Tensor | None
     ) -> None:
         super().__init__(inputs)
-        build, call = _build(), Call.of(inputs, config.pack_gqa, config.splits)
-        if schedule is None and (work_out := build.schedule(call)) is not None:
-            schedule = work_out()
-        self._attend = build.attend(call, schedule)
+        call = Call.of(inputs, config.pack_gqa, config.splits)
+        self._attend = _build().attend(call, schedule)
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = self._attend()

@@ -242,7 +242,7 @@ class SharedObject(Build):
     def _operators(self) -> Any:
         import torch
 
-        torch.ops.load_library(str(self.path))
+        _load(self.path)
         return torch.ops._vllm_fa3_C
 
 
@@ -276,19 +276,31 @@ def _bound(operator: Any, **given: Any) -> partial[Any]:
         TypeError: the schema lacks a name that is given, or has one with nothing to put there.
     """
     overload = operator.default
-    arguments = overload._schema.arguments
-    names = [argument.name for argument in arguments]
-    if lacking := given.keys() - set(names):
+    is_optional = _arguments(overload)
+    if lacking := given.keys() - is_optional.keys():
         raise TypeError(f"{overload} takes no {', '.join(sorted(lacking))}")
     values = {**_NEUTRAL, **given}
-    unknown = [
-        argument.name
-        for argument in arguments
-        if argument.name not in values and argument.type.kind() != "OptionalType"
-    ]
+    unknown = [name for name in is_optional if name not in values and not is_optional[name]]
     if unknown:
         raise TypeError(f"{overload} wants {', '.join(unknown)}")
-    return partial(overload, *(values.get(name) for name in names))
+    return partial(overload, *(values.get(name) for name in is_optional))
+
+
+# Reading a schema takes 30 us, and there may be thousands of calls to prepare.
+@cache
+def _arguments(overload: Any) -> dict[str, bool]:
+    """The names of an operator's arguments, in order, and whether each may be None."""
+    return {
+        argument.name: argument.type.kind() == "OptionalType"
+        for argument in overload._schema.arguments
+    }
+
+
+@cache
+def _load(path: Path) -> None:
+    import torch
+
+    torch.ops.load_library(str(path))
 
 
 @cache

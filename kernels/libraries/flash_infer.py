@@ -72,12 +72,18 @@ class FlashInfer(FlashInferKernel):
     }
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        plan = _plan_of(inputs, self.use_tensor_cores)
-        # From buffers to buffers only a plan's page numbers differ, and a wrapper of its own for
-        # each would take 8 MB.
-        wrapper = copy.copy(_planned(plan))
-        wrapper._paged_kv_indices_buf = page_numbers(inputs, plan.page_size, plan.page_counts)
-        return partial(_runner(wrapper, inputs, plan), return_lse=True)
+        return self.launches([inputs], config)[0]
+
+    def launches(
+        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
+    ) -> list[Callable[[], Any]]:
+        plan = _plan_of(copies[0], self.use_tensor_cores)
+        pages = page_numbers(copies, plan.page_size, plan.page_counts)
+        wrappers = _with_pages(_planned(plan), "_paged_kv_indices_buf", pages)
+        return [
+            partial(_runner(wrapper, inputs, plan), return_lse=True)
+            for wrapper, inputs in zip(wrappers, copies, strict=True)
+        ]
 
     def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         return _plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
@@ -102,10 +108,18 @@ class FlashInferPersistent(FlashInferKernel):
     }
 
     def launch(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        plan = _plan_of(inputs, self.use_tensor_cores)
-        wrapper = copy.copy(_planned_persistent(plan))
-        wrapper._kv_indices = page_numbers(inputs, plan.page_size, plan.page_counts)
-        return partial(_runner(wrapper, inputs, plan), logits_soft_cap=plan.softcap)
+        return self.launches([inputs], config)[0]
+
+    def launches(
+        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
+    ) -> list[Callable[[], Any]]:
+        plan = _plan_of(copies[0], self.use_tensor_cores)
+        pages = page_numbers(copies, plan.page_size, plan.page_counts)
+        wrappers = _with_pages(_planned_persistent(plan), "_kv_indices", pages)
+        return [
+            partial(_runner(wrapper, inputs, plan), logits_soft_cap=plan.softcap)
+            for wrapper, inputs in zip(wrappers, copies, strict=True)
+        ]
 
     def planner(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
         return _persistent_plan_call(_plan_of(inputs, self.use_tensor_cores))[1]
@@ -203,20 +217,37 @@ def _sequence_stride(cache: torch.Tensor, page_size: int) -> int:
     return pages
 
 
-def page_numbers(inputs: AttentionInputs, page_size: int, counts: Sequence[int]) -> torch.Tensor:
-    """The first `counts` pages of each sequence, one sequence after the other, int32."""
+def _with_pages(planned: Any, buffer: str, pages: Sequence[torch.Tensor]) -> list[Any]:
+    """Wrappers that share a plan, each with page numbers of its own under the name `buffer`: a run
+    is handed their address, and a plan of its own for each would take 8 MB.
+    """
+    wrappers = [copy.copy(planned) for _ in pages]
+    for wrapper, own in zip(wrappers, pages, strict=True):
+        setattr(wrapper, buffer, own)
+    return wrappers
+
+
+def page_numbers(
+    copies: Sequence[AttentionInputs], page_size: int, counts: Sequence[int]
+) -> list[torch.Tensor]:
+    """For each copy of a call the first `counts` pages of each sequence, one sequence after the
+    other, int32; in memory of its own, so that a launch for a cold L2 finds them there too.
+    """
     import torch
 
-    if inputs.block_table is not None:
-        return torch.cat(
-            [row[:pages] for row, pages in zip(inputs.block_table, counts, strict=True)]
-        )
-    stride = _sequence_stride(inputs.k_cache, page_size)
-    firsts = range(0, len(counts) * stride, stride)
-    numbers = [
-        torch.arange(first, first + pages) for first, pages in zip(firsts, counts, strict=True)
+    first = copies[0]
+    table = first.block_table
+    stride = _sequence_stride(first.k_cache, page_size) if table is None else table.shape[1]
+    starts = range(0, len(counts) * stride, stride)
+    places = torch.cat(
+        [torch.arange(start, start + pages) for start, pages in zip(starts, counts, strict=True)]
+    ).to(first.q.device, torch.int32)
+    return [
+        places.clone()
+        if inputs.block_table is None
+        else inputs.block_table.view(-1).index_select(0, places)
+        for inputs in copies
     ]
-    return torch.cat(numbers).to(inputs.q.device, torch.int32)
 
 
 # Old plans stay with their launches; the latest few are of the kernels of one problem.

@@ -90,7 +90,7 @@ class FlashInferXqa(FlashInferKernel):
         table = inputs.block_table
         if table is None:
             pages = inputs.k_cache.shape[1] // page_size
-            numbers = page_numbers(inputs, page_size, [pages] * inputs.batch)
+            (numbers,) = page_numbers([inputs], page_size, [pages] * inputs.batch)
             table = numbers.view(inputs.batch, pages)
         scratch, counters = _workspace(inputs.q.device, current_stream(inputs.q.device))
         sinks = inputs.sinks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -50,21 +50,31 @@ class LibraryKernel(Kernel):
         return None
 
     def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
-        """Calls once: libraries compile and plan in the first call of a shape.
+        """As `prepare_all`, of a single call."""
+        return self.prepare_all([inputs], config)[0]
+
+    def prepare_all(
+        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
+    ) -> list[Callable[[], Any]]:
+        """Calls the first: libraries compile and plan in the first call of a shape.
 
         Raises:
             UserError: the installed version lacks a function, or takes other arguments.
         """
         try:
-            launch = self.launch(inputs, config)
-            launch()
+            launches = self.launches(copies, config)
+            launches[0]()
         except (ImportError, AttributeError, TypeError, OSError) as error:
             raise UserError(self._misfit(error)) from error
-        return launch
+        return launches
+
+    def launches(self, copies: Sequence[AttentionInputs], config: Any) -> list[Callable[[], Any]]:
+        """What `prepare_all` hands out, not yet called."""
+        return [self.launch(inputs, config) for inputs in copies]
 
     @abstractmethod
     def launch(self, inputs: AttentionInputs, config: Any) -> Callable[[], Any]:
-        """What `prepare` hands out, not yet called."""
+        """One of them, of a single call."""
 
     def _misfit(self, error: Exception) -> str:
         reason = (str(error).splitlines() or [""])[0]

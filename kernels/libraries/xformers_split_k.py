@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,14 @@ class XformersSplitK(LibraryKernel):
     written_for = "0.0.35"
     head_dims = (64, 128, 256)
 
-    def prepare(self, inputs: AttentionInputs, config: KernelConfig | None) -> Callable[[], Any]:
+    def prepare_all(
+        self, copies: Sequence[AttentionInputs], config: KernelConfig | None
+    ) -> list[Callable[[], Any]]:
         """Raises UserError also where xFormers refuses the call: even its Triton kernels want its
         compiled part, which is not loaded with another CUDA than it was built for.
         """
         try:
-            return super().prepare(inputs, config)
+            return super().prepare_all(copies, config)
         except ValueError as error:
             if "does not support inputs" not in str(error):
                 raise

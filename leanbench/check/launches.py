@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,18 @@ def launch_of(
     if request == BATCH_INVARIANT:
         return ApiCall(inputs, batch_invariant=True)
     return ApiCall(inputs) if finds_settings(kernel, request) else ApiCall(inputs, config=config)
+
+
+def launches_of(
+    kernel: Kernel,
+    copies: Sequence[AttentionInputs],
+    config: KernelConfig | None,
+    request: str | KernelConfig | None = None,
+) -> list[Callable[[], Any]]:
+    """As `launch_of` over each of `copies`, which differ in their addresses and values alone."""
+    if kernel.is_api:
+        return [launch_of(kernel, inputs, config, request) for inputs in copies]
+    return kernel.prepare_all(copies, config)
 
 
 def finds_settings(kernel: Kernel, request: str | KernelConfig | None) -> bool:

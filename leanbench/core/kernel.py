@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -327,6 +327,15 @@ class Kernel(ABC, Generic[ConfigT]):
         """A launch that writes `inputs.out` and `inputs.lse`, or is one of `OwnOutputs`, without
         host synchronisation; compiles before it returns.
         """
+
+    def prepare_all(
+        self, copies: Sequence[AttentionInputs], config: ConfigT
+    ) -> list[Callable[[], Any]]:
+        """Launches as of `prepare`, one over each of at least one copies of a call: tensors of
+        equal shapes, strides and lengths at other addresses. What depends on those alone may be
+        made once.
+        """
+        return [self.prepare(inputs, config) for inputs in copies]
 
     def planner(self, inputs: AttentionInputs, config: ConfigT) -> Callable[[], Any] | None:
         """What must be done once for a step's lengths before its launches, as a call that repeats

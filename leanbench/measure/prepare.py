@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from leanbench.check.launches import finds_settings, launch_of
+from leanbench.check.launches import finds_settings, launches_of
 from leanbench.check.reference import CheckResult
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
@@ -29,7 +29,7 @@ def prepare(loaded: LoadedProblem, kernel: Kernel, request: str | KernelConfig) 
         SuspectResult: the kernel changed its inputs.
     """
     choice = choose_config(loaded, kernel, request)
-    launches = [launch_of(kernel, inputs, choice.config, request) for inputs in loaded.buffers]
+    launches = launches_of(kernel, loaded.buffers, choice.config, request)
     outcome = Outcome(**lookup.row_fields(kernel, choice))
     candidate = Candidate(kernel=kernel, config=choice.config, launches=launches, outcome=outcome)
     candidate.outcome |= _first_check(loaded, candidate)
@@ -57,7 +57,7 @@ def choose_config(
     wrong: dict[KernelConfig, str] = {}
 
     def launches(config: KernelConfig) -> Launches:
-        made = [launch_of(kernel, inputs, config) for inputs in loaded.buffers]
+        made = launches_of(kernel, loaded.buffers, config)
         if failure := _check(loaded, kernel, made[0]).failure(kernel.precision(problem)):
             wrong[config] = failure
             raise UserError(failure)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from leanbench.check.launches import launch_of
+from leanbench.check.launches import launches_of
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import GpuUnusable, OutOfMemory, UserError
 from leanbench.core.kernel import Kernel
@@ -120,7 +120,7 @@ def _timeline(
     effort, spec = instruments.options.effort, instruments.spec
     with LoadedProblem(problem, instruments) as loaded:
         config = choose_config(loaded, kernel, configs).config
-        launches = [launch_of(kernel, inputs, config, configs) for inputs in loaded.buffers]
+        launches = launches_of(kernel, loaded.buffers, config, configs)
         replays = {kernel.name: Replay(launches, effort.sample_ms)}
         timing = run_rounds(replays, effort, instruments.gpu_state)[kernel.name]
         return record_timeline(problem, kernel, config, loaded.buffers, spec, timing.median_us)

@@ -10,7 +10,7 @@ from attention_calls import assert_right
 from leanbench.kernels.lean.configs import LeanTritonConfig
 
 from leanbench import attention
-from leanbench.check.launches import ApiCall, launch_of
+from leanbench.check.launches import ApiCall, launch_of, launches_of
 from leanbench.core.inputs import make_inputs
 from leanbench.core.kernel import BATCH_INVARIANT, caller, written_by
 from leanbench.core.problem import AttentionProblem
@@ -73,3 +73,17 @@ def test_other_kernels_prepare_their_own(device, calls):
     assert_right(inputs, inputs.out, inputs.lse)
     assert calls == []
     assert caller(launch) is launch
+
+
+def test_copies_of_a_call_are_prepared_together_unless_they_are_calls_of_the_api(monkeypatch):
+    copies = [make_inputs(UNIFORM, "cpu") for _ in range(2)]
+    made = launches_of(kernel("lean"), copies, CONFIG)
+    assert [type(launch) for launch in made] == [ApiCall, ApiCall]
+    for inputs, launch in zip(copies, made, strict=True):
+        assert written_by(launch, inputs) is inputs
+    for inputs, launch in zip(copies, launches_of(kernel("reference"), copies, None), strict=True):
+        launch()
+        assert_right(inputs, inputs.out, inputs.lse)
+    reference = kernel("reference")
+    monkeypatch.setattr(reference, "prepare_all", lambda copies, config: [len(copies), config])
+    assert launches_of(reference, copies, None) == [2, None]

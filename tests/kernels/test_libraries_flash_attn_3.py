@@ -31,8 +31,10 @@ from library_stand_ins import (
     stand_in,
 )
 
+from leanbench.check.reference import Reference
 from leanbench.core.errors import UserError
 from leanbench.core.inputs import make_inputs
+from leanbench.core.kernel import written_by
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import find
@@ -235,6 +237,28 @@ def test_planning_again_is_the_call_that_the_launch_made_once(shared_object):
     assert second["seqused_k"].tolist() == first["seqused_k"].tolist()
 
 
+@pytest.mark.parametrize("problem", [RAGGED[0], PAGED[2]], ids=label)
+def test_copies_of_a_call_are_planned_once(problem, shared_object):
+    """Prepared first, launched afterwards: each on its own tensors, with the schedule of all in
+    memory of its own.
+    """
+    copies = [make_inputs(problem, "cpu") for _ in range(3)]
+    launches = kernel("flash_attn_3").prepare_all(copies, heuristic(problem))
+    assert len(shared_object.plans) == 1
+    assert len(shared_object.calls) == 1, "the first launch alone"
+    shared_object.calls.clear()
+    for inputs, launch in zip(copies, launches, strict=True):
+        launch()
+        written = written_by(launch, inputs)
+        assert Reference(inputs).check(written).failure(problem.dtype) is None
+    calls = shared_object.calls
+    assert [call["q"].data_ptr() for call in calls] == [own.q.data_ptr() for own in copies]
+    assert [call["k"].data_ptr() for call in calls] == [own.k_cache.data_ptr() for own in copies]
+    assert [call["scheduler_metadata"].tolist() for call in calls] == [[1]] * 3
+    assert len({call["scheduler_metadata"].data_ptr() for call in calls}) == 3
+    assert len(shared_object.plans) == 1
+
+
 def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict[str, Any]]:
     """A stand-in of `flash_attn_interface`; the options of its calls."""
     calls: list[dict[str, Any]] = []
@@ -273,9 +297,9 @@ def source_package(monkeypatch: pytest.MonkeyPatch, **members: Any) -> list[dict
 def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monkeypatch):
     plans: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def get_scheduler_metadata(*shape: Any, **options: Any) -> str:
+    def get_scheduler_metadata(*shape: Any, **options: Any) -> torch.Tensor:
         plans.append((shape, options))
-        return "metadata"
+        return torch.tensor([7, 8])
 
     calls = source_package(monkeypatch, get_scheduler_metadata=get_scheduler_metadata)
     inputs, _ = checked("flash_attn_3", problem, heuristic(problem))
@@ -307,7 +331,7 @@ def test_the_source_package_is_handed_the_tensors_and_its_schedule(problem, monk
     assert plan["has_softcap"] == (problem.softcap > 0)
     assert call["page_table"] is inputs.block_table
     assert call["softmax_scale"] == problem.head_dim**-0.5
-    assert call["scheduler_metadata"] == "metadata"
+    assert call["scheduler_metadata"].tolist() == [7, 8]
     assert call["return_softmax_lse"]
 
 

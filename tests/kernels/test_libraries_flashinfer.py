@@ -57,6 +57,7 @@ class FlashInferWrapper:
             kv_layout,
             use_tensor_cores,
         )
+        self.plans = self.runs = 0
         self.made.append(self)
 
     def plan(
@@ -76,6 +77,7 @@ class FlashInferWrapper:
         window_left: int = -1,
         logits_soft_cap: float = 0.0,
     ) -> None:
+        self.plans += 1
         assert o_data_type in (q_data_type, None)
         assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
         assert len(indices) == indptr[-1]
@@ -97,6 +99,7 @@ class FlashInferWrapper:
         lse: torch.Tensor,
         return_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.runs += 1
         assert return_lse
         assert q.shape == out.shape == (len(self.last_page_len), self.heads[0], self.head_dim)
         assert lse.shape == q.shape[:2]
@@ -167,13 +170,17 @@ def test_flashinfer_reads_the_cache_in_place(name, problem, flashinfer):
 def test_flashinfer_plans_once_for_buffers_that_rotate(problem, flashinfer):
     """Made first, launched afterwards: no launch reads what another one was prepared for."""
     buffers = [make_inputs(problem, "cpu") for _ in range(3)]
-    launches = [kernel("flashinfer").prepare(inputs, None) for inputs in buffers]
-    launches += [kernel("flashinfer_cuda_cores").prepare(inputs, None) for inputs in buffers]
+    launches: list[Any] = kernel("flashinfer").prepare_all(buffers, None)
+    assert [launch.func.__self__.runs for launch in launches] == [1, 0, 0]
+    launches += kernel("flashinfer_cuda_cores").prepare_all(buffers, None)
+    assert len({launch.func.__self__._paged_kv_indices_buf.data_ptr() for launch in launches}) == 6
     for inputs, launch in zip([*buffers, *buffers], launches, strict=True):
+        assert launch.args[0].data_ptr() == inputs.q.data_ptr()
         inputs.poison()
         launch()
         assert Reference(inputs).check(inputs, 2.0).failure(problem.dtype) is None
     assert [wrapper.use_tensor_cores for wrapper in flashinfer] == [True, False]
+    assert [wrapper.plans for wrapper in flashinfer] == [1, 1]
     assert flashinfer[0].workspace is flashinfer[1].workspace
 
 
@@ -283,12 +290,13 @@ def persistent(flashinfer, monkeypatch) -> Iterator[list[PersistentWrapper]]:
 def test_the_persistent_kernel_plans_once_and_reads_the_cache_in_place(problem, persistent):
     assert kernel("flashinfer_persistent").unsupported_reason(problem) is None
     buffers = [make_inputs(problem, "cpu") for _ in range(3)]
-    launches = [kernel("flashinfer_persistent").prepare(inputs, None) for inputs in buffers]
+    config = FlashInferMode("flashinfer_persistent")
+    launches = kernel("flashinfer_best").prepare_all(buffers, config)
     for inputs, launch in zip(buffers, launches, strict=True):
         inputs.poison()
         launch()
         assert Reference(inputs).check(inputs, 2.0).failure(problem.dtype) is None
-    assert len(persistent) == 1
+    assert [wrapper.decode.plans for wrapper in persistent] == [1]
     assert persistent[0].decode.kv_layout == problem.kv_layout
     call = launches[0]
     assert isinstance(call, partial)
