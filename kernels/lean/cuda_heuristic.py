@@ -95,9 +95,9 @@ _MANY_WIDE_OUTPUT_TILES = 1.5
 #: Caches in 8 bits, in [fp8] reports/h200/settings/fp8.json (entry 40): bytes above which pairs of
 #: CTAs are faster, whatever a partial has.
 _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
-#: Bytes below which one CTA of eight warps an output tile is faster than a pair of four warps each,
-#: where there are SMs for pairs: 3 to 7% at 40 to 64 heads x 1k to 4k x 64, 1% at 117 MB
-#: (reports/h200/decompositions).
+#: Bytes below which two CTAs that share an output tile of up to 64 columns merge through memory,
+#: with eight warps each, not as a pair: 3 to 8% less at 56 to 66 heads x 1k to 4k x 64; with three
+#: CTAs to an output tile 7% more at 36 heads x 8k (entry 56).
 _MIN_BYTES_FOR_PAIRS_OF_TILES = 100e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
@@ -515,7 +515,8 @@ def _hopper_heuristic(
     cluster = _cluster_size(
         output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, in_8_bits, gpu
     )
-    if cluster == 2 and problem.kv_bytes < _MIN_BYTES_FOR_PAIRS_OF_TILES and widest(problem) <= 64:
+    two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and widest(problem) <= 64
+    if two_ctas and problem.kv_bytes < _MIN_BYTES_FOR_PAIRS_OF_TILES:
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
     if cluster > 1 and output_tiles > 1:

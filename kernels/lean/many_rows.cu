@@ -10,27 +10,30 @@
 #include "schedule.cuh"
 #include "wgmma.cuh"
 
-// Starts the copies of the stage's K, or V, by the lanes of a warp together: `boxes` of them, each lane's
-// from token `at` on in row `outer` of the cache.
+// Starts the copies of the stage's K, or V, by the lanes of the warps that copy together: `boxes` of them,
+// each lane's from token `at` on in row `outer` of the cache.
 template <int KV_COLUMNS>
 __device__ __forceinline__ void copy_columns(const TensorMap *map, u32 to, u32 full, u32 empty,
                                              int parity, int boxes, int at, int kv_head, int outer,
                                              u64 policy) {
-  const int lane = threadIdx.x % 32, box = lane / KV_COLUMNS, column = lane % KV_COLUMNS;
+  const int lane = threadIdx.x % 32, own = own_copy(), copies = boxes * KV_COLUMNS;
+  const int box = own / KV_COLUMNS, column = own % KV_COLUMNS;
   mbarrier_try_wait_parity(empty, parity ^ 1);
-  if (lane == 0) mbarrier_arrive_expect_tx(full, boxes * KV_COLUMNS * BOX * 128);
+  if (lane == 0) {
+    const int of_warp = (copies - threadIdx.x / 32 + COPY_WARP + COPY_WARPS - 1) / COPY_WARPS;
+    mbarrier_arrive_expect_tx(full, of_warp * BOX * 128);
+  }
   __syncwarp();
-  if (box < boxes)
+  if (own < copies)
     cp_async_bulk_tensor_4d(to + (column * CHUNK + box * BOX) * 128, map, full, 64 * column, at,
                             kv_head, outer, policy);
 }
 
-// The warp that copies: K and V of all parts.
+// A warp that copies: K and V of all parts.
 __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range, Position part,
                                          u32 shared) {
   constexpr int BOXES = CHUNK / BOX;
   static_assert(BOXES * K_COLUMNS <= 32 && BOXES * V_COLUMNS <= 32);
-  const int lane = threadIdx.x % 32;
   Stage stage = {0};
   while (true) {
     const bool once = row_tiles(part.queries.count) == 1;
@@ -46,7 +49,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
       int outer[2] = {cache_row, cache_row}, at[2] = {token, token};
 #pragma unroll
       for (int i = 0; PAGE > 0 && i < 2; i++) {
-        const int box = lane / (i == 0 ? K_COLUMNS : V_COLUMNS);
+        const int box = own_copy() / (i == 0 ? K_COLUMNS : V_COLUMNS);
         at[i] = token + box * BOX;
         const int page = at[i] / PAGE_OR_1;
         if (box < boxes)
@@ -63,7 +66,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
     part.leave_part(p);
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, 0);
-    if (!part.is_rest) prefetch_queries(p, part);
+    if (!part.is_rest && threadIdx.x / 32 == COPY_WARP) prefetch_queries(p, part);
   }
 }
 
@@ -87,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; stage++) {
-      mbarrier_init(at + K_FULL + 8 * stage, 1);
-      mbarrier_init(at + V_FULL + 8 * stage, 1);
+      mbarrier_init(at + K_FULL + 8 * stage, COPY_WARPS);
+      mbarrier_init(at + V_FULL + 8 * stage, COPY_WARPS);
       mbarrier_init(at + K_EMPTY + 8 * stage, 4 * WARPGROUPS);
       mbarrier_init(at + V_EMPTY + 8 * stage, 4 * WARPGROUPS);
     }
@@ -108,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 
   if (warp >= COPY_WARP) {
     if (WARPGROUPS > 1) setmaxnreg_dec<COPY_REGISTERS>();
-    if (warp == COPY_WARP) copy_all(p, range, part, at);
+    if (warp < COPY_WARP + COPY_WARPS) copy_all(p, range, part, at);
   } else {
     if (WARPGROUPS > 1) setmaxnreg_inc<CONSUMER_REGISTERS>();
     if (WARPGROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's

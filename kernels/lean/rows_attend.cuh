@@ -323,7 +323,6 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     if (SHAPED_SCORES) shape.apply(p, s, token);
     seen.mask(s, token);
     const bool rescales = softmax.weigh(s, scale);
-    wait_after(softmax.l[0] + softmax.l[1]);
     wgmma_wait_group<0>();
     hold(o);
     release(stage.barrier(shared, V_EMPTY));

@@ -1,7 +1,7 @@
 // What a CTA of many_rows.cu is made of: its threads' roles, its shared memory, its barriers.
 //
 // A CTA has the ROWS rows of an output tile, 64 of them to a warpgroup, and a ring of stages, each with
-// K and V of CHUNK tokens, which all warpgroups read; one more warp copies. Macros are those of
+// K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy. Macros are those of
 // build.cuh; a LeanTile has CHUNK tokens or a multiple.
 #pragma once
 #include "params.cuh"
@@ -10,7 +10,10 @@
 constexpr int GROUP_ROWS = 64;                   // of a warpgroup
 constexpr int WARPGROUPS = ROWS / GROUP_ROWS;    // that compute
 constexpr int CONSUMERS = 128 * WARPGROUPS;      // their threads
-constexpr int COPY_WARP = CONSUMERS / 32;
+constexpr int COPY_WARP = CONSUMERS / 32;        // the first that copies
+// A warp starts its lanes' copies one after the other, which takes as long as their bytes where pages
+// are small: the four warps that are there with two warpgroups share them.
+constexpr int COPY_WARPS = WARPGROUPS > 1 && PAGE > 0 && PAGE < CHUNK ? 4 : 1;
 static_assert(BULK && CLUSTER == 1 && KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
               !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 ? 4 : 1));
 // Of a thread, where two warpgroups compute: what they need, and what is left for the others of what the
@@ -56,6 +59,11 @@ struct Stage {
 };
 
 __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+
+// Of a stage's copies, that of a lane of a warp that copies.
+__device__ __forceinline__ int own_copy() {
+  return threadIdx.x % 32 * COPY_WARPS + threadIdx.x / 32 - COPY_WARP;
+}
 
 // The row of the output tile that a thread's accumulators 0 and 1 are of; 2 and 3 are 8 rows further.
 __device__ __forceinline__ int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }

@@ -90,16 +90,30 @@ __device__ __forceinline__ int dealt_tokens(const Params &p, int leftpad, int to
 // The log2 of a LeanTile's tokens. FIXED_RUNS: a LeanTile is a fixed run, whose length follows from
 // its sequence's own: runs for 128 CTAs where it is alone, no shorter than `tile_shift` and no longer
 // than `longest_shift`. leanbench.kernels.lean.cuda_schedule.fixed_run_tokens.
-__device__ __forceinline__ int tile_shift(const Params &p, int tokens, int queries) {
-  if (!FIXED_RUNS) return p.tile_shift + (RAGGED_Q && ROWS > 64 && 2 * all_rows(queries) <= ROWS);
+__device__ __forceinline__ int tile_shift(const Params &p, int tokens) {
+  if (!FIXED_RUNS) return p.tile_shift;
   const int run = min(tokens, 1 << 17) * head_tiles(p) >> 7;
   return min(max(run > 1 ? 32 - __clz(run - 1) : 0, p.tile_shift), p.longest_shift);
+}
+
+// Where two warpgroups compute, a LeanTile in which one has no rows takes less time, and has more tokens:
+// these many times 2^`tile_shift`. Entry 56 of docs/performance-log.md.
+constexpr bool UNEQUAL_TILES = RAGGED_Q && ROWS > 64;
+constexpr int STEPS_OF_MANY_ROWS = 3, STEPS_OF_FEW_ROWS = 4;
+
+__device__ __forceinline__ int tile_steps(int queries) {
+  if (!UNEQUAL_TILES) return 1;
+  return 2 * all_rows(queries) <= ROWS ? STEPS_OF_FEW_ROWS : STEPS_OF_MANY_ROWS;
 }
 
 // LeanTiles of an output tile.
 __device__ __forceinline__ int tiles_of(const Params &p, int leftpad, int tokens, int queries) {
   const int dealt = dealt_tokens(p, leftpad, tokens, queries);
-  return lean_tiles(dealt, tile_shift(p, dealt, queries));
+  const int steps = lean_tiles(dealt, tile_shift(p, dealt));
+  if (!UNEQUAL_TILES) return steps;
+  return tile_steps(queries) == STEPS_OF_FEW_ROWS
+             ? (steps + STEPS_OF_FEW_ROWS - 1) / STEPS_OF_FEW_ROWS
+             : (steps + STEPS_OF_MANY_ROWS - 1) / STEPS_OF_MANY_ROWS;
 }
 
 // RAGGED: the same of a sequence.
@@ -274,10 +288,10 @@ struct Position {
     enter_head(p);
     last = stop_tile;
     const int dealt = dealt_tokens(p, leftpad, tokens, queries.count);
-    const int shift = tile_shift(p, dealt, queries.count);
+    const int shift = tile_shift(p, dealt), steps = tile_steps(queries.count);
     const int start = copy_start(first_needed(p, 0));
-    token = start + (first << shift);
-    int stop = start + min(last << shift, tokens - start);
+    token = start + (first * steps << shift);
+    int stop = start + min(last * steps << shift, tokens - start);
     if (Q_LEN == 0) {
       // Row tiles of many query tokens see less than all of these.
       const int row = run_time_head_tile.row_offset;

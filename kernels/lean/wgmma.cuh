@@ -118,17 +118,6 @@ __device__ __forceinline__ void hold(float (&x)[COUNT]) {
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// Keeps the assembler from moving a wait for matrices ahead of what makes `x`, which is never negative.
-__device__ __forceinline__ void wait_after(float x) {
-  asm volatile(
-      "{\n"
-      ".reg .pred negative;\n"
-      "setp.lt.f32 negative, %0, 0f00000000;\n"
-      "@negative nanosleep.u32 1;\n"
-      "}" ::"f"(x)
-      : "memory");
-}
-
 // The descriptor of a matrix in shared memory: columns of 128 bytes, swizzled. `leading`: bytes from
 // one column to the next where the matrix is read transposed; groups of eight rows are 1024 apart.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, int leading) {

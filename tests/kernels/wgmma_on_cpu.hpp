@@ -82,7 +82,6 @@ inline u32 ld_acquire_gpu(const void *at) {
 
 inline void prefetch_tensormap(const TensorMap *) {}
 inline void prefetch_l2(const void *) {}
-inline void wait_after(float) {}
 
 #if CLUSTER > 1
 inline void cp_async_bulk_tensor_4d_multicast(u32 to, const TensorMap *map, u32 barrier, int x, int y,
