@@ -296,6 +296,11 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
         ("lean where lean=equal-*", "10.00"),
         ("count lean where !lean=equal-*", "2"),
         ("mean fa2/lean", "1.60x"),
+        ("lean with kv_layout=NHD where n64k HND", "100.0"),
+        # Either side may be another problem's row, not the one that it is compared with.
+        ("lean/lean with kv_layout=NHD where n64k", "2.00x"),
+        ("lean with kv_layout=NHD/lean where n64k", "0.50x"),
+        ("count lean/lean with kv_layout=NHD", "1"),
         # 14.7 and 940 MB.
         ("geomean fa2/lean where ..100MB", "1.20x"),
         ("count lean where 100MB..", "2"),

@@ -1,16 +1,17 @@
 """Queries: one figure of a run, such as ``geomean libraries/lean where NHD as x``.
 
-    [VERB] KERNEL[.FIELD][/KERNEL[.FIELD]] [>= NUMBER] [with AXIS=VALUE ...]
-        [where WORD ...] [as FORMAT]
+    [VERB] KERNEL[.FIELD] [with AXIS=VALUE ...][/KERNEL[.FIELD] [with AXIS=VALUE ...]]
+        [>= NUMBER] [where WORD ...] [as FORMAT]
 
 KERNEL is one, several with commas (the fastest of them), ``libraries``: all but this project's own,
 or ``others``: all but LeanAttention's. FIELD is a quantity of a row, the latency unless given.
-``with`` asks for another problem, ``where`` for those whose labels have these words (``nragged*``;
-``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or on which a kernel's schedule
-was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb just one problem must be left.
-In a table's column ``name`` gives the kernel itself, or a field that is a word. Besides, a run says
-``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``, ``ended STATUS KERNEL`` (the
-number of such rows) and ``schedules KERNEL`` (how many rows are of each).
+``with`` takes the row before it from another problem. ``where`` asks for problems whose labels have
+these words (``nragged*``; ``!NHD``: have not), whose K and V have so many bytes (``5..50MB``), or
+on which a kernel's schedule was this (``lean=one-*``; ``!lean=one-*``: was not). Without a verb
+just one problem must be left. In a table's column ``name`` gives the kernel itself, or a field that
+is a word. Besides, a run says ``problems``, ``boards``, ``date``, ``kernels``, ``version PACKAGE``,
+``ended STATUS KERNEL`` (the number of such rows) and ``schedules KERNEL`` (how many rows are of
+each).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ NOISE = "\\*"
 LIBRARIES = "libraries"
 OTHERS = "others"
 
+_OPERAND = r"[\w.,]+(?: with [\w-]+=[^\s/]+(?: [\w-]+=[^\s/]+)*)?"
 _QUERY = re.compile(
     r"(?:(?P<verb>geomean|mean|median|min|max|argmin|argmax|count|share|name) )?"
-    r"(?P<over>[\w.,]+)(?:/(?P<under>[\w.,]+))?"
+    rf"(?P<over>{_OPERAND})(?:/(?P<under>{_OPERAND}))?"
     r"(?: (?P<sign>>=|<=|>|<) (?P<bound>[\d.]+))?"
-    r"(?: with (?P<axes>[\w-]+=\S+(?: [\w-]+=\S+)*))?"
     r"(?: where (?P<words>(?:(?! as ).)+))?"
     r"(?: as (?P<format>\S+))?"
 )
@@ -147,18 +148,12 @@ class Figures:
     def cell(self, query: str, at: Measured) -> str:
         """The figure of one problem; empty where the kernel does not take it."""
         parsed = _parse(query)
-        if parsed["axes"]:
-            wanted = with_axes(at.problem, parsed["axes"])
-            if wanted == at.problem:
-                return ""
-            at = next((of for of in self.problems if of.problem == wanted), Measured(wanted, {}))
         if parsed["verb"] == "name":
-            names, _, field = parsed["over"].partition(".")
-            row = self._row(names, at)
+            row, field = self._row(parsed["over"], at)
             return str(getattr(row, field or "kernel") or "") if row else ""
         value, noisy = self._value(parsed, at)
         if value is None:
-            return _ending(at, parsed["over"])
+            return self._ending(parsed["over"], at)
         return _format(parsed)(value) + (NOISE if noisy else "")
 
     def _value(self, parsed: Mapping[str, Any], at: Measured) -> tuple[float | None, bool]:
@@ -180,17 +175,38 @@ class Figures:
         return value is not None and _SIGNS[parsed["sign"]](value, float(parsed["bound"]))
 
     def _operand(self, text: str, at: Measured) -> tuple[float | None, bool]:
-        names, _, field = text.partition(".")
-        row = self._row(names, at)
+        row, field = self._row(text, at)
         if row is None:
             return None, False
         return getattr(row, field or "latency_us"), row.status == "noisy"
 
-    def _row(self, names: str, at: Measured) -> Row | None:
-        """The fastest timed row of these kernels."""
-        rows = [row for name, row in at.rows.items() if self._is_named(name, names)]
-        timed = [row for row in rows if row.status in TIMED]
-        return min(timed, key=lambda row: row.latency_us or 0, default=None)
+    def _row(self, operand: str, at: Measured) -> tuple[Row | None, str]:
+        """The fastest timed row of an operand's kernels, and its field."""
+        text, _, axes = operand.partition(" with ")
+        names, _, field = text.partition(".")
+        rows = self._with(axes, at).rows.items()
+        timed = [row for kernel, row in rows if self._is_timed(kernel, row, names)]
+        return min(timed, key=lambda row: row.latency_us or 0, default=None), field
+
+    def _with(self, axes: str, at: Measured) -> Measured:
+        """The problem with other values of these axes; without rows where that is itself."""
+        if not axes:
+            return at
+        wanted = with_axes(at.problem, axes)
+        others = (of for of in self.problems if of.problem == wanted != at.problem)
+        return next(others, Measured(wanted, {}))
+
+    def _ending(self, operand: str, at: Measured) -> str:
+        """How a row without a figure ended; nothing where the kernel does not take the problem."""
+        text, _, axes = operand.partition(" with ")
+        rows = self._with(axes, at).rows
+        names = text.partition(".")[0].split(",")
+        ended = [rows[name].status for name in names if name in rows]
+        bad = [status for status in ended if status not in (*TIMED, "unsupported")]
+        return bad[0].replace("_", " ") if bad else ""
+
+    def _is_timed(self, kernel: str, row: Row, names: str) -> bool:
+        return row.status in TIMED and self._is_named(kernel, names)
 
     def _is_named(self, kernel: str, names: str) -> bool:
         if names == LIBRARIES:
@@ -245,10 +261,3 @@ def _format(parsed: Mapping[str, Any]) -> Callable[[float], str]:
     if name not in FORMATS:
         raise UserError(f"format {name!r} is not known, choose from {', '.join(FORMATS)}")
     return FORMATS[name]
-
-
-def _ending(at: Measured, operand: str) -> str:
-    """How a row without a figure ended; nothing where the kernel does not take the problem."""
-    rows = [at.rows[name] for name in operand.partition(".")[0].split(",") if name in at.rows]
-    ended = [row.status for row in rows if row.status not in (*TIMED, "unsupported")]
-    return ended[0].replace("_", " ") if ended else ""
