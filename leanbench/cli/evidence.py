@@ -56,6 +56,8 @@ def evidence(
 
 
 def _show(documents: Evidence) -> None:
+    from leanbench.report.evidence.sources import CURRENT, RECORD
+
     table = output.table(f"What the documents publish; kernels {documents.sources.kernels}")
     for column in ("in", "published", "run or log", "measured", "kernel commits since", "state"):
         table.add_column(column)
@@ -64,8 +66,9 @@ def _show(documents: Evidence) -> None:
         table.add_row(*_line(documents, quote))
     output.show_table(table)
     states = [documents.state(quote.sources) for quote in quotes]
-    current = states.count("current")
-    output.show(f"{current} of {len(states)} are current.")
+    records = states.count(RECORD)
+    current = states.count(CURRENT)
+    output.show(f"{current} of {len(states) - records} are current; records: {records}.")
 
 
 def _line(documents: Evidence, quote: Quote) -> list[str]:

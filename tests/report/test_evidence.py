@@ -46,6 +46,7 @@ own = ["lean", "fa2"]
 [by_hand]
 [purposes]
 mine = "what is measured"
+[records]
 [figures]
 mean = "{mine: geomean libraries/lean}"
 [tables.all]
@@ -564,12 +565,59 @@ def test_damaged_or_lacking_samples_are_faults(checkout: Checkout) -> None:
 def test_every_run_is_declared_and_quoted(checkout: Checkout) -> None:
     folder = checkout.root / "reports" / "h200"
     (folder / "log.txt").write_text("all passed")
-    checkout.declare(DECLARED.replace("[figures]", 'gone = "away"\n[figures]\nunused = "1"'))
+    checkout.declare(
+        DECLARED.replace("[records]", 'gone = "away"\n[records]').replace(
+            "[figures]", '[figures]\nunused = "1"'
+        )
+    )
     assert faults(checkout.evidence()) == [
         "reports/h200/log.txt: say in [purposes] what it is there for, or delete it",
         "[purposes] has gone, which is not under reports/h200: leave it out",
         "figure unused is in no document: leave its declaration out",
         "reports/h200/gone is quoted by no document: delete it, or name the file that uses it",
+    ]
+
+
+def test_a_record_is_not_marked_in_documents_and_is_counted_apart(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout.root / "reports" / "h200" / "log.txt").write_text("kernels 000000000000")
+    readme = checkout.root / "README.md"
+    readme.write_text(f"{README}\nChosen [by it](reports/h200/log.txt).\n")
+    purposes = DECLARED.replace("[records]", '"log.txt" = "trials"\n[records]')
+    checkout.declare(purposes)
+    assert checkout.readme().endswith("Chosen [by it](reports/h200/log.txt) (older kernels).\n")
+    checkout.declare(purposes.replace("[records]", '[records]\n"a choice" = ["log.txt"]'))
+    assert checkout.readme().endswith("Chosen [by it](reports/h200/log.txt).\n")
+    assert faults(checkout.evidence()) == []
+    log = "[log.txt](../reports/h200/log.txt)"
+    page = evidence_page(checkout.evidence())
+    assert (
+        f"| [README.md](../README.md) | {log} | not recorded |  | 000000000000 | record |" in page
+    )
+    assert page.endswith(f"| reason | run or log |\n|---|---|\n| a choice | {log} |\n")
+    monkeypatch.setattr("leanbench.cli.evidence.KERNELS", checkout.root / "kernels")
+    lines = CliRunner().invoke(app, ["evidence"]).output.splitlines()
+    assert "3 of 3 are current; records: 1." in lines
+
+
+@pytest.mark.parametrize(
+    ("declared", "shown"),
+    [
+        (DECLARED, "README.md: figure mean"),
+        (DECLARED + PICTURE, "picture mine/chart.svg"),
+        (DECLARED.replace("[pages]", '[pages]\n"report.html" = ["mine"]'), "page report.html"),
+    ],
+)
+def test_a_record_is_there_and_shown_as_no_result(
+    checkout: Checkout, declared: str, shown: str
+) -> None:
+    records = '[records]\n"a choice" = ["gone", "mine"]'
+    checkout.declare(declared.replace("[records]", records))
+    about = [fault for fault in faults(checkout.evidence()) if "[records]" in fault]
+    assert about == [
+        "[records] has gone, which is not under reports/h200: leave it out",
+        f"[records] has mine, which {shown} shows as a result: leave it out",
     ]
 
 
@@ -641,7 +689,7 @@ def test_the_command_lists_writes_and_answers_whether_all_is_well(
     monkeypatch.setattr("leanbench.cli.evidence.KERNELS", checkout.root / "kernels")
     code, lines = answer()
     assert code == 1
-    assert "3 of 3 are current." in lines
+    assert "3 of 3 are current; records: 0." in lines
     assert lines[-1] == "reports/h200/README.md is not as `leanbench evidence --write` makes it"
     written = ["README.md", "docs/evidence.md", "reports/h200/README.md"]
     assert answer("--write") == (0, written)

@@ -13,6 +13,8 @@ from typing import Any
 from leanbench.core.errors import UserError
 
 DECLARATION = Path("reports") / "evidence.toml"
+#: Parts whose values are lists; `own` is one itself.
+_LISTS = ("own", "sets", "pages", "records")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class Declared:
     sets: Mapping[str, Sequence[str]]
     #: What each run or log is there for.
     purposes: Mapping[str, str]
+    #: Runs and logs that no change of the kernels makes stale, by the reason: what a choice was
+    #: made with, what a library or the instrument did.
+    records: Mapping[str, Sequence[str]]
     #: The runs in each page of `leanbench report`.
     pages: Mapping[str, Sequence[str]]
     #: Seeds that problems were drawn from: `tuning`, or the hashes of the kernels and settings of
@@ -133,7 +138,7 @@ def read(root: Path) -> Declared:
 def _refuse_other_types(content: Mapping[str, Any]) -> None:
     """Raises TypeError for the first value that is not of the type that `Declared` gives it."""
     for part, values in content.items():
-        wanted, word = (list, "a list") if part in ("own", "sets", "pages") else (str, "text")
+        wanted, word = (list, "a list") if part in _LISTS else (str, "text")
         for name, value in {"": values}.items() if part == "own" else values.items():
             if not isinstance(value, wanted):
                 raise TypeError(f"{part} {name}".rstrip() + f" is {value!r}, not {word}")

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from leanbench.core.errors import UserError
@@ -26,6 +27,7 @@ from leanbench.report.evidence.sources import (
     FOLDER,
     OLDER,
     OTHER_SETTINGS,
+    RECORD,
     Source,
     Sources,
 )
@@ -35,7 +37,9 @@ from leanbench.report.evidence.tables import Press, Published, caption
 RECORDS = ("docs/performance-log.md", "CHANGELOG.md")
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(<!-- figure: ([a-z0-9-]+) -->).*?(<!-- end -->)")
-_LINK = re.compile(rf"(\]\(([^)\s]+)\))(?: \((?:{OLDER}|{OTHER_SETTINGS})\))?")
+#: States that a link is marked with.
+_STALE = (OLDER, OTHER_SETTINGS)
+_LINK = re.compile(rf"(\]\(([^)\s]+)\))(?: \((?:{'|'.join(_STALE)})\))?")
 #: What somebody has measured: ``1.20x``, ``92%``, ``8.72 us``, ``17``.
 _UNIT = r" ?(?:x|%|us|ms|TB/s|GB/s|mJ)"
 _MEASURED = rf"(?:\d[\d,]*\.\d+(?:{_UNIT})?|\d[\d,]*{_UNIT})"
@@ -78,7 +82,7 @@ class Evidence:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.declared = declared.read(root)
-        self.sources = Sources(root)
+        self.sources = Sources(root, chain(*self.declared.records.values()))
         self._press = Press(self.declared, self.sources)
 
     @cached_property
@@ -112,7 +116,7 @@ class Evidence:
     def state(self, sources: tuple[Source, ...]) -> str:
         """The worst of theirs."""
         states = [self.sources.state(source) for source in sources]
-        return next((state for state in (OLDER, OTHER_SETTINGS) if state in states), CURRENT)
+        return next((state for state in (*_STALE, RECORD) if state in states), CURRENT)
 
     def published(self, kind: str, name: str) -> Published:
         return self._press.published(kind, name)
@@ -134,7 +138,7 @@ class Evidence:
 
         def link(block: re.Match[str]) -> str:
             state = self.state(self._target(name, block[2]))
-            return block[1] if state == CURRENT else f"{block[1]} ({state})"
+            return f"{block[1]} ({state})" if state in _STALE else block[1]
 
         text = self.text(name)
         if name not in RECORDS:
@@ -188,7 +192,7 @@ def paragraphs_without_marks(evidence: Evidence, name: str) -> list[str]:
     for paragraph in re.split(r"\n\s*\n", evidence.text(name)):
         for block in _FIGURE.finditer(paragraph):
             state = evidence.state(evidence.published("figure", block[2]).sources)
-            if state != CURRENT and state not in paragraph:
+            if state in _STALE and state not in paragraph:
                 faults.append(f"{name}: figure {block[2]} is of {state}: link its run beside it")
     return faults
 

@@ -28,6 +28,7 @@ def faults(evidence: Evidence) -> list[str]:
     """A sentence for each; none where all is well."""
     return [
         *_undeclared(evidence),
+        *_records(evidence),
         *_pictures(evidence),
         *_pages(evidence),
         *_unused(evidence),
@@ -45,6 +46,26 @@ def _undeclared(evidence: Evidence) -> Iterator[str]:
         yield f"{FOLDER}/{name}: say in [purposes] what it is there for, or delete it"
     for name in sorted(declared - there):
         yield f"[purposes] has {name}, which is not under {FOLDER}: leave it out"
+
+
+def _records(evidence: Evidence) -> Iterator[str]:
+    """Those that are not there, and those that present results are of."""
+    declared = evidence.declared
+    shown = {
+        source.name: f"{quote.document}: {quote.kind} {quote.name}"
+        for quote in evidence.quotes
+        for source in quote.sources
+        if quote.kind != "link"
+    }
+    for name, picture in declared.pictures.items():
+        shown |= {source.name: f"picture {name}" for source in evidence.runs((picture.run,))}
+    for name, runs in declared.pages.items():
+        shown |= {source.name: f"page {name}" for source in evidence.runs(runs)}
+    for name in sorted(evidence.sources.records):
+        if name not in evidence.sources.by_name:
+            yield f"[records] has {name}, which is not under {FOLDER}: leave it out"
+        elif name in shown:
+            yield f"[records] has {name}, which {shown[name]} shows as a result: leave it out"
 
 
 def _pictures(evidence: Evidence) -> Iterator[str]:

@@ -19,7 +19,8 @@ from `reports/evidence.toml` and the runs; `leanbench evidence` shows the same w
 commits to `kernels/` since. A figure is *current* if its run was of the kernels as they are (by the
 hash of all sources under `kernels/`) and of the tuned configs that ship; it has *other settings*
 where these have changed since or were not recorded. A log that does not name its kernels in its
-head is of *older kernels*. *Held out*: [the rule](measuring.md#held-out-problems).
+head is of *older kernels*. A *record* says nothing of the kernels as they are; the reasons are
+below. *Held out*: [the rule](measuring.md#held-out-problems).
 
 What each run is there for: [reports/h200](../{folder}/README.md).
 """
@@ -46,6 +47,8 @@ def evidence_page(evidence: Evidence) -> str:
             *_table(_published_lines(evidence, published)),
             "\n## Runs and logs that documents link\n",
             *_table(_linked_lines(evidence, linked)),
+            "\n## Records\n",
+            *_table(_record_lines(evidence)),
             "",
         ]
     )
@@ -139,9 +142,20 @@ def _linked_lines(evidence: Evidence, quotes: Iterable[Quote]) -> list[list[str]
     return lines
 
 
+def _record_lines(evidence: Evidence) -> list[list[str]]:
+    return [
+        ["reason", "run or log"],
+        *([reason, _links(names)] for reason, names in evidence.declared.records.items()),
+    ]
+
+
 def _where(document: str, of: tuple[Source, ...]) -> list[str]:
-    links = [f"[{source.name}](../{FOLDER.as_posix()}/{source.name})" for source in of]
-    return [f"[{document}]({_from_docs(document)})", ", ".join(links), *_origin(of)]
+    links = _links(source.name for source in of)
+    return [f"[{document}]({_from_docs(document)})", links, *_origin(of)]
+
+
+def _links(names: Iterable[str]) -> str:
+    return ", ".join(f"[{name}](../{FOLDER.as_posix()}/{name})" for name in names)
 
 
 def _origin(of: tuple[Source, ...]) -> tuple[str, str, str]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 FOLDER = Path("reports") / "h200"
 #: The page of all figures, made from them.
 EVIDENCE = "docs/evidence.md"
-CURRENT, OLDER, OTHER_SETTINGS = "current", "older kernels", "other settings"
+CURRENT, RECORD = "current", "record"
+OLDER, OTHER_SETTINGS = "older kernels", "other settings"
 #: Files of the folder that are made from the others, beside its pictures.
 _MADE = ("README.md", "report.html")
 _MANIFESTS = ("manifest.json", "trace-manifest.json")
@@ -96,10 +97,11 @@ class Source:
 
 
 class Sources:
-    """All runs and logs of a checkout."""
+    """All runs and logs of a checkout; `records` are the names of those that do not go stale."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, records: Iterable[str] = ()) -> None:
         self.root = root
+        self.records = frozenset(records)
         self.folder = root / FOLDER
         self.kernels = kernels_hash(root / "kernels")
         self.by_name = {source.name: source for source in self._all(self.folder)}
@@ -111,9 +113,11 @@ class Sources:
         return self.by_name[name]
 
     def state(self, source: Source) -> str:
-        """`CURRENT`, `OLDER` or `OTHER_SETTINGS`; what does not say of which kernels it is, is of
-        older ones.
+        """`RECORD`, `CURRENT`, `OLDER` or `OTHER_SETTINGS`; what does not say of which kernels it
+        is, is of older ones.
         """
+        if source.name in self.records:
+            return RECORD
         if set(source.kernels) != {self.kernels}:
             return OLDER
         if source.needs_settings or source.settings:
