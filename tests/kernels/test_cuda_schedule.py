@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from config_examples import FLASH_DECODING
 from depth import diagonal, examples
+from lean_on_cpu import launch_on
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
@@ -31,7 +32,7 @@ from leanbench.kernels.lean.cuda_schedule import (
 
 from leanbench.calls.settings import lengths_with
 from leanbench.core.decomposition import Segment, cluster_slots, stream_k_grid
-from leanbench.core.inputs import shape_only
+from leanbench.core.inputs import make_inputs, shape_only
 from leanbench.core.paths import KERNELS
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
@@ -261,6 +262,23 @@ def test_lengths_that_the_host_knows(
         replace(ONE_ROW, align_grid=align_grid),
     )
     assert deal(problem, config) == played(problem, config)
+
+
+def test_a_sequence_with_rows_for_one_of_two_warpgroups_has_longer_lean_tiles(tmp_path) -> None:
+    """384 tokens, and 512 where all rows of a KV head are those of one warpgroup: 16 query tokens
+    of 4 query heads have 64 rows, 17 have 68.
+    """
+    contexts, q_lens = (3000, 2999, 1536, 70), (40, 16, 17, 1)
+    problem = AttentionProblem(
+        4, 8, 2, contexts, 64, q_lens=q_lens, capacity=4096, lengths_on="device"
+    )
+    warpgroups = cuda_config(128, 8, 2, 1, 1, 128, "bulk", 1, False)
+    launch = launch_on(make_inputs(problem, "cpu", 0), warpgroups, H200.sms)
+    room = (CPart * 1000)()
+    library = compiled(launch.build, tmp_path)
+    count = library.deal(ctypes.byref(launch.params), launch.grid, room, len(room))
+    of_sequence = {part.sequence: part.tiles for part in room[:count]}
+    assert of_sequence == {0: -(-3000 // 384), 1: -(-2999 // 512), 2: 1536 // 384, 3: 1}
 
 
 #: Fixed runs of 128 to 1024 tokens.

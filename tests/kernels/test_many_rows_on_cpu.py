@@ -45,8 +45,25 @@ CASES = {
     # Ranges in which the rest of an output tile belongs to the one before; two splits, and more,
     # that are merged.
     "device": Case(replace(RAGGED, q_lens=(37, 1, 5), sinks=True), of_warpgroups(64), (2, 5, 44)),
-    # Sequences of which the second warpgroup has no rows, and whose LeanTiles are longer.
-    "chunk and decodes": Case(replace(RAGGED, q_lens=(37, 1, 5)), of_warpgroups(128), (3,)),
+    # Sequences of which the second warpgroup has no rows, and whose LeanTiles are longer; ranges
+    # that begin and end within an output tile of either kind. Four warps copy, each several boxes
+    # of K and of V, which have unlike columns, and some none where a sequence ends.
+    "chunk and decodes": Case(
+        AttentionProblem(
+            batch=3,
+            q_heads=4,
+            kv_heads=1,
+            context=(1170, 1290, 70),
+            head_dim=192,
+            v_head_dim=128,
+            q_lens=(33, 1, 5),
+            page_size=16,
+            capacity=1408,
+            lengths_on="device",
+        ),
+        of_warpgroups(128, 64),
+        (3,),
+    ),
 }
 DEEP_CASES = {
     "in step": Case(CHUNK, of_warpgroups(128, align_grid=True), (7,)),
