@@ -124,3 +124,26 @@ def test_splits_of_equal_lengths(batch, heads, context, head_dim, build, splits)
     config = kernel("fixed_split_cuda").default_config(problem, H200)
     assert config is not None
     assert (build_of(config), config.splits) == (build, splits)
+
+
+@pytest.mark.parametrize(
+    ("heads", "context", "head_dim", "build"),
+    [
+        # Two CTAs to an output tile, 45 to 66 of them.
+        (56, 1024, 64, (32, 8, 2, 1, 1)),
+        (66, 4096, 64, (32, 8, 2, 1, 1)),
+        (45, 2048, 64, (32, 8, 2, 1, 1)),
+        # Three.
+        (44, 2048, 64, (64, 4, 3, 1, 2)),
+        (36, 8192, 64, (64, 4, 3, 1, 2)),
+        # 134 MB; 128 columns.
+        (64, 8192, 64, (64, 4, 3, 1, 2)),
+        (56, 1024, 128, (32, 4, 3, 1, 2)),
+    ],
+)
+def test_two_ctas_of_an_output_tile_are_no_pair(heads, context, head_dim, build):
+    """Of reports/h200/settings/pairs-of-tiles.txt."""
+    problem = AttentionProblem(1, heads, heads, context, head_dim)
+    config = kernel("lean_cuda").default_config(problem, H200)
+    assert config is not None
+    assert build_of(config) == build
