@@ -20,6 +20,9 @@ class LeanCudaConstants:
     bandwidth_share: float = _constant(
         0.96, "of the datasheet", "bandwidth that its copies get from DRAM on large buffers"
     )
+    line_share: float = _constant(
+        0.3, "", "of lines of 128 bytes that a token's row fills in part: what is read in vain"
+    )
     warm_up_us: float = _constant(
         1.7, "us", "time constant with which its copies reach full bandwidth"
     )

@@ -22,6 +22,8 @@ from leanbench.model.rates import Merge, Rates
 
 #: How sharply the slower of two limits of an SM, its warps and its reads, takes over.
 _SHARPNESS = 4
+#: What DRAM and the L2 exchange at a time.
+LINE_BYTES = 128
 #: The compute capability whose copies (bulk, on mbarriers) and clusters the constants hold for.
 CALIBRATED_CAPABILITY = (9, 0)
 
@@ -143,6 +145,7 @@ def _gpu_bytes_per_us(
 ) -> float:
     """What all CTAs together read, from DRAM and the L2."""
     dram_rate = costs.bandwidth_share * spec.bandwidth_tb_s * 1e6
+    dram_rate /= 1 + costs.line_share * _in_vain(problem, build)
     row_tiles = build.row_tiles(problem.q_len)
     if row_tiles == 1:
         return dram_rate
@@ -152,6 +155,18 @@ def _gpu_bytes_per_us(
     dram_bytes = problem.kv_bytes + costs.reread_share * misses * apart * again_bytes
     reading_us = dram_bytes / dram_rate + again_bytes / (costs.l2_bandwidth_ratio * dram_rate)
     return (problem.kv_bytes + again_bytes) / reading_us
+
+
+def _in_vain(problem: AttentionProblem, build: CudaBuild) -> float:
+    """Bytes of the lines that a token's row of one KV head touches, over the row's own, less 1;
+    0 where the rows of a KV head follow each other.
+    """
+    if problem.kv_layout != "NHD" or problem.kv_heads == 1:
+        return 0.0
+    row_bytes = build.head_dim * build.kv_bytes
+    starts = range(0, row_bytes * LINE_BYTES, row_bytes)
+    lines = [-(-(start % LINE_BYTES + row_bytes) // LINE_BYTES) for start in starts]
+    return sum(lines) * LINE_BYTES / len(lines) / row_bytes - 1
 
 
 def _in_step(schedule: Schedule, row_tiles: int) -> float:

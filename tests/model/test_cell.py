@@ -252,7 +252,7 @@ def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
         name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"]
         for name in ("lean", "fa2", "fa2_triton")
     }
-    assert us["fa2"] > 3 * us["lean"]
+    assert us["fa2"] > 2 * us["lean"]
     assert us["fa2_triton"] > 4 * us["lean"]
 
 
@@ -299,8 +299,9 @@ def test_energy_is_capped_by_the_power_limit() -> None:
         ("fa2_triton", {"q_len": 4}, "fa2_triton with q_len 4"),
         ("lean_cuda", {"window_left": 1023, "sinks": True}, "lean_cuda with window or sinks"),
         ("lean_cuda", {"kv_dtype": "e4m3"}, "lean_cuda with an fp8 cache"),
+        ("fixed_split_oracle", {"q_len": 4}, "fixed_split_cuda with q_len 4"),
         # Nothing is known of its error anywhere, and the run says so.
-        ("fixed_split_oracle", {"q_len": 4}, None),
+        ("unified_max", {"q_len": 4}, None),
     ],
 )
 def test_a_row_says_where_the_model_s_error_is_not_known(

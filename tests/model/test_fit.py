@@ -21,7 +21,7 @@ from leanbench.model.calibrate import calibrate, check_runs, read_runs
 from leanbench.model.calibration import Errors, calibration_for
 from leanbench.model.check import check, predictor
 from leanbench.model.constants import Constants, LeanCudaConstants, names
-from leanbench.model.fit import MOST_ROWS, fit, fit_lean_cuda, sample, split
+from leanbench.model.fit import LEAN_CUDA, MOST_ROWS, fit, fit_lean_cuda, sample, split
 from leanbench.model.measured import MeasuredCell, MeasuredRun, errors_of, orders, read_measured
 from leanbench.model.rates import floor_us
 from leanbench.model.simulate import latency_us
@@ -247,7 +247,7 @@ def test_a_calibration_knows_what_it_was_fitted_to_and_how_wrong_it_is() -> None
     # lean_cuda, of which no row is, keeps its constants and what is known of their errors.
     in_use = calibration_for(H200).calibration
     assert fitted.calibration.constants.lean_cuda == in_use.constants.lean_cuda
-    kept = [run for run in in_use.runs if {*run.by_kernel} == {"lean_cuda"}]
+    kept = [run for run in in_use.runs if {*run.by_kernel} <= LEAN_CUDA]
     assert fitted.calibration.runs == (*kept, *fitted.after)
     assert kept
     with pytest.raises(UserError, match="made is among the runs to fit to and to check with"):

@@ -22,6 +22,7 @@ LEAN_CUDA = kernels()["lean_cuda"]
 #: Round figures, so that what follows from them can be worked out by hand.
 COSTS = LeanCudaConstants(
     bandwidth_share=1.0,
+    line_share=0.5,
     start_us=0.5,
     segment_us=0.25,
     end_number_us=0.001,
@@ -116,6 +117,25 @@ def test_output_tiles_of_one_kv_head_read_it_again_from_the_l2() -> None:
     apart = rates(problem, config(align_grid=False)).gpu_bytes_per_us
     misses = 0.5 * problem.kv_bytes / (problem.kv_bytes + 60e6)
     assert 4.8e6 * 2 / (1.1 + misses) - 1 < apart < in_step
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "layout", "kv_heads", "lines"),
+    # Two lines of 128 bytes for 160 and for 192, wherever they start; one for 128.
+    [
+        (80, "NHD", 4, 256 / 160),
+        (96, "NHD", 4, 256 / 192),
+        (64, "NHD", 4, 1.0),
+        (80, "HND", 4, 1.0),
+        (80, "NHD", 1, 1.0),
+    ],
+)
+def test_rows_that_fill_lines_in_part_are_read_with_the_rest(
+    head_dim: int, layout: str, kv_heads: int, lines: float
+) -> None:
+    problem = AttentionProblem(1, kv_heads, kv_heads, 4096, head_dim, kv_layout=layout)
+    in_vain = lines - 1
+    assert rates(problem, config()).gpu_bytes_per_us == pytest.approx(4.8e6 / (1 + 0.5 * in_vain))
 
 
 def test_a_ragged_batch_counts_its_ends() -> None:
