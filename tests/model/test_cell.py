@@ -252,7 +252,8 @@ def test_lean_wins_where_heads_are_few_and_contexts_long() -> None:
         name: predict_cell(problem, kernels()[name], "best", H200)["latency_us"]
         for name in ("lean", "fa2", "fa2_triton")
     }
-    assert us["fa2"] > 2 * us["lean"]
+    # reports/h200/decompositions: 1,177 and 474 us.
+    assert us["fa2"] / us["lean"] == pytest.approx(2.49, rel=0.1)
     assert us["fa2_triton"] > 4 * us["lean"]
 
 

@@ -34,7 +34,7 @@ from leanbench.report.evidence.sources import (
 from leanbench.report.evidence.tables import Press, Published, caption
 
 #: Entries of these are of the kernels of their day, as they say at their head.
-RECORDS = ("docs/performance-log.md", "CHANGELOG.md")
+HISTORIES = ("docs/performance-log.md", "CHANGELOG.md")
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"(<!-- figure: ([a-z0-9-]+) -->).*?(<!-- end -->)")
 #: States that a link is marked with.
@@ -69,7 +69,7 @@ class Quote:
     @property
     def is_record(self) -> bool:
         """Of the kernels of its day, whatever they are now."""
-        return self.kind == "link" and self.document in RECORDS
+        return self.kind == "link" and self.document in HISTORIES
 
 
 class Evidence:
@@ -141,7 +141,7 @@ class Evidence:
             return f"{block[1]} ({state})" if state in _STALE else block[1]
 
         text = self.text(name)
-        if name not in RECORDS:
+        if name not in HISTORIES:
             text = "".join(
                 part if _TABLE.fullmatch(part) else _LINK.sub(link, part) for part in _parts(text)
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from leanbench.report.evidence.documents import (
-    RECORDS,
+    HISTORIES,
     Evidence,
     figures_by_hand,
     paragraphs_without_marks,
@@ -169,7 +169,7 @@ def _of_document(evidence: Evidence, name: str) -> Iterator[str]:
         if line.lstrip().startswith("<!-- figure:"):
             start = line.lstrip()[:40]
             yield f"{name}: a line that starts with a marker is shown as HTML: move {start!r}"
-    if name in RECORDS:
+    if name in HISTORIES:
         return
     for claim in _CLAIM.findall(evidence.text(name)):
         yield f"{name} says {claim!r}, which goes stale: link the run, which is marked when it is"
