@@ -33,6 +33,8 @@ Relation = Literal["about", "at least", "at most"]
 Verdict = Literal["holds", "more", "less", "reversed", "not resolved"]
 #: Problems of the text's "over 500 samples".
 SAMPLES = 500
+#: As many stand for them: 200 drawn by a seed, without those that were timed with noise.
+FEWEST_SAMPLES = 150
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Claim:
 
     @property
     def is_of_samples(self) -> bool:
-        """Any `SAMPLES` problems of the same kind do as well: the paper does not say which
+        """Any `FEWEST_SAMPLES` problems of the same kind do as well: the paper does not say which
         it took.
         """
         return len(self.problems) == SAMPLES

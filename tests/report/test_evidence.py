@@ -267,10 +267,15 @@ def test_a_log_is_current_by_the_kernels_in_its_head(checkout: Checkout) -> None
     (folder / "parts").mkdir()
     (folder / "parts" / "summary.txt").write_text(f"Kernels of this tree: {kernels}\n")
     (folder / "late.txt").write_text("." * 5000 + f"kernels {kernels}")
+    differ = "they differ in kernels: {} → {}\n"
+    (folder / "compared.txt").write_text(differ.format("0123456789ab", kernels))
+    (folder / "back.txt").write_text(differ.format(kernels, "0123456789ab"))
     sources = checkout.evidence().sources
     states = {name: sources.state(sources[f"check/{name}"]) for name in ("silent.txt", "late.txt")}
     assert states == {"silent.txt": "older kernels", "late.txt": "older kernels"}
     assert sources.state(sources["check/parts/summary.txt"]) == "current"
+    assert sources.state(sources["check/compared.txt"]) == "current"
+    assert sources.state(sources["check/back.txt"]) == "older kernels"
     named = sources["check/named.txt"]
     assert (sources.state(named), named.date, named.kernels) == (
         "current",

@@ -10,7 +10,7 @@ from example_runs import WriteRun, problem, row, row_with_all_fields
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.whole_model import read_model
-from leanbench.model.claim import SAMPLES
+from leanbench.model.claim import FEWEST_SAMPLES, SAMPLES
 from leanbench.model.paper import claims
 from leanbench.records.reading import read_runs
 from leanbench.records.row import read_row
@@ -175,8 +175,8 @@ def test_decodes_share_is_the_lowest_of_the_models(write_run: WriteRun) -> None:
     assert (outcome.words, outcome.verdict) == ("84% (84 to 84)", "holds")
 
 
-@pytest.mark.parametrize("count", [SAMPLES - 1, SAMPLES])
-def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int) -> None:
+@pytest.mark.parametrize("count", [FEWEST_SAMPLES - 1, FEWEST_SAMPLES])
+def test_samples_are_any_150_multi_head_problems(write_run: WriteRun, count: int) -> None:
     problems = [problem(1024 * (1 + i), 8 + i % 2) for i in range(count)]
     rows = [
         row(shape, name, us) for shape in problems for name, us in (("lean", 10.0), ("fa2", 25.0))
@@ -184,12 +184,12 @@ def test_samples_are_any_500_multi_head_problems(write_run: WriteRun, count: int
     # Grouped-query problems are none of the paper's.
     rows += [row(problem(1024, 56, kv_heads=8), name, 1.0) for name in ("lean", "fa2")]
     outcome = claims_of(write_run(rows))[f"text: LA over FA2, mean of {SAMPLES} samples"]
-    if count < SAMPLES:
-        assert (outcome.figure, outcome.cell) == (None, "needs 500 multi-head problems, has 499")
+    if count < FEWEST_SAMPLES:
+        assert (outcome.figure, outcome.cell) == (None, "needs 150 multi-head problems, has 149")
     else:
         assert (value(outcome), outcome.verdict) == (pytest.approx(2.5), "holds")
         words = (
-            "500 multi-head problems: batch 1, heads 8 to 9, context 1k to 500k, head_dim 64, fp16"
+            "150 multi-head problems: batch 1, heads 8 to 9, context 1k to 150k, head_dim 64, fp16"
         )
         assert outcome.cell == words
 
@@ -350,7 +350,7 @@ def test_the_page_sets_claims_beside_the_run(write_run: WriteRun) -> None:
     html = path.read_text(encoding="utf-8")
     lines = claim_lines(html)
     assert (
-        "The paper does not say which problems its samples were: 500 or more multi-head problems"
+        "The paper does not say which problems its samples were: 150 or more multi-head problems"
         in lines[0]
     )
     assert (

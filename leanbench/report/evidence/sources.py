@@ -30,6 +30,8 @@ _MANIFESTS = ("manifest.json", "trace-manifest.json")
 #: A log says in its first characters of which kernels, settings and day it is.
 _HEAD_CHARACTERS = 2000
 _KERNELS = re.compile(r"\bkernels\b[^\n]{1,16}?\b([0-9a-f]{12})\b", re.IGNORECASE)
+#: The base of `leanbench compare`, of whose new side the log is.
+_BASE = re.compile(r"\b[0-9a-f]{12} → (?=[0-9a-f]{12}\b)")
 _SETTINGS = re.compile(r"\bsettings\W{1,4}([0-9a-f]{12}|heuristic)\b")
 _DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 #: What `--configs` must be for tuned configs to be looked up.
@@ -170,7 +172,7 @@ def _run(path: Path, name: str, manifest: dict[str, Any]) -> Source:
 
 def _log(path: Path, name: str) -> Source:
     try:
-        head = path.read_text(encoding="utf-8")[:_HEAD_CHARACTERS]
+        head = _BASE.sub("", path.read_text(encoding="utf-8")[:_HEAD_CHARACTERS])
     except UnicodeDecodeError:
         head = ""
     date = _DATE.search(head)

@@ -70,6 +70,7 @@ def problem_words(problem: AttentionProblem) -> dict[str, str]:
         "capacity": _of(problem.cache_capacity),
         "mb": _megabytes(problem.kv_bytes),
         "label": problem.label,
+        "model": (problem.whole_model or "").partition(":")[0],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from leanbench.model.claim import BASELINES, SAMPLES
+from leanbench.model.claim import BASELINES, FEWEST_SAMPLES
 from leanbench.report.document import Section, Text, sentences, table
 from leanbench.report.facts.measured_claims import MeasuredClaim, claims_of_runs, verdict_words
 
@@ -24,7 +24,7 @@ def claims_section(results: Results) -> Section:
         " the interval lies on the other side of 1 than the claim. Means of ratios are geometric."
         " Occupancy is the SM busy share where it was measured (--occupancy), the schedule's"
         " quantisation efficiency in a prediction. The paper does not say which problems its"
-        f" samples were: {SAMPLES} or more multi-head problems of a run stand for them, named next"
+        f" samples were: {FEWEST_SAMPLES} or more multi-head problems of a run stand for them, named next"
         " to the figure."
     )
     if results.are_several:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from leanbench.model.claim import BASELINES, SAMPLES, Baselines, Claim, Figure, Verdict
+from leanbench.model.claim import BASELINES, FEWEST_SAMPLES, Baselines, Claim, Figure, Verdict
 from leanbench.model.error import model_error
 from leanbench.model.paper import claims
 from leanbench.report.compare.match import fastest
@@ -150,7 +150,7 @@ def _measured(
 ) -> MeasuredClaim:
     kernels = baselines.kernels(claim)
     cells = {run: _cells(claim, kernels, rows, error) for run, rows in runs.items()}
-    needed = SAMPLES if claim.is_of_samples else len(claim.problems)
+    needed = FEWEST_SAMPLES if claim.is_of_samples else len(claim.problems)
     whole = {run: of_run for run, of_run in cells.items() if len(of_run) >= needed}
     if not whole:
         most = max(map(len, cells.values()), default=0)
@@ -243,7 +243,7 @@ def _interval(row: Row, field: str, error: float) -> Figure | None:
 
 def _lacking(claim: Claim, problems: int) -> str:
     if claim.is_of_samples:
-        return f"needs {SAMPLES} multi-head problems, has {problems}"
+        return f"needs {FEWEST_SAMPLES} multi-head problems, has {problems}"
     if len(claim.problems) == 1:
         return claim.problems[0].label
     return f"has {problems} of {len(claim.problems)} problems, {_ends(claim.problems)}"
