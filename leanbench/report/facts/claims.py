@@ -24,8 +24,8 @@ def claims_section(results: Results) -> Section:
         " the interval lies on the other side of 1 than the claim. Means of ratios are geometric."
         " Occupancy is the SM busy share where it was measured (--occupancy), the schedule's"
         " quantisation efficiency in a prediction. The paper does not say which problems its"
-        f" samples were: {FEWEST_SAMPLES} or more multi-head problems of a run stand for them, named next"
-        " to the figure."
+        f" samples were: {FEWEST_SAMPLES} or more multi-head problems of a run stand for them,"
+        " named next to the figure."
     )
     if results.are_several:
         hint += (
