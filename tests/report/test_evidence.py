@@ -387,6 +387,12 @@ def test_pictures_are_drawn_again_with_their_run(checkout: Checkout) -> None:
     assert drawn.count("<circle") == 2
     assert drawn.count("stroke-dasharray") == 2
     assert [f">{place}<" in drawn for place in ("1k", "64k")] == [True, True]
+    assert [f">{level}<" in drawn for level in ("200", "0.2")] == [True, False]
+    checkout.declare(DECLARED + PICTURE.replace('y = "us"', 'y = "ms"\ndivisor = 1000'))
+    write(checkout.evidence())
+    in_ms = path.read_text()
+    assert 'points="245.5,297.9 612.5,106.0"' in in_ms
+    assert [f">{level}<" in in_ms for level in ("200", "0.2")] == [False, True]
     checkout.run([row | {"latency_us": 20.0} for row in measured_rows() if "latency_us" in row])
     assert "reports/h200/mine/chart.svg" in differing(checkout.evidence())
     path.with_name("other.svg").write_text("<svg/>")

@@ -61,6 +61,8 @@ class Picture:
     lines: Mapping[str, str]
     #: Of these, limits.
     limits: Sequence[str] = ()
+    #: What figures are divided by: 1000 draws microseconds as milliseconds.
+    divisor: float = 1
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Press:
         lines = [
             Line(
                 of_line,
-                tuple(figures.value(query, of) for of in problems),
+                tuple(_divided(figures.value(query, of), picture.divisor) for of in problems),
                 of_line in picture.limits,
             )
             for of_line, query in picture.lines.items()
@@ -226,6 +226,10 @@ def _origin_words(of: Sequence[Source], state: str, prefix: str) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def _divided(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor
 
 
 def _known(things: Mapping[str, T], name: str, kind: str) -> T:
