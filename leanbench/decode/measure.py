@@ -25,6 +25,7 @@ from leanbench.decode.prepare import Candidate, StepReplay, prepare
 from leanbench.decode.products import products_of
 from leanbench.decode.refusal import refusal, request_of
 from leanbench.decode.step import DecodeStep
+from leanbench.decode.tokens import token_fault
 from leanbench.measure.buffers import free_memory, refuse_shortage
 from leanbench.measure.energy import measure_sustained, sustained_outcome
 from leanbench.measure.fields import sample_fields, timing_outcome
@@ -154,7 +155,7 @@ def _loaded(instruments: Instruments, problem: AttentionProblem) -> DecodeStep:
 
 
 def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:
-    """Timing's figures, after a replay that must choose what the eager step chose.
+    """Timing's figures, after a replay that must choose what the eager step chose, to rounding.
 
     There is no cross-check by the profiler, see leanbench.decode.products.
 
@@ -163,12 +164,9 @@ def _confirmed(step: DecodeStep, own: Candidate, timing: Timing) -> Outcome:
     """
     step.chosen.fill_(-1)
     own.replay.graph.replay()
-    unlike = int((step.chosen != own.chosen).sum())
-    if unlike:
-        raise SuspectResult(
-            f"a replay of the CUDA graph chose {unlike} of {len(own.chosen)} tokens that the eager"
-            " step did not: part of the work was not captured"
-        )
+    fault = token_fault(own.logits, step.chosen, step.problem.dtype)
+    if fault:
+        raise SuspectResult(fault)
     fields = timing_outcome(timing, step.problem.kv_bytes)
     if own.kernel.name == BOUND:
         fields |= Outcome(bandwidth_tb_s=None)

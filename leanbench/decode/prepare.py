@@ -40,8 +40,8 @@ class Candidate:
     kernel: Kernel
     attention: Attention
     replay: StepReplay
-    #: (batch,): the tokens that an eager step chose.
-    chosen: torch.Tensor
+    #: (batch, vocabulary), of an eager step.
+    logits: torch.Tensor
     outcome: Outcome
     warnings: list[str] = field(default_factory=list)
 
@@ -60,14 +60,13 @@ def prepare(
     if kernel.name != BOUND:
         outcome |= checked(step, kernel, attention)
     step.attend_with(attention)
-    step()
+    logits = step.logits()
     outcome |= Outcome(
         memory_bytes=torch.cuda.max_memory_allocated(),
         weight_bytes=problem.model.weights * WEIGHT_BYTES if problem.model else None,
     )
-    chosen = step.chosen.clone()
     replay = StepReplay([step], instruments.options.effort.sample_ms)
-    return Candidate(kernel, attention, replay, chosen, outcome)
+    return Candidate(kernel, attention, replay, logits, outcome)
 
 
 def attention_of(

@@ -54,15 +54,20 @@ class DecodeStep:
     def __call__(self) -> None:
         import torch
 
+        torch.argmax(self.logits(), dim=-1, out=self.chosen)
+
+    def logits(self) -> torch.Tensor:
+        """The logits of a step, (batch, vocabulary): all of it but the choice."""
+        import torch
+
         with torch.no_grad():
-            logits = self.model(
+            return self.model(
                 input_ids=self._tokens,
                 position_ids=self._positions,
                 attention_mask=self._masks,
                 past_key_values=self.cache,
                 use_cache=True,
-            ).logits
-            torch.argmax(logits[:, -1], dim=-1, out=self.chosen)
+            ).logits[:, -1]
 
     def prefill(self) -> None:
         """The prompts of all sequences, as long as their contexts; K and V of the cache become

@@ -140,12 +140,47 @@ def test_a_step_below_the_bound_is_suspect(world, tmp_path):
     assert "beats the same step without attention (300.00 µs)" in row["reason"]
 
 
-def test_a_replay_that_chooses_other_tokens_is_no_result(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(world, "spoil", lambda step: step.chosen.fill_(-1))
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda step: step.chosen.fill_(-1), "wrote no token for 2 of 2 sequences"),
+        (
+            lambda step: torch.argmin(step.logits(), dim=-1, out=step.chosen),
+            "chose 2 of 2 tokens that the eager step did not",
+        ),
+    ],
+    ids=["nothing written", "other tokens"],
+)
+def test_a_replay_that_chooses_other_tokens_is_no_result(
+    world, tmp_path, monkeypatch, spoil, sentence
+):
+    monkeypatch.setattr(world, "spoil", spoil)
     problem = problem_of(written(tmp_path, "llama"), 37, 37)
-    with pytest.raises(SuspectResult, match="chose 2 of 2 tokens that the eager step did not"):
+    with pytest.raises(SuspectResult, match=sentence):
         measure_step(world.instruments(), problem, kernels("sdpa"))
     assert world.announced[-1] == "sdpa"
+
+
+def test_a_replay_may_choose_another_token_of_the_same_logit(world, tmp_path, monkeypatch):
+    def choose_the_twin(step: DecodeStep) -> None:
+        step.chosen.add_(1).remainder_(96)
+
+    def with_a_twin(instruments: Any, problem: Any) -> DecodeStep:
+        """The row of the output matrix behind the eager choice's is the same."""
+        step = DecodeStep(problem, "cpu")
+        own: Any = kernel("sdpa")
+        step.attend_with(own.attend)
+        step()
+        head: Any = step.model.lm_head
+        first = int(step.chosen)
+        with torch.no_grad():
+            head.weight[(first + 1) % 96] = head.weight[first]
+        return step
+
+    monkeypatch.setattr(measure, "_loaded", with_a_twin)
+    monkeypatch.setattr(world, "spoil", choose_the_twin)
+    problem = problem_of(written(tmp_path, "llama"), 37)
+    assert measure_step(world.instruments(), problem, kernels("sdpa"))["sdpa"]["status"] == "ok"
 
 
 def test_what_does_not_fit_is_a_row_of_all(world, tmp_path, monkeypatch):

@@ -74,6 +74,21 @@ def test_a_step_can_be_repeated_and_attention_matters(tmp_path):
     assert chosen_by(step, "no_attention") != eager
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_the_order_of_sums_moves_logits_by_less_than_what_tells_tokens_apart(tmp_path, dtype):
+    """In the dtype's epsilon times the largest logit; leanbench.decode.tokens allows 2."""
+    step = DecodeStep(problem_of(written(tmp_path, "llama"), 37, 90, dtype=dtype), "cpu")
+    logits = []
+    for own in ("eager", "sdpa"):
+        attention, _ = attention_of(INSTRUMENTS, step, kernel(own), "default")
+        step.attend_with(attention)
+        logits.append(step.logits().clone())
+    unit = torch.finfo(logits[0].dtype).eps * logits[0].abs().amax(dim=-1, keepdim=True).float()
+    moved = (logits[0].float() - logits[1].float()) / unit
+    assert 0 < float(moved.square().mean().sqrt()) < 0.5
+    assert float(moved.abs().max()) < 2
+
+
 def test_wrong_attention_is_caught(tmp_path):
     step = DecodeStep(problem_of(written(tmp_path, "gpt-oss"), 37, 90), "cpu")
     own: Any = kernel("eager")
