@@ -26,8 +26,6 @@ _VARIANTS: tuple[Variant, ...] = (
     (8192, 16, 2),
     (8192, 8, 2),
 )
-#: Of a GB or so; not ranked against the others there.
-_LARGE: Variant = (8192, 8, 2)
 
 
 class ReadFloor:
@@ -67,11 +65,6 @@ class ReadFloor:
 def measure_read_floor(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Timing:
     """Times the fastest read of `kv_bytes`."""
     return time_launches(ReadFloor().launches(buffers, kv_bytes))
-
-
-def measure_large_read(buffers: Sequence[AttentionInputs], kv_bytes: int) -> Timing:
-    """Times the read of a GB or so by one variant: nothing else is compiled."""
-    return time_launches(_launches(buffers, kv_bytes, _LARGE))
 
 
 def fingerprint(inputs: AttentionInputs) -> list[torch.Tensor]:
