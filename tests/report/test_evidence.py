@@ -24,6 +24,7 @@ from leanbench.records.samples import SAMPLES, Samples, pack
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.faults import faults
 from leanbench.report.evidence.pages import evidence_page
+from leanbench.report.evidence.sources import Source, boards_of
 from leanbench.report.evidence.writing import differing, write, write_pages
 
 H200 = find("h200")
@@ -166,6 +167,16 @@ def test_every_library_took_refused_or_missed_each_drawn_problem() -> None:
     assert {name: sum(map(int, counts[:3])) for name, *counts in libraries} == dict.fromkeys(
         ("FlashAttention-3", "FlashInfer", "cuDNN"), int(problems)
     )
+
+
+@pytest.mark.parametrize(
+    ("parallel", "boards"), [({}, "one H200"), ({"parallel": "cp:2"}, "2 H200s")]
+)
+def test_a_trace_is_of_the_gpus_that_share_its_problem(
+    tmp_path: Path, parallel: dict[str, str], boards: str
+) -> None:
+    traced = {"problem": problem().to_dict() | parallel, "environment": {"gpu_product": "H200"}}
+    assert boards_of([Source("trace", tmp_path, "", (), (), traced)]) == boards
 
 
 def test_tables_and_figures_are_made_from_the_rows(checkout: Checkout) -> None:

@@ -7,7 +7,7 @@ from example_runs import problem, row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanbench.report.facts.warnings import NAMED, flagged, warned
+from leanbench.report.facts.warnings import NAMED, flagged, warned, warnings_table
 
 
 def warning(context: int, *sentences: str, kernel: str = "lean") -> dict[str, Any]:
@@ -42,6 +42,17 @@ def test_sentences_that_differ_in_numbers_are_one_with_its_worst() -> None:
 def test_worst_without_percentages(first: str, second: str, worst: str) -> None:
     [entry] = warned([warning(1024, first), warning(2048, second)])
     assert entry.sentence == worst
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"), [("unsupported", "for example, has cp:8"), ("noisy", "at worst, has cp:8")]
+)
+def test_a_refusal_is_an_example_where_a_measured_row_is_the_worst(status: str, shown: str) -> None:
+    rows = [
+        row(problem(1024), "fa2", None, status=status, reason=f"has cp:{gpus}") for gpus in (2, 8)
+    ]
+    [[_, _, reason, *_]] = warnings_table(flagged(rows)).rows
+    assert reason == shown
 
 
 def test_the_same_sentence_of_many_rows_does_not_vary() -> None:

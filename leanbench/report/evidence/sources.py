@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.problem import AttentionProblem
 from leanbench.core.strict_json import parse
 from leanbench.records.environment import kernels_hash
 
@@ -81,6 +82,8 @@ class Source:
     @cached_property
     def parallel_gpus(self) -> int:
         """GPUs that share a problem, the most of any."""
+        if "problem" in self.manifest:  # of a trace, which has one and no rows
+            return AttentionProblem.from_dict(self.manifest["problem"]).gpus.gpus
         if not (self.path / "results.jsonl").is_file():
             return 1
         return max((problem.gpus.gpus for _, problem in self.run.results), default=1)

@@ -61,12 +61,26 @@ def warnings_table(warnings: Sequence[Warned]) -> Table:
     rows = []
     for warned in warnings:
         first, *more = warned.problems
-        worst = "at worst, " if warned.varies else ""
         unnamed = warned.count - len(warned.problems)
         problems = Text(first, more=tuple(more), unnamed=unnamed)
         kind = Text(warned.kind, "status")
-        rows.append([kind, warned.kernel, f"{worst}{warned.sentence}", str(warned.count), problems])
+        rows.append(
+            [
+                kind,
+                warned.kernel,
+                f"{_before(warned)}{warned.sentence}",
+                str(warned.count),
+                problems,
+            ]
+        )
     return table(["status", "kernel", "reason", "rows:", "problems"], rows, layout="list")
+
+
+def _before(warned: Warned) -> str:
+    """Words before a sentence that stands for several; a refusal is not worse than another."""
+    if not warned.varies:
+        return ""
+    return "for example, " if warned.kind == "unsupported" else "at worst, "
 
 
 def flagged(rows: Sequence[Mapping[str, Any]]) -> list[Warned]:
