@@ -107,6 +107,8 @@ def test_where_ranks_may_be() -> None:
     check_places([("one", "GPU-a"), ("one", "GPU-b")])
     with pytest.raises(UserError, match="rank 0 is on one, rank 1 on two"):
         check_places([("one", "GPU-a"), ("two", "GPU-b")])
+    with pytest.raises(UserError, match="rank 1 has no GPU that torch can use: a context group"):
+        check_places([("one", "GPU-a"), ("one", "")])
     with pytest.raises(UserError, match="ranks 0 and 2 are both on GPU GPU-a"):
         check_places([("one", "GPU-a"), ("one", "GPU-b"), ("one", "GPU-a")])
     with pytest.raises(UserError, match="at most 8 GPUs, this one would have 9"):

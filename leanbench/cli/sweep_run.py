@@ -184,10 +184,10 @@ def has_failed(run: Run) -> bool:
     """Whether a kernel failed, or none has a figure."""
     rows = [row for row, _ in run.results]
     if rows and all(row.status == "unsupported" for row in rows):
-        output.say(
-            f"Nothing to compare: all {len(rows)} cells are unsupported, the first because"
-            f" {rows[0].reason}."
-        )
+        which = "the only cell is unsupported"
+        if len(rows) > 1:
+            which = f"all {len(rows)} cells are unsupported, the first"
+        output.say(f"Nothing to compare: {which} because {rows[0].reason}.")
         return True
     return any(row.status in FAILED for row in rows)
 

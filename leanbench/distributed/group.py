@@ -56,7 +56,7 @@ class ContextGroup:
             output: 64 MB are enough for 4,096 query rows of 128 on 8 GPUs.
 
     Raises:
-        UserError: the ranks are on several hosts, share a GPU, or are too many.
+        UserError: the ranks are on several hosts, share a GPU, have none, or are too many.
         RuntimeError: no peer access between two of the GPUs.
     """
 
@@ -72,9 +72,9 @@ class ContextGroup:
         self._processes = process_group or dist.group.WORLD
         self.rank = dist.get_rank(self._processes)
         self.size = dist.get_world_size(self._processes)
-        self.device = torch.device("cuda", torch.cuda.current_device())
         self.mailbox_bytes = mailbox_bytes
-        check_places(_places(self._processes, self.size, self.device))
+        check_places(_places(self._processes, self.size))
+        self.device = torch.device("cuda", torch.cuda.current_device())
         self._mailbox, self._handle = _mailboxes(self._processes, self.device, mailbox_bytes)
         addresses = [int(address) for address in self._handle.buffer_ptrs]
         # On the host, where the GPU writes and the host reads without waiting for it.
@@ -143,7 +143,7 @@ def check_places(places: list[tuple[str, str]]) -> None:
     """Whether ranks are on one host, on a GPU each.
 
     Args:
-        places: (host, UUID of the GPU) by rank.
+        places: (host, UUID of the GPU, empty without one) by rank.
 
     Raises:
         UserError: they are not, or are too many.
@@ -159,6 +159,11 @@ def check_places(places: list[tuple[str, str]]) -> None:
                 f"rank 0 is on {places[0][0]}, rank {rank} on {host}: a context group needs the"
                 " GPUs of one host"
             )
+        if not gpu:
+            raise UserError(
+                f"rank {rank} has no GPU that torch can use: a context group needs one for each"
+                " rank"
+            )
         if (first := [gpu for _, gpu in places].index(gpu)) < rank:
             raise UserError(
                 f"ranks {first} and {rank} are both on GPU {gpu}: call torch.cuda.set_device with"
@@ -166,14 +171,16 @@ def check_places(places: list[tuple[str, str]]) -> None:
             )
 
 
-def _places(processes: Any, size: int, device: torch.device) -> list[tuple[str, str]]:
+def _places(processes: Any, size: int) -> list[tuple[str, str]]:
     import socket
 
     import torch
     import torch.distributed as dist
 
     places: list[Any] = [None] * size
-    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    gpu = ""  # A rank without one takes part, so that no other waits for it.
+    if torch.cuda.is_available():
+        gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     dist.all_gather_object(places, (socket.gethostname(), gpu), processes)
     return places
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,6 +284,22 @@ def test_a_dry_run_says_which_cells_are_unsupported():
     }
     assert takes == {"lean": False, "fa2_triton": True}
     assert "2 cells (1 unsupported), less than 1 s; nothing was run." in result.stdout
+
+
+def _run_of(rows: list[Any]) -> Any:
+    return SimpleNamespace(results=rows)
+
+
+def test_the_only_cell_of_a_sweep_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(sweep_run.output, "say", said.append)
+    rows = [(SimpleNamespace(status="unsupported", reason="it has no schedule"), None)]
+    assert sweep_run.has_failed(_run_of(rows))
+    assert sweep_run.has_failed(_run_of(2 * rows))
+    assert said == [
+        "Nothing to compare: the only cell is unsupported because it has no schedule.",
+        "Nothing to compare: all 2 cells are unsupported, the first because it has no schedule.",
+    ]
 
 
 def test_a_dry_run_of_models_says_whose_shapes_it_takes():
