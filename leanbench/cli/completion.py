@@ -42,7 +42,7 @@ def whole_model_names(incomplete: str) -> list[str]:
     """Of a list of models whose config ships, the last; where none begins so, the shell completes
     files.
     """
-    from leanbench.core.whole_model import shipped_models
+    from leanbench.core.model_config import shipped_models
 
     return _in_list(incomplete, shipped_models())
 

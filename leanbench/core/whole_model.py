@@ -7,21 +7,17 @@ shipped config or the path of a config.json.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from leanbench.core.axis_values import Values
-from leanbench.core.errors import UserError, nearest
+from leanbench.core.errors import UserError
+from leanbench.core.model_config import read_config, shipped_models
 from leanbench.core.syntax import parse_list, parse_number
 
-_CONFIGS = Path(__file__).with_name("model_configs")
-#: Values of `model_type` whose layers are known here.
-MODEL_TYPES = ("gemma3_text", "gpt_oss", "llama", "mistral", "opt", "qwen3")
 #: What a model's share of tensor parallelism divides, where its config has them.
 _SHARED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 #: Whose output weights are those of the embedding, unless their config says otherwise.
@@ -210,12 +206,6 @@ class WholeModel:
 
 
 @cache
-def shipped_models() -> dict[str, Path]:
-    """The config.json files that come with leanbench, by the model's name."""
-    return {path.stem: path for path in sorted(_CONFIGS.glob("*.json"))}
-
-
-@cache
 def read_model(text: str) -> WholeModel:
     """The model of ``NAME`` or ``NAME:tp=8:layers=16:positions=128k``.
 
@@ -234,37 +224,7 @@ def read_model(text: str) -> WholeModel:
         given[key] = parse_number(key, value)
     shipped = {known.lower(): known for known in shipped_models()}
     name = shipped.get(name.lower(), name)
-    return WholeModel(name, _read_config(name), **given)
-
-
-def _read_config(name: str) -> dict[str, Any]:
-    path = shipped_models().get(name) or Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise UserError(
-            f"there is no model {name!r} and no config.json at that path,"
-            f" {nearest(name, shipped_models())}"
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        # Of a model that also sees images.
-        config = config.get("text_config", config)
-        model_type = config["model_type"]
-        keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-        sizes = {key: config[key] for key in (*keys, "max_position_embeddings")}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is not the config.json of a model: {error}") from None
-    except KeyError as error:
-        raise UserError(f"{path} is no config.json of a model: it has no key {error}") from None
-    if model_type not in MODEL_TYPES:
-        raise UserError(
-            f"{path} is of model_type {model_type!r}, which leanbench does not know: choose a model"
-            f" of {', '.join(MODEL_TYPES)}"
-        )
-    if bad := [key for key, size in sizes.items() if type(size) is not int or size < 1]:
-        raise UserError(f"{path} has {bad[0]} {sizes[bad[0]]!r}: it must be a whole number above 0")
-    return config
+    return WholeModel(name, read_config(name), **given)
 
 
 class WholeModels(Values):

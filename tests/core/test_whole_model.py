@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.core.memory import shortage
+from leanbench.core.model_config import shipped_models
 from leanbench.core.problem import AttentionProblem
 from leanbench.core.registry import kernel
-from leanbench.core.whole_model import Layers, read_model, shipped_models
+from leanbench.core.whole_model import Layers, read_model
 
 #: Parameters of the models that transformers 5.17 makes of the same configs.
 WEIGHTS = {
@@ -84,45 +87,52 @@ def test_bad_models_are_one_sentence(model, words):
         read_model(model)
 
 
+_TINY = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 8,
+    "max_position_embeddings": 8,
+}
+
+
+def _written(path: Path, content: Any) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "is not the config.json of a model"),
         ("[]", "is not the config.json of a model"),
-        (json.dumps({"model_type": "llama"}), "it has no key 'hidden_size'"),
+        ({"text_config": None}, "is not the config.json of a model"),
+        ({**_TINY, "layer_types": 3}, "is not the config.json of a model"),
+        ({"model_type": "llama"}, "it has no key 'hidden_size'"),
         (
-            json.dumps(
-                {
-                    "model_type": "mamba",
-                    "hidden_size": 8,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 1,
-                    "vocab_size": 8,
-                    "max_position_embeddings": 8,
-                }
-            ),
+            {"model_type": "mamba", "d_model": 8},
             "is of model_type 'mamba', which leanbench does not know: choose a model of gemma3",
         ),
-        (
-            json.dumps(
-                {
-                    "model_type": "llama",
-                    "hidden_size": 8,
-                    "num_hidden_layers": -1,
-                    "num_attention_heads": 1,
-                    "vocab_size": 8,
-                    "max_position_embeddings": 8,
-                }
-            ),
-            "has num_hidden_layers -1: it must be a whole number above 0",
-        ),
+        ({**_TINY, "num_hidden_layers": -1}, "num_hidden_layers -1: it must be a whole number"),
+        ({**_TINY, "intermediate_size": None}, "intermediate_size None: it must be a whole number"),
+        ({**_TINY, "num_key_value_heads": "2"}, "num_key_value_heads '2': it must be a whole"),
+        ({**_TINY, "model_type": "opt"}, "it has no key 'ffn_dim'"),
+        ({**_TINY, "model_type": "gpt_oss"}, "it has no key 'sliding_window'"),
+        ({**_TINY, "model_type": "mistral", "sliding_window": "all"}, "has sliding_window 'all'"),
+        ({**_TINY, "layer_types": ["sliding_attention"] * 2}, "it has no key 'sliding_window'"),
+        ({**_TINY, "layer_types": ["full_attention"]}, "layer_types of 1 layers and num_hidden_"),
     ],
 )
 def test_a_config_that_is_none_is_one_sentence(tmp_path, content, words):
-    path = tmp_path / "config.json"
-    path.write_text(content)
     with pytest.raises(UserError, match=words):
-        read_model(str(path))
+        read_model(_written(tmp_path / "config.json", content))
+
+
+def test_heads_and_head_dim_that_are_null_are_those_of_transformers(tmp_path):
+    nulls = {**_TINY, "num_key_value_heads": None, "head_dim": None, "sliding_window": None}
+    assert read_model(_written(tmp_path / "config.json", nulls)).heads == (2, 2, 4)
 
 
 def test_a_folder_of_a_model_is_its_config(tmp_path):

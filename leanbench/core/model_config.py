@@ -1,0 +1,95 @@
+"""The config.json of a language model, as its publisher wrote it: those that ship, and how one is
+read and checked.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from leanbench.core.errors import UserError, nearest
+
+_CONFIGS = Path(__file__).with_name("model_configs")
+_EXPERTS = ("num_local_experts", "num_experts_per_tok")
+#: Values of `model_type` whose layers are known here, and the sizes that each needs besides those
+#: that all need.
+MODEL_TYPES = {
+    "gemma3_text": ("intermediate_size", "sliding_window"),
+    "gpt_oss": ("intermediate_size", "sliding_window", *_EXPERTS),
+    "llama": ("intermediate_size",),
+    "mistral": ("intermediate_size",),
+    "opt": ("ffn_dim",),
+    "qwen3": ("intermediate_size",),
+}
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+#: Sizes that may be missing, or null.
+_OPTIONAL = ("num_key_value_heads", "head_dim", "sliding_window", "sliding_window_pattern")
+
+
+@cache
+def shipped_models() -> dict[str, Path]:
+    """The config.json files that come with leanbench, by the model's name."""
+    return {path.stem: path for path in sorted(_CONFIGS.glob("*.json"))}
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Keys of the config.json of a shipped model, of a path, or of a folder.
+
+    Raises:
+        UserError: there is none, or what it says is not understood.
+    """
+    path = shipped_models().get(name) or Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"there is no model {name!r} and no config.json at that path,"
+            f" {nearest(name, shipped_models())}"
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        # Of a model that also sees images.
+        config = config.get("text_config", config)
+        _check(path, config)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} is not the config.json of a model: {error}") from None
+    except KeyError as error:
+        raise UserError(f"{path} is no config.json of a model: it has no key {error}") from None
+    return _without_nulls(config)
+
+
+def _check(path: Path, config: dict[str, Any]) -> None:
+    model_type = config["model_type"]
+    if model_type not in MODEL_TYPES:
+        raise UserError(
+            f"{path} is of model_type {model_type!r}, which leanbench does not know: choose a model"
+            f" of {', '.join(MODEL_TYPES)}"
+        )
+    types = config.get("layer_types") or []
+    slides = ("sliding_window",) if "sliding_attention" in types else ()
+    sizes = {key: config[key] for key in (*_SIZES, *MODEL_TYPES[model_type], *slides)}
+    sizes |= {key: config[key] for key in _OPTIONAL if config.get(key) is not None}
+    if bad := [key for key, size in sizes.items() if type(size) is not int or size < 1]:
+        raise UserError(f"{path} has {bad[0]} {sizes[bad[0]]!r}: it must be a whole number above 0")
+    layers = config["num_hidden_layers"]
+    if types and len(types) < layers:
+        raise UserError(
+            f"{path} has layer_types of {len(types)} layers and num_hidden_layers {layers}: it must"
+            " have one for each layer"
+        )
+
+
+def _without_nulls(config: dict[str, Any]) -> dict[str, Any]:
+    """Heads and head_dim that are null, as those that transformers takes in their place."""
+    heads = config["num_attention_heads"]
+    filled = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads}
+    nulls = {key: size for key, size in filled.items() if config.get(key, size) is None}
+    return {**config, **nulls}
