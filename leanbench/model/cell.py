@@ -101,7 +101,9 @@ def _predicted(
             return _unsupported(reason)
         return _shared(problem, kernel, configs, spec)
     if unknown := [name for name in problem.special if name not in AXES]:
-        return _unsupported(f"the performance model does not know {unknown[0]}: leave it out")
+        # A latent cache has a v_head_dim, which alone cannot be left out.
+        name = "latent" if problem.latent else unknown[0]
+        return _unsupported(f"the performance model does not know {name}: leave it out")
     if problem.q_len > MAX_Q_LEN:
         return _unsupported(
             f"the performance model does not know how long the arithmetic of {problem.q_len} query"

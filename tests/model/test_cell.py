@@ -354,6 +354,14 @@ def test_kinds_that_are_not_predicted_are_named(fields: dict[str, Any], name: st
     assert row["reason"] == f"the performance model does not know {name}: leave it out"
 
 
+def test_a_latent_cache_is_refused_as_one():
+    problem = AttentionProblem(
+        1, 128, 1, 4096, 576, dtype="bf16", page_size=64, v_head_dim=512, latent=True
+    )
+    row = predict_cell(problem, kernels()["lean_mla"], "heuristic", H200)
+    assert row["reason"] == "the performance model does not know latent: leave it out"
+
+
 def test_an_axis_that_the_model_does_not_know_is_refused(monkeypatch):
     problem = AttentionProblem(1, 32, 8, 4096, 128, page_size=64)
     assert predict_cell(problem, kernels()["fa2"], "heuristic", find("h200"))["status"] == "ok"

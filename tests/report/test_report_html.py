@@ -226,6 +226,15 @@ def test_texts_that_repeat_are_in_the_page_once(write_run: WriteRun) -> None:
     assert "energy_mj" not in columns
 
 
+def test_no_two_parts_of_a_page_have_one_id(write_run: WriteRun, tmp_path: Path) -> None:
+    rows = [row(problem(), "lean", 10.0, warnings=["one thing"])]
+    runs = [write_run(rows, folder=name, name=name) for name in ("r0", "r1")]
+    [path] = write_report(runs[0], tmp_path / "out", ["html"], runs[1:])
+    names = re.findall(r'\bid="([^"]+)"', path.read_text(encoding="utf-8"))
+    assert len(names) == len(set(names))
+    assert {"warnings-1", "warnings-2"} <= set(names)
+
+
 def test_several_runs_begin_with_their_sentences(write_run: WriteRun, tmp_path: Path) -> None:
     rows = [
         [

@@ -31,7 +31,7 @@ SUSTAINED_MARGIN = 0.01
 def trust_section(results: Results) -> Section:
     """What is known of each run's GPUs and L2 states, and the warnings of its rows."""
     sections: list[Block] = []
-    for run in results.runs:
+    for number, run in enumerate(results.runs, 1):
         of_run = f"{run.name}: " if results.are_several else ""
         groups = _groups(run)
         for name, rows in groups.items():
@@ -46,7 +46,8 @@ def trust_section(results: Results) -> Section:
             )
             heading = f"Warnings of {run.name}" if results.are_several else "Warnings"
             blocks = (sentences(hint, layout="hint"), warnings_table(warnings))
-            sections.append(Section("warnings", heading, blocks))
+            name = f"warnings-{number}" if results.are_several else "warnings"
+            sections.append(Section(name, heading, blocks))
     return Section("trust", "How far to trust these numbers", tuple(sections))
 
 
