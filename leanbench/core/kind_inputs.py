@@ -48,7 +48,11 @@ def kind_inputs(
     if problem.leftpad:
         fields["cache_leftpad"] = int32(problem.leftpads)
     if problem.batch_idx:
-        rows = torch.randperm(problem.batch + 1, device=like.device, generator=generator)
+        # One cycle through all rows: no sequence has the row of its own number, so what ignores the
+        # index is always wrong.
+        order = torch.randperm(problem.batch + 1, device=like.device, generator=generator)
+        rows = torch.empty_like(order)
+        rows[order] = order.roll(1)
         fields["cache_batch_idx"] = rows[: problem.batch].int()
     if problem.rotary_dim:
         # More queries than appended tokens stand at positions past the cache's end.

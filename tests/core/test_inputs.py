@@ -172,6 +172,7 @@ def test_kinds_are_drawn_and_lengths_are_those_before_the_append():
     assert inputs.k_cache.shape == (3, 300, 4, 64)
     assert inputs.cache_batch_idx is not None
     assert set(inputs.cache_batch_idx.tolist()) < {0, 1, 2}
+    assert all(row != sequence for sequence, row in enumerate(inputs.cache_batch_idx.tolist()))
     assert inputs.k_new is not None
     assert inputs.v_new is not None
     assert inputs.k_new.shape == inputs.v_new.shape == (2, 2, 4, 64)
