@@ -17,7 +17,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from leanbench.compile.nvrtc import CudaSource, compile_cuda
+from leanbench.compile.nvrtc import CudaSource, check_nvrtc, compile_cuda
 from leanbench.core.errors import UserError
 
 #: Batches of a launch, and round trips of each, which lasts some 100 timer ticks of 1 us or more.
@@ -83,7 +83,12 @@ class PingPong:
 
 
 def peer_pairs() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of GPUs, as CUDA counts them, that have peer access both ways, and the others."""
+    """The pairs of GPUs, as CUDA counts them, that have peer access both ways, and the others.
+
+    Raises:
+        UserError: NVRTC or cuda-bindings is missing.
+        RuntimeError: a call of the driver failed.
+    """
     driver = _driver()
     _check(driver.cuInit(0))
     pairs = list(combinations(range(_check(driver.cuDeviceGetCount())), 2))
@@ -100,7 +105,7 @@ def measure_ping_pong(first: int, second: int) -> PingPong:
 
     Raises:
         UserError: there is no such GPU, both are one, they have no peer access, a message did not
-            come in POLLS looks, or NVRTC is missing.
+            come in POLLS looks, or NVRTC or cuda-bindings is missing.
         RuntimeError: a call of the driver failed.
     """
     driver = _driver()
@@ -263,6 +268,7 @@ def _check(returned: tuple[Any, ...]) -> Any:
 
 
 def _driver() -> Any:
+    check_nvrtc()
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     return driver
