@@ -37,8 +37,8 @@ def doctor(
         Path, typer.Option("--out", metavar="DIR", help="Folder that shall hold run directories.")
     ] = Path("runs"),
 ) -> None:
-    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels.
-    Changes no settings.
+    """Examine this machine: software, GPU, timers, energy counter, bandwidth, noise, kernels,
+    messages between GPUs. Changes no settings.
 
     Each finding is ok, a note (worth knowing) or a problem (nothing can be measured, or figures
     would mislead), with what to do about it. A machine without a GPU is no problem: sweeps predict

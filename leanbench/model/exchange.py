@@ -21,8 +21,10 @@ class Link:
     bandwidth_gb_s: float
 
 
-#: Latency: two H200s of a host, 32 heads x 128: entry 45 of docs/performance-log.md. Bandwidth:
-#: NVLink 4, datasheet.
+#: Latency: written before a sweep ran, beside a ping-pong between two H200s whose program was not
+#: kept (entry 45 of docs/performance-log.md: 4 kB from 128 threads take as long one way); 1.4 us is
+#: also what `exchange_us` is in the median of 32 problems. `leanbench doctor` measures that message
+#: as `partial`; nothing here is read from it. Bandwidth: NVLink 4, datasheet.
 _LINKS = {"h200": Link(1.4, 450.0)}
 
 
