@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: sweep test test-deep test-range gpu-gate lint clean
+.PHONY: sweep test test-deep test-range gpu-gate gpu-runs lint clean
 
 sweep: $(VENV)/installed  ## Run the smoke sweep; writes HTML and CSV and prints their paths
 	$(BIN)/leanbench sweep smoke
@@ -24,6 +24,9 @@ test-range: $(VENV)/installed-dev  ## The oldest libraries that pyproject.toml a
 
 gpu-gate: $(VENV)/installed-dev  ## On a GPU: checks, fuzz, sanitizers, mutations and so on; PART=check one of them, OUT= a folder for the logs
 	$(BIN)/python tests/gate/gpu_gate.py $(PART) --out $(or $(OUT),runs/gate) $(if $(SEED),--seed $(SEED))
+
+gpu-runs: $(VENV)/installed-dev  ## On a GPU: published runs of older kernels again, RUNS= others; OUT= a folder, SEED= for drawn ones
+	$(BIN)/python tests/gate/gpu_runs.py $(RUNS) --out $(or $(OUT),runs/again) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

@@ -30,7 +30,9 @@ def sweep(
     draw: Annotated[
         int | None,
         typer.Option(
-            "--draw", metavar="N", help="Problems to draw, of a sweep that draws them (serving)."
+            "--draw",
+            metavar="N",
+            help="Problems to draw: of a sweep that draws them (serving), or of a grid's.",
         ),
     ] = None,
     seed: Annotated[

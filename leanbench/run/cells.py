@@ -20,7 +20,7 @@ from leanbench.core.lengths import Context, as_context, draw_context, is_explici
 from leanbench.core.problem import PLAIN_AXES, AttentionProblem
 from leanbench.core.whole_model import read_model
 from leanbench.measure.options import CacheState, MeasureOptions
-from leanbench.run.draw import Draw
+from leanbench.run.draw import Draw, Sample
 
 #: Cells of one sweep; more than this is a typo in an axis.
 MAX_CELLS = 100_000
@@ -140,6 +140,8 @@ class Sweep:
     #: Launch settings by kernel that hold whatever `configs` says.
     overrides: Mapping[str, KernelConfig] = field(default_factory=dict)
     draw: Draw | None = None
+    #: Of the grids' problems; None: all of them.
+    sample: Sample | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, for the manifest."""
@@ -156,6 +158,7 @@ class Sweep:
             **overrides,
             "grids": [grid.to_dict() for grid in self.grids],
             **({"draw": self.draw.to_dict()} if self.draw else {}),
+            **({"sample": self.sample.to_dict()} if self.sample else {}),
         }
 
 
@@ -205,16 +208,22 @@ def expand(sweep: Sweep) -> list[Cell]:
     """The cells of a sweep without repeats, all kernels of a problem next to each other.
 
     Raises:
-        UserError: there are more than MAX_CELLS, or an axis value that makes no problem.
+        UserError: there are more than MAX_CELLS, an axis value that makes no problem, or fewer
+            problems than a sample has.
     """
     combinations = sum(grid.combinations for grid in sweep.grids)
     combinations += sweep.draw.count if sweep.draw else 0
-    if combinations * len(sweep.kernels) > MAX_CELLS:
+    chosen = min(combinations, sweep.sample.count) if sweep.sample else combinations
+    # All of a grid's problems are made, also where a few are drawn.
+    asked = max(combinations, chosen * len(sweep.kernels))
+    if asked > MAX_CELLS:
         raise UserError(
-            f"sweep {sweep.name!r} asks for {combinations * len(sweep.kernels)} cells, the limit is"
+            f"sweep {sweep.name!r} asks for {asked} cells, the limit is"
             f" {MAX_CELLS}: shorten an axis"
         )
     problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())
+    if sweep.sample:
+        problems = dict.fromkeys(sweep.sample.of(problems))
     if sweep.draw:
         problems |= dict.fromkeys(sweep.draw.problems())
     kernels = dict.fromkeys(sweep.kernels)

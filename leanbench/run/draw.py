@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ class Draw:
         return AttentionProblem(batch, q_heads, kv_heads, context, head_dim, **plain)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, for the manifest."""
+        """The count, the seed and the values in plain JSON types, for the manifest."""
         axes = {
             name: [list(value) if isinstance(value, tuple) else value for value in values]
             for name, values in self.values.items()
@@ -117,3 +117,31 @@ class Draw:
         }
         fill = {} if self.fill is None else {"fill": list(self.fill)}
         return {"count": self.count, "seed": self.seed, **fill, **axes}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """So many of a grid's problems, each as likely as the others."""
+
+    count: int
+    seed: int
+
+    def of(self, problems: Iterable[AttentionProblem]) -> list[AttentionProblem]:
+        """The chosen ones, in the grid's order; a smaller count chooses among the same ones.
+
+        Raises:
+            UserError: there are not as many problems.
+        """
+        all_of_them = list(problems)
+        if self.count > len(all_of_them):
+            raise UserError(
+                f"--draw {self.count} is more than the sweep's {len(all_of_them)} problems: draw"
+                " fewer, or leave --draw out for all of them"
+            )
+        places = list(range(len(all_of_them)))
+        random.Random(f"{self.seed}").shuffle(places)
+        return [all_of_them[place] for place in sorted(places[: self.count])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for the manifest."""
+        return {"count": self.count, "seed": self.seed}

@@ -29,7 +29,7 @@ from leanbench.core.syntax import choose, parse_names, parse_percent
 from leanbench.formats.dataset import is_dataset
 from leanbench.measure.options import MeasureOptions
 from leanbench.run.cells import CONFIG_CHOICES, DEFAULT_KERNELS, Grid, Sweep
-from leanbench.run.draw import MOST_PROBLEMS, Draw
+from leanbench.run.draw import MOST_PROBLEMS, Draw, Sample
 from leanbench.run.imported import imported_sweep
 from leanbench.run.overrides import check_overrides, parse_overrides
 from leanbench.run.sweep_errors import sentence
@@ -268,7 +268,7 @@ def requested_sweep(
         measure: fields of MeasureOptions that flags set.
         overrides: launch settings of kernels, as `leanbench.run.overrides.parse_override` reads
             them; another kernel's in the file stay.
-        count: problems to draw, in place of the file's.
+        count: problems to draw, in place of the file's; where it draws none, of its grids'.
         seed: of the problems to draw, in place of the file's.
 
     Raises:
@@ -289,7 +289,11 @@ def requested_sweep(
     # The same axes in every grid may make grids equal; cells are deduplicated when they are
     # expanded.
     sweep = replace(sweep, grids=tuple(Grid(**{**grid.values, **given}) for grid in sweep.grids))
-    sweep = replace(sweep, draw=_redrawn(sweep, given, count, seed))
+    _check_draw(sweep, count, seed)
+    if sweep.draw is not None:
+        sweep = replace(sweep, draw=_redrawn(sweep.draw, given, count, seed))
+    elif count is not None:
+        sweep = replace(sweep, sample=Sample(count, seed or 0))
     if kernels is not None:
         sweep = replace(sweep, kernels=parse_kernels(kernels))
     if measure:
@@ -302,30 +306,30 @@ def requested_sweep(
     return sweep
 
 
-def _redrawn(
-    sweep: Sweep, given: dict[str, tuple[Any, ...]], count: int | None, seed: int | None
-) -> Draw | None:
-    """The sweep's draw with what flags say."""
-    if sweep.draw is None:
-        if count is not None or seed is not None:
-            option = "--draw" if count is not None else "--seed"
-            raise UserError(
-                f"sweep {sweep.name!r} draws no problems, so {option} says nothing: leave it out,"
-                " or name a sweep with a [draw] table, such as serving"
-            )
-        return None
+def _check_draw(sweep: Sweep, count: int | None, seed: int | None) -> None:
+    """Refuses a number of problems or a seed that cannot be, or that says nothing."""
     if count is not None and not 1 <= count <= MOST_PROBLEMS:
         raise UserError(
             f"--draw {count} is not a number of problems: choose from 1 to {MOST_PROBLEMS}"
         )
     if seed is not None and seed < 0:
         raise UserError(f"--seed {seed} is negative: give 0 or a number above")
-    old = sweep.draw
+    if seed is not None and count is None and sweep.draw is None:
+        raise UserError(
+            f"sweep {sweep.name!r} draws no problems, so --seed says nothing: leave it out, or say"
+            " how many of its problems to draw, such as --draw 40"
+        )
+
+
+def _redrawn(
+    draw: Draw, given: dict[str, tuple[Any, ...]], count: int | None, seed: int | None
+) -> Draw:
+    """The draw of a sweep file with what flags say."""
     return replace(
-        old,
-        count=old.count if count is None else count,
-        seed=old.seed if seed is None else seed,
-        values={**old.values, **given},
+        draw,
+        count=draw.count if count is None else count,
+        seed=draw.seed if seed is None else seed,
+        values={**draw.values, **given},
         # Given contexts take the place of those that the fill draws.
-        fill=None if "context" in given else old.fill,
+        fill=None if "context" in given else draw.fill,
     )

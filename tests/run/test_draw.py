@@ -121,11 +121,32 @@ def test_flags_change_the_draw():
     assert sweep.to_dict()["draw"]["batch"] == [2]
 
 
+def test_problems_of_a_grid_are_drawn():
+    def drawn(count: int | None, seed: int | None = None) -> list[AttentionProblem]:
+        sweep = requested_sweep("paper-500", {}, "lean,fa2", None, None, (), count, seed)
+        cells = expand(sweep)
+        assert [cell.kernel for cell in cells] == ["lean", "fa2"] * (len(cells) // 2)
+        return [cell.problem for cell in cells[::2]]
+
+    every, ten, hundred, others = drawn(None), drawn(10, 7), drawn(100, 7), drawn(100, 8)
+    assert (len(every), len(ten), len(hundred)) == (550, 10, 100)
+    assert set(ten) < set(hundred) < set(every)
+    assert hundred == [problem for problem in every if problem in set(hundred)]
+    assert hundred == drawn(100, 7) != others
+    assert drawn(550, 3) == every
+    # No part of the grid is left out: 100 of 550 in each half, give or take.
+    assert 35 < sum(problem in set(every[:275]) for problem in hundred) < 65
+    sweep = requested_sweep("paper-500", {}, "lean", None, None, (), 10, 7).to_dict()
+    assert sweep["sample"] == {"count": 10, "seed": 7}
+    with pytest.raises(UserError, match=r"--draw 551 is more than the sweep's 550 problems: draw"):
+        drawn(551)
+
+
 @pytest.mark.parametrize(
     ("file", "count", "seed", "sentence"),
     [
-        ("smoke", 5, None, "sweep 'smoke' draws no problems, so --draw says nothing: leave it"),
         ("smoke", None, 5, "sweep 'smoke' draws no problems, so --seed says nothing: leave it"),
+        ("smoke", 0, None, "--draw 0 is not a number of problems: choose from 1 to 10000"),
         ("serving", 0, None, "--draw 0 is not a number of problems: choose from 1 to 10000"),
         ("serving", None, -1, "--seed -1 is negative: give 0 or a number above"),
     ],

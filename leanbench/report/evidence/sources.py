@@ -91,8 +91,9 @@ class Source:
     @property
     def seed(self) -> str:
         """That its problems were drawn from; empty for a grid."""
-        draw = _mapping(_mapping(self.manifest.get("sweep")).get("draw"))
-        return str(draw.get("seed", ""))
+        sweep = _mapping(self.manifest.get("sweep"))
+        drawn = _mapping(sweep.get("draw")) or _mapping(sweep.get("sample"))
+        return str(drawn.get("seed", ""))
 
     @property
     def needs_settings(self) -> bool:

@@ -1,0 +1,238 @@
+"""The published runs of a GPU, made again: each by the command in its manifest.
+
+    make gpu-runs [RUNS="mla fp8"] [OUT=folder] [SEED=1]
+    python tests/gate/gpu_runs.py [RUN...] [--out folder] [--seed N] [--limit-s 540] [--list]
+    python tests/gate/gpu_runs.py --place [--out folder]
+
+Without names: those that documents quote and that are of older kernels or settings. A run on each
+GPU, the longest first; runs of several GPUs before all others, alone. What the limit leaves undone
+goes on in the next call with the same folder. Drawn runs get new problems: the first of them those
+of --seed, the next one those of the number after it. --place copies whole runs to reports/.
+Exits with 1 while anything is undone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import end_together, run_within
+
+from leanbench.records.directory import RESULTS
+from leanbench.records.manifest import MANIFEST
+from leanbench.records.samples import SAMPLES
+from leanbench.report.evidence.documents import Evidence
+from leanbench.report.evidence.sources import CURRENT, FOLDER, RECORD, Source
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 540.0
+#: Seconds beside its cells that a run takes: imports, and a kernel's first build.
+START_S = 8.0
+#: Seconds after a run's budget in which its last cell may end.
+GRACE_S = 60.0
+#: Options of a command that say where its run goes, not what is in it; the first take a value.
+_WHERE = {"--out": 1, "--name": 1, "--no-report": 0, "--quiet": 0, "--resume": 0, "--budget": 1}
+
+
+@dataclass(frozen=True)
+class Again:
+    """A run that is to be made."""
+
+    name: str
+    #: After ``leanbench``.
+    words: tuple[str, ...]
+    gpus: int
+    #: As long as its cells took before.
+    expected_s: float
+
+
+def runs_of(sources: Iterable[Source], seed: int | None) -> list[Again]:
+    """Runs by their commands, those of several GPUs first, then the longest.
+
+    Args:
+        seed: of the first drawn run.
+
+    Raises:
+        SystemExit: there is a drawn one and no seed.
+    """
+    found: list[Again] = []
+    for source in sorted(sources, key=lambda each: each.name):
+        words, name = _what(shlex.split(source.manifest["command"])[1:]), source.name
+        if source.seed:
+            if seed is None:
+                sys.exit(f"{name} was drawn: give --seed, a number that no problem is from yet")
+            words = _with_seed(words, source.seed, seed)
+            name, seed = name.replace(source.seed, str(seed)), seed + 1
+        took_s = sum(row.wall_s or 0.0 for row, _ in source.run.results)
+        found.append(Again(name, tuple(words), source.parallel_gpus, took_s + START_S))
+    return sorted(found, key=lambda run: (-run.gpus, -run.expected_s))
+
+
+def _what(words: Sequence[str]) -> list[str]:
+    """A command without the options that say where its run goes."""
+    rest = iter(words)
+    kept = []
+    for word in rest:
+        if word in _WHERE:
+            for _ in range(_WHERE[word]):
+                next(rest)
+        else:
+            kept.append(word)
+    return kept
+
+
+def _with_seed(words: Sequence[str], old: str, new: int) -> list[str]:
+    """The command with another seed.
+
+    Raises:
+        SystemExit: it names none, or not that one.
+    """
+    words = list(words)
+    if "--seed" not in words or words[words.index("--seed") + 1] != old:
+        sys.exit(f"`leanbench {shlex.join(words)}` does not say --seed {old}: run it by hand")
+    words[words.index("--seed") + 1] = str(new)
+    return words
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all cells of a run have a row."""
+    if not (folder / MANIFEST).is_file() or not (folder / RESULTS).is_file():
+        return False
+    asked = len(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["cells"])
+    lines = (folder / RESULTS).read_text(encoding="utf-8").splitlines()
+    return len({json.loads(line)["cell"] for line in lines}) == asked
+
+
+def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) -> list[str]:
+    """Makes runs on GPUs, and says of each what came of it; the names of those not whole.
+
+    Args:
+        gpus: as CUDA_VISIBLE_DEVICES names them.
+    """
+    ends_at = time.monotonic() + limit_s
+    undone = [run for run in runs if not is_whole(out / run.name)]
+    for run in undone:
+        if run.gpus > 1:
+            _make(run, out, gpus[: run.gpus], ends_at)
+    waiting: queue.SimpleQueue[Again] = queue.SimpleQueue()
+    for run in undone:
+        if run.gpus == 1:
+            waiting.put(run)
+
+    def lane(gpu: str) -> None:
+        while time.monotonic() < ends_at:
+            try:
+                run = waiting.get_nowait()
+            except queue.Empty:
+                return
+            _make(run, out, [gpu], ends_at)
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(lane, gpus))
+    return [run.name for run in runs if not is_whole(out / run.name)]
+
+
+def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
+    left_s = ends_at - time.monotonic()
+    if len(gpus) < run.gpus or left_s < START_S:
+        why = f"asks for {run.gpus} GPUs" if len(gpus) < run.gpus else "no time is left"
+        print(f"{run.name:<20} not begun: {why}", flush=True)
+        return
+    resume = ["--resume"] if (out / run.name / MANIFEST).exists() else []
+    where = ["--out", str(out), "--name", run.name, "--no-report", "--quiet", *resume]
+    words = [*run.words, *where, "--budget", f"{left_s:.0f}s"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    command = [sys.executable, "-m", "leanbench", *words]
+    ended = run_within(left_s + GRACE_S, command, ROOT, own)
+    state = "whole" if is_whole(out / run.name) else "not whole"
+    said = (ended.output.strip().splitlines() or [""])[-1] if ended.code else ""
+    took = f"{ended.seconds:.0f} s on GPU {own['CUDA_VISIBLE_DEVICES']}"
+    print(f"{run.name:<20} {state}, {took}  {said}".rstrip(), flush=True)
+
+
+def place(out: Path, root: Path = ROOT) -> list[str]:
+    """Copies whole runs to reports/; their commands say no more where a run went. Their names."""
+    placed = []
+    for folder in sorted(path.parent for path in out.glob(f"*/{MANIFEST}")):
+        if not is_whole(folder):
+            continue
+        to = root / FOLDER / folder.name
+        to.mkdir(exist_ok=True)
+        for name in (RESULTS, SAMPLES):
+            # A prediction has no samples.
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, to / name)
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        first, *words = shlex.split(manifest["command"])
+        manifest["command"] = shlex.join([first, *_what(words)])
+        (to / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        placed.append(folder.name)
+    return placed
+
+
+def _gpus() -> list[str]:
+    """Those that this process may use."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit("runs are made on a GPU, and nvidia-smi names none: --list says what there is")
+    return [str(number) for number in range(len(listed.stdout.strip().splitlines()))]
+
+
+def _chosen(names: Sequence[str]) -> Iterator[Source]:
+    """The runs of these names, or else all that documents quote and that are not current."""
+    evidence = Evidence(ROOT)
+    sources = evidence.sources
+    for name in names:
+        if name not in sources.by_name or "sweep" not in sources[name].manifest:
+            sys.exit(f"there is no run {FOLDER}/{name}: take names of {FOLDER}/README.md")
+        yield sources[name]
+    if not names:
+        for source in sources.by_name.values():
+            of_cells = "sweep" in source.manifest and not source.of_model
+            if of_cells and sources.state(source) not in (CURRENT, RECORD):
+                yield source
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(usage="gpu_runs.py [RUN...] [--out FOLDER] [--seed N]")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a name under reports/")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "again")
+    parser.add_argument("--seed", type=int, help="of the first drawn run")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S)
+    parser.add_argument("--list", action="store_true", help="say what would run, and run nothing")
+    parser.add_argument("--place", action="store_true", help="copy whole runs to reports/")
+    options = parser.parse_intermixed_args(arguments)
+    out = options.out.absolute()
+    if options.place:
+        print("\n".join(place(out)))
+        return 0
+    runs = runs_of(_chosen(options.runs), 0 if options.list else options.seed)
+    if options.list:
+        for run in runs:
+            line = f"{run.name:<20} {run.gpus} x {run.expected_s:4.0f} s"
+            print(f"{line}  leanbench {shlex.join(run.words)}")
+        return 0
+    end_together()
+    out.mkdir(parents=True, exist_ok=True)
+    undone = make(runs, out, _gpus(), options.limit_s)
+    print(f"{len(runs) - len(undone)} of {len(runs)} runs are whole, in {out}")
+    return 1 if undone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
