@@ -41,8 +41,12 @@ import json
 from leanbench.configs.fingerprint import settings_hash
 from leanbench.gpu.local import spec_of_device
 from leanbench.records.environment import measured_environment
-print(json.dumps(measured_environment(0) | {"settings": settings_hash(spec_of_device(0))}))
+import torch
+own = {"settings": settings_hash(spec_of_device(0)), "gpus": torch.cuda.device_count()}
+print(json.dumps(measured_environment(0) | own))
 """
+#: What a header says in a line of its own, or not at all.
+_NOT_LISTED = ("gpu_product", "gpu_uuid", "driver", "kernels", "gpus")
 _KERNELS = re.compile(r"^GPU .*, kernels (\w+)$", re.MULTILINE)
 _RESULT = re.compile(r"^(passed|FAILED) in (\d+) s$", re.MULTILINE)
 _LAST_LINE = re.compile(r"^(.*)\nexit code", re.MULTILINE)
@@ -59,6 +63,8 @@ class Part:
 
     title: str
     groups: tuple[tuple[Command, ...], ...]
+    #: With fewer it is left out.
+    gpus: int = 1
 
 
 def pytest_on_gpu(*words: str) -> Command:
@@ -71,7 +77,11 @@ def leanbench(*words: str) -> Command:
 
 #: All of this project that have sources of their own.
 KERNELS = "lean,lean_triton,lean_mla,fa2_cuda,fa2_triton,fixed_split_cuda,fixed_split_triton"
-EVERY_BUILD = "tests/gpu_only/launch_every_build.py"
+ON_GPU = "tests/gpu_only"
+EVERY_BUILD = f"{ON_GPU}/launch_every_build.py"
+PADDING = "tests/calls/test_padding.py"
+SHARED = f"{ON_GPU}/shared_sequences.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 #: Tools of compute-sanitizer.
@@ -160,6 +170,30 @@ def parts(seed: int, runs: Path) -> dict[str, Part]:
                 (leanbench("sweep", "mla", "--kernels", "lean_mla", "--name", "mla", *sweep),),
             ),
         ),
+        "kinds": Part(
+            "kinds of attention under torch.compile, in graphs and on streams",
+            (
+                (
+                    pytest_on_gpu("-n", "7", f"{ON_GPU}/test_kinds_on_gpu.py", PADDING),
+                    pytest_on_gpu(f"{ON_GPU}/test_mla_on_gpu.py"),
+                ),
+            ),
+        ),
+        "decode": Part(
+            "steps of whole models, transformers, caches that grow",
+            (
+                (
+                    pytest_on_gpu("-v", f"{ON_GPU}/test_decode_on_gpu.py"),
+                    pytest_on_gpu("-v", f"{ON_GPU}/test_transformers_on_gpu.py"),
+                    pytest_on_gpu("-v", f"{ON_GPU}/test_attention_on_gpu.py", "-k", "grows"),
+                ),
+            ),
+        ),
+        "shared": Part(
+            "GPUs that share sequences: random problems, chains, a rank that is late",
+            (((*TORCHRUN, SHARED, str(seed), "late=1", "chain=3", "fuzz=50"),),),
+            gpus=2,
+        ),
     }
 
 
@@ -225,7 +259,8 @@ def header_of(found: dict[str, Any]) -> str:
     rest = ", ".join(
         f"{name} {value}"
         for name, value in found.items()
-        if name not in ("gpu_product", "gpu_uuid", "driver", "kernels") and value is not None
+        if name not in ("gpu_product", "gpu_uuid", "driver", "kernels", "gpus")
+        and value is not None
     )
     gpu = f"GPU {found['gpu_product']}, driver {found['driver']}, kernels {found['kernels']}"
     return f"{gpu}\n{rest}\n{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
@@ -278,11 +313,14 @@ def main(arguments: list[str]) -> int:
     # Other kernels, other problems.
     seed = int(found["kernels"][:5], 16) if options.seed is None else options.seed
     with tempfile.TemporaryDirectory(prefix="leanbench-gate-") as runs:
-        passed = [
-            run_part(name, part, header_of(found), out, options.limit_s)
-            for name, part in parts(seed, Path(runs)).items()
-            if name in (options.parts or known)
-        ]
+        passed = []
+        for name, part in parts(seed, Path(runs)).items():
+            if name not in (options.parts or known):
+                continue
+            if found["gpus"] < part.gpus:
+                print(f"{name}: left out, it asks for {part.gpus} GPUs", flush=True)
+                continue
+            passed.append(run_part(name, part, header_of(found), out, options.limit_s))
     table = summary(out, known, found["kernels"])
     (out / "summary.txt").write_text(table, encoding="utf-8")
     print(table, end="")

@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "gpu_uuid": "GPU-1",
     "commit": None,
     "kernels": HASH,
+    "gpus": 1,
 }
 HEADER = gpu_gate.header_of(ENVIRONMENT)
 GOOD = ("-c", "print('seen'); print('3 passed')")
@@ -72,13 +73,19 @@ def test_the_gates_exit_code(tmp_path, monkeypatch, capsys, command, code):
 
     def own_parts(seed: int, runs: Path) -> dict[str, Part]:
         seeds.append(seed)
-        return {"check": Part("", ((GOOD,),)), "fuzz": Part("", ((command,),))}
+        return {
+            "check": Part("", ((GOOD,),)),
+            "fuzz": Part("", ((command,),)),
+            "shared": Part("", ((BAD,),), gpus=2),
+        }
 
     monkeypatch.setattr(gpu_gate, "environment", lambda: ENVIRONMENT)
     monkeypatch.setattr(gpu_gate, "parts", own_parts)
     assert gpu_gate.main(["--out", str(tmp_path)]) == code
     assert gpu_gate.main(["check", "--out", str(tmp_path), "--seed", "5"]) == 0
-    assert "fuzz" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "fuzz" in said
+    assert "shared: left out, it asks for 2 GPUs\n" in said
     assert {*seeds} == {0, 5, int(HASH[:5], 16)}
     assert (tmp_path / "summary.txt").read_text().count("\n") == 3
     with pytest.raises(SystemExit):
