@@ -208,11 +208,12 @@ def test_a_version_that_keeps_page_numbers_elsewhere_is_named(monkeypatch):
     """Its runs would read the placeholders that the plan was made with."""
 
     class Later(MlaWrapper):
-        def plan(self, *args: Any) -> None:
-            super().plan(*args)
+        def plan(self, *args: Any, **options: Any) -> None:
+            super().plan(*args, **options)
             del self._kv_indices_buf
 
     stand_in(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=Later)
     monkeypatch.setattr(library, "installed_version", lambda name: "0.9")
-    with pytest.raises(UserError, match=r"cannot call flashinfer-python 0\.9 .* written for 0\.6\.13"):
+    sentence = r"cannot call flashinfer-python 0\.9 .* written for 0\.6\.13"
+    with pytest.raises(UserError, match=sentence):
         kernel("flashinfer_mla").prepare(make_inputs(PROBLEMS[0], "cpu"), None)
