@@ -16,6 +16,8 @@ from leanbench.kernels.distributed.collectives import WARPS, Launch, attend_to, 
 from leanbench.kernels.distributed.triton import deal_entries, merge_entries
 from leanbench.kernels.launch import padded
 
+from leanbench.core.errors import UserError
+
 if TYPE_CHECKING:
     from leanbench.kernels.lean.configs import LeanConfig
 
@@ -58,7 +60,11 @@ def all_to_all(inputs: AttentionInputs, config: LeanConfig) -> Launch:
 
 @cache
 def _workspace(processes: Any, device: torch.device) -> torch.Tensor:
-    """A collective, where it is not there yet: one for all launches, which follow each other."""
+    """A collective, where it is not there yet: one for all launches, which follow each other.
+
+    Raises:
+        UserError: the system does not let processes take each other's file descriptors.
+    """
     from flashinfer.comm import (
         Mapping,
         decode_cp_a2a_allocate_mnnvl_workspace,
@@ -73,10 +79,17 @@ def _workspace(processes: Any, device: torch.device) -> torch.Tensor:
             return self
 
     rank, ranks = dist.get_rank(processes), dist.get_world_size(processes)
-    workspace = decode_cp_a2a_allocate_mnnvl_workspace(
-        Mapping(world_size=ranks, rank=rank, cp_size=ranks),
-        mnnvl_config=MnnvlConfig(comm_backend=Group(processes)),
-    )
+    mapping = Mapping(world_size=ranks, rank=rank, cp_size=ranks)
+    config = MnnvlConfig(comm_backend=Group(processes))
+    try:
+        workspace = decode_cp_a2a_allocate_mnnvl_workspace(mapping, mnnvl_config=config)
+    except RuntimeError as error:
+        if "pidfd" not in str(error):
+            raise
+        raise UserError(
+            f"flashinfer_all_to_all cannot take the other processes' memory ({error}): run as root,"
+            " or with the capability SYS_PTRACE"
+        ) from error
     decode_cp_a2a_init_workspace(workspace, rank, ranks)
     # Before any rank sends.
     dist.barrier(processes)
