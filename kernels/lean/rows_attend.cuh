@@ -39,6 +39,13 @@ __device__ __forceinline__ void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
+// Waits for a stage's K, or V. Matrix instructions read through the async proxy, which bulk copies write
+// through; what cp.async wrote it sees behind a fence.
+__device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
+  mbarrier_try_wait_parity(full, parity);
+  if (!BULK) fence_proxy_async_shared_cta();
+}
+
 // Row `row` of an output tile in q.
 __device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
@@ -91,13 +98,6 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
   }
   fence_proxy_async_shared_cta();
   bar_sync(OF_WARPGROUP + warpgroup(), 128);
-}
-
-// Waits for a stage's K, or V. Matrix instructions read through the async proxy, which bulk copies write
-// through; what cp.async wrote it sees behind a fence.
-__device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
-  mbarrier_try_wait_parity(full, parity);
-  if (!BULK) fence_proxy_async_shared_cta();
 }
 
 // Starts S = Q K^T of a stage.

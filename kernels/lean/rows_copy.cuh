@@ -3,6 +3,7 @@
 #pragma once
 #include "ptx.cuh"
 #include "rows_layout.cuh"
+#include "wgmma.cuh"
 
 constexpr int COPY_ROWS = CHUNK / COPY_WARPS;  // of a stage, for each warp; a lane knows where one of them lies
 constexpr int ROWS_AT_ONCE = 32 / 8;           // that a warp copies 64 numbers of: 8 lanes to a row
