@@ -37,8 +37,8 @@ _FP8_NUMBERS = (SAME, *FP8_DTYPES)
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
 WARPGROUP_ROWS = 64
-#: Warps beside those that multiply there, of which one copies: as many as a warpgroup has where lanes
-#: copy, and with two warpgroups, which take registers of others.
+#: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
+#: lanes copy, and where two warpgroups take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
 #: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
@@ -157,8 +157,8 @@ class CudaBuild:
         if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
             config = config if takes_warpgroups(problem) else config.of_warps
         many_rows = config.of_warpgroups
-        whole = config.tile_rows > WARPGROUP_ROWS or config.copy == "async"
-        copy_warps = (_COPY_WARPGROUP if whole else _COPY_WARPS) if many_rows else 0
+        full = config.tile_rows > WARPGROUP_ROWS or config.copy == "async"
+        copy_warps = (_COPY_WARPGROUP if full else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         return (ManyRowsBuild if many_rows else CudaBuild)(
             head_dim=problem.head_dim,

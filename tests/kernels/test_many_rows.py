@@ -87,9 +87,7 @@ def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():
         build.source((8, 0))
 
 
-@pytest.mark.parametrize(
-    "axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}]
-)
+@pytest.mark.parametrize("axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}])
 def test_settings_of_warpgroups_hold_for_other_kinds_with_rows_of_warps(axes):
     problem, config = replace(CHUNK, **axes), many_rows_config(CHUNK, H200)
     build = CudaBuild.of(problem, config)

@@ -100,9 +100,7 @@ DEEP_CASES = {
         (2,),
     ),
     "window behind padding, pages of 8": Case(
-        replace(
-            RAGGED, page_size=8, window_left=150, causal=False, window_right=3, leftpad=True
-        ),
+        replace(RAGGED, page_size=8, window_left=150, causal=False, window_right=3, leftpad=True),
         of_warpgroups(128, copy="async"),
         (4,),
     ),
@@ -193,7 +191,11 @@ MUTATIONS: dict[str, Mutation] = {
         "cp_async_mbarrier_arrive_noinc(full)",
         "mbarrier_arrive(full)",
     ),
-    "a row comes from the page of another": ("rows_copy.cuh", "(u64)own, i + row)", "(u64)own, row)"),
+    "a row comes from the page of another": (
+        "rows_copy.cuh",
+        "(u64)own, i + row)",
+        "(u64)own, row)",
+    ),
     "a chunk has the pages of the one before": (
         "rows_copy.cuh",
         "    look_up(p, part, token + CHUNK);\n",
