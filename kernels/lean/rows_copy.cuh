@@ -31,7 +31,7 @@ struct RowCopies {
     const int lane = threadIdx.x % 32, row = lane / 8, piece = lane % 8;
     to += ((threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + row) * 128 + (piece ^ row) * 16;
     mbarrier_try_wait_parity(empty, parity ^ 1);
-#pragma unroll 2
+#pragma unroll 4
     for (int i = 0; i < COPY_ROWS; i += ROWS_AT_ONCE) {
       const auto *from =
           reinterpret_cast<const KvNumber *>(__shfl_sync(~0u, (u64)own, i + row)) + 8 * piece;

@@ -20,14 +20,14 @@ static_assert(CLUSTER == 1 && KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_
               !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 || !BULK ? 4 : 1));
 // Arrivals at a barrier for a stage's K, or V: of warps that start bulk copies, or of copying threads.
 constexpr int COPY_ARRIVALS = BULK ? COPY_WARPS : 32 * COPY_WARPS;
-// Registers of a thread, where those that compute need more than the CTA has for each: what they need,
-// and what is left for the warpgroup that copies.
+// Registers of a thread, where those that compute need more than the CTA has for each: those of a thread
+// that copies, and what that leaves for the others.
 constexpr bool MOVES_REGISTERS = WARPGROUPS > 1 || (!BULK && CTAS_PER_SM > 1);
 constexpr int EACH_REGISTERS = WARPGROUPS > 1 ? 168 : 128;
-constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : 56;
+constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : BULK ? 56 : 72;
 constexpr int CONSUMER_REGISTERS =
-    WARPGROUPS > 1 ? V_HEAD_DIM > 128 ? 232 : 224 : 2 * EACH_REGISTERS - COPY_REGISTERS;
-static_assert(COPY_REGISTERS + WARPGROUPS * CONSUMER_REGISTERS <= (WARPGROUPS + 1) * EACH_REGISTERS);
+    ((WARPGROUPS + 1) * EACH_REGISTERS - COPY_REGISTERS) / WARPGROUPS;
+static_assert(COPY_REGISTERS % 8 == 0 && CONSUMER_REGISTERS % 8 == 0);
 
 constexpr int SCORES = CHUNK / 2;           // of a thread, 64 rows of CHUNK tokens to a warpgroup
 constexpr int COLUMNS = V_HEAD_DIM / 2;     // of the output, of a thread, likewise
