@@ -48,14 +48,15 @@ struct RowCopies {
                                              u32 shared, int token, int kv_head, int cache_row) {
     const int at = own_token(part, token);
     const i64 outer = PAGE > 0 ? page : cache_row, from = PAGE > 0 ? at % PAGE_OR_1 : at;
+    // Both before the look-up, or a register that it is moved to would wait for it.
+    const KvNumber *k = p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch +
+                        from * p.stride_k_token;
+    const KvNumber *v = p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +
+                        from * p.stride_v_token;
     look_up(p, part, token + CHUNK);
     copy<K_COLUMNS>(stage.k(shared), stage.barrier(shared, K_FULL), stage.barrier(shared, K_EMPTY),
-                    stage.parity(),
-                    p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch +
-                        from * p.stride_k_token);
+                    stage.parity(), k);
     copy<V_COLUMNS>(stage.v(shared), stage.barrier(shared, V_FULL), stage.barrier(shared, V_EMPTY),
-                    stage.parity(),
-                    p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +
-                        from * p.stride_v_token);
+                    stage.parity(), v);
   }
 };

@@ -194,6 +194,7 @@ def test_copies_by_lanes_spill_nothing():
         {"page_size": 8, "q_lens": (128,)},
         {"page_size": 1, "q_len": 16, "batch": 32, "context": 500},
         {"page_size": 1, "q_len": 16, "head_dim": 256},
+        {"page_size": 4, "causal": False, "window_left": 100, "window_right": 14},
     ):
         problem = replace(CHUNK, **axes)
         build = CudaBuild.of(problem, many_rows_config(problem, H200))
