@@ -37,9 +37,9 @@ _FP8_NUMBERS = (SAME, *FP8_DTYPES)
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
 WARPGROUP_ROWS = 64
-#: Warps beside those that multiply there, of which one copies: with two warpgroups, which take
-#: registers of others, as many as a warpgroup has.
-_COPY_WARPS, _COPY_WARPS_OF_TWO = 1, 4
+#: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
+#: lanes copy, and where two warpgroups take registers of others.
+_COPY_WARPS, _COPY_WARPGROUP = 1, 4
 #: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 #: `sinks` of a build, by the problem's dtype, which they have too.
@@ -103,7 +103,6 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
         and problem.value_dim in _WARPGROUP_VALUE_DIMS
         and problem.kv_dtype == SAME
         and problem.append == 0
-        and (problem.page_size or 0) % BULK_TOKENS == 0
         and problem.gpus.context == 1
     )
 
@@ -158,8 +157,8 @@ class CudaBuild:
         if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
             config = config if takes_warpgroups(problem) else config.of_warps
         many_rows = config.of_warpgroups
-        two = config.tile_rows > WARPGROUP_ROWS
-        copy_warps = (_COPY_WARPS_OF_TWO if two else _COPY_WARPS) if many_rows else 0
+        full = config.tile_rows > WARPGROUP_ROWS or config.copy == "async"
+        copy_warps = (_COPY_WARPGROUP if full else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
         return (ManyRowsBuild if many_rows else CudaBuild)(
             head_dim=problem.head_dim,
@@ -298,16 +297,20 @@ class CudaBuild:
                 "lean_cuda has bulk copies and clusters from compute capability 9.0 on, this is"
                 f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
             )
-        if self.bulk and self.box < BULK_TOKENS:
-            raise DoesNotFit(
-                f"lean_cuda has bulk copies for pages of a multiple of {BULK_TOKENS} tokens, these"
-                f" have {self.page}: choose copy async"
-            )
+        self._check_pages()
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES
         }
         named = tuple(sorted(defines.items()))
         return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
+
+    def _check_pages(self) -> None:
+        """Raises DoesNotFit where bulk copies would cross a page."""
+        if self.bulk and self.box < BULK_TOKENS:
+            raise DoesNotFit(
+                f"lean_cuda has bulk copies for pages of a multiple of {BULK_TOKENS} tokens, these"
+                f" have {self.page}: choose copy async"
+            )
 
     def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:
         return LaunchResources(
@@ -350,6 +353,7 @@ class ManyRowsBuild(CudaBuild):
                 f"lean_cuda has tile_rows {self.rows} for compute capability 9.0, this is"
                 f" {capability[0]}.{capability[1]}: choose tile_rows 8, 16 or 32"
             )
+        self._check_pages()
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,

@@ -311,7 +311,6 @@ def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
         and problem.q_len > 1
         and problem.group_size * problem.q_len >= least
         and takes_warpgroups(problem)
-        and copy_of(problem, gpu) == "bulk"
     )
 
 
@@ -339,8 +338,9 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     slots = ctas_per_sm * gpu.sms
     used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
     align_grid = few_idle(used, slots)
+    copy = copy_of(problem, gpu)
     config = cuda_config(
-        chunk, rows // 16, stages, ctas_per_sm, 1, rows, "bulk", 1, align_grid=align_grid
+        chunk, rows // 16, stages, ctas_per_sm, 1, rows, copy, 1, align_grid=align_grid
     )
     return fitted(config, problem, gpu)
 

@@ -129,7 +129,8 @@ __device__ __forceinline__ void st_shared_b32(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-#if BULK
+// Warpgroups wait for all copies on mbarriers.
+#if BULK || ROWS > 32
 // What is read once leaves the L2 before anything else does.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
   u64 policy;
@@ -159,6 +160,11 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
+}
+
+// Arrives once for this thread when all of its copies by cp.async so far have arrived.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Again and again, until the phase of this parity is complete.

@@ -39,6 +39,13 @@ __device__ __forceinline__ void release(u32 barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
+// Waits for a stage's K, or V. Matrix instructions read through the async proxy, which bulk copies write
+// through; what cp.async wrote it sees behind a fence.
+__device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
+  mbarrier_try_wait_parity(full, parity);
+  if (!BULK) fence_proxy_async_shared_cta();
+}
+
 // Row `row` of an output tile in q.
 __device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
@@ -95,7 +102,7 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
 
 // Starts S = Q K^T of a stage.
 __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
-  mbarrier_try_wait_parity(stage.barrier(shared, K_FULL), stage.parity());
+  wait_for_copies(stage.barrier(shared, K_FULL), stage.parity());
   wgmma_fence();
 #pragma unroll
   for (int column = 0; column < K_COLUMNS; column++) {
@@ -112,7 +119,7 @@ __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Sta
 __device__ __forceinline__ void start_values(float (&o)[COLUMNS],
                                              const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
                                              Stage stage) {
-  mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
+  wait_for_copies(stage.barrier(shared, V_FULL), stage.parity());
   const u64 v = matrix_descriptor(stage.v(shared), TOKEN_COLUMN);
   wgmma_fence();
 #pragma unroll

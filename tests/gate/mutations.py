@@ -121,6 +121,7 @@ PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
 SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
+SMALL_PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p1 fp16 HND"
 
 #: lean.cu and its headers: attention over a chunk.
 ATTEND = (
@@ -600,6 +601,24 @@ MANY_ROWS = (
         "a weight of 0 times NaN is NaN",
         by_launches(PAGED_ROWS, "b3 h8/2 n129+700+45 d64 q17 c1400 bf16 HND"),
         f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "a stage is read before what lanes copy is there",
+        f"{LEAN}/rows_copy.cuh",
+        "cp_async_mbarrier_arrive_noinc(full)",
+        "mbarrier_arrive(full)",
+        "a thread arrives when its copies have started",
+        by_launches(SMALL_PAGED_ROWS),
+        f"{ROWS_ON_CPU}[pages of one token]",
+    ),
+    Mutation(
+        "rows that lanes copy come from the page of another",
+        f"{LEAN}/rows_copy.cuh",
+        "(u64)own, i + row)",
+        "(u64)own, row)",
+        "each row has a page of its own",
+        by_launches(SMALL_PAGED_ROWS),
+        f"{ROWS_ON_CPU}[pages of one token]",
     ),
     Mutation(
         "both rows of a thread are re-scaled as the first",

@@ -56,6 +56,8 @@ PROBLEMS = [
     AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
     # The query tokens' tails lie over two chunks, and what they do not see is a good part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
+    # Copies by lanes, which go round a ring more than once.
+    AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=1, q_len=40),
 ]
 #: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits.
 LATENT_PROBLEMS = [

@@ -48,7 +48,7 @@ constexpr int MOST_IDLE_READS = 1 << 22;
 
 struct Copy {
   u32 to, barrier;
-  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`
+  std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or, where that is null, an arrival
   const unsigned char *from;
 };
 

@@ -195,7 +195,7 @@ inline void st_shared_v4(u32 address, u32 x) {
 
 inline void st_shared_b32(u32 address, u32 x) { memcpy(at_shared(address, 4), &x, 4); }
 
-#if BULK
+#if BULK || ROWS > 32
 inline u64 createpolicy_evict_first() { return 0; }
 inline u64 createpolicy_evict_normal() { return 1; }
 inline void fence_mbarrier_init_release_cluster() {}
@@ -213,7 +213,19 @@ static void complete_phase(Barrier &barrier) {
   barrier.arrivals = barrier.expected;
 }
 
+static void arrive_at(Barrier &barrier) {
+  if (barrier.arrivals-- <= 0) fail("a barrier has more arrivals than a phase takes");
+  complete_phase(barrier);
+}
+
 static void arrive_copy(const Copy &copy) {
+  if (copy.bytes.empty()) {
+    if (copy.from)
+      memcpy(at_shared(copy.to, 16), copy.from, 16);
+    else
+      arrive_at(barrier_at(copy.barrier));
+    return;
+  }
   for (u32 at = 0; at < copy.bytes.size(); at += 16) {
     const u32 to = copy.to + at;
     memcpy(at_shared(to ^ (WHOLE_ROWS ? 0 : (to >> 7 & COLUMN_PIECES - 1) << 4), 16), &copy.bytes[at], 16);  // the swizzle
@@ -267,6 +279,24 @@ inline void arrive_copies(u32 address) {
     const Copy copy = std::move(copies[i]);
     copies.erase(copies.begin() + i);
     arrive_copy(copy);
+  }
+}
+
+// This thread's copies arrive in their order, and then it does.
+inline void cp_async_mbarrier_arrive_noinc(u32 address) {
+  barrier_at(address);
+  auto &groups = machine.current->groups;
+  std::vector<Copy> own;
+  for (auto &group : groups)
+    for (Copy &copy : group) own.push_back(std::move(copy));
+  groups.assign(1, {});
+  own.push_back({0, address, {}, nullptr});
+  for (Copy &copy : own) {
+    copy.barrier = address;
+    if (machine.lazy)
+      machine.current->cta->copies.push_back(std::move(copy));
+    else
+      arrive_copy(copy);
   }
 }
 

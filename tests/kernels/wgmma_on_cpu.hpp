@@ -27,11 +27,6 @@ inline void mbarrier_init(u32 barrier, int arrivals) {
   made.arrivals = made.expected = arrivals;
 }
 
-static void arrive_at(Barrier &barrier) {
-  if (barrier.arrivals-- <= 0) fail("a barrier has more arrivals than a phase takes");
-  complete_phase(barrier);
-}
-
 inline void mbarrier_arrive(u32 address) { arrive_at(barrier_at(address)); }
 
 inline void mbarrier_arrive_cluster(u32 address, int rank) {
