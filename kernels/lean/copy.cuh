@@ -92,7 +92,7 @@ struct Warp {
       mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
       // Other row tiles read the same K and V again, from the L2.
       const bool once = ONE_ROW_TILE || (Q_LEN == 0 && row_tiles(position.queries.count) == 1);
-      const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_normal();
+      const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         if (box < boxes) {

@@ -39,7 +39,7 @@ __device__ __forceinline__ void copy_all(const Params &p, const WorkRange &range
   RowCopies rows;
   while (true) {
     const bool once = row_tiles(part.queries.count) == 1;
-    const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_normal();
+    const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
     const int kv_head = part.head_tile().kv_head;
     const int chunks = part.is_rest ? 0 : part.chunks;
     const int cache_row = BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;

@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
                                          u32 shared) {
   if (threadIdx.x % 32 != 0) return;
-  const u64 policy = ROW_TILES > 1 ? createpolicy_evict_normal() : createpolicy_evict_first();
-  const u64 policy_of_query = createpolicy_evict_normal();
+  const u64 policy = ROW_TILES > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
+  const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
   int parts = 0;
   do {

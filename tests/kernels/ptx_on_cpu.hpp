@@ -197,7 +197,7 @@ inline void st_shared_b32(u32 address, u32 x) { memcpy(at_shared(address, 4), &x
 
 #if BULK || ROWS > 32
 inline u64 createpolicy_evict_first() { return 0; }
-inline u64 createpolicy_evict_normal() { return 1; }
+inline u64 createpolicy_evict_unchanged() { return 1; }
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared_cta() {}
 

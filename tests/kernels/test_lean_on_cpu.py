@@ -622,7 +622,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("short output tiles", ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)")),
     ("short output tiles", ("copy.cuh", "position.first_chunk(range_warp)", "range_warp")),
     ("short output tiles", ("schedule.cuh", "chunk = mine ? 0 : chunks;", "")),
-    ("short output tiles", ("schedule.cuh", "if (is_rest) chunk = chunks;", "is_rest = false;")),
+    ("device", ("schedule.cuh", "tiles - from <= short_rest(p) +", "tiles - from <= 1 +")),
     ("device", ("schedule.cuh", "part.end_tiles + short_rest(p) : 0", "0 : 0")),
     ("fixed runs", ("lean.cu", "FIXED_RUNS ? part.at", "FIXED_RUNS ? part.first")),
     ("fixed runs", ("schedule.cuh", "tiles, mine = part.first", "tiles, mine = 0")),
