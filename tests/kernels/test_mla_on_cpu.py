@@ -42,6 +42,23 @@ CASES = {
     "several query tokens": Case(
         replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
     ),
+    # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
+    "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
+    # Bytes arrive at once; sequences end in all quarters of a stage.
+    "e5m2 pages": Case(
+        replace(
+            SINGLE,
+            batch=4,
+            context=(1, 80, 430, 111),
+            capacity=512,
+            page_size=64,
+            kv_dtype="e5m2",
+            dtype="fp16",
+        ),
+        1,
+        6,
+        lazy=False,
+    ),
 }
 DEEP_CASES = {
     "single CTAs": Case(SINGLE, 1, 6),
