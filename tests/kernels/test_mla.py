@@ -101,7 +101,30 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
         ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
         (
             {"kv_cache": CACHE},
-            "q is torch.bfloat16 and kv_cache torch.float32: expected both bf16 or both fp16",
+            "q is torch.bfloat16 and kv_cache torch.float32: expected q in bf16 or fp16, and"
+            " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {"q": Q.to(torch.float8_e4m3fn), "kv_cache": CACHE.to(torch.float8_e4m3fn)},
+            "q is torch.float8_e4m3fn and kv_cache torch.float8_e4m3fn: expected q in bf16 or fp16,"
+            " and kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": 0.5},
+            "k_descale is 0.5, on the host: pass a torch.float32 tensor of one number on the device"
+            " of q",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2, 1)},
+            "k_descale is (2, 1) torch.float32: expected (1,) contiguous torch.float32",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).half()},
+            "k_descale is (1,) torch.float16: expected (1,) contiguous torch.float32",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).to("meta")},
+            "k_descale is on meta, q on cpu: move it there",
         ),
     ],
 )
