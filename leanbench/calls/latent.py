@@ -20,7 +20,7 @@ def latent_call(
     out: torch.Tensor | None,
     softmax_scale: float | None,
     causal: bool,
-    k_descale: torch.Tensor | None,
+    k_descale: torch.Tensor | None = None,
 ) -> Call:
     extras = None
     if k_descale is not None and fp8_name(kv_cache.dtype) != SAME:

@@ -56,8 +56,8 @@ def check_latent(call: Call) -> None:
     of_cache = cache.dtype == q.dtype or fp8_name(cache.dtype) != SAME
     if q.dtype not in _DTYPES or not of_cache:
         raise ValueError(
-            f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache in"
-            " the same or in torch.float8_e4m3fn or torch.float8_e5m2"
+            f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"
+            " in the same or in torch.float8_e4m3fn or torch.float8_e5m2"
         )
     rows_are_in_a_row = q.shape[1] == 1 or q.stride(1) == q.shape[2] * q.stride(2)
     if not rows_are_in_a_row or q.stride(3) != 1 or cache.stride(3) != 1:
