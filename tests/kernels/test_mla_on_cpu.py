@@ -122,12 +122,6 @@ FP8_MUTATIONS: dict[str, Mutation] = {
         "TURN == RUNS - 2 && QUARTER == 1)",
         "false)",
     ),
-    "the other warpgroup's values are overwritten": (
-        "bytes.cuh",
-        "if (TURN == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE),"
-        " filled % 2 ^ 1);",
-        "",
-    ),
     "bytes are copied over values that are read": (
         "mla.cu",
         "mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);\n"
