@@ -6,48 +6,51 @@
 #include "lean/wgmma.cuh"
 #include "mla/scores.cuh"
 
-// Makes operands of 16 tokens of a run: a thread of 8 bytes of each of its columns. Tokens past the
-// sequence's end, where the cache may have NaN, become zeros.
-template <int STAGE, int TURN, int QUARTER>
-__device__ __forceinline__ void convert_quarter(unsigned char *memory, int tokens) {
-  const int row = 16 * QUARTER + threadIdx.x % 128 / 8, piece = threadIdx.x % 8;
-  u32 words[RUN_COLUMNS][2];
+// Makes operands of a run that has arrived: a thread of 16 bytes of each of its columns, of two tokens.
+// Tokens past the sequence's end, where the cache may have NaN, become zeros.
+template <int STAGE, int TURN>
+__device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, int filled,
+                                            int tokens) {
+  const int row = threadIdx.x % 128 / 4, piece = threadIdx.x % 4;
+  u32 words[RUN_COLUMNS][2][4];
+  mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);
 #pragma unroll
-  for (int i = 0; i < RUN_COLUMNS; i++) {
-    uint2 bytes = make_uint2(0, 0);
-    if (row < tokens)
-      bytes = *reinterpret_cast<const uint2 *>(memory + STAGE_AT<STAGE> + run_at(TURN) +
-                                               row * RUN_ROW + 64 * i + 8 * piece);
-    words[i][0] = bytes.x, words[i][1] = bytes.y;
-  }
-  // All threads have loaded what operands of this quarter, and of the next, are stored over. Those of
-  // the last run lie over bytes of their own quarter and the one before (the last two over those before
-  // alone), those of the run before it over bytes of the quarter two before.
-  if (TURN == RUNS - 1 ? QUARTER != 1 : TURN == RUNS - 2 && QUARTER == 1)
+  for (int i = 0; i < RUN_COLUMNS; i++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int token = row + 32 * half;
+      uint4 bytes = make_uint4(0, 0, 0, 0);
+      if (token < tokens)
+        bytes = *reinterpret_cast<const uint4 *>(memory + STAGE_AT<STAGE> + run_at(TURN) +
+                                                 token * RUN_ROW + 64 * i + 16 * piece);
+      words[i][half][0] = bytes.x, words[i][half][1] = bytes.y;
+      words[i][half][2] = bytes.z, words[i][half][3] = bytes.w;
+    }
+  if (TURN == 0)
+    // The other warpgroup has used its values of the stage before, and the weights.
+    mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
+  else
+    // All threads have loaded what operands are stored over.
     bar_sync(OF_WARPGROUP + STAGE, 128);
 #pragma unroll
   for (int i = 0; i < RUN_COLUMNS; i++) {
     const int column = run_in_turn(STAGE, TURN) * RUN_COLUMNS + i;
-    // Operands of one column at a time take registers.
-    hold(words[i]);
-    *reinterpret_cast<uint4 *>(memory + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN +
-                               row * 128 + (piece ^ row % 8) * 16) =
-        make_uint4(to_fp16<KV_DTYPE>(words[i][0], 0, 1), to_fp16<KV_DTYPE>(words[i][0], 2, 3),
-                   to_fp16<KV_DTYPE>(words[i][1], 0, 1), to_fp16<KV_DTYPE>(words[i][1], 2, 3));
+    unsigned char *operands = memory + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const u32(&of_token)[4] = words[i][half];
+      // Operands of one token at a time take registers.
+      hold(words[i][half]);
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        *reinterpret_cast<uint4 *>(operands + (row + 32 * half) * 128 +
+                                   ((2 * piece + j) ^ row % 8) * 16) =
+            make_uint4(
+                to_fp16<KV_DTYPE>(of_token[2 * j], 0, 1), to_fp16<KV_DTYPE>(of_token[2 * j], 2, 3),
+                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 0, 1),
+                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 2, 3));
+    }
   }
-}
-
-// Makes operands of a run that has arrived.
-template <int STAGE, int TURN>
-__device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, int filled,
-                                            int tokens) {
-  mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);
-  // Until the other warpgroup has used its values, and the weights, of the stage before.
-  if (TURN == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
-  convert_quarter<STAGE, TURN, 3>(memory, tokens);
-  convert_quarter<STAGE, TURN, 2>(memory, tokens);
-  convert_quarter<STAGE, TURN, 1>(memory, tokens);
-  convert_quarter<STAGE, TURN, 0>(memory, tokens);
   fence_proxy_async_shared_cta();
   bar_sync(OF_WARPGROUP + STAGE, 128);
 }

@@ -112,15 +112,10 @@ MUTATIONS: dict[str, Mutation] = {
 }
 #: The same of fp8 caches.
 FP8_MUTATIONS: dict[str, Mutation] = {
-    "operands lie over bytes of their own run that are still to be read": (
+    "operands lie over bytes that are still to be read": (
         "bytes.cuh",
-        "if (TURN == RUNS - 1 ? QUARTER != 1 :",
-        "if (TURN == RUNS - 1 ? false :",
-    ),
-    "operands of the second run lie over bytes of a quarter before": (
-        "bytes.cuh",
-        "TURN == RUNS - 2 && QUARTER == 1)",
-        "false)",
+        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "stored over.\n    ;",
     ),
     "bytes are copied over values that are read": (
         "mla.cu",
@@ -133,7 +128,7 @@ FP8_MUTATIONS: dict[str, Mutation] = {
         "fence_proxy_async_shared_cta();\n  bar_sync(OF_WARPGROUP + STAGE, 128);",
         "fence_proxy_async_shared_cta();",
     ),
-    "NaN past the end become operands": ("bytes.cuh", "if (row < tokens)", "if (true)"),
+    "NaN past the end become operands": ("bytes.cuh", "if (token < tokens)", "if (true)"),
     "scores are not taken back from Q's units": (
         "mla.cu",
         "if (DIVIDED_QUERY) scale.x *=",
