@@ -32,7 +32,7 @@ BULK_TOKENS = 16
 #: launch above.
 MOST_BUILT_Q_LEN = 16
 #: Dtypes by the numbers that KV_DTYPE and Q_DTYPE in build.cuh have for them.
-_FP8_NUMBERS = (SAME, *FP8_DTYPES)
+FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
@@ -178,8 +178,8 @@ class CudaBuild:
             equal_splits=int(config.splits > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
-            kv_dtype=_FP8_NUMBERS.index(problem.kv_dtype),
-            q_dtype=_FP8_NUMBERS.index(problem.q_dtype),
+            kv_dtype=FP8_NUMBERS.index(problem.kv_dtype),
+            q_dtype=FP8_NUMBERS.index(problem.q_dtype),
             window_left=int(problem.most_behind >= 0),
             attention_chunk=int(problem.attention_chunk > 0),
             window_right=int(not problem.causal),

@@ -1,5 +1,8 @@
 // Both warpgroups: the output's columns of each, and what becomes of them where a part ends.
 #pragma once
+#if KV_DTYPE != 0
+#include "lean/fp8.cuh"
+#endif
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
@@ -44,6 +47,15 @@ __device__ __forceinline__ void write_lse(const Params &p, const Position &part,
 }
 
 __device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
+
+// What a row's sum of values is multiplied by; `l` is its sum of weights.
+#if KV_DTYPE != 0
+__device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
+  return reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
+}
+#else
+#define value_scale(p, part, l) reciprocal(l)
+#endif
 
 // The column of a thread's accumulator pair `unit`; it is of row own_row() + 8 * (unit % 2).
 __device__ __forceinline__ int column_of(int unit) {
@@ -143,7 +155,7 @@ __device__ __forceinline__ void merge_pair(const Params &p, const Position &part
       const float2 log = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + row);
       const float high = fmaxf(m[half], log.x);
       const float own = ex2_approx_ftz(m[half] - high), other = ex2_approx_ftz(log.x - high);
-      const float sum = own * l[half] + other * log.y, scale = reciprocal(sum);
+      const float sum = own * l[half] + other * log.y, scale = value_scale(p, part, sum);
       if (threadIdx.x % 4 == 0) {
         shares[row] = make_float2(own * scale, other * scale);
         write_lse(p, part, first_row + row, high, sum);
@@ -247,7 +259,7 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   }
   l += __shfl_xor_sync(~0u, l, 1);
   l += __shfl_xor_sync(~0u, l, 2);
-  const float scale = reciprocal(l);
+  const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;
   if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse(p, part, first_row + row, m, l);

@@ -76,6 +76,8 @@ def draw_latent_family(draw: random.Random) -> Family:
         "v_head_dim": 512,
         "causal": draw.random() < 0.7,
     }
+    if draw.random() < 0.4:
+        fields |= {"kv_dtype": draw.choice(FP8_DTYPES), "scaled": draw.random() < 0.7}
     return Family(576, draw.choice(DTYPES), heads, q_len, page_size, frozenset(), fields)
 
 

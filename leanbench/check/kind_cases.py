@@ -55,6 +55,8 @@ LATENT_KINDS: tuple[dict[str, Any], ...] = (
     {"q_heads": 16, "page_size": 64},
     {"q_heads": 24, "q_len": 3, "page_size": 128},
     {"q_heads": 128, "q_len": 2, "causal": False},
+    {"q_heads": 16, "page_size": 64, "kv_dtype": "e5m2", "scaled": False},
+    {"q_heads": 128, "kv_dtype": "e4m3"},
 )
 
 

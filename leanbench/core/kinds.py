@@ -164,7 +164,8 @@ Q_DTYPE = axis(
 SCALED = axis(
     Switch("scaled", "unscaled"),
     default=True,
-    help="scaled,unscaled: whether fp8 numbers have scales, a sequence's KV head each.",
+    help="scaled,unscaled: whether fp8 numbers have scales, a sequence's KV head each, a latent"
+    " cache one.",
     label="scales",
     refusal="takes no fp8 numbers without scales",
 )

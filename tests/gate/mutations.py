@@ -732,6 +732,28 @@ LATENT_ATTENTION = (
         by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 dv512 bf16 HND latent-12.0]"),
         f"{MLA_ON_CPU}[crossing]",
     ),
+    Mutation(
+        "operands of an fp8 latent cache lie over bytes that are still to be read",
+        f"{MLA}/bytes.cuh",
+        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "stored over.\n    ;",
+        "warps convert what others have converted",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[e4m3]",
+    ),
+    Mutation(
+        "values of an fp8 latent cache have no scale",
+        f"{MLA}/outputs.cuh",
+        "* KV_UNIT * scale_of(p.k_descale, part.sequence, 0)",
+        "* KV_UNIT",
+        "the output is in the cache's units",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n1000 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[e4m3]",
+    ),
 )
 
 #: The Triton kernels.

@@ -66,6 +66,9 @@ LATENT_PROBLEMS = [
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, page_size=64, q_len=3, latent=True, v_head_dim=512
     ),
+    AttentionProblem(
+        3, 128, 1, (700, 2, 65), 576, "bf16", latent=True, v_head_dim=512, kv_dtype="e4m3"
+    ),
 ]
 #: Of the problems of all kinds, which have some five for each.
 KIND_STEP = 4

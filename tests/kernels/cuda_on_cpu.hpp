@@ -50,6 +50,7 @@ struct Copy {
   u32 to, barrier;
   std::vector<unsigned char> bytes;  // empty: 16 bytes from `from`, or, where that is null, an arrival
   const unsigned char *from;
+  u32 swizzle;  // the part of a 128-byte row's number that pieces' numbers are XORed with
 };
 
 // Of 16 bytes to global memory.

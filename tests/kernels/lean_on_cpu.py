@@ -144,7 +144,8 @@ def tensor_map(
     rows, tokens, heads, head_dim = shape
     row, token, head, one = strides
     sizes, steps = (head_dim, tokens, heads, rows), (one, token, head, row)
-    return (address, *sizes, *steps, box_tokens or build.box, *[0] * 6)
+    box = (box_tokens or build.box, build.kv_bytes, build.column_bytes)
+    return (address, *sizes, *steps, *box, *[0] * 4)
 
 
 def compiled(

@@ -228,27 +228,29 @@ static void arrive_copy(const Copy &copy) {
   }
   for (u32 at = 0; at < copy.bytes.size(); at += 16) {
     const u32 to = copy.to + at;
-    memcpy(at_shared(to ^ (WHOLE_ROWS ? 0 : (to >> 7 & COLUMN_PIECES - 1) << 4), 16), &copy.bytes[at], 16);  // the swizzle
+    memcpy(at_shared(to ^ (to >> 7 & copy.swizzle) << 4, 16), &copy.bytes[at], 16);
   }
   Barrier &barrier = barrier_at(copy.barrier);
   barrier.bytes -= copy.bytes.size();
   complete_phase(barrier);
 }
 
-// A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer).
+// A tensor map's words: address; size and stride, in numbers, of (head_dim, token, head, outer); tokens
+// of a box; bytes of a number, and of a row of a box: 64 and 128 are swizzled.
 inline void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier, int x, int y, int z,
                                     int w, u64) {
-  const auto *base = reinterpret_cast<const KvNumber *>(map->words[0]);
+  const auto *base = reinterpret_cast<const unsigned char *>(map->words[0]);
   const u64 *sizes = map->words + 1, *strides = map->words + 5;
-  const int box = map->words[9];
+  const int box = map->words[9], number = map->words[10], row_bytes = map->words[11];
   if (to % 128) fail("a bulk copy to an address that is no multiple of 128");
-  Copy copy = {to, barrier, std::vector<unsigned char>(box * COLUMN_BYTES), nullptr};
+  const u32 swizzle = row_bytes == 64 || row_bytes == 128 ? row_bytes / 16 - 1 : 0;
+  Copy copy = {to, barrier, std::vector<unsigned char>(box * row_bytes), nullptr, swizzle};
   const bool outside = x < 0 || z < 0 || w < 0 || (u64)z >= sizes[2] || (u64)w >= sizes[3];
   for (int row = y; row < y + box; row++)
-    for (int column = x; column < x + COLUMN_BYTES / KV_BYTES; column++) {
+    for (int column = x; column < x + row_bytes / number; column++) {
       if (outside || row < 0 || (u64)row >= sizes[1] || (u64)column >= sizes[0]) continue;
-      memcpy(&copy.bytes[(row - y) * COLUMN_BYTES + (column - x) * KV_BYTES],
-             base + column + row * strides[1] + z * strides[2] + w * strides[3], KV_BYTES);
+      memcpy(&copy.bytes[(row - y) * row_bytes + (column - x) * number],
+             base + (column + row * strides[1] + z * strides[2] + w * strides[3]) * number, number);
     }
   if (machine.lazy)
     machine.current->cta->copies.push_back(std::move(copy));

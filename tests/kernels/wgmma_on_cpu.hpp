@@ -116,6 +116,8 @@ inline void wgmma_wait_group() {
 
 template <int COUNT>
 inline void hold(float (&)[COUNT]) {}
+template <int COUNT>
+inline void hold(u32 (&)[COUNT]) {}
 
 inline u64 matrix_descriptor(u32 address, int leading) {
   return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(leading >> 4) << 16 |
