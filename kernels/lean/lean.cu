@@ -45,8 +45,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
   const bool works = range.find(p, lane, lengths, warp.range_warp, part);
 #if BULK && CLUSTER > 1
-  if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
-    ring.drop_guess(warp);
+  const bool is_right = works && range.is_first_split() && part.chunk < part.chunks;
+  if (guessed && !is_right) ring.drop_guess(warp);
+#if PAGE_SCALES
+  if (guessed && is_right) ring.complete_guess(p, warp, part);
+#endif
 #endif
   if (!works) {
     events.end();
@@ -57,6 +60,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Query query;
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
+  const float2 *pages = nullptr;
+#if PAGE_SCALES
+  pages = reinterpret_cast<const float2 *>(shared + SCALES_AT) + warp_number * STAGES * BOXES;
+#endif
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
   while (true) {
     State state;
@@ -90,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool appends = APPEND && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
-      attend_chunk(state, p, query, stage, part, lane);
+      attend_chunk(state, p, query, stage, pages + ring.stage * BOXES, part, lane);
       ring.release();
       part.chunk += part.step();
     }

@@ -111,6 +111,13 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from, bool co
                : "memory");
 }
 
+// 4 bytes where `copied`; zeros otherwise, and nothing is read.
+__device__ __forceinline__ void cp_async_ca_4(u32 to, const void *from, bool copied) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(copied ? 4 : 0)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
