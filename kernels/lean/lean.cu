@@ -45,10 +45,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
   const bool works = range.find(p, lane, lengths, warp.range_warp, part);
 #if BULK && CLUSTER > 1
-  const bool is_right = works && range.is_first_split() && part.chunk < part.chunks;
-  if (guessed && !is_right) ring.drop_guess(warp);
+  if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
+    ring.drop_guess(warp);
 #if PAGE_SCALES
-  if (guessed && is_right) ring.complete_guess(p, warp, part);
+  else if (guessed)
+    ring.complete_guess(p, warp, part);
 #endif
 #endif
   if (!works) {

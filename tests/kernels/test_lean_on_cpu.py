@@ -570,7 +570,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("clusters", ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase.")),
     ("clusters", ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", "")),
     ("clusters", ("copy.cuh", "parity = 1;", "parity = 0;")),
-    ("clusters", ("lean.cu", " && part.chunk < part.chunks;", ";")),
+    ("clusters", ("lean.cu", " && part.chunk < part.chunks)", ")")),
     ("clusters", ("lean.cu", "works && range.is_first_split()", "works")),
     ("clusters", ("copy.cuh", "(STAGES - empty_stages) * RANGE_WARPS", "0")),
     ("clusters", ("schedule.cuh", "head = unit - position.sequence * each", "head = 0")),
