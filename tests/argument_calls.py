@@ -43,6 +43,8 @@ class Drawn:
     places: torch.Tensor
     scale: float
     descales: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: (batch, tokens, kv_heads): of the pages that tokens are in.
+    page_descales: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def on_device(self, numbers: list[int]) -> torch.Tensor:
         return _moved(torch.tensor(numbers), self.k.device.type)
@@ -133,6 +135,18 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
             shape = (BATCH, kv_heads) if row["descale"] == "tensors" else (1, 1)
             own = 0.5 + torch.rand(shape, generator=generator, device=device)
             descales[name] = own.expand(BATCH, kv_heads)
+    of_pages, page_descales = {}, {}
+    if page_size is not None and row["page_descale"] is not None:
+        for name in ("k", "v"):
+            own = 0.5 + torch.rand(rows, kv_heads, generator=generator, device=device)
+            if row["page_descale"] == "pages":
+                own = own[:, :1].expand(rows, kv_heads)
+            page_descales[name] = own[places // page_size]
+            if row["unused"] == "NaN":
+                # Those of pages of nobody.
+                own = own.clone()
+                own[order[rows - 3 :]] = math.nan
+            of_pages[name] = own[:, 0] if row["page_descale"] == "pages" else own
     arguments: dict[str, Any] = {
         "q": q,
         "k_cache": k_cache,
@@ -163,6 +177,7 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     if row["batch_invariant"]:
         arguments["batch_invariant"] = True
     arguments |= {f"{name}_descale": own for name, own in descales.items()}
+    arguments |= {f"{name}_page_descale": own for name, own in of_pages.items()}
     if row["rotary_seqlens"]:
         arguments["rotary_seqlens"] = int32(first_angles)
     if row["cu_seqlens_k_new"]:
@@ -196,6 +211,7 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
         places,
         row["softmax_scale"] or head_dim**-0.5,
         descales,
+        page_descales,
     )
 
 

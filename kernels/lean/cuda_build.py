@@ -69,7 +69,7 @@ def refusal_of_fp8(
 
 def refusal_of_sharing(problem: AttentionProblem) -> str | None:
     """One sentence on what GPUs that share sequences cannot have, or None: what depends on where in
-    its sequence a token is, and what changes the caches.
+    its sequence a token is, what changes the caches, and scales of pages.
     """
     if problem.gpus.context == 1:
         return None
@@ -81,6 +81,7 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
         "appended tokens": problem.append > 0,
         "padded sequences": problem.leftpad,
         "packed queries": problem.q_lens is not None,
+        "scales of pages": problem.page_scales != NO_PAGE_SCALES,
     }
     asked = [what for what, is_asked in refused.items() if is_asked]
     if not asked:
