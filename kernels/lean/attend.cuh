@@ -196,16 +196,17 @@ struct Query {
   }
 };
 
-// PAGE_SCALES: of the lane's tokens of a chunk, of K (x) or of V (y), from `pages`, those of the chunk's
-// copies.
-template <float float2::*OF>
-__device__ __forceinline__ void load_page_scales(float (&scales)[TOKEN_BLOCKS][2],
-                                                 const float2 *pages, int lane) {
+// PAGE_SCALES: reads the scales of the lane's tokens of a chunk, from where those of its first page
+// are: of K, or 4 bytes further of V.
+__device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
 #pragma unroll
-  for (int block = 0; block < TOKEN_BLOCKS; block++)
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-      scales[block][half] = pages[(block * 16 + half * 8 + (BOX < 8 ? lane / 4 : 0)) / BOX].*OF;
+  for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
+    const int token = 8 * i;
+    // The lane's tokens before it may be of the same page.
+    scales[i / 2][i % 2] = token % BOX == 0
+                               ? ld_shared_f32(at + (token + (BOX < 8 ? lane / 4 : 0)) / BOX * 8)
+                               : scales[(i - 1) / 2][(i - 1) % 2];
+  }
 }
 
 // A warp's share of an output tile: the running softmax over its chunks. Lane `lane` holds rows
@@ -265,8 +266,8 @@ struct State {
 
   // PAGE_SCALES: divides scales of values by the unit, which is moved where one has passed it: weights
   // times what is left of them stay within fp16.
-  __device__ __forceinline__ void take_scales(const float2 *pages, int lane) {
-    load_page_scales<&float2::y>(v_scales, pages, lane);
+  __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
+    load_scales(v_scales, page_scales + 4, lane);
     float top = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) top = fmaxf(top, fabsf(v_scales[i / 2][i % 2]));
@@ -356,7 +357,7 @@ __device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int bloc
 // S^T = scale K Q^T of a chunk.
 __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                                const Params &p, const Query &query, u32 stage,
-                                               const float2 *pages, int lane) {
+                                               u32 page_scales, int lane) {
   // Sums: with two of them few instructions wait for one another.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
@@ -395,7 +396,7 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
     }
   }
   float k_scales[TOKEN_BLOCKS][2];
-  if (PAGE_SCALES) load_page_scales<&float2::x>(k_scales, pages, lane);
+  if (PAGE_SCALES) load_scales(k_scales, page_scales, lane);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
@@ -498,9 +499,9 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
   __syncwarp();
 }
 
-// Attends to a chunk that has arrived, the part's next one; PAGE_SCALES: with the scales of its `pages`.
+// Attends to a chunk that has arrived, the part's next one; PAGE_SCALES: with those of its pages.
 __device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
-                                             u32 stage, const float2 *pages, const Position &part,
+                                             u32 stage, u32 page_scales, const Position &part,
                                              int lane) {
   const int token = part.token + part.chunk * CHUNK, tokens = part.tokens;
   // From the tokens on that the output tile's first row does not see.
@@ -509,7 +510,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
-  compute_scores(s, p, query, stage, pages, lane);
+  compute_scores(s, p, query, stage, page_scales, lane);
   // The first values wait in registers while the weights are computed.
   u32 early[EARLY_LOADS > 0 ? EARLY_LOADS : 1][4];
 #pragma unroll
@@ -519,7 +520,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (ALIBI) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
   state.rescale(s);
-  if (PAGE_SCALES) state.take_scales(pages, lane);
+  if (PAGE_SCALES) state.take_scales(page_scales, lane);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);
 #pragma unroll

@@ -149,11 +149,8 @@ constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
 // PEERS: where their mailboxes are, the launch's epoch and the GPU's rank.
 constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
 constexpr int PEERS_BYTES = PEERS > 0 ? 8 * PEERS + 8 : 0;
+// Each warp's, one for each stage; PAGE_SCALES: with the scales of its stages' pages behind them.
 constexpr int BARRIERS_AT = PEERS_AT + PEERS_BYTES;
-#if PAGE_SCALES
-// Of each copy in the ring, the scales of its page of K and of V.
-constexpr int SCALES_AT = BARRIERS_AT + 8 * WARPS * STAGES;
-#endif
 
 #define INFINITE __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)

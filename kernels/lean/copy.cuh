@@ -15,9 +15,6 @@ constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 // A warp, and where its stages lie.
 struct Warp {
   u32 ring, barriers;  // shared addresses: this warp's stages, and their barriers
-#if PAGE_SCALES
-  u32 scales;  // likewise: of the stages' pages
-#endif
   int lane, range_warp;
   // PAGE > 0: the pages of this warp's next chunks, one read for all of them; how many of the
   // chunks are left.
@@ -28,10 +25,8 @@ struct Warp {
     range_warp = rank * WARPS + number;
     known = 0;
     ring = shared_address(shared) + number * STAGES * STAGE;
-    barriers = shared_address(shared) + BARRIERS_AT + number * STAGES * 8;
-#if PAGE_SCALES
-    scales = shared_address(shared) + SCALES_AT + number * STAGES * (8 * BOXES);
-#endif
+    barriers = shared_address(shared) + BARRIERS_AT +
+               number * STAGES * (PAGE_SCALES ? 8 + 8 * BOXES : 8);
 #if BULK
     if (lane == 0) {
       for (int stage = 0; stage < STAGES; stage++) mbarrier_init(barriers + 8 * stage);
@@ -58,6 +53,11 @@ struct Warp {
   }
 
 #if PAGE_SCALES
+  // Where the scales of a stage's pages are: for each copy of K and V along its tokens, those two.
+  __device__ __forceinline__ u32 scales(int stage) const {
+    return barriers + 8 * STAGES + stage * (8 * BOXES);
+  }
+
   // Starts the copies of the scales of the pages of the chunk at `position`, which are those known
   // from `first` on.
   __device__ __forceinline__ void copy_scales(const Params &p, const Position &position, int first,
@@ -69,7 +69,7 @@ struct Warp {
       const int box = lane + 32 * i;
       const i64 own = __shfl_sync(~0u, page[i], first + lane);
       if (box >= BOXES) continue;
-      const u32 to = scales + (stage * BOXES + box) * 8;
+      const u32 to = scales(stage) + 8 * box;
       // Zeros past the sequence's end: weights of 0 do not silence what lay there.
       const bool exists = token + box * BOX < position.tokens;
       const Descale &k = p.k_page_descale, &v = p.v_page_descale;

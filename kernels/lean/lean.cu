@@ -61,10 +61,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   Query query;
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
-  const float2 *pages = nullptr;
-#if PAGE_SCALES
-  pages = reinterpret_cast<const float2 *>(shared + SCALES_AT) + warp_number * STAGES * BOXES;
-#endif
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
   while (true) {
     State state;
@@ -98,7 +94,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool appends = APPEND && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
-      attend_chunk(state, p, query, stage, pages + ring.stage * BOXES, part, lane);
+      u32 scales = 0;
+#if PAGE_SCALES
+      scales = warp.scales(ring.stage);
+#endif
+      attend_chunk(state, p, query, stage, scales, part, lane);
       ring.release();
       part.chunk += part.step();
     }

@@ -203,6 +203,12 @@ inline void cp_async_wait_group() {
   }
 }
 
+inline float ld_shared_f32(u32 address) {
+  float x;
+  memcpy(&x, at_shared(address, 4), 4);
+  return x;
+}
+
 inline void st_shared_v4(u32 address, u32 x) {
   const u32 words[4] = {x, x, x, x};
   memcpy(at_shared(address, 16), words, 16);
