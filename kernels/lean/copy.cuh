@@ -64,17 +64,16 @@ struct Warp {
                                               int stage) {
     const int token = position.token + position.chunk * CHUNK;
     const int kv_head = position.head_tile().kv_head;
+    // K's and V's are a lane's in turn.
 #pragma unroll
-    for (int i = 0; i < LANE_PAGES; i++) {
-      const int box = lane + 32 * i;
-      const i64 own = __shfl_sync(~0u, page[i], first + lane);
+    for (int i = 0; i < (2 * BOXES + 31) / 32; i++) {
+      const int place = lane + 32 * i, box = place / 2;
+      const i64 own = __shfl_sync(~0u, page[i / 2], first + box);
       if (box >= BOXES) continue;
-      const u32 to = scales(stage) + 8 * box;
+      const Descale &of = p.page_descales[lane % 2];
+      const float *from = of.at + own * of.stride_batch + kv_head * of.stride_head;
       // Zeros past the sequence's end: weights of 0 do not silence what lay there.
-      const bool exists = token + box * BOX < position.tokens;
-      const Descale &k = p.k_page_descale, &v = p.v_page_descale;
-      cp_async_ca_4(to, k.at + own * k.stride_batch + kv_head * k.stride_head, exists);
-      cp_async_ca_4(to + 4, v.at + own * v.stride_batch + kv_head * v.stride_head, exists);
+      cp_async_ca_4(scales(stage) + 4 * place, from, token + box * BOX < position.tokens);
     }
   }
 #endif

@@ -124,7 +124,7 @@ class Params(ctypes.Structure):
         ("attention_chunk", ctypes.c_int32),
         ("by_attention_chunk", Divisor),
         ("peers", ctypes.c_uint64),
-        # Of builds with PAGE_SCALES alone.
+        # Of builds with PAGE_SCALES alone: its `page_descales`.
         *((f"{name}_page_descale", Descale) for name in ("k", "v")),
     ]
 

@@ -90,7 +90,7 @@ struct Params {
   Divisor by_attention_chunk;
   PeerGroup *peers;
 #if PAGE_SCALES
-  Descale k_page_descale, v_page_descale;  // by page; never null
+  Descale page_descales[2];  // of K, of V; by page, never null
 #endif
 };
 

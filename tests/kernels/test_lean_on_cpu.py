@@ -743,7 +743,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("scales of pages", ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)")),
     ("scales of pages", ("attend.cuh", "scale = unit * reciprocal_of(moved);", "scale = 1.0f;")),
     ("scales of pages", ("attend.cuh", "if (PAGE_SCALES) v_scale *= unit;", "")),
-    ("scales of pages", ("copy.cuh", "kv_head * v.stride_head", "0 * v.stride_head")),
+    ("scales of pages", ("copy.cuh", "kv_head * of.stride_head", "0 * of.stride_head")),
     ("scales of pages", ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);")),
     (
         "scales of pages",
@@ -751,7 +751,6 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ),
     ("scales of tokens", ("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")),
     ("scales of pages in clusters", ("lean.cu", "ring.complete_guess(p, warp, part);", ";")),
-    ("scales of pages in clusters", ("copy.cuh", "if (!guess) copy_scales", "copy_scales")),
 ]
 
 
