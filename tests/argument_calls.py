@@ -86,13 +86,14 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
     if page_size is not None:
         rows, tokens = rows * (capacity // page_size) + 3, page_size
     k_cache, v_cache = _caches(row, rows, tokens, (head_dim, v_dim), kv_dtype, normal)
-    block_table, cache_batch_idx = None, None
+    block_table, cache_batch_idx, of_nobody = None, None, None
     places = (
         torch.arange(capacity, device=device)
         + capacity * torch.arange(BATCH, device=device)[:, None]
     )
     if page_size is not None:
         order = torch.randperm(rows, generator=generator, device=device)
+        of_nobody = order[rows - 3 :]
         table_rows = BATCH + 2 if row["cache_batch_idx"] else BATCH
         block_table = order[: rows - 3].view(table_rows, -1).int().contiguous()
         picked = torch.arange(BATCH, device=device)
@@ -143,9 +144,8 @@ def draw_call(row: Row, seed: int, device: str) -> Drawn:
                 own = own[:, :1].expand(rows, kv_heads)
             page_descales[name] = own[places // page_size]
             if row["unused"] == "NaN":
-                # Those of pages of nobody.
                 own = own.clone()
-                own[order[rows - 3 :]] = math.nan
+                own[of_nobody] = math.nan
             of_pages[name] = own[:, 0] if row["page_descale"] == "pages" else own
     arguments: dict[str, Any] = {
         "q": q,

@@ -37,7 +37,9 @@ class Divisor(ctypes.Structure):
 
 
 class Descale(ctypes.Structure):
-    """Scales by sequence, or page of a cache, and KV head, strides in numbers; a null address: 1."""
+    """Scales by sequence, or page of a cache, and KV head; strides in numbers. A null address:
+    1.
+    """
 
     _fields_ = [
         ("at", ctypes.c_uint64),

@@ -130,8 +130,8 @@ def _check_page_scales(call: Call) -> None:
         if scales.shape not in ((pages,), (pages, kv_heads)) or scales.dtype != torch.float32:
             raise ValueError(
                 f"{name} is {tuple(scales.shape)} {scales.dtype}: expected {(pages,)} or"
-                f" {(pages, kv_heads)} torch.float32, a scale for each page of the caches or for each"
-                " of its KV heads"
+                f" {(pages, kv_heads)} torch.float32, a scale for each page of the caches or for"
+                " each of its KV heads"
             )
         check_device(name, scales, call.q)
 

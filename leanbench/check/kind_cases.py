@@ -53,8 +53,14 @@ PAGED: tuple[dict[str, Any], ...] = (
     {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 16, "scaled": False},
     {"kv_dtype": "e5m2", "page_scales": "page-head", "page_size": 1, "q_len": 4},
     {
-        **{"kv_dtype": "e4m3", "page_scales": "page-head", "page_size": 48, "append": 3},
-        **{"leftpad": True, "window_left": 200, "sinks": True, "softcap": 20.0},
+        "kv_dtype": "e4m3",
+        "page_scales": "page-head",
+        "page_size": 48,
+        "append": 3,
+        "leftpad": True,
+        "window_left": 200,
+        "sinks": True,
+        "softcap": 20.0,
     },
     {"kv_dtype": "e4m3", "page_scales": "page", "page_size": 128, "q_len": 64},
 )
