@@ -264,8 +264,8 @@ struct State {
       }
   }
 
-  // PAGE_SCALES: divides scales of values by the unit, which is moved where one has passed it: weights
-  // times what is left of them stay within fp16.
+  // PAGE_SCALES: reads scales of values and divides them by the unit, which is moved where one has
+  // passed it: weights times what is left of them stay within fp16.
   __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
     load_scales(v_scales, page_scales + 4, lane);
     float top = 0.0f;
@@ -499,7 +499,8 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
   __syncwarp();
 }
 
-// Attends to a chunk that has arrived, the part's next one; PAGE_SCALES: with those of its pages.
+// Attends to a chunk that has arrived: the part's next one, PAGE_SCALES: with its pages' scales at
+// `page_scales`.
 __device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
                                              u32 stage, u32 page_scales, const Position &part,
                                              int lane) {

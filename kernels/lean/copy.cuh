@@ -234,7 +234,8 @@ struct Ring {
 #if PAGE_SCALES
   // Starts the copies that it left out. Past the sequence's end a block table may name any pages:
   // tensor maps read nothing outside of the caches, these copies would.
-  __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp, const Position &part) {
+  __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp,
+                                                 const Position &part) {
     warp.copy_scales(p, part, 0, 0);
     cp_async_commit_group();
   }
