@@ -520,8 +520,8 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (SOFTCAP) cap_scores(s, p.softcap);
   if (ALIBI) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
-  state.rescale(s);
   if (PAGE_SCALES) state.take_scales(page_scales, lane);
+  state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);
 #pragma unroll
