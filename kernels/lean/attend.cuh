@@ -196,14 +196,30 @@ struct Query {
   }
 };
 
+// PAGE_SCALES: reads the scales of the lane's tokens of a chunk, from where those of its first page
+// are: of K, or 4 bytes further of V.
+__device__ __forceinline__ void load_scales(float (&scales)[TOKEN_BLOCKS][2], u32 at, int lane) {
+#pragma unroll
+  for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) {
+    const int token = 8 * i;
+    // The lane's tokens before it may be of the same page.
+    scales[i / 2][i % 2] = token % BOX == 0
+                               ? ld_shared_f32(at + (token + (BOX < 8 ? lane / 4 : 0)) / BOX * 8)
+                               : scales[(i - 1) / 2][(i - 1) % 2];
+  }
+}
+
 // A warp's share of an output tile: the running softmax over its chunks. Lane `lane` holds rows
 // `pair` and `pair` + 1 of each block of 8 rows.
 struct State {
   float o[V_STEPS][ROW_BLOCKS][4];  // O^T: 16 columns of head_dim a step
   float m[ROW_BLOCKS][2];         // the reference that weights are taken against, in units of log2
   float l[ROW_BLOCKS][2];         // this lane's sum of weights
+  float unit;                     // PAGE_SCALES: a power of two that `o` is to be multiplied by
+  float v_scales[TOKEN_BLOCKS][2];  // PAGE_SCALES: of the lane's tokens of a chunk, over `unit`
 
   __device__ __forceinline__ void reset() {
+    if (PAGE_SCALES) unit = unit_above(0.0f);
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
 #pragma unroll
@@ -248,7 +264,31 @@ struct State {
       }
   }
 
-  // Turns scores into weights, as fragments of the second operand.
+  // PAGE_SCALES: reads scales of values and divides them by the unit, which is moved where one has
+  // passed it: weights times what is left of them stay within fp16.
+  __device__ __forceinline__ void take_scales(u32 page_scales, int lane) {
+    load_scales(v_scales, page_scales + 4, lane);
+    float top = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) top = fmaxf(top, fabsf(v_scales[i / 2][i % 2]));
+    if (__any_sync(~0u, top > unit)) {
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      const float moved = unit_above(top), scale = unit * reciprocal_of(moved);
+      unit = moved;
+#pragma unroll
+      for (int step = 0; step < V_STEPS; step++)
+#pragma unroll
+        for (int rows = 0; rows < ROW_BLOCKS; rows++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) o[step][rows][i] *= scale;
+    }
+    const float by = reciprocal_of(unit);
+#pragma unroll
+    for (int i = 0; i < 2 * TOKEN_BLOCKS; i++) v_scales[i / 2][i % 2] *= by;
+  }
+
+  // Turns scores into weights, as fragments of the second operand; PAGE_SCALES: times the scales.
   __device__ __forceinline__ void weigh(const float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                         u32 (&weights)[TOKEN_BLOCKS][ROW_BLOCKS][2]) {
 #pragma unroll
@@ -261,7 +301,8 @@ struct State {
           const float y = ex2_approx_ftz(s[block][rows][2 * half + 1] - m[rows][1]);
           l[rows][0] += x;
           l[rows][1] += y;
-          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2<BF16_OPERANDS>(x, y));
+          const float by = PAGE_SCALES ? v_scales[block][half] : 1.0f;
+          weights[block][rows][half] = movmatrix_trans(cvt_rn_x2<BF16_OPERANDS>(x * by, y * by));
         }
   }
 
@@ -270,6 +311,7 @@ struct State {
                                         float v_scale) const {
     // Columns of a lane's rows of O^T, as of `values_of`.
     constexpr int LANE_COLUMNS = KV_DTYPE == 0 ? 1 : 2, SECOND = KV_DTYPE == 0 ? 8 : 1;
+    if (PAGE_SCALES) v_scale *= unit;
     const int pair = lane % 4 * 2;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
@@ -315,7 +357,7 @@ __device__ __forceinline__ u32 v_address(u32 stage, int lane, int load, int bloc
 // S^T = scale K Q^T of a chunk.
 __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS][4],
                                                const Params &p, const Query &query, u32 stage,
-                                               int lane) {
+                                               u32 page_scales, int lane) {
   // Sums: with two of them few instructions wait for one another.
   constexpr int CHAINS = TOKEN_BLOCKS * ROW_BLOCKS == 1 ? 2 : 1;
   float chains[CHAINS][TOKEN_BLOCKS][ROW_BLOCKS][4];
@@ -353,13 +395,16 @@ __device__ __forceinline__ void compute_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOC
       }
     }
   }
+  float k_scales[TOKEN_BLOCKS][2];
+  if (PAGE_SCALES) load_scales(k_scales, page_scales, lane);
 #pragma unroll
   for (int block = 0; block < TOKEN_BLOCKS; block++)
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const float scale = query.scale(p, rows, i % 2);
+        float scale = query.scale(p, rows, i % 2);
+        if (PAGE_SCALES) scale *= k_scales[block][i / 2];
         s[block][rows][i] = chains[0][block][rows][i] * scale;
         if (CHAINS > 1) s[block][rows][i] += chains[CHAINS - 1][block][rows][i] * scale;
       }
@@ -454,9 +499,11 @@ __device__ __forceinline__ void zero_values(u32 stage, int first, int end, int l
   __syncwarp();
 }
 
-// Attends to a chunk that has arrived: the part's next one.
+// Attends to a chunk that has arrived: the part's next one, PAGE_SCALES: with its pages' scales at
+// `page_scales`.
 __device__ __forceinline__ void attend_chunk(State &state, const Params &p, const Query &query,
-                                             u32 stage, const Position &part, int lane) {
+                                             u32 stage, u32 page_scales, const Position &part,
+                                             int lane) {
   const int token = part.token + part.chunk * CHUNK, tokens = part.tokens;
   // From the tokens on that the output tile's first row does not see.
   const int first_query = Q_LEN > 0 ? 0 : query.row_offset / GROUP_SIZE;
@@ -464,7 +511,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (MASKED_STARTS) masked |= token < part.first_seen(p, query.row_offset + ROWS - 1);
   if (masked) zero_values(stage, part.first_seen(p, 0) - token, tokens - token, lane);
   float s[TOKEN_BLOCKS][ROW_BLOCKS][4];
-  compute_scores(s, p, query, stage, lane);
+  compute_scores(s, p, query, stage, page_scales, lane);
   // The first values wait in registers while the weights are computed.
   u32 early[EARLY_LOADS > 0 ? EARLY_LOADS : 1][4];
 #pragma unroll
@@ -473,6 +520,7 @@ __device__ __forceinline__ void attend_chunk(State &state, const Params &p, cons
   if (SOFTCAP) cap_scores(s, p.softcap);
   if (ALIBI) slope_scores(s, query, part, token, lane);
   if (masked) mask_scores(s, p, query, part, token, lane);
+  if (PAGE_SCALES) state.take_scales(page_scales, lane);
   state.rescale(s);
   u32 weights[TOKEN_BLOCKS][ROW_BLOCKS][2];
   state.weigh(s, weights);

@@ -36,6 +36,7 @@
 //   ROTARY_DIM     leading numbers of a head of q and of new tokens that are rotated by their
 //                  position, a multiple of 16; 0: none (KV_DTYPE is 0)
 //   INTERLEAVED    1: number 2i is rotated with number 2i + 1, 0: number i with i + ROTARY_DIM / 2
+//   PAGE_SCALES    1: each page of K and of V has a scale (KV_DTYPE and PAGE are not 0)
 //   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
@@ -148,6 +149,7 @@ constexpr int UNITS_AT = SINKS_AT + (SINKS ? 4 * ROWS : 0);
 // PEERS: where their mailboxes are, the launch's epoch and the GPU's rank.
 constexpr int PEERS_AT = UNITS_AT + (SHARED_QUERY && DIVIDED_QUERY ? 4 * ROWS : 0);
 constexpr int PEERS_BYTES = PEERS > 0 ? 8 * PEERS + 8 : 0;
+// Each warp's, one for each stage; PAGE_SCALES: with the scales of its stages' pages behind them.
 constexpr int BARRIERS_AT = PEERS_AT + PEERS_BYTES;
 
 #define INFINITE __int_as_float(0x7f800000)

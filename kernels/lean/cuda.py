@@ -256,6 +256,8 @@ def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
         config = config.of_warps if beyond else config
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
     build = with_append(with_masks(build, inputs), inputs)
+    if inputs.k_page_descale is not None:
+        build = replace(build, page_scales=1)
     return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
 
 
@@ -424,6 +426,9 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.q_descale, params.k_descale, params.v_descale = (
             Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)
         )
+    if build.page_scales:
+        params.k_page_descale = Descale.of(inputs.k_page_descale)
+        params.v_page_descale = Descale.of(inputs.v_page_descale)
     for name, tensor in extras.items():
         setattr(*pointer(params, name), tensor.data_ptr())
     if inputs.peers is not None:

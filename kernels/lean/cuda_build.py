@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
-from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
+from leanbench.kernels.lean.cuda_params import PAGE_SCALES_PARAMS_BYTES, PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaBinary, CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import LaunchResources
-from leanbench.core.kinds import FP8_DTYPES, SAME
+from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 from leanbench.core.problem import AttentionProblem
 
 #: Of the sources and their headers.
@@ -69,7 +69,7 @@ def refusal_of_fp8(
 
 def refusal_of_sharing(problem: AttentionProblem) -> str | None:
     """One sentence on what GPUs that share sequences cannot have, or None: what depends on where in
-    its sequence a token is, and what changes the caches.
+    its sequence a token is, what changes the caches, and scales of pages.
     """
     if problem.gpus.context == 1:
         return None
@@ -81,6 +81,7 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
         "appended tokens": problem.append > 0,
         "padded sequences": problem.leftpad,
         "packed queries": problem.q_lens is not None,
+        "scales of pages": problem.page_scales != NO_PAGE_SCALES,
     }
     asked = [what for what, is_asked in refused.items() if is_asked]
     if not asked:
@@ -145,6 +146,7 @@ class CudaBuild:
     batch_idx: int = 0
     kv_dtype: int = 0
     q_dtype: int = 0
+    page_scales: int = 0
     append: int = 0
     rotary_dim: int = 0
     interleaved: int = 0
@@ -180,6 +182,7 @@ class CudaBuild:
             ragged_q=int(ragged_q),
             kv_dtype=FP8_NUMBERS.index(problem.kv_dtype),
             q_dtype=FP8_NUMBERS.index(problem.q_dtype),
+            page_scales=int(problem.page_scales != NO_PAGE_SCALES),
             window_left=int(problem.most_behind >= 0),
             attention_chunk=int(problem.attention_chunk > 0),
             window_right=int(not problem.causal),
@@ -279,6 +282,8 @@ class CudaBuild:
             total += 4 * self.rows
         if self.peers:
             total += 8 * self.peers + 8
+        if self.page_scales:
+            total += 8 * self.warps * self.stages * (self.chunk // self.box)
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:
@@ -299,7 +304,7 @@ class CudaBuild:
             )
         self._check_pages()
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PARAMS_BYTES
+            "PARAMS_BYTES": PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES
         }
         named = tuple(sorted(defines.items()))
         return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)

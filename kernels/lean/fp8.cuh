@@ -18,6 +18,15 @@ __device__ __forceinline__ float scale_of(const Descale &scales, int sequence, i
   return scales.at ? __ldg(scales.at + at) : 1.0f;
 }
 
+__device__ __forceinline__ float reciprocal_of(float power_of_two) {
+  return __uint_as_float((254 << 23) - __float_as_uint(power_of_two));
+}
+
+// PAGE_SCALES: a power of two above a scale; of 0 the least that has no fewer digits.
+__device__ __forceinline__ float unit_above(float scale) {
+  return __uint_as_float(min((__float_as_uint(scale) >> 23) + 1, 253u) << 23);
+}
+
 // Bytes `first` and `second` of a word, in fp16.
 template <int DTYPE>
 __device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
@@ -61,9 +70,9 @@ __device__ __forceinline__ float unit_of(u32 largest) {
   return __uint_as_float((max(largest >> 7, 15u) - 14) << 23);
 }
 
-// A pair of bf16 to fp16. The unit's reciprocal is exact.
+// A pair of bf16 to fp16.
 __device__ __forceinline__ u32 in_units(u32 pair, float unit) {
-  const float by = __uint_as_float((254 << 23) - __float_as_uint(unit));
+  const float by = reciprocal_of(unit);
   return cvt_rn_x2<false>(__uint_as_float(pair << 16) * by,
                           __uint_as_float(pair & 0xffff0000) * by);
 }

@@ -47,6 +47,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #if BULK && CLUSTER > 1
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
+#if PAGE_SCALES
+  else if (guessed)
+    ring.complete_guess(p, warp, part);
+#endif
 #endif
   if (!works) {
     events.end();
@@ -90,7 +94,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool appends = APPEND && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
-      attend_chunk(state, p, query, stage, part, lane);
+      u32 scales = 0;
+#if PAGE_SCALES
+      scales = warp.scales(ring.stage);
+#endif
+      attend_chunk(state, p, query, stage, scales, part, lane);
       ring.release();
       part.chunk += part.step();
     }

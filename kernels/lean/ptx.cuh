@@ -111,6 +111,13 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from, bool co
                : "memory");
 }
 
+// 4 bytes where `copied`; zeros otherwise, and nothing is read.
+__device__ __forceinline__ void cp_async_ca_4(u32 to, const void *from, bool copied) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(copied ? 4 : 0)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -119,6 +126,12 @@ __device__ __forceinline__ void cp_async_commit_group() {
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ float ld_shared_f32(u32 address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
 }
 
 __device__ __forceinline__ void st_shared_v4(u32 address, u32 x) {

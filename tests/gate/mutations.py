@@ -251,10 +251,28 @@ ATTEND = (
         by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
         f"{ON_CPU}[fp8]",
     ),
+    Mutation(
+        "sums of values stay in the unit of the pages before",
+        f"{LEAN}/attend.cuh",
+        "scale = unit * reciprocal_of(moved);",
+        "scale = 1.0f;",
+        "values count for more where a page has a larger scale than those before",
+        by_launches("b3 h8/2 n129+700+45 d128 p64 kv-e4m3 ps-page-head bf16 NHD"),
+        f"{ON_CPU}[scales of pages]",
+    ),
 )
 
 #: Copies into shared memory, and what waits for them.
 COPY = (
+    Mutation(
+        "all KV heads take the scales of the first",
+        f"{LEAN}/copy.cuh",
+        "kv_head * of.stride_head",
+        "0 * of.stride_head",
+        "keys and values of the others are off by the scales",
+        by_launches("b3 h8/2 n129+700+45 d128 p64 kv-e4m3 ps-page-head bf16 NHD"),
+        f"{ON_CPU}[scales of pages]",
+    ),
     Mutation(
         "a barrier's phase is not flipped",
         f"{LEAN}/copy.cuh",

@@ -177,15 +177,36 @@ inline void cp_async_cg_16(u32 to, const void *from, bool copied) {
   cp_async_cg_16(to, copied ? from : zeros);
 }
 
+inline void cp_async_ca_4(u32 to, const void *from, bool copied) {
+  if ((size_t)from % 4) fail("a copy from an address that is no multiple of 4");
+  Copy copy = {to, 0, std::vector<unsigned char>(4), nullptr};
+  if (copied) memcpy(copy.bytes.data(), from, 4);
+  unsigned char *into = at_shared(to, 4);
+  if (machine.lazy)
+    machine.current->groups.back().push_back(copy);
+  else
+    memcpy(into, copy.bytes.data(), 4);
+}
+
 inline void cp_async_commit_group() { machine.current->groups.emplace_back(); }
 
 template <int PENDING>
 inline void cp_async_wait_group() {
   auto &groups = machine.current->groups;
   while (groups.size() > PENDING + 1) {
-    for (const Copy &copy : groups.front()) memcpy(at_shared(copy.to, 16), copy.from, 16);
+    for (const Copy &copy : groups.front())
+      if (copy.bytes.empty())
+        memcpy(at_shared(copy.to, 16), copy.from, 16);
+      else
+        memcpy(at_shared(copy.to, 4), copy.bytes.data(), 4);
     groups.erase(groups.begin());
   }
+}
+
+inline float ld_shared_f32(u32 address) {
+  float x;
+  memcpy(&x, at_shared(address, 4), 4);
+  return x;
 }
 
 inline void st_shared_v4(u32 address, u32 x) {

@@ -58,6 +58,14 @@ PROBLEMS = (
     AttentionProblem(8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3"),
     AttentionProblem(1, 28, 2, 8192, 128, "bf16", kv_dtype="e4m3", q_dtype="e4m3"),
     AttentionProblem(2, 64, 8, 4096, 128, q_len=16, kv_dtype="e5m2"),
+    *(
+        AttentionProblem(8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3", page_scales="page", **sizes)
+        for sizes in (
+            {"page_size": 64},
+            {"page_size": 1, "q_len": 64},
+            {"page_size": 48, "q_len": 4, "window_left": 1023, "lengths_on": "device"},
+        )
+    ),
 )
 GPUS = ("a100", "h200", "b200")
 
