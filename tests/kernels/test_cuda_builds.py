@@ -29,6 +29,9 @@ from leanbench.core.registry import kernel
 from leanbench.gpu.catalogue import CATALOGUE, find
 from leanbench.gpu.occupancy import theoretical_occupancy
 
+PAGE_SCALES = AttentionProblem(
+    8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3", page_scales="page", page_size=64
+)
 #: One for every way that the kernel is built: rows, pages, query positions, lengths on the device.
 PROBLEMS = (
     AttentionProblem(1, 32, 8, 4096, 128),
@@ -58,14 +61,9 @@ PROBLEMS = (
     AttentionProblem(8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3"),
     AttentionProblem(1, 28, 2, 8192, 128, "bf16", kv_dtype="e4m3", q_dtype="e4m3"),
     AttentionProblem(2, 64, 8, 4096, 128, q_len=16, kv_dtype="e5m2"),
-    *(
-        AttentionProblem(8, 32, 8, 8192, 128, "bf16", kv_dtype="e4m3", page_scales="page", **sizes)
-        for sizes in (
-            {"page_size": 64},
-            {"page_size": 1, "q_len": 64},
-            {"page_size": 48, "q_len": 4, "window_left": 1023, "lengths_on": "device"},
-        )
-    ),
+    PAGE_SCALES,
+    replace(PAGE_SCALES, page_size=1, q_len=64),
+    replace(PAGE_SCALES, page_size=48, q_len=4, window_left=1023, lengths_on="device"),
 )
 GPUS = ("a100", "h200", "b200")
 
