@@ -64,32 +64,32 @@ __device__ __forceinline__ u64 globaltimer() {
 
 // ---- the rounds --------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 *unit_of_thread(u32 *mailbox, int unit) {
-  return mailbox + UNIT * (THREADS * unit + threadIdx.x);
+__device__ __forceinline__ u32 *unit_of_thread(u32 *slots, int unit) {
+  return slots + UNIT * (THREADS * unit + threadIdx.x);
 }
 
-__device__ __forceinline__ void send(u32 *mailbox, u32 number) {
+__device__ __forceinline__ void send(u32 *slots, u32 number) {
 #pragma unroll
-  for (int unit = 0; unit < UNITS; unit++) store(unit_of_thread(mailbox, unit), number);
+  for (int unit = 0; unit < UNITS; unit++) store(unit_of_thread(slots, unit), number);
 }
 
 // Whether all of the message came within POLLS looks; the same to all threads.
-__device__ __forceinline__ bool receive(u32 *mailbox, u32 number) {
+__device__ __forceinline__ bool receive(u32 *slots, u32 number) {
   bool came = false;
   for (int poll = 0; poll < POLLS && !came; poll++) {
     came = true;
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++)
-      came &= holds(unit_of_thread(mailbox, unit), number);
+      came &= holds(unit_of_thread(slots, unit), number);
   }
   return THREADS == 1 ? came : __syncthreads_and(came);
 }
 
-// Of one CTA. `own` is this GPU's memory, `peer` the other's; `stamps`: nanoseconds at the end of
+// Of one CTA. `own` is this GPU's memory, `peer` the other's; `ends`: nanoseconds at the end of
 // each batch of ROUNDS, 0 where a message did not come; null on the GPU that answers.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    ping_pong(u32 *own, u32 *peer, u64 *stamps) {
-  const bool asks = stamps != nullptr;
+    ping_pong(u32 *own, u32 *peer, u64 *ends) {
+  const bool asks = ends != nullptr;
   u32 number = 0;
   for (int batch = 0; batch < BATCHES; batch++) {
     for (int round = 0; round < ROUNDS; round++) {
@@ -98,6 +98,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (!receive(own, number)) return;
       if (!asks) send(peer, number);
     }
-    if (asks && threadIdx.x == 0) stamps[batch] = globaltimer();
+    if (asks && threadIdx.x == 0) ends[batch] = globaltimer();
   }
 }

@@ -119,13 +119,13 @@ def measure_ping_pong(first: int, second: int) -> PingPong:
     return PingPong(first, second, trips)
 
 
-def round_trip_us(stamps_ns: Sequence[int], rounds: int = ROUNDS) -> float:
+def round_trip_us(ends_ns: Sequence[int], rounds: int = ROUNDS) -> float:
     """The median over batches of a round trip in microseconds; the first batch is not used.
 
     Args:
-        stamps_ns: nanoseconds at the end of each batch of `rounds`.
+        ends_ns: nanoseconds at the end of each batch of `rounds`.
     """
-    batches = [later - earlier for earlier, later in pairwise(stamps_ns)]
+    batches = [later - earlier for earlier, later in pairwise(ends_ns)]
     return statistics.median(batches) / rounds / 1e3
 
 
@@ -143,11 +143,11 @@ class _Side:
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
-        mailbox_bytes = max(message.sent_bytes for message in MESSAGES.values())
+        slots_bytes = max(message.sent_bytes for message in MESSAGES.values())
         # Not torch's allocator: memory of its expandable segments has no peer access.
-        self._mailbox = self._allocate(mailbox_bytes, stack)
-        self._stamps = self._allocate(8 * BATCHES, stack)
-        self._numbers = ((self._mailbox, mailbox_bytes // 4), (self._stamps, 2 * BATCHES))
+        self._slots = self._allocate(slots_bytes, stack)
+        self._ends = self._allocate(8 * BATCHES, stack)
+        self._numbers = ((self._slots, slots_bytes // 4), (self._ends, 2 * BATCHES))
 
     def reach(self, peer: _Side, stack: ExitStack) -> None:
         """Lets kernels of this GPU store into the other's memory."""
@@ -166,14 +166,14 @@ class _Side:
         return _check(self._call("cuModuleGetFunction", module, b"ping_pong"))
 
     def clear(self) -> None:
-        """Makes mailbox and stamps 0, and waits until they are."""
+        """Makes slots and ends 0, and waits until they are."""
         for memory, numbers in self._numbers:
             _check(self._call("cuMemsetD32", memory, 0, numbers))
         self.wait()
 
     def launch(self, function: Any, message: Message, peer: _Side, asks: bool) -> None:
         """Starts the CTA that sends first and takes the time, or the one that answers."""
-        values = (int(self._mailbox), int(peer._mailbox), int(self._stamps) if asks else 0)
+        values = (int(self._slots), int(peer._slots), int(self._ends) if asks else 0)
         arguments = (values, (ctypes.c_void_p,) * 3)
         grid, block = (1, 1, 1), (message.threads, 1, 1)
         _check(self._call("cuLaunchKernel", function, *grid, *block, 0, 0, arguments, 0))
@@ -181,11 +181,11 @@ class _Side:
     def wait(self) -> None:
         _check(self._call("cuCtxSynchronize"))
 
-    def read_stamps(self) -> list[int]:
-        stamps = (ctypes.c_uint64 * BATCHES)()
-        address = ctypes.addressof(stamps)
-        _check(self._call("cuMemcpyDtoH", address, self._stamps, ctypes.sizeof(stamps)))
-        return list(stamps)
+    def read_ends(self) -> list[int]:
+        ends = (ctypes.c_uint64 * BATCHES)()
+        address = ctypes.addressof(ends)
+        _check(self._call("cuMemcpyDtoH", address, self._ends, ctypes.sizeof(ends)))
+        return list(ends)
 
     def _allocate(self, size_bytes: int, stack: ExitStack) -> Any:
         memory = _check(self._call("cuMemAlloc", size_bytes))
@@ -208,7 +208,7 @@ class _Side:
 
 def _measure(message: Message, asking: _Side, answering: _Side) -> float:
     """The round trip of a message in microseconds, between GPUs that reach one another."""
-    stamps_ns: list[int] = []
+    ends_ns: list[int] = []
     with ExitStack() as stack:
         # Both are loaded before either runs: loading may wait for what runs.
         asks, answers = (side.load(message, stack) for side in (asking, answering))
@@ -219,16 +219,16 @@ def _measure(message: Message, asking: _Side, answering: _Side) -> float:
             asking.launch(asks, message, answering, asks=True)
             asking.wait()
             answering.wait()
-            stamps_ns = asking.read_stamps()
-            if 0 in stamps_ns:
-                done = stamps_ns.index(0) * ROUNDS
+            ends_ns = asking.read_ends()
+            if 0 in ends_ns:
+                done = ends_ns.index(0) * ROUNDS
                 raise UserError(
                     f"a message between GPUs {asking.index} and {answering.index} did not come"
                     f" within {POLLS:,} looks, in round {done + 1:,} to {done + ROUNDS:,} of"
                     f" {BATCHES * ROUNDS:,}: stop what else runs on them, or leave one out with"
                     " CUDA_VISIBLE_DEVICES"
                 )
-    return round_trip_us(stamps_ns)
+    return round_trip_us(ends_ns)
 
 
 def _check_pair(driver: Any, first: int, second: int) -> None:

@@ -214,11 +214,14 @@ def expand(sweep: Sweep) -> list[Cell]:
     combinations = sum(grid.combinations for grid in sweep.grids)
     combinations += sweep.draw.count if sweep.draw else 0
     chosen = min(combinations, sweep.sample.count) if sweep.sample else combinations
-    # All of a grid's problems are made, also where a few are drawn.
-    asked = max(combinations, chosen * len(sweep.kernels))
-    if asked > MAX_CELLS:
+    if chosen * len(sweep.kernels) > MAX_CELLS:
         raise UserError(
-            f"sweep {sweep.name!r} asks for {asked} cells, the limit is"
+            f"sweep {sweep.name!r} asks for {chosen * len(sweep.kernels)} cells, the limit is"
+            f" {MAX_CELLS}: shorten an axis"
+        )
+    if combinations > MAX_CELLS:
+        raise UserError(
+            f"sweep {sweep.name!r} has {combinations} problems to draw from, the limit is"
             f" {MAX_CELLS}: shorten an axis"
         )
     problems = dict.fromkeys(problem for grid in sweep.grids for problem in grid.problems())

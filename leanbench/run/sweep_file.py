@@ -293,7 +293,9 @@ def requested_sweep(
     if sweep.draw is not None:
         sweep = replace(sweep, draw=_redrawn(sweep.draw, given, count, seed))
     elif count is not None:
-        sweep = replace(sweep, sample=Sample(count, seed or 0))
+        of = f"{count} problems, drawn with seed {seed or 0}, of {sweep.name}"
+        described = f"{of}: {sweep.description}" if sweep.description else of
+        sweep = replace(sweep, sample=Sample(count, seed or 0), description=described)
     if kernels is not None:
         sweep = replace(sweep, kernels=parse_kernels(kernels))
     if measure:

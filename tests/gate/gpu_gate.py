@@ -259,8 +259,7 @@ def header_of(found: dict[str, Any]) -> str:
     rest = ", ".join(
         f"{name} {value}"
         for name, value in found.items()
-        if name not in ("gpu_product", "gpu_uuid", "driver", "kernels", "gpus")
-        and value is not None
+        if name not in _NOT_LISTED and value is not None
     )
     gpu = f"GPU {found['gpu_product']}, driver {found['driver']}, kernels {found['kernels']}"
     return f"{gpu}\n{rest}\n{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

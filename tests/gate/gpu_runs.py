@@ -4,10 +4,10 @@
     python tests/gate/gpu_runs.py [RUN...] [--out folder] [--seed N] [--limit-s 540] [--list]
     python tests/gate/gpu_runs.py --place [--out folder]
 
-Without names: those that documents quote and that are of older kernels or settings. A run on each
-GPU, the longest first; runs of several GPUs before all others, alone. What the limit leaves undone
-goes on in the next call with the same folder. Drawn runs get new problems: the first of them those
-of --seed, the next one those of the number after it. --place copies whole runs to reports/.
+Without names: those that are of older kernels or settings. A run on each GPU, the longest first;
+runs of several GPUs before all others, alone. What the limit leaves undone goes on in the next call
+with the same folder. Drawn runs get new problems: the first of them those of --seed, the next one
+those of the number after it. --place copies whole runs that were measured to reports/.
 Exits with 1 while anything is undone.
 """
 
@@ -29,8 +29,10 @@ from pathlib import Path
 
 from processes import end_together, run_within
 
+from leanbench.core.errors import UserError
 from leanbench.records.directory import RESULTS
 from leanbench.records.manifest import MANIFEST
+from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
 from leanbench.report.evidence.documents import Evidence
 from leanbench.report.evidence.sources import CURRENT, FOLDER, RECORD, Source
@@ -41,8 +43,13 @@ LIMIT_S = 540.0
 START_S = 8.0
 #: Seconds after a run's budget in which its last cell may end.
 GRACE_S = 60.0
+#: Of the second GPU alone, so that it needs both.
+SECOND_GPU = "second-gpu"
 #: Options of a command that say where its run goes, not what is in it; the first take a value.
-_WHERE = {"--out": 1, "--name": 1, "--no-report": 0, "--quiet": 0, "--resume": 0, "--budget": 1}
+_WHERE = {"--out": 1, "--name": 1, "--budget": 1}
+_WHERE |= dict.fromkeys(("--no-report", "--quiet", "--resume", "--require-gpu"), 0)
+#: Where runs and seeds are declared.
+DECLARED = "reports/evidence.toml"
 
 
 @dataclass(frozen=True)
@@ -69,13 +76,19 @@ def runs_of(sources: Iterable[Source], seed: int | None) -> list[Again]:
     found: list[Again] = []
     for source in sorted(sources, key=lambda each: each.name):
         words, name = _what(shlex.split(source.manifest["command"])[1:]), source.name
+        if any(word.endswith(".toml") for word in words):
+            print(f"{name} left out, {shlex.join(words)} names a file of its own: run it by hand")
+            continue
         if source.seed:
             if seed is None:
                 sys.exit(f"{name} was drawn: give --seed, a number that no problem is from yet")
             words = _with_seed(words, source.seed, seed)
-            name, seed = name.replace(source.seed, str(seed)), seed + 1
+            if name.endswith(f"-{source.seed}"):
+                name = f"{name.removesuffix(source.seed)}{seed}"
+            seed += 1
         took_s = sum(row.wall_s or 0.0 for row, _ in source.run.results)
-        found.append(Again(name, tuple(words), source.parallel_gpus, took_s + START_S))
+        gpus = 2 if name == SECOND_GPU else source.parallel_gpus
+        found.append(Again(name, tuple(words), gpus, took_s + START_S))
     return sorted(found, key=lambda run: (-run.gpus, -run.expected_s))
 
 
@@ -106,12 +119,18 @@ def _with_seed(words: Sequence[str], old: str, new: int) -> list[str]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether all cells of a run have a row."""
-    if not (folder / MANIFEST).is_file() or not (folder / RESULTS).is_file():
-        return False
-    asked = len(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["cells"])
-    lines = (folder / RESULTS).read_text(encoding="utf-8").splitlines()
-    return len({json.loads(line)["cell"] for line in lines}) == asked
+    """Whether all cells of a run have a row; a run that was killed may end in a piece of one."""
+    run = _read(folder)
+    return run is not None and {row.cell for row, _ in run.results} >= {*run.manifest["cells"]}
+
+
+def _read(folder: Path) -> Run | None:
+    """The run of a folder, or None: it is none, or one that is damaged."""
+    try:
+        run = read_run(folder)
+    except UserError:
+        return None
+    return run if isinstance(run.manifest.get("cells"), list) else None
 
 
 def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) -> list[str]:
@@ -151,9 +170,12 @@ def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
         return
     resume = ["--resume"] if (out / run.name / MANIFEST).exists() else []
     where = ["--out", str(out), "--name", run.name, "--no-report", "--quiet", *resume]
+    # A prediction stands for no measurement.
+    where += [] if "--gpu" in run.words else ["--require-gpu"]
+    visible = gpus[1:] if run.name == SECOND_GPU else gpus
     words = [*run.words, *where, "--budget", f"{left_s:.0f}s"]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(visible)}
     command = [sys.executable, "-m", "leanbench", *words]
     ended = run_within(left_s + GRACE_S, command, ROOT, own)
     state = "whole" if is_whole(out / run.name) else "not whole"
@@ -162,24 +184,44 @@ def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
     print(f"{run.name:<20} {state}, {took}  {said}".rstrip(), flush=True)
 
 
-def place(out: Path, root: Path = ROOT) -> list[str]:
-    """Copies whole runs to reports/; their commands say no more where a run went. Their names."""
-    placed = []
-    for folder in sorted(path.parent for path in out.glob(f"*/{MANIFEST}")):
-        if not is_whole(folder):
-            continue
-        to = root / FOLDER / folder.name
-        to.mkdir(exist_ok=True)
-        for name in (RESULTS, SAMPLES):
-            # A prediction has no samples.
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, to / name)
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        first, *words = shlex.split(manifest["command"])
-        manifest["command"] = shlex.join([first, *_what(words)])
-        (to / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        placed.append(folder.name)
-    return placed
+def place(out: Path, names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
+    """Copies whole runs to reports/, whose commands say no more where a run went.
+
+    Args:
+        names: of the runs; all in the folder unless given.
+
+    Returns:
+        A sentence for each: that it was placed, or why not.
+
+    Raises:
+        SystemExit: the folder has no run, or not one of these.
+    """
+    folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}"))
+    there = [folder.name for folder in folders]
+    if absent := [name for name in names or ["any"] if name not in there and (names or not there)]:
+        sys.exit(f"there is no run {absent[0]!r} in {out}: make it, or give its folder by --out")
+    gpu = FOLDER.name
+    return [_placed(folder, root, gpu) for folder in folders if not names or folder.name in names]
+
+
+def _placed(folder: Path, root: Path, gpu: str) -> str:
+    run = _read(folder)
+    if run is None or not is_whole(folder):
+        return f"{folder.name} is not whole: left"
+    manifest = run.manifest
+    found = (manifest.get("source"), manifest.get("gpu", {}).get("name"))
+    if found != ("measured", gpu):
+        return f"{folder.name} was {found[0]} on {found[1]}, not measured on {gpu}: left"
+    to = root / FOLDER / folder.name
+    new = not to.exists()
+    to.mkdir(exist_ok=True)
+    for name in (RESULTS, SAMPLES):
+        shutil.copyfile(folder / name, to / name)
+    first, *words = shlex.split(manifest["command"])
+    manifest = {**manifest, "command": shlex.join([first, *_what(words)])}
+    (to / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    name_it = f", new: name it in {DECLARED}, and its seed where it was drawn" if new else ""
+    return f"{folder.name} placed{name_it}"
 
 
 def _gpus() -> list[str]:
@@ -219,9 +261,11 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     out = options.out.absolute()
     if options.place:
-        print("\n".join(place(out)))
+        print("\n".join(place(out, options.runs)))
         return 0
-    runs = runs_of(_chosen(options.runs), 0 if options.list else options.seed)
+    # Of drawn runs a list has what the first call could be.
+    seed = 0 if options.list and options.seed is None else options.seed
+    runs = runs_of(_chosen(options.runs), seed)
     if options.list:
         for run in runs:
             line = f"{run.name:<20} {run.gpus} x {run.expected_s:4.0f} s"

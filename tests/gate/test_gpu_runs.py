@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import gpu_runs
 import pytest
 from gpu_runs import Again, is_whole, make, place, runs_of
+from processes import Ended
 
 from leanbench.report.evidence.sources import FOLDER, Source, Sources
 
@@ -47,14 +49,35 @@ def test_drawn_runs_get_a_seed_each():
         assert words[words.index("--seed") + 1] == name.removeprefix("serving-")
     with pytest.raises(SystemExit, match=r"serving-\d+ was drawn: give --seed"):
         runs_of(drawn, None)
-    by_file = copy_of(drawn[0], "leanbench sweep mine.toml")
-    with pytest.raises(SystemExit, match=r"`leanbench sweep mine.toml` does not say --seed \d+"):
-        runs_of([by_file], 5)
+    unsaid = copy_of(drawn[0], "leanbench sweep serving")
+    with pytest.raises(SystemExit, match=r"`leanbench sweep serving` does not say --seed \d+"):
+        runs_of([unsaid], 5)
 
 
-def test_runs_are_made_gone_on_with_and_placed(tmp_path, capfd):
-    out, root = tmp_path / "again", tmp_path / "root"
-    (root / FOLDER).mkdir(parents=True)
+def test_a_run_of_a_sweep_file_is_left_out(capsys):
+    assert runs_of([copy_of(Sources(ROOT)["mla"], "leanbench sweep mine.toml")], 5) == []
+    left_out = "mla left out, sweep mine.toml names a file of its own: run it by hand\n"
+    assert capsys.readouterr().out == left_out
+
+
+def test_the_second_gpu_is_made_on_that(tmp_path, monkeypatch):
+    (run,) = runs_of([Sources(ROOT)["second-gpu"]], None)
+    assert run.gpus == 2
+    seen: list[str] = []
+
+    def run_within(_limit_s: float, words: list[str], _folder: Path, own: dict[str, str]) -> Ended:
+        assert "--require-gpu" in words
+        seen.append(own["CUDA_VISIBLE_DEVICES"])
+        return Ended(0, "", 0.0)
+
+    monkeypatch.setattr(gpu_runs, "run_within", run_within)
+    shared = Again("shared", ("sweep", "shared"), 2, 9.0)
+    assert make([run, shared], tmp_path, ["4", "7"], 60) == ["second-gpu", "shared"]
+    assert seen == ["7", "4,7"]
+
+
+def test_runs_are_made_and_gone_on_with(tmp_path, capfd):
+    out = tmp_path / "again"
     run = Again("tiny", tuple(shlex.split(PREDICTED)), 1, 9.0)
     # No time is left for any; two GPUs are not here.
     assert make([run], out, ["0"], 1) == ["tiny"]
@@ -62,22 +85,58 @@ def test_runs_are_made_gone_on_with_and_placed(tmp_path, capfd):
     said = capfd.readouterr().out
     assert "not begun: no time is left" in said
     assert "not begun: asks for 2 GPUs" in said
-    assert place(out, root) == []
 
     assert make([run], out, ["0", "1"], 60) == []
     assert "tiny                 whole, " in capfd.readouterr().out
     results = out / "tiny" / "results.jsonl"
     rows = results.read_text().splitlines()
     assert len(rows) == 4
-    results.write_text("\n".join(rows[:3]) + "\n")
+    # Killed amid a line.
+    results.write_text("\n".join(rows[:3]) + "\n" + rows[3][:40])
     assert not is_whole(out / "tiny")
     assert make([run], out, ["0"], 60) == []
     assert results.read_text().splitlines()[:3] == rows[:3]
+    (out / "tiny" / "manifest.json").write_text("{")
+    assert not is_whole(out / "tiny")
 
-    assert place(out, root) == ["tiny"]
-    manifest = json.loads((root / FOLDER / "tiny" / "manifest.json").read_text())
-    assert manifest["command"] == f"leanbench {PREDICTED}"
-    assert (root / FOLDER / "tiny" / "results.jsonl").read_text() == results.read_text()
+
+def test_whole_runs_that_were_measured_are_placed(tmp_path):
+    out, root = tmp_path / "again", tmp_path / "root"
+    (root / FOLDER).mkdir(parents=True)
+    with pytest.raises(SystemExit, match=r"there is no run 'any' in .*again: make it"):
+        place(out, (), root)
+    for name in ("new", "predicted", "of another GPU", "unfinished", "damaged"):
+        shutil.copytree(ROOT / FOLDER / "mla", out / name)
+
+    def rewrite(name: str, **fields: object) -> None:
+        path = out / name / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    command = "leanbench sweep mla --max-samples 100 --out /x --name y --quiet --require-gpu"
+    rewrite("new", command=command)
+    rewrite("predicted", source="predicted")
+    rewrite("of another GPU", gpu={"name": "a100"})
+    results = out / "unfinished" / "results.jsonl"
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:-1]))
+    (out / "damaged" / "manifest.json").write_text("{")
+    declare = "name it in reports/evidence.toml, and its seed where it was drawn"
+    assert place(out, (), root) == [
+        "damaged is not whole: left",
+        f"new placed, new: {declare}",
+        "of another GPU was measured on a100, not measured on h200: left",
+        "predicted was predicted on h200, not measured on h200: left",
+        "unfinished is not whole: left",
+    ]
+    assert [path.name for path in (root / FOLDER).iterdir()] == ["new"]
+    placed = root / FOLDER / "new"
+    assert (
+        json.loads((placed / "manifest.json").read_text())["command"] == command.split(" --out")[0]
+    )
+    for name in ("results.jsonl", "samples.jsonl.gz"):
+        assert (placed / name).read_bytes() == (ROOT / FOLDER / "mla" / name).read_bytes()
+    assert place(out, ["new"], root) == ["new placed"]
+    with pytest.raises(SystemExit, match="there is no run 'other' in "):
+        place(out, ["other"], root)
 
 
 def test_a_run_that_is_not_there_is_named():

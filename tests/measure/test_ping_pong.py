@@ -70,15 +70,15 @@ static u64 globaltimer() {
 """
 PLAY = """
 // GPU 0 asks; GPU 1 answers where `answers` is set.
-extern "C" void play(u32 *mailboxes, u64 *stamps, bool answers) {
+extern "C" void play(u32 *slots, u64 *ends, bool answers) {
   Cta ctas[2];
   std::vector<std::thread> threads;
-  u32 *of[2] = {mailboxes, mailboxes + THREADS * UNITS};
+  u32 *of[2] = {slots, slots + THREADS * UNITS};
   for (int gpu = 0; gpu < 1 + answers; gpu++)
     for (unsigned thread = 0; thread < THREADS; thread++)
       threads.emplace_back([=, &ctas] {
         threadIdx.x = thread, cta = &ctas[gpu];
-        ping_pong(of[gpu], of[1 - gpu], gpu == 0 ? stamps : nullptr);
+        ping_pong(of[gpu], of[1 - gpu], gpu == 0 ? ends : nullptr);
       });
   for (std::thread &thread : threads) thread.join();
 }
@@ -114,23 +114,23 @@ def test_the_rounds_end_with_and_without_an_answer(tmp_path, threads, units):
     subprocess.run([COMPILER, *flags, *defines, "-o", library, source], check=True)  # type: ignore[list-item]
     play = ctypes.CDLL(str(library)).play
 
-    mailboxes, stamps = (ctypes.c_uint32 * (2 * threads * units))(), (ctypes.c_uint64 * 3)()
-    play(mailboxes, stamps, ctypes.c_bool(True))
-    assert list(stamps) == [1, 2, 3]
+    slots, ends = (ctypes.c_uint32 * (2 * threads * units))(), (ctypes.c_uint64 * 3)()
+    play(slots, ends, ctypes.c_bool(True))
+    assert list(ends) == [1, 2, 3]
     # All of the last message has come to both.
-    assert list(mailboxes) == [15] * (2 * threads * units)
+    assert list(slots) == [15] * (2 * threads * units)
 
-    mailboxes, stamps = (ctypes.c_uint32 * (2 * threads * units))(), (ctypes.c_uint64 * 3)()
-    play(mailboxes, stamps, ctypes.c_bool(False))
-    assert list(stamps) == [0, 0, 0]
-    assert list(mailboxes) == [0] * threads * units + [1] * threads * units
+    slots, ends = (ctypes.c_uint32 * (2 * threads * units))(), (ctypes.c_uint64 * 3)()
+    play(slots, ends, ctypes.c_bool(False))
+    assert list(ends) == [0, 0, 0]
+    assert list(slots) == [0] * threads * units + [1] * threads * units
 
 
 def test_a_round_trip_is_the_median_of_batches_after_the_first():
     # 100 rounds a batch: the first, with the other GPU's launch in it, ends at 9,000,000 ns.
-    stamps = [9_000_000, 9_170_000, 9_345_000, 9_515_000, 9_985_000]
-    assert round_trip_us(stamps, rounds=100) == pytest.approx((1.70 + 1.75) / 2)
-    assert round_trip_us(stamps[:4], rounds=100) == pytest.approx(1.70)
+    ends = [9_000_000, 9_170_000, 9_345_000, 9_515_000, 9_985_000]
+    assert round_trip_us(ends, rounds=100) == pytest.approx((1.70 + 1.75) / 2)
+    assert round_trip_us(ends[:4], rounds=100) == pytest.approx(1.70)
 
 
 def test_one_way_is_half():
@@ -166,7 +166,7 @@ class FakeDriver:
         #: (context, peer) whose access torch has enabled before.
         self.enabled: set[tuple[int, int]] = set()
         self.launches: list[tuple[int, str, tuple[int, ...]]] = []
-        self.stamps_ns: list[int] = []
+        self.ends_ns: list[int] = []
         #: After so many batches nobody answers.
         self.answered = BATCHES
         self.free_bytes = 1 << 30
@@ -250,17 +250,17 @@ class FakeDriver:
 
     def cuLaunchKernel(self, function: CudaSource, *words: Any) -> tuple[Any, ...]:
         grid, block, (shared, stream, arguments, extra) = words[:3], words[3:6], words[6:]
-        (own, peer, stamps), types = arguments
+        (own, peer, ends), types = arguments
         assert (grid, shared, stream, extra) == ((1, 1, 1), 0, 0, 0)
         assert types == (ctypes.c_void_p,) * 3
         [name] = [name for name, message in MESSAGES.items() if message.source((9, 0)) == function]
         assert block == (MESSAGES[name].threads, 1, 1)
         assert own >> 32 == self.context
-        self.launches.append((self.context - 100, name, (peer >> 32, stamps >> 32)))
-        if stamps:
+        self.launches.append((self.context - 100, name, (peer >> 32, ends >> 32)))
+        if ends:
             assert self.launches[-2][:2] == ((peer >> 32) - 100, name)
-            ends = [5_000_000 + TRUTH_NS[name] * ROUNDS * batch for batch in range(BATCHES)]
-            self.stamps_ns = [end if i < self.answered else 0 for i, end in enumerate(ends)]
+            batches = [5_000_000 + TRUTH_NS[name] * ROUNDS * batch for batch in range(BATCHES)]
+            self.ends_ns = [end if i < self.answered else 0 for i, end in enumerate(batches)]
         return (Status.CUDA_SUCCESS,)
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
@@ -268,7 +268,7 @@ class FakeDriver:
 
     def cuMemcpyDtoH(self, address: int, memory: int, size_bytes: int) -> tuple[Any, ...]:
         assert (memory >> 32, memory & 0xFFFFFFFF) == (self.context, size_bytes)
-        read = (ctypes.c_uint64 * BATCHES)(*self.stamps_ns)
+        read = (ctypes.c_uint64 * BATCHES)(*self.ends_ns)
         ctypes.memmove(address, read, size_bytes)
         return (Status.CUDA_SUCCESS,)
 
