@@ -162,19 +162,22 @@ def test_a_replay_that_chooses_other_tokens_is_no_result(
 
 
 def test_a_replay_may_choose_another_token_of_the_same_logit(world, tmp_path, monkeypatch):
+    twins: list[int] = []
+
     def choose_the_twin(step: DecodeStep) -> None:
-        step.chosen.add_(1).remainder_(96)
+        step.chosen.fill_(sum(twins) - int(step.chosen))
 
     def with_a_twin(instruments: Any, problem: Any) -> DecodeStep:
-        """The row of the output matrix behind the eager choice's is the same."""
+        """Two rows of the output matrix are the same, the eager choice's and the next."""
         step = DecodeStep(problem, "cpu")
         own: Any = kernel("sdpa")
         step.attend_with(own.attend)
         step()
         head: Any = step.model.lm_head
         first = int(step.chosen)
+        twins[:] = first, (first + 1) % 96
         with torch.no_grad():
-            head.weight[(first + 1) % 96] = head.weight[first]
+            head.weight[twins[1]] = head.weight[first]
         return step
 
     monkeypatch.setattr(measure, "_loaded", with_a_twin)
