@@ -1,0 +1,559 @@
+"""Settings of LeanAttention's CUDA C++ implementation, chosen by sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from leanbench.kernels.lean.configs import LeanCudaConfig
+from leanbench.kernels.lean.cuda_build import (
+    BULK_TOKENS,
+    HOPPER,
+    MOST_BUILT_Q_LEN,
+    WARPGROUP_ROWS,
+    CudaBuild,
+    looks_up_rows,
+    rows_of,
+    takes_warpgroups,
+)
+from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
+
+from leanbench.core.decomposition import cluster_slots, stream_k_grid
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.kinds import SAME
+from leanbench.core.problem import AttentionProblem
+
+# The thresholds of `heuristic`, for lengths that the host knows, say which quantity they limit and
+# which timings on an H200 gave them: [families] reports/h200/settings/families.json.gz (240
+# problems, every candidate; docs/performance-log.md, entry 25), [trial] settings/trial.json (34
+# problems; entry 28). docs/tuning.md has what each is worth there. "Bytes" are those of K and V.
+#: Tokens of a LeanTile.
+TILE_TOKENS = 128
+#: Tokens of a chunk: matrix instructions take 16.
+_LEAST_CHUNK = 16
+#: Rows of an output tile, padded.
+TILE_ROWS = (8, 16, 32)
+#: Bytes up to which clusters larger than 2 are taken: they leave SMs idle, which then costs more
+#: than their reduction saves. [families] has no problem on which another limit from 1e9 on changes
+#: the choice.
+_MAX_BYTES_FOR_LARGE_CLUSTERS = 2e9
+#: The same by cluster size where there are more than one for each of the GPU's processing clusters,
+#: some of which then hold one more than others: a processing cluster's share of the bandwidth is
+#: limited. From the first run of paper-500, 12 heads x 16k to 512k (entry 29).
+_MAX_BYTES_FOR_UNEVEN_CLUSTERS = {8: 40e6, 4: 80e6, 2: math.inf}
+_PROCESSING_CLUSTERS = 8
+#: Where all lengths are equal, work ranges stay within an output tile (of 8 rows) as long as that
+#: idles CTAs for less than it takes to read this: no tile boundary is crossed then. [families]
+_MAX_IDLE_BYTES = 42e6
+#: Output tiles that, with a cluster of 8 CTAs each, read nearly as fast as the GPU can; fewer are
+#: few (entry 29: 8 heads on 64 SMs reach 97% of the floor). [trial]
+_FEW_TILES = 8
+#: Bytes that output tiles which share K and V read again from the L2 at most; else they have more
+#: rows. Entry 23: 4 x 32/1 x 32k x 128. [families]
+_MAX_REREAD_BYTES = 170e6
+#: Bytes below which, and a quarter above it where KV heads are few, output tiles have the fewest
+#: rows if a KV head then has at most two of them; otherwise the most rows that make enough output
+#: tiles, `_FEW_TILES`. [families]
+_MAX_BYTES_FOR_FEWEST_ROWS = 16e6
+#: Above that, from some to many KV heads of all sequences, output tiles have the fewest rows.
+#: Outside, the most that make enough output tiles and with which the bytes of all reads of K and V,
+#: the L2's among them, stay below this for each row. [trial] (b)
+_SOME_HEADS, _MANY_HEADS = 16, 100
+_SHARED_ROW_BYTES = 19e6
+#: Bytes above which output tiles that read the same K and V have no cluster of their own; from so
+#: many of them on no pairs. [trial] (a)
+_MAX_BYTES_FOR_SHARED_CLUSTERS = 20e6
+_MANY_SHARED_TILES = 16
+#: Bytes above which two stages of head_dim 128 are as good as three, or better. [families]
+_MIN_BYTES_FOR_TWO_STAGES = 80e6
+#: Bytes above which, by the numbers of a partial, pairs of CTAs are faster than single ones where a
+#: grid of whole pairs to an output tile idles no more than this share of them. [families], and by
+#: the numbers of a partial [trial] (e)
+_MIN_BYTES_FOR_PAIRS = {1: 1e9, 512: 300e6, 1024: 100e6, 2048: 50e6}
+_FEW_IDLE_SHARE = 0.04
+#: Numbers of a partial from which on clusters of 2 or 4 merge it first where there are few output
+#: tiles; work ranges of pairs may be this much longer than their mean. [trial]
+_LARGE_PARTIAL = 512
+_UNEVEN_SHARE = 0.02
+#: Lengths on the device: by the size of a cluster, output tiles up to which each has one, and the
+#: numbers of a partial from which on that pays (entries 36 and 43).
+_ANY_LENGTH_CLUSTERS = {8: (8, 512), 4: (24, 1536)}
+#: Of the L2.
+_LINE_BYTES = 128
+_SECTOR_BYTES = 32
+#: Lengths on the device: query heads of a KV head up to which four warps of 32 tokens are enough
+#: (entry 32).
+_FEW_QUERIES = 4
+#: Lengths on the device: output tiles to an SM above which two CTAs share it (entry 43); of caches
+#: in 8 bits, which were timed with no other (entry 34).
+_MANY_OUTPUT_TILES, _MANY_OUTPUT_TILES_IN_8_BITS = 1, 1.5
+#: The same of head_dims above 192, where each of the two has one stage: short sequences gain 11% in
+#: the mean, long ones lose up to 4% (entry 46).
+_MANY_WIDE_OUTPUT_TILES = 1.5
+#: Caches in 8 bits, in [fp8] reports/h200/settings/fp8.json (entry 40): bytes above which pairs of
+#: CTAs are faster, whatever a partial has.
+_MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
+#: Bytes below which two CTAs that share an output tile of up to 64 columns merge through memory,
+#: with eight warps each, not as a pair: 3 to 8% less at 56 to 66 heads x 1k to 4k x 64; with three
+#: CTAs to an output tile 7% more at 36 heads x 8k (entry 56).
+_MIN_BYTES_FOR_PAIRS_OF_TILES = 100e6
+#: Bytes below which few clusters are enough. [families]
+_SMALL_BYTES = 4e6
+#: Query rows of a KV head from which on warpgroups multiply where there are several query tokens.
+_MANY_ROWS = 17
+#: The same where the host knows the lengths and there are no more KV heads of all sequences than
+#: SMs: with 16 lean.cu takes 0 to 11% longer at 1 x 32k, 1 x 4k and 8 x 4k. Elsewhere it takes 2 to
+#: 6% less, on batches with lengths on the device (entry 50).
+_MANY_ROWS_OF_FEW_TILES = 16
+#: Output tiles of 64 rows to an SM above which two CTAs share it, which takes up to 26% less; with
+#: fewer up to 21% more (entry 50).
+_OUTPUT_TILES_OF_PAIRS = 1.0
+#: Lengths on the device: two CTAs also from a third of an output tile to an SM to a half. There one
+#: CTA to an SM crosses output tiles that have two or three splits: two take 2 to 12% less at 8 x
+#: some 1000 to 4000, 3 to 17% more with some 500 tokens (entry 50).
+_SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
+#: LeanTiles of an output tile that is not split where there are many of them. [families]
+_SHORT_TILES = 5
+
+
+# A check of settings takes as long as the rest of the heuristic.
+@lru_cache(maxsize=1024)
+def cuda_config(
+    chunk: int,
+    warps: int,
+    stages: int,
+    per_sm: int,
+    cluster: int,
+    rows: int,
+    copy: str,
+    min_tiles: int,
+    align_grid: bool,
+) -> LeanCudaConfig:
+    return LeanCudaConfig(
+        tile_tokens=TILE_TOKENS,
+        num_warps=warps,
+        num_stages=stages,
+        ctas_per_sm=per_sm,
+        min_tiles_per_cta=min_tiles,
+        align_grid=align_grid,
+        chunk_tokens=chunk,
+        tile_rows=rows,
+        cluster_size=cluster,
+        copy=copy,
+    )
+
+
+def widest(problem: AttentionProblem) -> int:
+    """The larger head_dim of K's and V's."""
+    return max(problem.head_dim, problem.value_dim)
+
+
+def copy_of(problem: AttentionProblem, gpu: GpuSpec) -> str:
+    """Bulk copies where the GPU has them, unless rows of several KV heads share a line: a bulk copy
+    reads all of it for each.
+    """
+    number_bytes = problem.token_bytes // (problem.head_dim + problem.value_dim)
+    split_lines = number_bytes * (problem.head_dim | problem.value_dim) % _LINE_BYTES > 0
+    shared_lines = problem.kv_layout == "NHD" and problem.kv_heads > 1 and split_lines
+    if problem.kv_dtype != SAME and problem.token_bytes == _LINE_BYTES:
+        # Rows of 64 bytes: bulk copies are faster where these lie apart, by 5% and more, slower
+        # where they do not, by 15% [fp8].
+        shared_lines = not shared_lines
+    whole_boxes = (problem.page_size or 0) % BULK_TOKENS == 0
+    # Rows that start within a sector of 32 bytes: bulk copies take 2 to 15% longer (entry 42).
+    whole_sectors = number_bytes * (problem.head_dim | problem.value_dim) % _SECTOR_BYTES == 0
+    bulk = whole_boxes and whole_sectors and not shared_lines
+    return "bulk" if bulk and gpu.compute_capability >= HOPPER else "async"
+
+
+def _wide_in_8_bits(problem: AttentionProblem, rows: int) -> bool:
+    """Whether a chunk may have twice the tokens of 16 bits: the same bytes, in as many
+    registers as there are.
+    """
+    return problem.kv_dtype != SAME and 64 < problem.head_dim <= 128 and rows == TILE_ROWS[0]
+
+
+def fitted(config: LeanCudaConfig, problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """The config with less of what takes shared memory, until it fits: a third stage first,
+    the cluster and the warps last.
+
+    Raises:
+        UserError: nothing does.
+    """
+    while not CudaBuild.of(problem, config).fits(gpu):
+        config = _smaller(config, gpu)
+    return config
+
+
+def _smaller(config: LeanCudaConfig, gpu: GpuSpec) -> LeanCudaConfig:
+    chunk_tokens, cluster_size = config.chunk_tokens, config.cluster_size
+    if config.num_stages > 2:
+        return replace(config, num_stages=config.num_stages - 1)
+    if config.ctas_per_sm > 1:
+        return replace(config, ctas_per_sm=1)
+    if chunk_tokens > _LEAST_CHUNK:
+        return replace(config, chunk_tokens=chunk_tokens // 2)
+    if config.num_stages > 1:
+        return replace(config, num_stages=1)
+    if cluster_size > 1:
+        return replace(config, cluster_size=1)
+    if config.num_warps > 1:
+        return replace(config, num_warps=config.num_warps // 2)
+    raise UserError(
+        f"lean_cuda finds no room in the {gpu.shared_kb_per_cta} KB of shared memory of a CTA on"
+        f" {gpu.name}"
+    )
+
+
+def tile_rows_of(problem: AttentionProblem) -> int:
+    """Rows of an output tile at most: fewer make more output tiles, which keep more SMs busy and
+    have less to merge, and read the same K and V from the L2 again.
+    """
+    all_rows = problem.group_size * problem.q_len
+    heads = problem.batch * problem.kv_heads
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    # What is read again in 8 bits is converted again, number by number.
+    most_reread = _MAX_REREAD_BYTES / (1 if problem.kv_dtype == SAME else 2)
+    # Output tiles of a KV head, and so reads of its K and V.
+    reads = {rows: -(-all_rows // rows) for rows in TILE_ROWS if rows <= most}
+    able = [
+        rows
+        for rows, times in reads.items()
+        if rows == most or problem.kv_bytes * (times - 1) < most_reread
+    ]
+    enough = [rows for rows in reversed(able) if heads * reads[rows] >= _FEW_TILES]
+    if problem.kv_bytes < (
+        _MAX_BYTES_FOR_FEWEST_ROWS if heads >= _FEW_TILES else 1.25 * _MAX_BYTES_FOR_FEWEST_ROWS
+    ):
+        return able[0] if reads[able[0]] <= 2 or not enough else enough[0]
+    if _SOME_HEADS <= heads <= _MANY_HEADS:
+        return able[0]
+    return next(
+        (rows for rows in enough if problem.kv_bytes * reads[rows] < rows * _SHARED_ROW_BYTES), most
+    )
+
+
+def _cluster_size(
+    output_tiles: int,
+    row_tiles: int,
+    lean_tiles: int,
+    kv_bytes: int,
+    align_bytes: float,
+    in_8_bits: bool,
+    gpu: GpuSpec,
+) -> int:
+    """The largest cluster of which one for each output tile finds room, and no second one: partials
+    then meet without a detour through memory, which is worth the SMs that are left idle. 1: there
+    is none.
+
+    Args:
+        row_tiles: output tiles of a KV head.
+        lean_tiles: of an output tile; a CTA of the cluster has more than half of one.
+        in_8_bits: half of the SMs do not compute as fast then as memory can be read.
+    """
+    if row_tiles > 1 and kv_bytes > _MAX_BYTES_FOR_SHARED_CLUSTERS:
+        return 1
+    for size in (8, 4, 2):
+        if size >= 2 * lean_tiles or (size > 2 and kv_bytes > _MAX_BYTES_FOR_LARGE_CLUSTERS):
+            continue
+        if size > 2 and output_tiles > 1 and in_8_bits:
+            continue
+        if output_tiles > _PROCESSING_CLUSTERS and kv_bytes > _MAX_BYTES_FOR_UNEVEN_CLUSTERS[size]:
+            continue
+        if size == 2 and (1 - 2 * output_tiles / gpu.sms) * kv_bytes >= align_bytes:
+            continue
+        clusters = cluster_slots(gpu.sms, 1, size) // output_tiles
+        if clusters == 1 or (clusters > 1 and (output_tiles == 1 or kv_bytes < _SMALL_BYTES)):
+            return size
+    return 1
+
+
+def _hopper_build(
+    problem: AttentionProblem, rows: int, output_tiles: int, cluster: int
+) -> tuple[int, int, int]:
+    """Chunk, warps and stages of one CTA to an SM."""
+    if widest(problem) > 128:
+        return _LEAST_CHUNK, 4, 3
+    if _wide_in_8_bits(problem, rows):
+        # Copies of small pages are smaller.
+        return (64, 4, 2) if (problem.page_size or 64) % 64 == 0 else (32, 4, 3)
+    # Many rows to a chunk, where more warps share their softmax; or others that read the same
+    # chunk, as timed.
+    many_rows = rows > 8 or (cluster == 1 and problem.group_size * problem.q_len > rows)
+    if widest(problem) > 64 and many_rows and cluster <= 2:
+        return _LEAST_CHUNK, 8, 2
+    if widest(problem) > 64:
+        few_pairs = cluster == 2 and output_tiles < _FEW_TILES
+        deep = (
+            output_tiles <= 64
+            and problem.kv_bytes < _MIN_BYTES_FOR_TWO_STAGES
+            and rows <= 16
+            and not few_pairs
+        )
+        # Copies of pages are smaller.
+        return 32, 4, 3 if deep or problem.page_size is not None else 2
+    if cluster == 1 or rows > 16:
+        return 32, 8, 2
+    if problem.max_context < 256 * cluster:
+        return 32, 4, 3
+    # A sequence that ends within a chunk of 64 takes longer than one that ends within 32.
+    return (64, 4, 3) if problem.max_context % 64 == 0 else (32, 8, 2)
+
+
+def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    """Whether many query rows share a KV head, in a problem that many_rows.cu takes."""
+    few_tiles = problem.lengths_on == "host" and problem.batch * problem.kv_heads <= gpu.sms
+    least = _MANY_ROWS_OF_FEW_TILES if few_tiles else _MANY_ROWS
+    return (
+        gpu.compute_capability == HOPPER
+        and problem.q_len > 1
+        and problem.group_size * problem.q_len >= least
+        and takes_warpgroups(problem)
+        and copy_of(problem, gpu) == "bulk"
+    )
+
+
+def _pairs_share_sms(problem: AttentionProblem, tiles_of_sm: float) -> bool:
+    """Whether two CTAs of many_rows.cu share an SM: one reads while the other begins or ends an
+    output tile.
+    """
+    least, most = _SPLIT_OUTPUT_TILES_OF_PAIRS
+    split = problem.lengths_on == "device" and least < tiles_of_sm <= most
+    return widest(problem) <= 128 and (split or tiles_of_sm > _OUTPUT_TILES_OF_PAIRS)
+
+
+def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Settings of many_rows.cu. Row tiles that share K and V read them in step, unless too many
+    CTAs would idle.
+    """
+    all_rows = problem.group_size * problem.q_len
+    rows = WARPGROUP_ROWS if all_rows <= WARPGROUP_ROWS else 2 * WARPGROUP_ROWS
+    output_tiles = problem.batch * problem.kv_heads * -(-all_rows // rows)
+    # Chunks of 64 tokens are 1 to 2% faster where memory is waited for.
+    whole = all_rows > rows and widest(problem) <= 128
+    chunk, stages = (TILE_TOKENS, 4) if whole else (TILE_TOKENS // 2, 8)
+    pairs = rows == WARPGROUP_ROWS and _pairs_share_sms(problem, output_tiles / gpu.sms)
+    ctas_per_sm = 2 if pairs else 1
+    slots = ctas_per_sm * gpu.sms
+    used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
+    align_grid = few_idle(used, slots)
+    config = cuda_config(
+        chunk, rows // 16, stages, ctas_per_sm, 1, rows, "bulk", 1, align_grid=align_grid
+    )
+    return fitted(config, problem, gpu)
+
+
+def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
+    """What may be tuned of many_rows.cu's settings; none where it does not take the problem."""
+    if not has_many_rows(problem, gpu):
+        return []
+    chosen = many_rows_config(problem, gpu)
+    return [
+        replace(chosen, min_tiles_per_cta=min_tiles, align_grid=align_grid)
+        for min_tiles in (1, 2, 4)
+        for align_grid in (True, False)
+    ]
+
+
+def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Settings for sequences of one length, which the host knows, chosen by sizes, after some
+    10,000 timings on an H200: see docs/performance-log.md.
+    """
+    if has_many_rows(problem, gpu):
+        return many_rows_config(problem, gpu)
+    if problem.q_len > MOST_BUILT_Q_LEN or looks_up_rows(problem):
+        return any_length_heuristic(problem, gpu)
+    if problem.max_context <= TILE_TOKENS:
+        return _single_tile(problem, gpu)
+    rows = tile_rows_of(problem)
+    row_tiles = -(-problem.group_size * problem.q_len // rows)
+    output_tiles = problem.batch * problem.kv_heads * row_tiles
+    lean_tiles = -(-problem.max_context // TILE_TOKENS)
+    if output_tiles >= gpu.sms:
+        # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
+        stages = 2 if widest(problem) <= 64 else 3
+        config = cuda_config(
+            small_chunk(problem, rows), 4, stages, 2, 1, rows, copy_of(problem, gpu), 1, True
+        )
+    elif gpu.compute_capability < HOPPER:
+        few_rows = rows <= 16 and widest(problem) <= 128
+        chunk = (64 if widest(problem) <= 64 else 32) if few_rows else _LEAST_CHUNK
+        config = cuda_config(chunk, 4, 3, 1, 1, rows, copy_of(problem, gpu), 1, True)
+    else:
+        config = _hopper_heuristic(problem, rows, output_tiles, lean_tiles, gpu)
+    config = fitted(config, problem, gpu)
+    if config.cluster_size > 1 or lean_tiles == config.min_tiles_per_cta:
+        return config
+    total = output_tiles * lean_tiles
+    grid = stream_k_grid(total, config.ctas_per_sm * gpu.sms)
+    idle = 1 - stream_k_grid(total, grid, multiple_of=output_tiles) / grid
+    return _aligned(config, idle * problem.kv_bytes < _MAX_IDLE_BYTES * rows / 8)
+
+
+@lru_cache(maxsize=1024)
+def _aligned(config: LeanCudaConfig, align_grid: bool) -> LeanCudaConfig:
+    return replace(config, align_grid=align_grid)
+
+
+def _single_tile(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Where no context is longer than a LeanTile nothing can be split: as many output tiles at once
+    as the SMs hold, each with all rows that share its K and V.
+    """
+    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    chunk = small_chunk(problem, rows)
+    config = cuda_config(chunk, 4, 2, 2, 1, rows, copy_of(problem, gpu), 1, True)
+    return fitted(config, problem, gpu)
+
+
+def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Settings for lengths on the device: for a cache that holds sequences of any length.
+
+    They follow from the model's shape and the batch alone, not from capacity or lengths; the kernel
+    deals the work by the lengths (leanbench.core.decomposition.stream_k_by_lengths). Chosen by the
+    regret over batches from traces and other distributions on an H200: docs/performance-log.md,
+    entries 34, 36 and 43.
+    """
+    if has_many_rows(problem, gpu):
+        return many_rows_config(problem, gpu)
+    queries = problem.group_size * problem.q_len
+    # Fewer rows would be faster where sequences are short, and read K and V twice where they are
+    # long.
+    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    output_tiles = problem.batch * problem.kv_heads * -(-queries // rows)
+    hopper = gpu.compute_capability >= HOPPER
+    partial, in_8_bits = min(rows, queries) * problem.value_dim, problem.kv_dtype != SAME
+    cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
+    many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
+    chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
+    if widest(problem) > 128:
+        chunk, stages = _LEAST_CHUNK, 3
+        few_rows = rows == TILE_ROWS[0] and not in_8_bits
+        wide = hopper and widest(problem) > 192 and few_rows
+        if wide and output_tiles > _MANY_WIDE_OUTPUT_TILES * gpu.sms:
+            stages, ctas_per_sm = 1, 2
+    elif cluster > 1:
+        chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
+        stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
+    elif widest(problem) <= 64:
+        ctas_per_sm = 2
+    elif output_tiles > many * gpu.sms:
+        # One CTA reads while the other ends an output tile.
+        chunk, ctas_per_sm = small_chunk(problem, rows), 2
+    elif _wide_in_8_bits(problem, rows):
+        chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
+    elif problem.group_size > _FEW_QUERIES and queries <= rows:
+        chunk, warps = _LEAST_CHUNK, 8
+    if build := _timed_build(problem, rows, output_tiles, cluster, gpu):
+        chunk, warps, stages, ctas_per_sm, cluster = build
+    if in_8_bits and rows == TILE_ROWS[-1]:
+        chunk = _LEAST_CHUNK  # more take more registers than there are
+    copy = copy_of(problem, gpu)
+    config = cuda_config(
+        chunk, warps, stages, ctas_per_sm, cluster, rows, copy, 1, align_grid=False
+    )
+    return fitted(config, problem, gpu)
+
+
+def _timed_build(
+    problem: AttentionProblem, rows: int, output_tiles: int, cluster: int, gpu: GpuSpec
+) -> tuple[int, int, int, int, int] | None:
+    """Chunk, warps, stages, CTAs of an SM and of a cluster where pages are looked up for each row,
+    and of several query tokens; None where those of one query token are as fast. Entry 42.
+    """
+    few_tiles = output_tiles < _MANY_OUTPUT_TILES * gpu.sms
+    if looks_up_rows(problem):
+        # Each look-up takes instructions of a warp: many warps.
+        if widest(problem) <= 64:
+            return 2 * _LEAST_CHUNK, 4, 2, 2, 1
+        return (_LEAST_CHUNK, 8, 2, 1, 1) if few_tiles else (_LEAST_CHUNK, 4, 2, 2, 1)
+    if problem.q_len > MOST_BUILT_Q_LEN:
+        return small_chunk(problem, rows), 4, 2, 2, 1
+    if (
+        problem.q_len == 1
+        or problem.kv_dtype != SAME
+        or not 64 < widest(problem) <= 128
+        or not few_tiles
+    ):
+        return None
+    if problem.group_size * problem.q_len > rows:
+        return _LEAST_CHUNK, 8, 2, 1, 1
+    pairs = rows == TILE_ROWS[-1] or (rows > TILE_ROWS[0] and cluster == 1)
+    return (_LEAST_CHUNK, 8, 2, 1, 2) if pairs and gpu.compute_capability >= HOPPER else None
+
+
+def _any_length_cluster(output_tiles: int, partial: int, in_8_bits: bool) -> int:
+    """CTAs of a cluster, of which there is at least one for each output tile: partials meet without
+    a detour through memory.
+
+    Args:
+        partial: numbers of an output tile's partial. Only large ones are worth the SMs that
+            clusters leave idle.
+        in_8_bits: as of `_cluster_size`.
+    """
+    if in_8_bits and output_tiles >= _FEW_TILES:
+        return 1
+    for size, (most_tiles, least_partial) in _ANY_LENGTH_CLUSTERS.items():
+        if output_tiles <= most_tiles and partial >= least_partial:
+            return size
+    return 1
+
+
+def _hopper_heuristic(
+    problem: AttentionProblem, rows: int, output_tiles: int, lean_tiles: int, gpu: GpuSpec
+) -> LeanCudaConfig:
+    """Where there are more SMs than output tiles, which all have the same length."""
+    copy = copy_of(problem, gpu)
+    if lean_tiles <= _SHORT_TILES and output_tiles >= gpu.sms // 6:
+        # So short that a merge costs more than it saves.
+        build = _hopper_build(problem, rows, output_tiles, 1)
+        return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
+    row_tiles = output_tiles // (problem.batch * problem.kv_heads)
+    align_bytes = _MAX_IDLE_BYTES * rows / 8
+    in_8_bits = problem.kv_dtype != SAME
+    cluster = _cluster_size(
+        output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, in_8_bits, gpu
+    )
+    two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and widest(problem) <= 64
+    if two_ctas and problem.kv_bytes < _MIN_BYTES_FOR_PAIRS_OF_TILES:
+        build = _hopper_build(problem, rows, output_tiles, 1)
+        return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
+    if cluster > 1 and output_tiles > 1:
+        build = _hopper_build(problem, rows, output_tiles, cluster)
+        return cuda_config(*build, 1, cluster, rows, copy, lean_tiles, True)
+    if output_tiles == 1:
+        return cuda_config(
+            *_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True
+        )
+    pairs = cluster_slots(gpu.sms, 1, 2)
+    partial = min(rows, problem.group_size * problem.q_len) * problem.value_dim
+    if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
+        # Large partials of many parts: a cluster merges most of them before they go through memory.
+        # Pairs where their runs are even, as those of a short context are held to be.
+        ctas = 2 * (pairs // output_tiles)
+        even = rows == 8 and -(-lean_tiles // ctas) * ctas <= (1 + _UNEVEN_SHARE) * lean_tiles
+        size = 2 if problem.kv_bytes < _MAX_BYTES_FOR_FEWEST_ROWS or even else 4
+        return cuda_config(
+            *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, size == 2
+        )
+    # Pairs halve the partials.
+    least_bytes = min(
+        least for numbers, least in _MIN_BYTES_FOR_PAIRS.items() if partial >= numbers
+    )
+    if in_8_bits:
+        least_bytes = min(least_bytes, _MIN_BYTES_FOR_PAIRS_IN_8_BITS)
+    few_idle = pairs % output_tiles <= _FEW_IDLE_SHARE * pairs
+    alone = row_tiles > 1 and output_tiles >= _MANY_SHARED_TILES
+    size = 2 if problem.kv_bytes > least_bytes and few_idle and not alone else 1
+    return cuda_config(
+        *_hopper_build(problem, rows, output_tiles, size), 1, size, rows, copy, 1, True
+    )
+
+
+def small_chunk(problem: AttentionProblem, rows: int) -> int:
+    """Tokens of a chunk where two CTAs share an SM."""
+    # Rows of 160 bytes side by side: 3 to 6% faster in chunks of 32 than of 16 (entry 53).
+    side_by_side = problem.kv_layout == "HND" and rows == TILE_ROWS[0]
+    narrow = widest(problem) <= (80 if side_by_side else 64)
+    return 32 if narrow or _wide_in_8_bits(problem, rows) else _LEAST_CHUNK
