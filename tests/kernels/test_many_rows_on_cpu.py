@@ -140,7 +140,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "NaN past the end reaches the output": (
         "rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
         "",
     ),
     "no row is masked": ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
