@@ -128,6 +128,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (warp >= COPY_WARP) {
     if (MOVES_REGISTERS) setmaxnreg_dec<COPY_REGISTERS>();
     if (warp < COPY_WARP + COPY_WARPS) copy_all(p, range, part, rank, at);
+#if CLUSTER > 1
+    meet_cluster();  // as `merge_cluster` does
+    meet_cluster();
+#endif
   } else {
     if (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
     if (ROW_GROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's

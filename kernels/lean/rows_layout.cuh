@@ -4,6 +4,15 @@
 // K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy, with BULK by bulk
 // copies, otherwise 16 bytes a lane. Macros are those of build.cuh; a LeanTile has CHUNK tokens or a
 // multiple.
+//
+// Three macros more, of which no setting turns on the last two:
+//
+//   TOKEN_GROUPS    warpgroups that have the same 64 rows and take stages in turn (CLUSTER > 1: the
+//                   CTAs of a cluster take the chunks of a whole output tile in turn, and merge in
+//                   distributed shared memory)
+//   SHARE_HALVES    where an output tile has two splits, each CTA keeps half of the rows in registers,
+//                   and stores and adds the other half alone; 1: it polls (m, l) first, 2: all of it
+//   REREAD_MISSING  1: a merge reads again what was missing, no more, and late splits in one trip
 #pragma once
 #include "params.cuh"
 #include "schedule.cuh"

@@ -95,6 +95,13 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 }
 
 #if CLUSTER > 1
+// Waits for all threads of the cluster, those that copy among them.
+__device__ __forceinline__ void meet_cluster() {
+  __syncwarp();  // lanes have had unlike work
+  barrier_cluster_arrive();
+  barrier_cluster_wait();
+}
+
 // The (m, l) of a row, and where it lies in the CTA's shared memory.
 __device__ __forceinline__ float2 *sum_logs(unsigned char *memory) {
   return reinterpret_cast<float2 *>(memory + SUM_LOGS_AT);
@@ -157,8 +164,7 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
     else
       add_sums<1>(memory, o, m, l);
   }
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
+  meet_cluster();
   const RowWriter writer(p, part);
   const int rows = rows_of(part), share = (rows + CLUSTER - 1) / CLUSTER;
   const int first = rank * share, units = max(0, min(share, rows - first)) * ROW_UNITS;
@@ -202,9 +208,7 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
       if (at % ROW_UNITS == 0) writer.write_lse(row, high, sum);
     }
   }
-  // No CTA ends while others read its sums.
-  barrier_cluster_arrive();
-  barrier_cluster_wait();
+  meet_cluster();  // no CTA ends while others read its sums
 }
 #endif
 

@@ -1,5 +1,5 @@
-"""Switches of builds for a few query tokens, on the CPU, against the fp64 reference; no setting turns
-them on.
+"""Switches of builds for a few query tokens, on the CPU, against the fp64 reference; most are no
+setting's.
 """
 
 from __future__ import annotations
@@ -112,17 +112,15 @@ MUTATIONS: dict[str, tuple[str, Mutation]] = {
     ),
     "sums lie over stages that are read": (
         "pairs",
-        ("rows_output.cuh", "  bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read\n", ""),
-    ),
-    "a CTA ends while its sums are read": (
-        "pairs",
         (
             "rows_output.cuh",
-            "  // No CTA ends while others read its sums.\n"
-            "  barrier_cluster_arrive();\n"
-            "  barrier_cluster_wait();\n",
+            "  bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read\n",
             "",
         ),
+    ),
+    "sums are read before they are there": (
+        "pairs",
+        ("rows_output.cuh", "  meet_cluster();\n  const RowWriter", "  const RowWriter"),
     ),
 }
 
