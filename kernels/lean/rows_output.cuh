@@ -357,7 +357,6 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
       // Whoever waits reads (m, l) again and again, and not all rows, which others would wait for.
       const u32 *log_at = slots.at(min(first + log_split, splits.count - 1), LOGS_UNIT + own);
       uint4 units[SPLITS][AT_ONCE][LANE_UNITS], log;
-      bool missing = true;
 #if REREAD_MISSING
       const auto at = [&](int s, int r, int j) {
         return slots.at(min(first + s, splits.count - 1), row[r] * ROW_UNITS + unit + 32 * j);
@@ -375,8 +374,8 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
         // splits still owe together with their (m, l), in one trip.
         const u32 there = __ballot_sync(~0u, log.w == epoch);
         const bool few = __popc(~there) <= 8;
-        missing = log.w != epoch;
-        if (missing) log = ld_relaxed_gpu_b128(log_at);
+        bool owed = log.w != epoch;
+        if (owed) log = ld_relaxed_gpu_b128(log_at);
 #pragma unroll
         for (int s = 0; s < SPLITS; s++)
 #pragma unroll
@@ -384,13 +383,14 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
 #pragma unroll
             for (int j = 0; j < LANE_UNITS; j++) {
               const bool late = !has_epoch(units[s][r][j], epoch);
-              missing |= late;
+              owed |= late;
               if (late && (few || there >> (r * SPLITS + s) & 1))
                 units[s][r][j] = ld_relaxed_gpu_b128(at(s, r, j));
             }
-        if (!__any_sync(~0u, missing)) break;
+        if (!__any_sync(~0u, owed)) break;
       }
 #else
+      bool missing = true;
       while (missing) {
         missing = false;
 #pragma unroll

@@ -88,7 +88,7 @@ TRIALS = {
 MUTATIONS: dict[str, tuple[str, Mutation]] = {
     "a unit that is late is used": (
         "a merge reads again what is missing",
-        ("rows_output.cuh", "              missing |= late;\n", ""),
+        ("rows_output.cuh", "              owed |= late;\n", ""),
     ),
     "the other's half is not added": (
         "two CTAs merge half of the rows each",
