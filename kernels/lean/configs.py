@@ -142,8 +142,12 @@ class LeanCudaConfig(CudaBody, LeanConfig):
     def _settings_of_warpgroups(self) -> tuple[object, ...]:
         """What `_OF_WARPGROUPS` has."""
         fits = self.ctas_per_sm * self.tile_rows <= _MOST_WARPGROUP_ROWS
-        shape = (self.num_warps * 16 == self.tile_rows, self.chunk_tokens >= 64, fits)
-        return (*shape, self.cluster_size, self.fixed_run_tiles)
+        # A cluster with a whole output tile of 64 rows, which one or two warpgroups of a CTA share.
+        shares = self.cluster_size > 1 and self.tile_rows == 64 and self.ctas_per_sm == 1
+        groups = (1, 2) if shares else (1,)
+        warps_fit = self.num_warps * 16 in [count * self.tile_rows for count in groups]
+        shape = (warps_fit, self.chunk_tokens >= 64, fits)
+        return (*shape, 1 if shares else self.cluster_size, self.fixed_run_tiles)
 
     def contradiction(self) -> str | None:
         if (reason := chunk_contradiction(self)) is not None:

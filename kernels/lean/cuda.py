@@ -361,6 +361,14 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
             work_ranges, end_tiles = splits * output_tiles, splits * length - tiles
             tiles += end_tiles
             total = output_tiles * tiles
+        whole = even and work_ranges == output_tiles
+        if isinstance(build, ManyRowsBuild) and build.cluster > 1 and not whole:
+            raise UserError(
+                f"cluster_size {build.cluster} with tile_rows {build.rows} takes a cluster for each"
+                f" output tile, of one length that the host knows: these are {output_tiles} with"
+                f" {real_tiles} LeanTiles, for {slots} clusters; choose min_tiles_per_cta"
+                f" {real_tiles} and align_grid, or cluster_size 1"
+            )
         slots_bytes = work_ranges * range_bytes
         params.share, params.longer = divmod(total, work_ranges)
         params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens, rereads)

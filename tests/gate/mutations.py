@@ -614,7 +614,7 @@ MANY_ROWS = (
     Mutation(
         "values past the end of the last chunk are not zeroed",
         f"{LEAN}/rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
         "",
         "a weight of 0 times NaN is NaN",
         by_launches(PAGED_ROWS, "b3 h8/2 n129+700+45 d64 q17 c1400 bf16 HND"),

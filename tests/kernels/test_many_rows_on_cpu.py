@@ -140,7 +140,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "NaN past the end reaches the output": (
         "rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
         "",
     ),
     "no row is masked": ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
@@ -172,7 +172,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "queries of the part before are read": (
         "rows_attend.cuh",
-        "  bar_sync(OF_WARPGROUP + warpgroup(), 128);\n}\n\n// Starts S",
+        "  sync_row_group();\n}\n\n// Starts S",
         "}\n\n// Starts S",
     ),
     "a turn is not passed": (
