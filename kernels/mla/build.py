@@ -35,6 +35,12 @@ class MlaBuild(CudaBuild):
     cooperative: ClassVar[bool] = True
 
     causal: int = 1
+    #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
+    column_groups: int = 1
+    values_first: int = 0
+    early_page: int = 0
+    wide_merge: int = 0
+    merge_few: int = 0
 
     @classmethod
     def of_shape(
@@ -77,7 +83,7 @@ class MlaBuild(CudaBuild):
     @property
     def partial_bytes(self) -> int:
         """Of a CTA's partial: PARTIAL in layout.cuh."""
-        return 4 * (TILE * VALUE_DIM + 2 * TILE + 32)
+        return 4 * (TILE * VALUE_DIM // self.column_groups + 2 * TILE + 32)
 
     @property
     def column_bytes(self) -> int:

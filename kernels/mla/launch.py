@@ -85,7 +85,7 @@ def _deal(
     end_tiles = _END_TILES if build.ragged else 0
     real_tiles = max(1, -(-inputs.context // TILE))
     tiles = real_tiles + end_tiles
-    per_sequence = build.row_tiles(inputs.q_len)
+    per_sequence = build.row_tiles(inputs.q_len) * build.column_groups
     output_tiles = batch * per_sequence
     total = output_tiles * tiles
     check_counts(total, tiles * TILE)
@@ -133,7 +133,7 @@ def _pass_tensors(params: Params, inputs: AttentionInputs, build: MlaBuild) -> N
         params.block_table = inputs.block_table.data_ptr()
         params.pages_per_sequence = inputs.block_table.shape[1]
     params.stride_out_batch, params.stride_out_token, params.stride_out_head = out.stride()[:3]
-    params.context, params.batch, params.kv_heads = inputs.context, batch, 1
+    params.context, params.batch, params.kv_heads = inputs.context, batch, build.column_groups
     params.qk_scale = qk_scale(inputs)
     if inputs.k_descale is not None:
         params.k_descale = _descale(inputs.k_descale)

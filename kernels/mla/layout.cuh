@@ -7,6 +7,8 @@
 // copies.
 //
 // Macros are those of lean/build.cuh, as its schedule is shared: ROWS is 64 x CLUSTER, CHUNK 64. And
+//   COLUMN_GROUPS  1, 2 or 4: CTAs that have the same rows and tokens, and of the output a share of
+//                  the columns each
 //   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens
 //
 // A cache in 8 bits (KV_DTYPE) is copied as it is. The stage's warpgroup makes operands in fp16 of it,
@@ -17,10 +19,13 @@
 constexpr int ALL_ROWS = all_rows(Q_LEN), ROW_TILES = row_tiles(Q_LEN);
 constexpr int LATENT = 576;        // numbers of a token: K
 constexpr int VALUES = 512;        // the first of them: V
+constexpr int OWN_VALUES = VALUES / COLUMN_GROUPS;  // columns of a CTA's output
 constexpr int TILE = 64;           // rows of a CTA, and tokens of a stage
 constexpr int COLUMN = 128 * TILE; // bytes of 64 columns of either
 constexpr int QUERY_COLUMNS = LATENT / 64;
-constexpr int HALF_COLUMNS = VALUES / 128;        // of V, a warpgroup's
+constexpr int HALF_COLUMNS = VALUES / 128;        // of V, half of them
+constexpr int OWN_COLUMNS = OWN_VALUES / 128;     // of V, a warpgroup's
+constexpr int ACCUMULATORS = OWN_VALUES / 4;      // of a thread
 constexpr int OTHER_COLUMN = QUERY_COLUMNS - 1;   // what K has more than V
 constexpr int LATENT_STAGES = 2;
 constexpr int LATENT_STAGE = QUERY_COLUMNS * COLUMN;
@@ -33,7 +38,7 @@ constexpr int COPY_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
 // A partial in the workspace: the accumulators as threads hold them, two at a time; the (m, l) of
 // its rows; and the epoch of the launch that stored it.
-constexpr int UNITS = VALUES / 2 * TILE / CONSUMERS;  // float2 of a thread
+constexpr int UNITS = ACCUMULATORS / 2;               // float2 of a thread
 constexpr int WEIGHTS_AT = 2 * UNITS * CONSUMERS;     // in numbers of 32 bits
 constexpr int EPOCH_AT = WEIGHTS_AT + 2 * TILE;
 constexpr int PARTIAL = EPOCH_AT + 32;
@@ -79,6 +84,14 @@ constexpr int STAGE_AT = STAGES_AT + BEFORE_STAGE + STAGE * STAGE_STEP;
 template <int STAGE>
 constexpr int WEIGHTS_AT_STAGE = STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN;
 
+// A CTA's rows and columns: an output tile's head is its columns x row tiles + its row tile.
+__device__ __forceinline__ int row_tile_of(int head) {
+  return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;
+}
+__device__ __forceinline__ int column_group_of(int head) {
+  return COLUMN_GROUPS == 1 ? 0 : head / ROW_TILES;
+}
+
 // The columns of a stage in the order in which they are copied and read: those whose values its own
 // warpgroup uses, which are free first, and last the one where the weights were.
 __device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
@@ -91,6 +104,12 @@ __device__ __forceinline__ constexpr int column_in_turn(int stage, int i) {
 __device__ __forceinline__ constexpr int place_of(int stage, int column) {
   return KV_DTYPE != 0 && stage == 1 && column < OTHER_COLUMN ? column ^ HALF_COLUMNS : column;
 }
+
+// Where a warpgroup's columns of V begin in a stage.
+__device__ __forceinline__ int values_at(int stage, int group, int half) {
+  return place_of(stage, (group * 2 + half) * OWN_COLUMNS) * COLUMN;
+}
+static_assert(KV_DTYPE == 0 || COLUMN_GROUPS == 1, "a stage of bytes has all columns");
 
 #if KV_DTYPE != 0
 // The runs of a stage in the order in which they are copied and become operands, and where they lie

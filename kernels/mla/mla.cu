@@ -58,7 +58,7 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
     if (i == 0) mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-    if (i == HALF_COLUMNS)
+    if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
 #if CLUSTER > 1
@@ -73,23 +73,34 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
 __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
                                          u32 shared) {
   if (threadIdx.x % 32 != 0) return;
-  const u64 policy = ROW_TILES > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
+  const u64 policy = ROW_TILES * COLUMN_GROUPS > 1 ? createpolicy_evict_unchanged() : createpolicy_evict_first();
   const u64 policy_of_query = createpolicy_evict_unchanged();
   int filled[LATENT_STAGES] = {0, 0};
   int parts = 0;
   do {
+    int next_page = 0;
+    if (PAGE > 0 && EARLY_PAGE && part.chunks > 0)
+      next_page = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence +
+                        part.token / PAGE_OR_1);
     if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
     parts++;
     mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
     for (int column = 0; column < QUERY_COLUMNS; column++)
       cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
-                              part.head * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+                              row_tile_of(part.head) * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
       int row = part.sequence, at = token;
       if (PAGE > 0) {
         const int page = token / PAGE_OR_1;
-        row = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+        if (EARLY_PAGE) {
+          row = next_page;
+          if (chunk + 1 < part.chunks)
+            next_page = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence +
+                              (token + TILE) / PAGE_OR_1);
+        } else {
+          row = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
+        }
         at = token - page * PAGE_OR_1;
       }
       at += rank * (TILE / CLUSTER);
@@ -107,20 +118,21 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
 
 // A warpgroup's columns of the output, its softmax, and where it is in the ring of stages.
 struct Attention {
-  float o[128];
+  float o[ACCUMULATORS];
   Softmax softmax;
+  int group;  // of columns
   int filled[LATENT_STAGES];
 
   // Starts O += P V of the warpgroup's own stage.
   template <int HALF>
   __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
     const u64 values =
-        matrix_descriptor(shared + STAGE_AT<HALF> + place_of(HALF, HALF * HALF_COLUMNS) * COLUMN, COLUMN);
+        matrix_descriptor(shared + STAGE_AT<HALF> + values_at(HALF, group, HALF), COLUMN);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      wgmma_m64n256k16(o, weights[step], values + step * (2048 >> 4));
+      add_values(o, weights[step], values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
@@ -130,20 +142,20 @@ struct Attention {
     constexpr int OTHER = 1 - HALF;
     const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
     const u64 values =
-        matrix_descriptor(shared + STAGE_AT<OTHER> + place_of(OTHER, HALF * HALF_COLUMNS) * COLUMN, COLUMN);
+        matrix_descriptor(shared + STAGE_AT<OTHER> + values_at(OTHER, group, HALF), COLUMN);
     take_over<OTHER>(shared, memory, filled[OTHER], softmax);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      wgmma_m64n256k16(o, weights + 2 * step, values + step * (2048 >> 4));
+      add_values(o, weights + 2 * step, values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
   // Waits until the values of a stage have been added, and gives their place back.
-  template <int STAGE, int HALF>
+  template <int STAGE, int HALF, int PENDING = 0>
   __device__ __forceinline__ void end_values(u32 shared) {
-    wgmma_wait_group<0>();
+    wgmma_wait_group<PENDING>();
     hold(o);
     // Bytes are copied over its own warpgroup's values alone.
     if (KV_DTYPE != 0 && STAGE != HALF)
@@ -243,12 +255,22 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   float s[32];
   u32 weights[4][4];
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
-  start_stage<1>(s, shared, memory, own.filled[1], tokens);
-  own.start_other<1>(shared, memory);
-  wgmma_wait_group<1>();
-  if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
-  weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
-  own.end_values<0, 1>(shared);
+  if (VALUES_FIRST == 1 || (VALUES_FIRST == 2 && chunk > 0)) {
+    // Its columns of the other stage are copied to as soon as its weights are there.
+    own.start_other<1>(shared, memory);
+    start_stage<1>(s, shared, memory, own.filled[1], tokens);
+    own.end_values<0, 1, 1>(shared);
+    wgmma_wait_group<0>();
+    if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
+    weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
+  } else {
+    start_stage<1>(s, shared, memory, own.filled[1], tokens);
+    own.start_other<1>(shared, memory);
+    wgmma_wait_group<1>();
+    if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
+    weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
+    own.end_values<0, 1>(shared);
+  }
   own.start_own<1>(weights, shared);
   own.end_values<1, 1>(shared);
 }
@@ -259,7 +281,7 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
                                        u32 shared, unsigned char *memory, Attention &own) {
   own.softmax.reset();
 #pragma unroll
-  for (int i = 0; i < 128; i++) own.o[i] = 0.0f;
+  for (int i = 0; i < ACCUMULATORS; i++) own.o[i] = 0.0f;
   OwnRows rows;
   rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
@@ -304,7 +326,8 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
   Attention own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {
-    const int first_row = part.head * ROWS + rank * TILE;
+    const int first_row = row_tile_of(part.head) * ROWS + rank * TILE;
+    own.group = column_group_of(part.head);
     Splits splits;
     splits.find(p, part, range);
     if (threadIdx.x < 128)

@@ -166,6 +166,8 @@ inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
 }
 
 inline void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) { start_product(d, a, b, true, true); }
+inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) { start_product(d, a, b, true, true); }
+inline void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) { start_product(d, a, b, true, true); }
 
 // Rows of a left operand in registers are spread over four lanes: they are exchanged when it starts.
 template <int COUNT>
