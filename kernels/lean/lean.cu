@@ -59,21 +59,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
   while (true) {
+    // Once, and with LATE_ENTRY behind the part's first copies.
+#define ENTER_PART                                                                             \
+  state.reset();                                                                               \
+  fresh |= query.enter_part(p, part);                                                          \
+  if (APPEND) append.enter_part(p, part, lane);                                                \
+  if (ALIBI) query.load_slopes(p, part, lane);                                                 \
+  sink = SINKS ? load_sink(p, part) : 0;                                                       \
+  splits.find(p, part, range);                                                                 \
+  /* Needed once the part is done, by when they have arrived. */                               \
+  replays = splits.count > 1 ? __ldg(p.replays) : 0;                                           \
+  load_v_scales(v_scales, p, part)
     State state;
-    state.reset();
-    fresh |= query.enter_part(p, part);
     Append append;
-    if (APPEND) append.enter_part(p, part);
-    if (ALIBI) query.load_slopes(p, part, lane);
-    const u32 sink = SINKS ? load_sink(p, part) : 0;
+    u32 sink;
     Splits splits;
-    splits.find(p, part, range);
-    // Needed once the part is done, by when it has arrived.
-    const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
-    const float v_scale =
-        KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, part.head_tile().kv_head);
+    u32 replays;
+    float v_scales[HEADS_OF_ROW];
+#if LATE_ENTRY
+    bool entered = false;
+#else
+    ENTER_PART;
+#endif
     while (true) {
       ring.fill(p, warp, range.end);
+#if LATE_ENTRY
+      if (!entered) {
+        ENTER_PART;
+        entered = true;
+      }
+#endif
       if (STAGED_QUERY && fresh && !part.is_rest) {
         if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
@@ -102,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (is_shared) {
       // The ring, or the part before, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
-      state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
+      state.store(scratch, logs, warp_number, lane, v_scales);
       if (SINKS && threadIdx.x < ROWS)
         reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
 #if PEERS
@@ -119,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       first_part = false;
     } else if (part.packed) {
       if (part.mine) {
-        state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT);
+        state.store(scratch, logs, warp_number, lane, v_scales);
         __syncwarp();
         write_packed(p, part, warp_number, lane, scratch, logs);
         __syncwarp();
