@@ -40,6 +40,9 @@
 //   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
 //                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
 //                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0, APPEND 0)
+//   SEQUENCES_FIRST  1: output tiles that follow one another are of the same head and of sequences
+//                  that do, not of one sequence (RAGGED, FIXED_RUNS, EQUAL_SPLITS and PEERS are 0);
+//                  CTAs with several then read the heads of a token at the same time
 //   HALVES         1: e4m3 is converted from the halves of registers
 //   LATE_ENTRY     1: what a part needs is found and read behind its first copies
 //   EARLY_APPEND   1: new tokens are read when the part begins, not with their chunk (LATE_ENTRY)

@@ -150,6 +150,7 @@ class CudaBuild:
     interleaved: int = 0
     peers: int = 0
     heads_of_row: int = 1
+    sequences_first: int = 0
     halves: int = 0
     late_entry: int = 0
     early_append: int = 0

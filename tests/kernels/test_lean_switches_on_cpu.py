@@ -1,4 +1,4 @@
-"""Switches of lean.cu that no call takes yet, on the CPU: each build computes what it did without."""
+"""Switches of lean.cu that no call takes yet, on the CPU: each build is as right as without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leanbench.kernels.lean import cuda
 from leanbench.kernels.lean.configs import CudaConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config
-from test_lean_on_cpu import FP8, ONE_LONG, WINDOWS, Case, attend, fixed, on_device
+from test_lean_on_cpu import EQUAL, FP8, ONE_LONG, WINDOWS, Case, attend, fixed, on_device
 
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.inputs import AttentionInputs
@@ -98,6 +98,14 @@ CASES: dict[str, tuple[dict[str, int], Case]] = {
             cuda_config(16, 2, 2, 1, 1, 16, "bulk", 1, False),
             ((replace(MANY, rotary_dim=128), 7), (replace(MANY, page_size=16, rotary_dim=128), 3)),
         ),
+    ),
+    "sequences first": (
+        {"sequences_first": 1},
+        Case(replace(PLAIN, copy="async"), tuple((EQUAL, sms) for sms in (7, 99, 1, 4))),
+    ),
+    "sequences first, head pairs": (
+        {"sequences_first": 1, "pairs": 1} | LATE,
+        Case(PAIRS, ((replace(HEADS, batch=5), 8), (replace(HEADS, batch=5), 5))),
     ),
     "head pairs": ({"pairs": 1} | HALVES, Case(PLAIN, ((HEADS, 7), (LONGER, 7), (LONGER, 1)))),
     "head pairs, e5m2, fp8 queries, pages": (
