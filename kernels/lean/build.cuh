@@ -44,7 +44,8 @@
 //                  that do, not of one sequence (RAGGED, FIXED_RUNS, EQUAL_SPLITS and PEERS are 0);
 //                  CTAs with several then read the heads of a token at the same time
 //   HALVES         1: e4m3 is converted from the halves of registers
-//   LATE_ENTRY     1: what a part needs is found and read behind its first copies
+//   LATE_ENTRY     1: copies start before what else the first part needs is found and read, and
+//                  behind each chunk
 //   EARLY_APPEND   1: new tokens are read when the part begins, not with their chunk (LATE_ENTRY)
 //   LINEAR_ALIBI   1: ALiBi's distance is a number of LeanTile and lane times the slope, one
 //                  multiplication and addition a score (ALIBI is 1, Q_LEN 1)

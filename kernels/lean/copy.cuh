@@ -212,7 +212,7 @@ struct Ring {
   }
 #endif
 
-  // The one place where copies start: until the ring is full, then one chunk for each that was
+  // Where copies start: until the ring is full, then one chunk for each that was
   // attended to.
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1

@@ -59,36 +59,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
   while (true) {
-    // Once, and with LATE_ENTRY behind the part's first copies.
-#define ENTER_PART                                                                             \
-  state.reset();                                                                               \
-  fresh |= query.enter_part(p, part);                                                          \
-  if (APPEND) append.enter_part(p, part, lane);                                                \
-  if (ALIBI) query.load_slopes(p, part, lane);                                                 \
-  sink = SINKS ? load_sink(p, part) : 0;                                                       \
-  splits.find(p, part, range);                                                                 \
-  /* Needed once the part is done, by when they have arrived. */                               \
-  replays = splits.count > 1 ? __ldg(p.replays) : 0;                                           \
-  load_v_scales(v_scales, p, part)
+    // LATE_ENTRY: what follows comes behind the first copies.
+    if (LATE_ENTRY && (SCRATCH_OVER_RING || first_part)) ring.fill(p, warp, range.end);
     State state;
+    state.reset();
+    fresh |= query.enter_part(p, part);
     Append append;
-    u32 sink;
+    if (APPEND) append.enter_part(p, part, lane);
+    if (ALIBI) query.load_slopes(p, part, lane);
+    const u32 sink = SINKS ? load_sink(p, part) : 0;
     Splits splits;
-    u32 replays;
+    splits.find(p, part, range);
+    // Needed once the part is done, by when they have arrived.
+    const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
     float v_scales[HEADS_OF_ROW];
-#if LATE_ENTRY
-    bool entered = false;
-#else
-    ENTER_PART;
-#endif
+    load_v_scales(v_scales, p, part);
     while (true) {
-      ring.fill(p, warp, range.end);
-#if LATE_ENTRY
-      if (!entered) {
-        ENTER_PART;
-        entered = true;
-      }
-#endif
+      if (!LATE_ENTRY) ring.fill(p, warp, range.end);
       if (STAGED_QUERY && fresh && !part.is_rest) {
         if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
@@ -108,6 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       attend_chunk(state, p, query, stage, part, lane);
       ring.release();
       part.chunk += part.step();
+      if (LATE_ENTRY) ring.fill(p, warp, range.end);
     }
 
     const int output_tile = part.sequence * head_tiles(p) + part.head;
