@@ -86,9 +86,11 @@ struct Query {
                   : 0;
     }
     if (KV_DTYPE == 0) return;
+    const float first = descaled(p, part, 0);
+    const float second = HEADS_OF_ROW > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
-      const float scale = descaled(p, part, rows / HEAD_BLOCKS);
+      const float scale = rows < HEAD_BLOCKS ? first : second;
       const float unit = DIVIDED_QUERY ? divide_row(rows) : 1.0f;
 #pragma unroll
       for (int j = 0; j < 2; j++)
@@ -181,9 +183,11 @@ struct Query {
   __device__ __forceinline__ void load_scales(const Params &p, const Position &part,
                                               const unsigned char *shared, int lane) {
     const float *units = reinterpret_cast<const float *>(shared + UNITS_AT);
+    const float first = descaled(p, part, 0);
+    const float second = HEADS_OF_ROW > 1 ? descaled(p, part, 1) : first;
 #pragma unroll
     for (int rows = 0; rows < ROW_BLOCKS; rows++) {
-      const float scale = descaled(p, part, rows / HEAD_BLOCKS);
+      const float scale = rows < HEAD_BLOCKS ? first : second;
 #pragma unroll
       for (int j = 0; j < 2; j++)
         scales[rows][j] = scale * (DIVIDED_QUERY ? units[rows * 8 + lane % 4 * 2 + j] : 1.0f);
@@ -268,9 +272,10 @@ struct State {
         }
   }
 
-  // To shared memory, where the CTA's warps meet; values times those of `v_scales`, by KV head.
+  // To shared memory, where the CTA's warps meet; values times `v_scale`, those of a second KV head
+  // times its own.
   __device__ __forceinline__ void store(float *scratch, float2 *logs, int warp, int lane,
-                                        const float (&v_scales)[HEADS_OF_ROW]) const {
+                                        float v_scale, float second_v_scale) const {
     // Columns of a lane's rows of O^T, as of `values_of`.
     constexpr int LANE_COLUMNS = KV_DTYPE == 0 ? 1 : 2, SECOND = KV_DTYPE == 0 ? 8 : 1;
     const int pair = lane % 4 * 2;
@@ -279,7 +284,7 @@ struct State {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int row = rows * 8 + pair + j;
-        const float v_scale = v_scales[rows / HEAD_BLOCKS] * KV_UNIT;
+        const float scale = rows < HEAD_BLOCKS ? v_scale : second_v_scale;
         float sum = l[rows][j];
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
@@ -289,8 +294,8 @@ struct State {
           for (int step = 0; step < V_STEPS; step++) {
             float *to = scratch + warp * SCRATCH_WARP + row * SCRATCH_ROW + step * 16 +
                         lane / 4 * LANE_COLUMNS;
-            to[0] = o[step][rows][j] * v_scale;
-            if (step * 16 + 8 < V_HEAD_DIM) to[SECOND] = o[step][rows][j + 2] * v_scale;
+            to[0] = o[step][rows][j] * scale;
+            if (step * 16 + 8 < V_HEAD_DIM) to[SECOND] = o[step][rows][j + 2] * scale;
           }
       }
   }

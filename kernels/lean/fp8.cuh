@@ -23,14 +23,10 @@ __device__ __forceinline__ float scale_of(const Descale &scales, int sequence, i
   return scales.at ? __ldg(scales.at + at) : 1.0f;
 }
 
-// V's scales of a part's KV heads.
-__device__ __forceinline__ void load_v_scales(float (&scales)[HEADS_OF_ROW], const Params &p,
-                                              const Position &part) {
-#pragma unroll
-  for (int head = 0; head < HEADS_OF_ROW; head++)
-    scales[head] = KV_DTYPE == 0 ? 1.0f
-                                 : scale_of(p.v_descale, part.sequence,
-                                            part.head_tile().kv_head * HEADS_OF_ROW + head);
+// V's scale of the `head`th KV head of a part's rows.
+__device__ __forceinline__ float v_scale_of(const Params &p, const Position &part, int head) {
+  const int kv_head = part.head_tile().kv_head * HEADS_OF_ROW + head;
+  return KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale, part.sequence, kv_head);
 }
 
 // Bytes `first` and `second` of a word, in fp16.

@@ -72,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     splits.find(p, part, range);
     // Needed once the part is done, by when they have arrived.
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
-    float v_scales[HEADS_OF_ROW];
-    load_v_scales(v_scales, p, part);
+    const float v_scale = v_scale_of(p, part, 0);
+    const float second_v_scale = HEADS_OF_ROW > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
       if (!LATE_ENTRY) ring.fill(p, warp, range.end);
       if (STAGED_QUERY && fresh && !part.is_rest) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     if (is_shared) {
       // The ring, or the part before, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
-      state.store(scratch, logs, warp_number, lane, v_scales);
+      state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
       if (SINKS && threadIdx.x < ROWS)
         reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
 #if PEERS
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       first_part = false;
     } else if (part.packed) {
       if (part.mine) {
-        state.store(scratch, logs, warp_number, lane, v_scales);
+        state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
         __syncwarp();
         write_packed(p, part, warp_number, lane, scratch, logs);
         __syncwarp();
