@@ -44,7 +44,7 @@ CASES: dict[str, tuple[dict[str, int], Case]] = {
         LATE,
         Case(
             cuda_config(16, 2, 2, 1, 1, 32, "bulk", 1, False),
-            ((on_device((300, 77), "16/1", 128, 384, q_len=3), 5),),
+            tuple((on_device((300, 77), "16/1", 128, 384, q_len=3), sms) for sms in (5, 1)),
         ),
     ),
     "late entry, short output tiles": (
