@@ -29,6 +29,9 @@ APPENDED = on_device((300, 77, 30, 515), "8/2", 64, 640, append=1)
 #: More of them than are read at once, over the end of a chunk, and a sequence with room for none.
 MANY = on_device((300, 77, 69, 640), "8/2", 128, 640, append=7, q_len=2, kv_layout="NHD")
 ROTATED = replace(APPENDED, head_dim=128, rotary_dim=64, dtype="bf16")
+SHORT = on_device(
+    (5, 100, 2, 30, 128, 64, 16, 129, 33, 1), "16/2", 64, 512, kv_dtype="e4m3", kv_layout="NHD"
+)
 HEADS = AttentionProblem(2, 32, 4, 515, 64, "bf16", "NHD", kv_dtype="e4m3")
 LONGER = on_device((700, 1, 300, 64), "16/2", 64, 768, kv_dtype="e4m3", kv_layout="NHD")
 CASES: dict[str, tuple[dict[str, int], Case]] = {
@@ -108,6 +111,10 @@ CASES: dict[str, tuple[dict[str, int], Case]] = {
         Case(PAIRS, ((replace(HEADS, batch=5), 8), (replace(HEADS, batch=5), 5))),
     ),
     "head pairs": ({"pairs": 1} | HALVES, Case(PLAIN, ((HEADS, 7), (LONGER, 7), (LONGER, 1)))),
+    "head pairs, short output tiles": (
+        {"pairs": 1} | LATE,
+        Case(PLAIN, ((SHORT, 2), (SHORT, 1))),
+    ),
     "head pairs, e5m2, fp8 queries, pages": (
         {"pairs": 1},
         Case(
