@@ -40,6 +40,18 @@
 //   LATE_SCRATCH   1: states lie over the ring, as those of many rows do: room for another stage where
 //                  a CTA has one part
 //   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
+//   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
+//                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
+//                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0, APPEND 0)
+//   SEQUENCES_FIRST  1: output tiles that follow one another are of the same head and of sequences
+//                  that do, not of one sequence (RAGGED, FIXED_RUNS, EQUAL_SPLITS and PEERS are 0);
+//                  CTAs with several then read the heads of a token at the same time
+//   HALVES         1: e4m3 is converted from the halves of registers
+//   LATE_ENTRY     1: copies start before what else the first part needs is found and read, and
+//                  behind each chunk
+//   EARLY_APPEND   1: new tokens are read when the part begins, not with their chunk (LATE_ENTRY)
+//   LINEAR_ALIBI   1: ALiBi's distance is a number of LeanTile and lane times the slope, one
+//                  multiplication and addition a score (ALIBI is 1, Q_LEN 1)
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -55,10 +67,11 @@ constexpr bool WHOLE_ROWS = BULK && KV_DTYPE == 0 && HEAD_DIM == V_HEAD_DIM && H
                             HEAD_DIM % 64 > 0 && HEAD_DIM % 16 == 0;
 // Other rows lie in columns of 128 bytes; those of 64 numbers in 8 bits in one of 64.
 constexpr int COLUMN_BYTES =
-    WHOLE_ROWS ? 2 * HEAD_DIM : KV_DTYPE != 0 && HEAD_DIM <= 64 && V_HEAD_DIM <= 64 ? 64 : 128;
+    WHOLE_ROWS ? 2 * HEAD_DIM
+    : KV_DTYPE != 0 && HEADS_OF_ROW * HEAD_DIM <= 64 && HEADS_OF_ROW * V_HEAD_DIM <= 64 ? 64 : 128;
 constexpr int COLUMN_PIECES = COLUMN_BYTES / 16, COLUMN_NUMBERS = COLUMN_BYTES / KV_BYTES;
-constexpr int K_COLUMNS = (HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
-constexpr int V_COLUMNS = (V_HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
+constexpr int K_COLUMNS = (HEADS_OF_ROW * HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
+constexpr int V_COLUMNS = (HEADS_OF_ROW * V_HEAD_DIM + COLUMN_NUMBERS - 1) / COLUMN_NUMBERS;
 // Matrix instructions along head_dim; a last one of 8 numbers is padded with zeros.
 constexpr int K_STEPS = (HEAD_DIM + 15) / 16, V_STEPS = (V_HEAD_DIM + 15) / 16;
 // Loads of shared memory, each with the numbers of so many steps.
@@ -71,6 +84,11 @@ constexpr bool BF16_OPERANDS = BF16 && KV_DTYPE == 0;
 // Rows of Q in bf16 are divided by powers of two then, see `unit_of`.
 constexpr bool DIVIDED_QUERY = BF16 && KV_DTYPE != 0 && Q_DTYPE == 0;
 constexpr int ROW_BLOCKS = ROWS / 8;
+constexpr int HEAD_BLOCKS = ROW_BLOCKS / HEADS_OF_ROW;  // of a KV head
+static_assert(HEADS_OF_ROW == 1 ||
+                  (HEADS_OF_ROW == 2 && GROUP_SIZE == 16 && ROWS == 16 && Q_LEN == 1 &&
+                   KV_DTYPE != 0 && HEAD_DIM % 32 == 0 && V_HEAD_DIM % 32 == 0 && !APPEND),
+              "Not made for these heads");
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Of a KV head, and its output tiles.
 constexpr int all_rows(int q_len) { return GROUP_SIZE * (Q_LEN > 0 ? Q_LEN : q_len); }
@@ -98,7 +116,7 @@ constexpr bool MASKED_STARTS =
     (WINDOW_LEFT && (Q_LEN != 1 || APPEND)) || ((WINDOW_LEFT || LEFTPAD) && START_STEP > 1);
 // Query fragments of more rows than this take too many registers: they are read from shared memory
 // each time.
-constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && ROW_BLOCKS == 1) ? 48 : 47;
+constexpr int MOST_QUERY = KV_DTYPE == 0 || (BULK && HEAD_BLOCKS == 1) ? 48 : 47;
 constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 // Rows of Q pass through shared memory: rotated by all threads, once.
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;

@@ -9,7 +9,8 @@ constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
 constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
 constexpr int LANE_PAGES = (BOXES + 31) / 32;
 // 16-byte pieces of a row in shared memory.
-constexpr int K_PIECES = KV_BYTES * K_STEPS, V_PIECES = KV_BYTES * V_STEPS;
+constexpr int K_PIECES = HEADS_OF_ROW * KV_BYTES * K_STEPS;
+constexpr int V_PIECES = HEADS_OF_ROW * KV_BYTES * V_STEPS;
 constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
 // A warp, and where its stages lie.
@@ -252,7 +253,7 @@ struct Ring {
   }
 #endif
 
-  // The one place where copies start: until the ring is full, then one chunk for each that was
+  // Where copies start: until the ring is full, then one chunk for each that was
   // attended to.
   __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1

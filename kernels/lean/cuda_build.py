@@ -5,7 +5,7 @@ it takes.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -151,6 +151,12 @@ class CudaBuild:
     rotary_dim: int = 0
     interleaved: int = 0
     peers: int = 0
+    heads_of_row: int = 1
+    sequences_first: int = 0
+    halves: int = 0
+    late_entry: int = 0
+    early_append: int = 0
+    linear_alibi: int = 0
     max_events: int = 0
     late_scratch: int = 0
 
@@ -200,6 +206,20 @@ class CudaBuild:
             max_events=max_events,
         )
 
+    def of_head_pairs(self) -> CudaBuild:
+        """The same for two KV heads whose rows are copied as one: HEADS_OF_ROW in build.cuh.
+
+        Raises:
+            DoesNotFit: it is not made for these heads.
+        """
+        takes = self.group_size == self.rows == 8 and self.q_len == 1 and self.kv_dtype
+        if not takes or self.append or (self.head_dim | self.v_head_dim) % 32:
+            raise DoesNotFit(
+                "lean_cuda copies rows of two KV heads as one for fp8 caches, one query token,"
+                " groups of 8 and head_dims of a multiple of 32, and appends none"
+            )
+        return replace(self, heads_of_row=2, group_size=16, rows=16)
+
     @property
     def row_count(self) -> int:
         """Rows of a partial that hold anything, as far as the build knows."""
@@ -227,7 +247,8 @@ class CudaBuild:
         """Of a row of K or V in shared memory that one copy fills: COLUMN_BYTES in build.cuh."""
         if self.whole_rows:
             return 2 * self.head_dim
-        return 64 if self.kv_dtype and max(self.head_dim, self.v_head_dim) <= 64 else 128
+        row = self.heads_of_row * max(self.head_dim, self.v_head_dim)
+        return 64 if self.kv_dtype and row <= 64 else 128
 
     @property
     def partial_bytes(self) -> int:
@@ -248,7 +269,8 @@ class CudaBuild:
     def shared_query(self) -> bool:
         """Whether query rows lie in shared memory: SHARED_QUERY in build.cuh."""
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
-        most_query = 48 if not self.kv_dtype or (self.bulk and self.rows == 8) else 47
+        head_rows = self.rows // self.heads_of_row
+        most_query = 48 if not self.kv_dtype or (self.bulk and head_rows == 8) else 47
         return self.rows // 8 * (k_steps + 2 * v_steps) > most_query
 
     @property
@@ -271,7 +293,9 @@ class CudaBuild:
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
         numbers = self.column_bytes // self.kv_bytes
-        columns = -(-self.head_dim // numbers) + -(-self.v_head_dim // numbers)
+        columns = sum(
+            -(-self.heads_of_row * dim // numbers) for dim in (self.head_dim, self.v_head_dim)
+        )
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
         total = max(ring, scratch) if self.shared_query or self.late_scratch else ring + scratch

@@ -50,6 +50,29 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
   return both;
 }
+
+// The same of a word's low or high half: an operand of the instruction, which takes no other.
+template <int HALF>
+__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
+  u32 both;
+  if (HALF == 0)
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "}"
+        : "=r"(both)
+        : "r"(word));
+  else
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, high;\n"
+        "}"
+        : "=r"(both)
+        : "r"(word));
+  return both;
+}
 #endif
 
 // ---- matrices ----------------------------------------------------------------------------------
@@ -97,7 +120,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes come from memory at once, unless rows share lines with others that
   // are not wanted now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if ((HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
+  if (HEADS_OF_ROW * (HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else

@@ -181,14 +181,14 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) 
 
 // The same of half and of a quarter of the columns.
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." DTYPE "." DTYPE " {" NAMES_OF_64
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." OPERAND "." OPERAND " {" NAMES_OF_64
                "}, %64, %65, 1, 1, 1, 0, 1;"
                : OPERANDS_OF_64(d)
                : "l"(a), "l"(b));
 }
 
 __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." DTYPE "." DTYPE " {" NAMES_OF_32
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." OPERAND "." OPERAND " {" NAMES_OF_32
                "}, %32, %33, 1, 1, 1, 0, 1;"
                : OPERANDS_OF_32(d, 0)
                : "l"(a), "l"(b));

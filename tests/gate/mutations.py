@@ -244,7 +244,7 @@ ATTEND = (
     ),
     Mutation(
         "the scale of an fp8 V is dropped",
-        f"{LEAN}/lean.cu",
+        f"{LEAN}/fp8.cuh",
         "KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale",
         "true ? 1.0f : scale_of(p.v_descale",
         "outputs are off by the scale",

@@ -85,6 +85,11 @@ static float e4m3(u32 byte) {
 inline u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   return half_of(e4m3(pair & 0xff), false) | half_of(e4m3(pair >> 8), false) << 16;
 }
+
+template <int HALF>
+inline u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
+  return cvt_rn_f16x2_e4m3x2((unsigned short)(word >> 16 * HALF));
+}
 #endif
 
 // ---- matrices ----------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_a_trace_has_room_for_all_parts_of_a_run(end_tiles, parts):
     problem = AttentionProblem(8, 16, 1, (8192, *[100] * 7), 128)
     params = Params(tile_shift=7, min_tiles_per_range=1, end_tiles=end_tiles)
     build = SimpleNamespace(
-        cluster=4, row_tiles=lambda _: 1, fixed_runs=0, start_step=1, packs=False
+        cluster=4, heads_of_row=1, row_tiles=lambda _: 1, fixed_runs=0, start_step=1, packs=False
     )
     launch = SimpleNamespace(params=params, grid=20, build=build)
     assert CudaLaunch.most_parts(cast("Any", launch), make_inputs(problem, "cpu")) == parts
