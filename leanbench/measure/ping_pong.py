@@ -83,7 +83,8 @@ class PingPong:
 
 
 def peer_pairs() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The pairs of GPUs, as CUDA counts them, that have peer access both ways, and the others.
+    """The pairs of GPUs, as CUDA counts them, that have peer access both ways, and the others: by
+    CUDA, which is asked to enable it, not by NVML as `leanbench.gpu.topology`, which may not know.
 
     Raises:
         UserError: NVRTC or cuda-bindings is missing.

@@ -31,6 +31,7 @@ from processes import end_together, run_within
 
 from leanbench.core.errors import UserError
 from leanbench.records.directory import RESULTS
+from leanbench.records.environment import kernels_hash
 from leanbench.records.manifest import MANIFEST
 from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
@@ -118,19 +119,26 @@ def _with_seed(words: Sequence[str], old: str, new: int) -> list[str]:
     return words
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether all cells of a run have a row; a run that was killed may end in a piece of one."""
-    run = _read(folder)
-    return run is not None and {row.cell for row, _ in run.results} >= {*run.manifest["cells"]}
-
-
-def _read(folder: Path) -> Run | None:
-    """The run of a folder, or None: it is none, or one that is damaged."""
+def whole_run(folder: Path) -> Run | None:
+    """The run of a folder, or None: it is none, is damaged, or has cells without a row. A run that
+    was killed may end in a piece of one.
+    """
     try:
         run = read_run(folder)
     except UserError:
         return None
-    return run if isinstance(run.manifest.get("cells"), list) else None
+    asked = run.manifest.get("cells")
+    done = {row.cell for row, _ in run.results}
+    return run if isinstance(asked, list) and done >= {*asked} else None
+
+
+def kernels_of(folder: Path) -> set[str]:
+    """Hashes of the kernels that a run has rows of; none where it cannot be read."""
+    try:
+        environments = read_run(folder).manifest.get("environments", {})
+    except UserError:
+        return set()
+    return {each["kernels"] for each in environments.values() if "kernels" in each}
 
 
 def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) -> list[str]:
@@ -138,9 +146,15 @@ def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) 
 
     Args:
         gpus: as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+        SystemExit: the folder has one of them of other kernels.
     """
     ends_at = time.monotonic() + limit_s
-    undone = [run for run in runs if not is_whole(out / run.name)]
+    for run in runs:
+        if kernels_of(out / run.name) - {kernels_hash()}:
+            sys.exit(f"{out / run.name} is of other kernels: move it away, or give another --out")
+    undone = [run for run in runs if whole_run(out / run.name) is None]
     for run in undone:
         if run.gpus > 1:
             _make(run, out, gpus[: run.gpus], ends_at)
@@ -159,7 +173,7 @@ def make(runs: Sequence[Again], out: Path, gpus: Sequence[str], limit_s: float) 
 
     with ThreadPoolExecutor(len(gpus)) as pool:
         list(pool.map(lane, gpus))
-    return [run.name for run in runs if not is_whole(out / run.name)]
+    return [run.name for run in runs if whole_run(out / run.name) is None]
 
 
 def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
@@ -178,7 +192,7 @@ def _make(run: Again, out: Path, gpus: Sequence[str], ends_at: float) -> None:
     own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(visible)}
     command = [sys.executable, "-m", "leanbench", *words]
     ended = run_within(left_s + GRACE_S, command, ROOT, own)
-    state = "whole" if is_whole(out / run.name) else "not whole"
+    state = "not whole" if whole_run(out / run.name) is None else "whole"
     said = (ended.output.strip().splitlines() or [""])[-1] if ended.code else ""
     took = f"{ended.seconds:.0f} s on GPU {own['CUDA_VISIBLE_DEVICES']}"
     print(f"{run.name:<20} {state}, {took}  {said}".rstrip(), flush=True)
@@ -196,22 +210,25 @@ def place(out: Path, names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
     Raises:
         SystemExit: the folder has no run, or not one of these.
     """
-    folders = sorted(path.parent for path in out.glob(f"*/{MANIFEST}"))
-    there = [folder.name for folder in folders]
-    if absent := [name for name in names or ["any"] if name not in there and (names or not there)]:
-        sys.exit(f"there is no run {absent[0]!r} in {out}: make it, or give its folder by --out")
-    gpu = FOLDER.name
-    return [_placed(folder, root, gpu) for folder in folders if not names or folder.name in names]
+    folders = {path.parent.name: path.parent for path in sorted(out.glob(f"*/{MANIFEST}"))}
+    for name in names:
+        if name not in folders:
+            sys.exit(f"there is no run {name!r} in {out}: make it, or give its folder by --out")
+    if not folders:
+        sys.exit(f"there is no run in {out}: make one, or give their folder by --out")
+    return [_placed(folders[name], root) for name in names or folders]
 
 
-def _placed(folder: Path, root: Path, gpu: str) -> str:
-    run = _read(folder)
-    if run is None or not is_whole(folder):
+def _placed(folder: Path, root: Path) -> str:
+    run = whole_run(folder)
+    if run is None:
         return f"{folder.name} is not whole: left"
     manifest = run.manifest
     found = (manifest.get("source"), manifest.get("gpu", {}).get("name"))
-    if found != ("measured", gpu):
-        return f"{folder.name} was {found[0]} on {found[1]}, not measured on {gpu}: left"
+    if found != ("measured", FOLDER.name):
+        return f"{folder.name} was {found[0]} on {found[1]}, not measured on {FOLDER.name}: left"
+    if kernels_of(folder) != {kernels_hash(root / "kernels")}:
+        return f"{folder.name} is of other kernels than these: left"
     to = root / FOLDER / folder.name
     new = not to.exists()
     to.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gpu_runs
 import pytest
-from gpu_runs import Again, is_whole, make, place, runs_of
+from gpu_runs import Again, make, place, runs_of, whole_run
 from processes import Ended
 
 from leanbench.report.evidence.sources import FOLDER, Source, Sources
@@ -93,17 +93,20 @@ def test_runs_are_made_and_gone_on_with(tmp_path, capfd):
     assert len(rows) == 4
     # Killed amid a line.
     results.write_text("\n".join(rows[:3]) + "\n" + rows[3][:40])
-    assert not is_whole(out / "tiny")
+    assert whole_run(out / "tiny") is None
     assert make([run], out, ["0"], 60) == []
     assert results.read_text().splitlines()[:3] == rows[:3]
     (out / "tiny" / "manifest.json").write_text("{")
-    assert not is_whole(out / "tiny")
+    assert whole_run(out / "tiny") is None
 
 
-def test_whole_runs_that_were_measured_are_placed(tmp_path):
+def test_whole_runs_that_were_measured_are_placed(tmp_path, monkeypatch):
     out, root = tmp_path / "again", tmp_path / "root"
     (root / FOLDER).mkdir(parents=True)
-    with pytest.raises(SystemExit, match=r"there is no run 'any' in .*again: make it"):
+    # The committed run stands for one that was just made.
+    (own,) = Sources(ROOT)["mla"].kernels
+    monkeypatch.setattr(gpu_runs, "kernels_hash", lambda *_: own)
+    with pytest.raises(SystemExit, match=r"there is no run in .*again: make one, or give"):
         place(out, (), root)
     for name in ("new", "predicted", "of another GPU", "unfinished", "damaged"):
         shutil.copytree(ROOT / FOLDER / "mla", out / name)
@@ -137,6 +140,11 @@ def test_whole_runs_that_were_measured_are_placed(tmp_path):
     assert place(out, ["new"], root) == ["new placed"]
     with pytest.raises(SystemExit, match="there is no run 'other' in "):
         place(out, ["other"], root)
+
+    monkeypatch.setattr(gpu_runs, "kernels_hash", lambda *_: "0" * 12)
+    assert place(out, ["new"], root) == ["new is of other kernels than these: left"]
+    with pytest.raises(SystemExit, match=r"again/new is of other kernels: move it away, or give"):
+        make([Again("new", ("sweep", "mla"), 1, 9.0)], out, ["0"], 60)
 
 
 def test_a_run_that_is_not_there_is_named():

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from leanbench.core.model_config import read_config
+
 #: The engine's process is this one, where the plugin is registered.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -28,21 +30,11 @@ BACKENDS = ("FLASH_ATTN", "CUSTOM")
 CELLS = ("1x1024", "16x1024", "1x16384", "16x16384", "1x65536", "4x65536")
 FEW, MANY = 16, 144
 ROUNDS = 5
+#: What vLLM asks for besides the shipped config.
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
     "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
     "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
 
@@ -51,7 +43,8 @@ def engine(backend: str, folder: Path, longest: int, most: int) -> Any:
     """vLLM with the backend and room for `most` requests of `longest` tokens."""
     from vllm import LLM
 
-    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    config = read_config("llama-3-8b") | LLAMA
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return LLM(
         model=str(folder),
         skip_tokenizer_init=True,
