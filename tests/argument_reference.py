@@ -71,8 +71,10 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
         drawn.row["fp8"] is not None and drawn.q.element_size() == 1,
         dtype,
     )
-    k = _scaled(k, drawn.descales.get("k"), True, dtype).masked_fill(~is_token[..., None, None], 0)
-    v = _scaled(v, drawn.descales.get("v"), True, dtype).masked_fill(~is_token[..., None, None], 0)
+    pages = drawn.page_descales
+    k = _scaled(k, drawn.descales.get("k"), True, dtype, pages.get("k"))
+    v = _scaled(v, drawn.descales.get("v"), True, dtype, pages.get("v"))
+    k, v = (numbers.masked_fill(~is_token[..., None, None], 0) for numbers in (k, v))
     q = q.unflatten(2, (kv_heads, q_heads // kv_heads))
     # FlashAttention's own low-precision reference scales K.
     scores = torch.einsum("bqhgd,bnhd->bhgqn", q, k * drawn.scale).flatten(1, 2)
@@ -107,12 +109,18 @@ def attend(drawn: Drawn, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -
 
 
 def _scaled(
-    numbers: torch.Tensor, scales: torch.Tensor | None, takes: bool, dtype: torch.dtype
+    numbers: torch.Tensor,
+    scales: torch.Tensor | None,
+    takes: bool,
+    dtype: torch.dtype,
+    of_pages: torch.Tensor | None = None,
 ) -> torch.Tensor:
     wide = numbers.to(torch.float64 if dtype == torch.float64 else torch.float32)
     if scales is not None and takes:
         heads = wide.shape[2]
         wide = wide * scales.repeat_interleave(heads // scales.shape[1], dim=1)[:, None, :, None]
+    if of_pages is not None:
+        wide = wide * of_pages[..., None]
     return wide.to(dtype)
 
 

@@ -17,8 +17,8 @@ _MOST_WARP_ROWS = 32
 #: Rows of all CTAs of an SM at most where warpgroups multiply, for their registers.
 _MOST_WARPGROUP_ROWS = 128
 #: 16 rows to a warp, chunks of 64 tokens at least, two CTAs to an SM at most, with one warpgroup;
-#: CTAs of a cluster, copies, fixed runs.
-_OF_WARPGROUPS = (True, True, True, 1, "bulk", 0)
+#: CTAs of a cluster, fixed runs.
+_OF_WARPGROUPS = (True, True, True, 1, 0)
 
 
 def too_many_warps(config: TileConfig) -> str | None:
@@ -142,8 +142,12 @@ class LeanCudaConfig(CudaBody, LeanConfig):
     def _settings_of_warpgroups(self) -> tuple[object, ...]:
         """What `_OF_WARPGROUPS` has."""
         fits = self.ctas_per_sm * self.tile_rows <= _MOST_WARPGROUP_ROWS
-        shape = (self.num_warps * 16 == self.tile_rows, self.chunk_tokens >= 64, fits)
-        return (*shape, self.cluster_size, self.copy, self.fixed_run_tiles)
+        # A cluster with a whole output tile of 64 rows, which one or two warpgroups of a CTA share.
+        shares = self.cluster_size > 1 and self.tile_rows == 64 and self.ctas_per_sm == 1
+        groups = (1, 2) if shares else (1,)
+        warps_fit = self.num_warps * 16 in [count * self.tile_rows for count in groups]
+        shape = (warps_fit, self.chunk_tokens >= 64, fits)
+        return (*shape, 1 if shares else self.cluster_size, self.fixed_run_tiles)
 
     def contradiction(self) -> str | None:
         if (reason := chunk_contradiction(self)) is not None:
@@ -157,7 +161,7 @@ class LeanCudaConfig(CudaBody, LeanConfig):
             return (
                 f"tile_rows {self.tile_rows} is of warpgroups, with num_warps"
                 f" {self.tile_rows // 16}, chunk_tokens 64 or 128, ctas_per_sm up to"
-                f" {_MOST_WARPGROUP_ROWS // self.tile_rows}, cluster_size 1, copy bulk and"
+                f" {_MOST_WARPGROUP_ROWS // self.tile_rows}, cluster_size 1 and"
                 " fixed_run_tiles 0: set these, or choose tile_rows 8, 16 or 32"
             )
         return super().contradiction()

@@ -121,7 +121,7 @@ class CudaLaunch:
         if self.build.fixed_runs:
             return -(-self.slots_bytes // (self.build.partial_bytes * self.grid))
         per_sequence, work_ranges = (
-            inputs.kv_heads * self.build.row_tiles(inputs.q_len),
+            inputs.kv_heads // self.build.heads_of_row * self.build.row_tiles(inputs.q_len),
             self.grid // self.build.cluster,
         )
         tile_tokens, min_tiles = 1 << params.tile_shift, params.min_tiles_per_range
@@ -216,7 +216,7 @@ class CudaRelaunch:
         self._capacity = shape[1]
         params.stride_k_batch = params.stride_v_batch = strides[0]
         params.stride_k_token = params.stride_v_token = strides[1]
-        params.stride_k_head = params.stride_v_head = strides[2]
+        params.stride_k_head = params.stride_v_head = strides[2] * self._build.heads_of_row
         if self._bulk:
             cache_map = self._map = self._map or CacheMap(shape, strides, self._build)
             cache_map.resize(shape, strides)
@@ -256,6 +256,8 @@ def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
         config = config.of_warps if beyond else config
     build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
     build = with_append(with_masks(build, inputs), inputs)
+    if inputs.k_page_descale is not None:
+        build = replace(build, page_scales=1)
     return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
 
 
@@ -305,14 +307,14 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         raise UserError(reason)
     device = inputs.q.device
     build = build_of(inputs, config)
-    per_sequence = inputs.kv_heads * build.row_tiles(inputs.q_len)
+    per_sequence = inputs.kv_heads // build.heads_of_row * build.row_tiles(inputs.q_len)
     output_tiles = _most_output_tiles(inputs, build)
     slots = cluster_slots(sms or sm_count(device), build.ctas_per_sm, build.cluster)
     slots = min(slots, clusters_at_once(build, device))
     extras = extra_tensors(inputs)
     params = _params(inputs, build, extras)
     params.tile_shift = config.tile_tokens.bit_length() - 1
-    params.by_heads = Divisor.of(per_sequence)
+    params.by_heads = Divisor.of(inputs.batch if build.sequences_first else per_sequence)
     window = dealt_window(inputs.most_behind, inputs.new_tokens)
     tokens = dealt_tokens(build, inputs.context, inputs.q_len, window)
     if config.splits:
@@ -359,6 +361,14 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
             work_ranges, end_tiles = splits * output_tiles, splits * length - tiles
             tiles += end_tiles
             total = output_tiles * tiles
+        whole = even and work_ranges == output_tiles
+        if isinstance(build, ManyRowsBuild) and build.cluster > 1 and not whole:
+            raise UserError(
+                f"cluster_size {build.cluster} with tile_rows {build.rows} takes a cluster for each"
+                f" output tile, of one length that the host knows: these are {output_tiles} with"
+                f" {real_tiles} LeanTiles, for {slots} clusters; choose min_tiles_per_cta"
+                f" {real_tiles} and align_grid, or cluster_size 1"
+            )
         slots_bytes = work_ranges * range_bytes
         params.share, params.longer = divmod(total, work_ranges)
         params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens, rereads)
@@ -388,7 +398,7 @@ def _most_output_tiles(inputs: AttentionInputs, build: CudaBuild) -> int:
         # Each sequence's last one may be partly empty.
         full = inputs.q.shape[0] * inputs.group_size // build.rows
         row_tiles = max(1, min(row_tiles, full + inputs.batch))
-    return inputs.kv_heads * row_tiles
+    return inputs.kv_heads // build.heads_of_row * row_tiles
 
 
 def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.Tensor]) -> Params:
@@ -414,7 +424,7 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
     params.context, params.batch, params.kv_heads = (
         inputs.context,
         inputs.batch,
-        inputs.kv_heads,
+        inputs.kv_heads // build.heads_of_row,
     )
     params.q_len = inputs.q_len
     pass_append(params, inputs)
@@ -424,6 +434,9 @@ def _params(inputs: AttentionInputs, build: CudaBuild, extras: dict[str, torch.T
         params.q_descale, params.k_descale, params.v_descale = (
             Descale.of(scales) for scales in (inputs.q_descale, inputs.k_descale, inputs.v_descale)
         )
+    if build.page_scales:
+        params.k_page_descale = Descale.of(inputs.k_page_descale)
+        params.v_page_descale = Descale.of(inputs.v_page_descale)
     for name, tensor in extras.items():
         setattr(*pointer(params, name), tensor.data_ptr())
     if inputs.peers is not None:
@@ -438,6 +451,8 @@ def _pass_caches(
     params.k, params.v = k_cache.data_ptr(), v_cache.data_ptr()
     params.stride_k_batch, params.stride_k_head, params.stride_k_token = cache_strides(k_cache)
     params.stride_v_batch, params.stride_v_head, params.stride_v_token = cache_strides(v_cache)
+    params.stride_k_head *= build.heads_of_row
+    params.stride_v_head *= build.heads_of_row
     if build.bulk:
         shape, strides = v_cache.shape, v_cache.stride()
         params.k_map.words[:] = tensor_map(params.k, k_cache.shape, k_cache.stride(), build)

@@ -5,19 +5,19 @@ it takes.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from leanbench.kernels.lean.configs import CudaConfig, LeanCudaConfig
-from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
+from leanbench.kernels.lean.cuda_params import PAGE_SCALES_PARAMS_BYTES, PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaBinary, CudaSource
 from leanbench.core.errors import DoesNotFit
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import LaunchResources
-from leanbench.core.kinds import FP8_DTYPES, SAME
+from leanbench.core.kinds import FP8_DTYPES, NO_PAGE_SCALES, SAME
 from leanbench.core.problem import AttentionProblem
 
 #: Of the sources and their headers.
@@ -32,14 +32,14 @@ BULK_TOKENS = 16
 #: launch above.
 MOST_BUILT_Q_LEN = 16
 #: Dtypes by the numbers that KV_DTYPE and Q_DTYPE in build.cuh have for them.
-_FP8_NUMBERS = (SAME, *FP8_DTYPES)
+FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory that the system takes of every CTA.
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
 WARPGROUP_ROWS = 64
-#: Warps beside those that multiply there, of which one copies: with two warpgroups, which take
-#: registers of others, as many as a warpgroup has.
-_COPY_WARPS, _COPY_WARPS_OF_TWO = 1, 4
+#: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
+#: lanes copy, and where two warpgroups take registers of others.
+_COPY_WARPS, _COPY_WARPGROUP = 1, 4
 #: Of K and of V there: rows are whole columns of 128 bytes in shared memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
 #: `sinks` of a build, by the problem's dtype, which they have too.
@@ -69,7 +69,7 @@ def refusal_of_fp8(
 
 def refusal_of_sharing(problem: AttentionProblem) -> str | None:
     """One sentence on what GPUs that share sequences cannot have, or None: what depends on where in
-    its sequence a token is, and what changes the caches.
+    its sequence a token is, what changes the caches, and scales of pages.
     """
     if problem.gpus.context == 1:
         return None
@@ -81,6 +81,7 @@ def refusal_of_sharing(problem: AttentionProblem) -> str | None:
         "appended tokens": problem.append > 0,
         "padded sequences": problem.leftpad,
         "packed queries": problem.q_lens is not None,
+        "scales of pages": problem.page_scales != NO_PAGE_SCALES,
     }
     asked = [what for what, is_asked in refused.items() if is_asked]
     if not asked:
@@ -103,7 +104,6 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
         and problem.value_dim in _WARPGROUP_VALUE_DIMS
         and problem.kv_dtype == SAME
         and problem.append == 0
-        and (problem.page_size or 0) % BULK_TOKENS == 0
         and problem.gpus.context == 1
     )
 
@@ -146,11 +146,19 @@ class CudaBuild:
     batch_idx: int = 0
     kv_dtype: int = 0
     q_dtype: int = 0
+    page_scales: int = 0
     append: int = 0
     rotary_dim: int = 0
     interleaved: int = 0
     peers: int = 0
+    heads_of_row: int = 1
+    sequences_first: int = 0
+    halves: int = 0
+    late_entry: int = 0
+    early_append: int = 0
+    linear_alibi: int = 0
     max_events: int = 0
+    late_scratch: int = 0
 
     @staticmethod
     def of(problem: AttentionProblem, config: CudaConfig, max_events: int = 0) -> CudaBuild:
@@ -158,10 +166,12 @@ class CudaBuild:
         if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
             config = config if takes_warpgroups(problem) else config.of_warps
         many_rows = config.of_warpgroups
-        two = config.tile_rows > WARPGROUP_ROWS
-        copy_warps = (_COPY_WARPS_OF_TWO if two else _COPY_WARPS) if many_rows else 0
+        full = config.num_warps > WARPGROUP_ROWS // 16 or config.copy == "async"
+        copy_warps = (_COPY_WARPGROUP if full else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        groups = {"token_groups": config.num_warps * 16 // config.tile_rows} if many_rows else {}
         return (ManyRowsBuild if many_rows else CudaBuild)(
+            **groups,
             head_dim=problem.head_dim,
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
@@ -179,8 +189,9 @@ class CudaBuild:
             equal_splits=int(config.splits > 0),
             page=problem.page_size or 0,
             ragged_q=int(ragged_q),
-            kv_dtype=_FP8_NUMBERS.index(problem.kv_dtype),
-            q_dtype=_FP8_NUMBERS.index(problem.q_dtype),
+            kv_dtype=FP8_NUMBERS.index(problem.kv_dtype),
+            q_dtype=FP8_NUMBERS.index(problem.q_dtype),
+            page_scales=int(problem.page_scales != NO_PAGE_SCALES),
             window_left=int(problem.most_behind >= 0),
             attention_chunk=int(problem.attention_chunk > 0),
             window_right=int(not problem.causal),
@@ -194,6 +205,20 @@ class CudaBuild:
             interleaved=int(problem.rotary_interleaved),
             max_events=max_events,
         )
+
+    def of_head_pairs(self) -> CudaBuild:
+        """The same for two KV heads whose rows are copied as one: HEADS_OF_ROW in build.cuh.
+
+        Raises:
+            DoesNotFit: it is not made for these heads.
+        """
+        takes = self.group_size == self.rows == 8 and self.q_len == 1 and self.kv_dtype
+        if not takes or self.append or (self.head_dim | self.v_head_dim) % 32:
+            raise DoesNotFit(
+                "lean_cuda copies rows of two KV heads as one for fp8 caches, one query token,"
+                " groups of 8 and head_dims of a multiple of 32, and appends none"
+            )
+        return replace(self, heads_of_row=2, group_size=16, rows=16)
 
     @property
     def row_count(self) -> int:
@@ -222,7 +247,8 @@ class CudaBuild:
         """Of a row of K or V in shared memory that one copy fills: COLUMN_BYTES in build.cuh."""
         if self.whole_rows:
             return 2 * self.head_dim
-        return 64 if self.kv_dtype and max(self.head_dim, self.v_head_dim) <= 64 else 128
+        row = self.heads_of_row * max(self.head_dim, self.v_head_dim)
+        return 64 if self.kv_dtype and row <= 64 else 128
 
     @property
     def partial_bytes(self) -> int:
@@ -243,7 +269,8 @@ class CudaBuild:
     def shared_query(self) -> bool:
         """Whether query rows lie in shared memory: SHARED_QUERY in build.cuh."""
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
-        most_query = 48 if not self.kv_dtype or (self.bulk and self.rows == 8) else 47
+        head_rows = self.rows // self.heads_of_row
+        most_query = 48 if not self.kv_dtype or (self.bulk and head_rows == 8) else 47
         return self.rows // 8 * (k_steps + 2 * v_steps) > most_query
 
     @property
@@ -254,6 +281,7 @@ class CudaBuild:
             or self.fixed_runs
             or self.equal_splits
             or self.shared_query
+            or self.late_scratch
             or self.rotary_dim
             or self.sinks
             or self.append
@@ -265,10 +293,12 @@ class CudaBuild:
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in build.cuh."""
         numbers = self.column_bytes // self.kv_bytes
-        columns = -(-self.head_dim // numbers) + -(-self.v_head_dim // numbers)
+        columns = sum(
+            -(-self.heads_of_row * dim // numbers) for dim in (self.head_dim, self.v_head_dim)
+        )
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
-        total = max(ring, scratch) if self.shared_query else ring + scratch
+        total = max(ring, scratch) if self.shared_query or self.late_scratch else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
@@ -280,6 +310,8 @@ class CudaBuild:
             total += 4 * self.rows
         if self.peers:
             total += 8 * self.peers + 8
+        if self.page_scales:
+            total += 8 * self.warps * self.stages * (self.chunk // self.box)
         return total + 8 * self.warps * self.stages
 
     def fits(self, gpu: GpuSpec) -> bool:
@@ -298,16 +330,20 @@ class CudaBuild:
                 "lean_cuda has bulk copies and clusters from compute capability 9.0 on, this is"
                 f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
             )
+        self._check_pages()
+        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
+            "PARAMS_BYTES": PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES
+        }
+        named = tuple(sorted(defines.items()))
+        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
+
+    def _check_pages(self) -> None:
+        """Raises DoesNotFit where bulk copies would cross a page."""
         if self.bulk and self.box < BULK_TOKENS:
             raise DoesNotFit(
                 f"lean_cuda has bulk copies for pages of a multiple of {BULK_TOKENS} tokens, these"
                 f" have {self.page}: choose copy async"
             )
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PARAMS_BYTES
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
 
     def resources(self, binary: CudaBinary, ctas: int) -> LaunchResources:
         return LaunchResources(
@@ -327,6 +363,16 @@ class ManyRowsBuild(CudaBuild):
     entry: ClassVar[str] = MANY_ROWS_ENTRY
     cooperative: ClassVar[bool] = True
     range_partials: ClassVar[int] = 2
+
+    #: 1: what a merge has read of the partials is not read again; few splits that are late are
+    #: read whole in one trip.
+    reread_missing: int = 0
+    #: Two splits of which each CTA merges half of the rows: 1: it keeps them in registers; 2: it
+    #: polls all of the other's, not their (m, l) first. 0: both partials go through memory.
+    share_halves: int = 0
+    #: Warpgroups that have the same rows and take a CTA's stages in turn, where `cluster` CTAs have
+    #: a whole output tile.
+    token_groups: int = 1
 
     @property
     def partial_bytes(self) -> int:
@@ -350,6 +396,7 @@ class ManyRowsBuild(CudaBuild):
                 f"lean_cuda has tile_rows {self.rows} for compute capability 9.0, this is"
                 f" {capability[0]}.{capability[1]}: choose tile_rows 8, 16 or 32"
             )
+        self._check_pages()
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,

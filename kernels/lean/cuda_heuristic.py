@@ -99,6 +99,10 @@ _MIN_BYTES_FOR_PAIRS_IN_8_BITS = 100e6
 #: with eight warps each, not as a pair: 3 to 8% less at 56 to 66 heads x 1k to 4k x 64; with three
 #: CTAs to an output tile 7% more at 36 heads x 8k (entry 56).
 _MIN_BYTES_FOR_PAIRS_OF_TILES = 100e6
+#: Bytes from which on CTAs of such pairs have eight warps with chunks of 32 tokens, not four with
+#: chunks of 64: 5 to 8% less at 36 to 40 heads x 4k to 8k x 64, as much at 2k; where there are few
+#: output tiles up to 4% more ([families], entry 58).
+_MIN_BYTES_FOR_WARPS_OF_PAIRS = 30e6
 #: Bytes below which few clusters are enough. [families]
 _SMALL_BYTES = 4e6
 #: Query rows of a KV head from which on warpgroups multiply where there are several query tokens.
@@ -116,6 +120,9 @@ _OUTPUT_TILES_OF_PAIRS = 1.0
 _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
+#: The same of up to 64 columns where one output tile has no more than five SMs: 3 and 6% less at 32
+#: and 40 heads x 1k, 2 and 3% more at 2k (entry 58); 24 heads x 1k have clusters.
+_SHORT_TILES_OF_FEW_COLUMNS = 8
 
 
 # A check of settings takes as long as the rest of the heuristic.
@@ -294,7 +301,13 @@ def _hopper_build(
         )
         # Copies of pages are smaller.
         return 32, 4, 3 if deep or problem.page_size is not None else 2
-    if cluster == 1 or rows > 16:
+    large_pairs = (
+        cluster == 2
+        and output_tiles > _FEW_TILES
+        and problem.kv_dtype == SAME
+        and problem.kv_bytes >= _MIN_BYTES_FOR_WARPS_OF_PAIRS
+    )
+    if cluster == 1 or rows > 16 or large_pairs:
         return 32, 8, 2
     if problem.max_context < 256 * cluster:
         return 32, 4, 3
@@ -311,7 +324,6 @@ def has_many_rows(problem: AttentionProblem, gpu: GpuSpec) -> bool:
         and problem.q_len > 1
         and problem.group_size * problem.q_len >= least
         and takes_warpgroups(problem)
-        and copy_of(problem, gpu) == "bulk"
     )
 
 
@@ -339,8 +351,9 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     slots = ctas_per_sm * gpu.sms
     used = slots // output_tiles * output_tiles or whole_ranges(slots, output_tiles)
     align_grid = few_idle(used, slots)
+    copy = copy_of(problem, gpu)
     config = cuda_config(
-        chunk, rows // 16, stages, ctas_per_sm, 1, rows, "bulk", 1, align_grid=align_grid
+        chunk, rows // 16, stages, ctas_per_sm, 1, rows, copy, 1, align_grid=align_grid
     )
     return fitted(config, problem, gpu)
 
@@ -505,7 +518,10 @@ def _hopper_heuristic(
 ) -> LeanCudaConfig:
     """Where there are more SMs than output tiles, which all have the same length."""
     copy = copy_of(problem, gpu)
-    if lean_tiles <= _SHORT_TILES and output_tiles >= gpu.sms // 6:
+    few_columns = widest(problem) <= 64 and problem.kv_dtype == SAME
+    narrow = few_columns and output_tiles > gpu.sms // 5
+    short_tiles = _SHORT_TILES_OF_FEW_COLUMNS if narrow else _SHORT_TILES
+    if lean_tiles <= short_tiles and output_tiles >= gpu.sms // 6:
         # So short that a merge costs more than it saves.
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)

@@ -80,7 +80,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
     is_api = True
     axes = Kernel.axes | {
         *("q_len", "page_size", "capacity", "lengths", "lengths_on", "v_head_dim", "q_lens"),
-        *("kv_dtype", "q_dtype", "scaled"),
+        *("kv_dtype", "q_dtype", "scaled", "page_scales"),
         *("causal", "window_left", "window_right", "attention_chunk", "softcap", "sinks", "alibi"),
         *("leftpad", "batch_idx", "append", "rotary_dim", "rotary_interleaved", "parallel"),
     }

@@ -11,7 +11,7 @@ struct Divisor {
   u32 multiplier, shift;
 };
 
-// The scales of a tensor in 8 bits, by sequence and KV head; `at` null: 1.
+// The scales of a tensor in 8 bits, by sequence, or page of a cache, and KV head; `at` null: 1.
 struct Descale {
   const float *at;
   i64 stride_batch, stride_head;
@@ -89,6 +89,9 @@ struct Params {
   int attention_chunk;  // ATTENTION_CHUNK: tokens of a chunk
   Divisor by_attention_chunk;
   PeerGroup *peers;
+#if PAGE_SCALES
+  Descale page_descales[2];  // of K, of V; by page, never null
+#endif
 };
 
 static_assert(sizeof(Params) == PARAMS_BYTES,

@@ -1,26 +1,48 @@
 // What a CTA of many_rows.cu is made of: its threads' roles, its shared memory, its barriers.
 //
 // A CTA has the ROWS rows of an output tile, 64 of them to a warpgroup, and a ring of stages, each with
-// K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy. Macros are those of
-// build.cuh; a LeanTile has CHUNK tokens or a multiple.
+// K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy, with BULK by bulk
+// copies, otherwise 16 bytes a lane. Macros are those of build.cuh; a LeanTile has CHUNK tokens or a
+// multiple.
+//
+// Three macros more, of which no setting turns on the last two:
+//
+//   TOKEN_GROUPS    warpgroups that have the same 64 rows and take stages in turn (CLUSTER > 1: the
+//                   CTAs of a cluster take the chunks of a whole output tile in turn, and merge in
+//                   distributed shared memory)
+//   SHARE_HALVES    where an output tile has two splits, each CTA keeps half of the rows in registers,
+//                   and stores and adds the other half alone; 1: it polls (m, l) first, 2: all of it
+//   REREAD_MISSING  1: a merge reads again what was missing, no more, and late splits in one trip
 #pragma once
 #include "params.cuh"
 #include "schedule.cuh"
 
 constexpr int GROUP_ROWS = 64;                   // of a warpgroup
-constexpr int WARPGROUPS = ROWS / GROUP_ROWS;    // that compute
+constexpr int ROW_GROUPS = ROWS / GROUP_ROWS;
+// That compute: TOKEN_GROUPS of them have the same rows, and take a CTA's stages in turn.
+constexpr int WARPGROUPS = ROW_GROUPS * TOKEN_GROUPS;
+// Chunks from one of a warpgroup's to its next: the CTAs of a cluster, which has a whole output tile,
+// take its chunks in turn, too.
+constexpr int CHUNK_STEP = CLUSTER * TOKEN_GROUPS;
+static_assert(CHUNK_STEP == 1 || (CLUSTER > 1 && BULK && !RAGGED && ROW_GROUPS == 1));
 constexpr int CONSUMERS = 128 * WARPGROUPS;      // their threads
 constexpr int COPY_WARP = CONSUMERS / 32;        // the first that copies
 // A warp starts its lanes' copies one after the other, which takes as long as their bytes where pages
 // are small: the four warps that are there with two warpgroups share them.
-constexpr int COPY_WARPS = WARPGROUPS > 1 && PAGE > 0 && PAGE < CHUNK ? 4 : 1;
-static_assert(BULK && CLUSTER == 1 && KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
-              !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 ? 4 : 1));
-// Of a thread, where two warpgroups compute: what they need, and what is left for the others of what the
-// CTA has, 168 for each thread.
-constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : 56;
-constexpr int CONSUMER_REGISTERS = V_HEAD_DIM > 128 ? 232 : 224;
-static_assert(COPY_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168);
+// Copies by lanes are of 128 threads in any case.
+constexpr int COPY_WARPS = !BULK || (WARPGROUPS > 1 && PAGE > 0 && PAGE < CHUNK) ? 4 : 1;
+static_assert(KV_DTYPE == 0 && !APPEND && !FIXED_RUNS && ROTARY_DIM == 0 &&
+              !PEERS && !PACKS && WARPS == COPY_WARP + (WARPGROUPS > 1 || !BULK ? 4 : 1));
+// Arrivals at a barrier for a stage's K, or V: of warps that start bulk copies, or of copying threads.
+constexpr int COPY_ARRIVALS = BULK ? COPY_WARPS : 32 * COPY_WARPS;
+// Registers of a thread, where those that compute need more than the CTA has for each: those of a thread
+// that copies, and what that leaves for the others.
+constexpr bool MOVES_REGISTERS = WARPGROUPS > 1 || (!BULK && CTAS_PER_SM > 1);
+constexpr int EACH_REGISTERS = WARPGROUPS > 1 ? 168 : 128;
+constexpr int COPY_REGISTERS = V_HEAD_DIM > 128 ? 40 : BULK ? 56 : 72;
+constexpr int CONSUMER_REGISTERS =
+    ((WARPGROUPS + 1) * EACH_REGISTERS - COPY_REGISTERS) / WARPGROUPS;
+static_assert(COPY_REGISTERS % 8 == 0 && CONSUMER_REGISTERS % 8 == 0);
 
 constexpr int SCORES = CHUNK / 2;           // of a thread, 64 rows of CHUNK tokens to a warpgroup
 constexpr int COLUMNS = V_HEAD_DIM / 2;     // of the output, of a thread, likewise
@@ -58,7 +80,19 @@ struct Stage {
   __device__ __forceinline__ u32 barrier(u32 shared, int at) const { return shared + at + 8 * index(); }
 };
 
+// CLUSTER > 1: the sums of a CTA's rows, for its peers, over the ring; and the (m, l) of each row.
+constexpr int SUM_ROW = V_HEAD_DIM + 8;  // 8: rows fall into different banks
+constexpr int SUMS_AT = STAGES_AT, SUM_LOGS_AT = SUMS_AT + 4 * ROWS * SUM_ROW;
+static_assert(CLUSTER == 1 || SUM_LOGS_AT + 8 * ROWS <= BARRIERS);
+
 __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
+__device__ __forceinline__ int row_group() { return TOKEN_GROUPS > 1 ? 0 : warpgroup(); }
+__device__ __forceinline__ int token_group() { return TOKEN_GROUPS > 1 ? warpgroup() : 0; }
+
+// The first row of a warp that computes.
+__device__ __forceinline__ int warp_row() {
+  return (TOKEN_GROUPS > 1 ? threadIdx.x / 32 % 4 : threadIdx.x / 32) * 16;
+}
 
 // Of a stage's copies, that of a lane of a warp that copies.
 __device__ __forceinline__ int own_copy() {
@@ -66,7 +100,7 @@ __device__ __forceinline__ int own_copy() {
 }
 
 // The row of the output tile that a thread's accumulators 0 and 1 are of; 2 and 3 are 8 rows further.
-__device__ __forceinline__ int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int own_row() { return warp_row() + threadIdx.x % 32 / 4; }
 
 // The token, or column, of accumulator `i` of a thread.
 __device__ __forceinline__ int own_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }

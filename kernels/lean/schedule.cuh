@@ -4,6 +4,9 @@
 #include "params.cuh"
 #include "ptx.cuh"
 
+static_assert(!SEQUENCES_FIRST || !(RAGGED || FIXED_RUNS || EQUAL_SPLITS || PEERS),
+              "Sequences are of one length, which the host knows");
+
 __device__ __forceinline__ int divide(int n, Divisor by) {
   return (int)((u64)(u32)n * by.multiplier >> by.shift);
 }
@@ -139,8 +142,12 @@ __device__ __forceinline__ bool packs(int lean_tiles, int output_tiles) {
 // leanbench.kernels.lean.cuda_schedule.few_idle.
 __device__ __forceinline__ bool few_idle(int used, int all) { return 8 * used >= 7 * all; }
 
-// RAGGED: LeanTiles at an output tile's end that take no longer than a merge.
-__device__ __forceinline__ int short_rest(const Params &p) { return max(1, p.merge_tiles); }
+// RAGGED: LeanTiles at an output tile's end, besides the empty ones, that belong to the work range
+// before. Where warpgroups multiply, those that take no longer than a merge; elsewhere none: ranges
+// that are longer for a rest cost more than the merge that it saves (entry 58).
+__device__ __forceinline__ int short_rest(const Params &p) {
+  return ROWS > 32 ? max(1, p.merge_tiles) : 0;
+}
 
 // First LeanTile of a work range.
 __device__ __forceinline__ int range_start(int range, int share, int longer) {
@@ -212,8 +219,13 @@ struct Position {
       // How many fixed runs there are is not the host's: lengths of one prepared launch differ in it.
       int output_tile = FIXED_RUNS ? divide(at, tiles) : divide(at, p.by_tiles);
       first = at - output_tile * tiles;
-      sequence = divide(output_tile, p.by_heads);
-      head = output_tile - sequence * head_tiles(p);
+      if (SEQUENCES_FIRST) {
+        head = divide(output_tile, p.by_heads);  // by the sequences
+        sequence = output_tile - head * p.batch;
+      } else {
+        sequence = divide(output_tile, p.by_heads);
+        head = output_tile - sequence * head_tiles(p);
+      }
     }
     int stop = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
     const bool deals_rests = RAGGED && !FIXED_RUNS;
@@ -277,8 +289,7 @@ struct Position {
     tiles = tiles_of(p, 0, tokens, Q_LEN > 0 ? Q_LEN : p.q_len) + (EVEN_SPLITS ? p.end_tiles : 0);
   }
 
-  // RAGGED: whether an output tile's rest from LeanTile `from` on takes no longer than a merge: it
-  // belongs to the work range before.
+  // RAGGED: whether an output tile's rest from LeanTile `from` on belongs to the work range before.
   __device__ __forceinline__ bool is_short_rest(const Params &p, int from) const {
     return tiles - from <= short_rest(p) + end_tiles;
   }

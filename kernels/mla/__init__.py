@@ -44,6 +44,8 @@ class LeanMla(Kernel[MlaConfig]):
         "causal",
         "v_head_dim",
         "latent",
+        "kv_dtype",
+        "scaled",
     }
     head_dims = (LATENT_DIM,)
     page_sizes = range(PAGE_TOKENS, _MOST_PAGE_TOKENS + 1, PAGE_TOKENS)
@@ -93,6 +95,7 @@ class LeanMla(Kernel[MlaConfig]):
             problem.causal,
             problem.lengths_on == "device",
             problem.page_size or 0,
+            problem.kv_dtype,
         )
         return (build.resources(compile_cuda(build.source(capability)), build.cluster),)
 

@@ -7,17 +7,20 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
-from leanbench.kernels.lean.cuda_build import HOPPER, CudaBuild
+from leanbench.kernels.lean.cuda_build import FP8_NUMBERS, HOPPER, CudaBuild
 from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaSource
 from leanbench.core.errors import DoesNotFit
+from leanbench.core.kinds import SAME
 
 #: Numbers of a token's latent row: K is all of them, V the first ones.
 LATENT_DIM, VALUE_DIM = 576, 512
 #: Rows of a CTA, and tokens of a stage.
 TILE = 64
 _STAGES = 2
+#: Columns of a cache in 8 bits that one copy has: RUN_ROW in layout.cuh.
+_RUN_COLUMNS = 192
 #: Of both warpgroups that compute, and of the one that copies.
 _WARPS = 12
 
@@ -32,13 +35,29 @@ class MlaBuild(CudaBuild):
     cooperative: ClassVar[bool] = True
 
     causal: int = 1
+    #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
+    column_groups: int = 1
+    values_first: int = 0
+    early_page: int = 0
+    wide_merge: int = 0
+    merge_few: int = 0
 
     @classmethod
     def of_shape(
-        cls, heads: int, q_len: int, bf16: bool, causal: bool, ragged: bool, page: int
+        cls,
+        heads: int,
+        q_len: int,
+        bf16: bool,
+        causal: bool,
+        ragged: bool,
+        page: int,
+        kv_dtype: str = SAME,
     ) -> MlaBuild:
         """The build for query heads and positions; two CTAs that have rows of the same sequences
         share what they copy.
+
+        Args:
+            kv_dtype: of the cache: same (as Q), e4m3, e5m2.
         """
         cluster = 2 if heads * q_len > TILE else 1
         return cls(
@@ -57,19 +76,29 @@ class MlaBuild(CudaBuild):
             ragged=int(ragged),
             fixed_runs=0,
             page=page,
+            kv_dtype=FP8_NUMBERS.index(kv_dtype),
             causal=int(causal),
         )
 
     @property
     def partial_bytes(self) -> int:
         """Of a CTA's partial: PARTIAL in layout.cuh."""
-        return 4 * (TILE * VALUE_DIM + 2 * TILE + 32)
+        return 4 * (TILE * VALUE_DIM // self.column_groups + 2 * TILE + 32)
+
+    @property
+    def column_bytes(self) -> int:
+        """Of a token of the cache that one copy has."""
+        return _RUN_COLUMNS if self.kv_dtype else super().column_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA: the layout in layout.cuh."""
         rows = 2 * TILE * LATENT_DIM
-        return (1 + _STAGES) * rows + 40 * TILE + 26 * 8
+        every = (1 + _STAGES) * rows + 40 * TILE
+        if not self.kv_dtype:
+            return every + 26 * 8
+        # What of a stage's bytes its own warpgroup's values have no room for; rows' units.
+        return every + _STAGES * (rows // 2 - TILE * VALUE_DIM) + 4 * TILE + 14 * 8
 
     def source(self, capability: tuple[int, int]) -> CudaSource:
         """What is compiled for a compute capability.

@@ -121,6 +121,7 @@ PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
 SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
+SMALL_PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p1 fp16 HND"
 
 #: lean.cu and its headers: attention over a chunk.
 ATTEND = (
@@ -243,17 +244,35 @@ ATTEND = (
     ),
     Mutation(
         "the scale of an fp8 V is dropped",
-        f"{LEAN}/lean.cu",
+        f"{LEAN}/fp8.cuh",
         "KV_DTYPE == 0 ? 1.0f : scale_of(p.v_descale",
         "true ? 1.0f : scale_of(p.v_descale",
         "outputs are off by the scale",
         by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
         f"{ON_CPU}[fp8]",
     ),
+    Mutation(
+        "sums of values stay in the unit of the pages before",
+        f"{LEAN}/attend.cuh",
+        "scale = unit * reciprocal_of(moved);",
+        "scale = 1.0f;",
+        "values count for more where a page has a larger scale than those before",
+        by_launches("b3 h8/2 n129+700+45 d128 p64 kv-e4m3 ps-page-head bf16 NHD"),
+        f"{ON_CPU}[scales of pages]",
+    ),
 )
 
 #: Copies into shared memory, and what waits for them.
 COPY = (
+    Mutation(
+        "all KV heads take the scales of the first",
+        f"{LEAN}/copy.cuh",
+        "kv_head * of.stride_head",
+        "0 * of.stride_head",
+        "keys and values of the others are off by the scales",
+        by_launches("b3 h8/2 n129+700+45 d128 p64 kv-e4m3 ps-page-head bf16 NHD"),
+        f"{ON_CPU}[scales of pages]",
+    ),
     Mutation(
         "a barrier's phase is not flipped",
         f"{LEAN}/copy.cuh",
@@ -595,11 +614,29 @@ MANY_ROWS = (
     Mutation(
         "values past the end of the last chunk are not zeroed",
         f"{LEAN}/rows_attend.cuh",
-        "  seen.zero_values(shared, stage, part.token + (part.chunks - 1) * CHUNK);\n",
+        "  seen.zero_values(shared, stage, part.token + last * CHUNK);\n",
         "",
         "a weight of 0 times NaN is NaN",
         by_launches(PAGED_ROWS, "b3 h8/2 n129+700+45 d64 q17 c1400 bf16 HND"),
         f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "a stage is read before what lanes copy is there",
+        f"{LEAN}/rows_copy.cuh",
+        "cp_async_mbarrier_arrive_noinc(full)",
+        "mbarrier_arrive(full)",
+        "a thread arrives when its copies have started",
+        by_launches(SMALL_PAGED_ROWS),
+        f"{ROWS_ON_CPU}[pages of one token]",
+    ),
+    Mutation(
+        "rows that lanes copy come from the page of another",
+        f"{LEAN}/rows_copy.cuh",
+        "(u64)own, i + row)",
+        "(u64)own, row)",
+        "each row has a page of its own",
+        by_launches(SMALL_PAGED_ROWS),
+        f"{ROWS_ON_CPU}[pages of one token]",
     ),
     Mutation(
         "both rows of a thread are re-scaled as the first",
@@ -712,6 +749,28 @@ LATENT_ATTENTION = (
         "copies do not wait for the matrix instructions",
         by_pytest(f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 dv512 bf16 HND latent-12.0]"),
         f"{MLA_ON_CPU}[crossing]",
+    ),
+    Mutation(
+        "operands of an fp8 latent cache lie over bytes that are still to be read",
+        f"{MLA}/bytes.cuh",
+        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "stored over.\n    ;",
+        "warps convert what others have converted",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n131072 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[e4m3]",
+    ),
+    Mutation(
+        "values of an fp8 latent cache have no scale",
+        f"{MLA}/outputs.cuh",
+        "* KV_UNIT * scale_of(p.k_descale, part.sequence, 0)",
+        "* KV_UNIT",
+        "the output is in the cache's units",
+        by_pytest(
+            f"{MLA_ON_GPU}::{LATENT}[b1 h128/1 n1000 d576 p64 kv-e4m3 dv512 bf16 HND latent-1.0]"
+        ),
+        f"{MLA_ON_CPU}[e4m3]",
     ),
 )
 

@@ -56,6 +56,8 @@ PROBLEMS = [
     AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
     # The query tokens' tails lie over two chunks, and what they do not see is a good part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
+    # Copies by lanes, which go round a ring more than once.
+    AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=1, q_len=40),
 ]
 #: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits.
 LATENT_PROBLEMS = [
@@ -63,6 +65,9 @@ LATENT_PROBLEMS = [
     AttentionProblem(1, 128, 1, 9000, 576, "bf16", latent=True, v_head_dim=512),
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, page_size=64, q_len=3, latent=True, v_head_dim=512
+    ),
+    AttentionProblem(
+        3, 128, 1, (700, 2, 65), 576, "bf16", latent=True, v_head_dim=512, kv_dtype="e4m3"
     ),
 ]
 #: Of the problems of all kinds, which have some five for each.

@@ -35,6 +35,10 @@ PROBLEMS = [
     replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4),
     replace(ONE, batch=3, context=(700, 2, 65), q_len=3, dtype="fp16"),
     replace(ONE, batch=2, context=700, q_len=2, causal=False),
+    *(replace(ONE, context=context, kv_dtype="e4m3") for context in (1, 65, 1000, 131_072)),
+    replace(ONE, batch=100, context=1024, kv_dtype="e5m2", dtype="fp16", scaled=False),
+    replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None, kv_dtype="e5m2"),
+    replace(ONE, batch=4, context=(1, 64, 30_000, 500), q_heads=16, q_len=4, kv_dtype="e4m3"),
 ]
 
 
@@ -58,6 +62,19 @@ def test_a_call_takes_other_tensors_and_lengths_with_the_same_launch():
         inputs = replace(make_inputs(problem, "cuda"), context=length)
         out, lse = lean_mla_with_kvcache(
             inputs.q, inputs.k_cache[:, :, 0], length, return_softmax_lse=True
+        )
+        written = replace(inputs, out=out, lse=lse)
+        assert Reference(inputs).check(written).failure("bf16") is None
+
+
+def test_another_scale_goes_with_the_same_launch():
+    problem = replace(ONE, batch=2, context=1000, page_size=None, kv_dtype="e4m3")
+    for _ in range(3):
+        inputs = make_inputs(problem, "cuda")
+        assert inputs.k_descale is not None
+        scale = inputs.k_descale[0].clone()
+        out, lse = lean_mla_with_kvcache(
+            inputs.q, inputs.k_cache[:, :, 0], k_descale=scale, return_softmax_lse=True
         )
         written = replace(inputs, out=out, lse=lse)
         assert Reference(inputs).check(written).failure("bf16") is None

@@ -143,8 +143,10 @@ def tensor_map(
     """The words that ptx_on_cpu.hpp reads."""
     rows, tokens, heads, head_dim = shape
     row, token, head, one = strides
-    sizes, steps = (head_dim, tokens, heads, rows), (one, token, head, row)
-    return (address, *sizes, *steps, box_tokens or build.box, *[0] * 6)
+    each = build.heads_of_row
+    sizes, steps = (head_dim * each, tokens, heads // each, rows), (one, token, head * each, row)
+    box = (box_tokens or build.box, build.kv_bytes, build.column_bytes)
+    return (address, *sizes, *steps, *box, *[0] * 4)
 
 
 def compiled(

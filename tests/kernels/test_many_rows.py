@@ -10,6 +10,7 @@ from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
 from leanbench.kernels.lean.cuda_heuristic import cuda_config, many_rows_config
 from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
 
+from leanbench.compile.nvrtc import compile_cuda
 from leanbench.core.errors import DoesNotFit, UserError
 from leanbench.core.inputs import shape_only
 from leanbench.core.problem import AttentionProblem
@@ -34,7 +35,10 @@ CHUNK = AttentionProblem(1, 32, 8, 32_768, 128, "bf16", q_len=128)
         ({"head_dim": 192, "v_head_dim": 128}, 128),
         ({"head_dim": 192}, 0),
         ({"head_dim": 80}, 0),
-        ({"page_size": 8}, 0),
+        ({"page_size": 1}, 128),
+        ({"page_size": 24, "q_len": 16}, 64),
+        ({"page_size": 8, "head_dim": 80}, 0),
+        ({"page_size": 8, "kv_dtype": "e4m3"}, 0),
         ({"kv_dtype": "e4m3"}, 0),
         ({"append": 128}, 0),
         ({"parallel": "cp:2", "causal": False}, 0),
@@ -83,9 +87,7 @@ def test_other_gpus_and_batch_invariant_calls_have_rows_of_warps():
         build.source((8, 0))
 
 
-@pytest.mark.parametrize(
-    "axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}, {"page_size": 8}]
-)
+@pytest.mark.parametrize("axes", [{"append": 128}, {"head_dim": 80}, {"kv_dtype": "e4m3"}])
 def test_settings_of_warpgroups_hold_for_other_kinds_with_rows_of_warps(axes):
     problem, config = replace(CHUNK, **axes), many_rows_config(CHUNK, H200)
     build = CudaBuild.of(problem, config)
@@ -164,7 +166,6 @@ def test_shared_memory_and_partials_are_what_the_kernel_lays_out():
         {"chunk_tokens": 32},
         {"ctas_per_sm": 2},
         {"cluster_size": 2},
-        {"copy": "async"},
         {"fixed_run_tiles": 4},
     ],
 )
@@ -172,6 +173,34 @@ def test_settings_of_warps_are_refused_for_warpgroups(setting):
     config = many_rows_config(CHUNK, H200)
     with pytest.raises(UserError, match="tile_rows 128 is of warpgroups, with num_warps 8, chunk"):
         replace(config, **setting)
+
+
+@pytest.mark.parametrize(("page_size", "copy"), [(1, "async"), (24, "async"), (16, "bulk")])
+def test_a_warpgroup_copies_pages_that_bulk_copies_cannot_take(page_size, copy):
+    for q_len, warps in ((128, 12), (16, 8 if copy == "async" else 5)):
+        problem = replace(CHUNK, page_size=page_size, q_len=q_len)
+        config = many_rows_config(problem, H200)
+        build = CudaBuild.of(problem, config)
+        assert (config.copy, build.bulk, build.warps) == (copy, int(copy == "bulk"), warps)
+        bulk = CudaBuild.of(problem, replace(config, copy="bulk"))
+        if copy == "async":
+            with pytest.raises(DoesNotFit, match=rf"16 tokens, these have {page_size}: choose cop"):
+                bulk.source((9, 0))
+
+
+def test_copies_by_lanes_spill_nothing():
+    for axes in (
+        {"page_size": 1},
+        {"page_size": 8, "q_lens": (128,)},
+        {"page_size": 1, "q_len": 16, "batch": 32, "context": 500},
+        {"page_size": 1, "q_len": 16, "head_dim": 256},
+        {"page_size": 4, "causal": False, "window_left": 100, "window_right": 14},
+    ):
+        problem = replace(CHUNK, **axes)
+        build = CudaBuild.of(problem, many_rows_config(problem, H200))
+        resources = build.resources(compile_cuda(build.source((9, 0))), 1)
+        assert resources.spilled_registers == 0, problem.label
+        assert 32 * build.warps * build.ctas_per_sm * resources.registers_per_thread <= 2**16
 
 
 def test_an_sm_holds_two_ctas_of_one_warpgroup():

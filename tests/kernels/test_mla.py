@@ -14,7 +14,7 @@ import torch
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
-from leanbench.kernels.mla.launch import _aligned
+from leanbench.kernels.mla.launch import _aligned, _descale
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from leanbench import lean_mla_with_kvcache
@@ -36,6 +36,24 @@ def test_a_cta_fits_an_h200():
     assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
     assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
     assert cta.ctas == 2
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_a_cta_of_an_fp8_cache_fits_an_h200(kv_dtype, heads):
+    problem = replace(PROBLEM, q_heads=heads, kv_dtype=kv_dtype)
+    [cta] = LEAN_MLA.compile(problem, LEAN_MLA.default_config(problem, H200), HOPPER)
+    assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
+    # 4 KB for each stage's bytes, and what rows of Q are divided by, more than 16 bits take.
+    assert cta.shared_bytes == 223_952 - 12 * 8 + 2 * 4096 + 4 * 64
+    assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_scale_of_a_cache_is_one_number_or_one_a_sequence(dim):
+    scale = torch.ones(3, 1)[:, 0][:1] if dim == 1 else torch.ones(1, 1).expand(3, 1)
+    descale = _descale(scale)
+    assert (descale.at, descale.stride_batch) == (scale.data_ptr(), 0)
 
 
 def test_other_gpus_are_refused_in_a_sentence():
@@ -70,6 +88,13 @@ def test_two_ctas_share_what_they_copy(heads, q_len, cluster, row_tiles):
             AttentionProblem(2, 16, 1, 100, 128, latent=True),
             "lean_mla does not take head_dim 128: choose one of 576",
         ),
+        (replace(PROBLEM, kv_dtype="e4m3"), None),
+        (replace(PROBLEM, kv_dtype="e5m2", scaled=False), None),
+        (
+            replace(PROBLEM, kv_dtype="e4m3", q_dtype="e4m3"),
+            "lean_mla takes no Q of another dtype than the output, this problem has q_dtype"
+            " e4m3: leave it out",
+        ),
     ],
 )
 def test_what_it_takes(problem, sentence):
@@ -101,7 +126,30 @@ Q, CACHE = torch.zeros(2, 1, 16, 576, dtype=torch.bfloat16), torch.zeros(2, 128,
         ({"head_dim_v": 256}, "head_dim_v is 256: only 512 is supported, pass that"),
         (
             {"kv_cache": CACHE},
-            "q is torch.bfloat16 and kv_cache torch.float32: expected both bf16 or both fp16",
+            "q is torch.bfloat16 and kv_cache torch.float32: expected q in bf16 or fp16, and"
+            " kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {"q": Q.to(torch.float8_e4m3fn), "kv_cache": CACHE.to(torch.float8_e4m3fn)},
+            "q is torch.float8_e4m3fn and kv_cache torch.float8_e4m3fn: expected q in bf16 or fp16,"
+            " and kv_cache in the same or in torch.float8_e4m3fn or torch.float8_e5m2",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": 0.5},
+            "k_descale is 0.5, on the host: pass a torch.float32 tensor of one number on the device"
+            " of q",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e5m2), "k_descale": torch.ones(2, 1)},
+            "k_descale is (2, 1) torch.float32: expected (1,) contiguous torch.float32",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).half()},
+            "k_descale is (1,) torch.float16: expected (1,) contiguous torch.float32",
+        ),
+        (
+            {"kv_cache": CACHE.to(torch.float8_e4m3fn), "k_descale": torch.ones(1).to("meta")},
+            "k_descale is on meta, q on cpu: move it there",
         ),
     ],
 )
@@ -165,6 +213,28 @@ def test_torch_traces_a_call_as_one_operator(block_table, lengths):
     out, lse = node.meta["val"]
     assert (out.shape, out.dtype) == ((2, 1, 16, 512), torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((2, 16, 1), torch.float32)
+
+
+def test_torch_traces_the_scale_of_an_fp8_cache():
+    cache = CACHE.to(torch.float8_e4m3fn)
+
+    def call(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        out = lean_mla_with_kvcache(2 * q, cache, 100, k_descale=scale)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(Q, torch.ones(1)).graph
+    [node] = [n for n in graph.nodes if "lean_mla" in str(n.target)]
+    scale = node.args[-1]
+    assert scale in [n for n in graph.nodes if n.op == "placeholder"]
+    assert (node.meta["val"][0].shape, node.meta["val"][0].dtype) == ((2, 1, 16, 512), Q.dtype)
+
+
+def test_the_scale_of_a_16_bit_cache_is_ignored():
+    call = latent_call(
+        Q, CACHE.bfloat16(), None, None, None, None, None, False, k_descale=torch.ones(1)
+    )
+    assert call.extras is None
 
 
 @pytest.mark.parametrize("length", [3.7, True, "64"])

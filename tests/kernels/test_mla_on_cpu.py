@@ -42,6 +42,23 @@ CASES = {
     "several query tokens": Case(
         replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
     ),
+    # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
+    "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
+    # Bytes arrive at once; sequences end in all quarters of a stage.
+    "e5m2 pages": Case(
+        replace(
+            SINGLE,
+            batch=4,
+            context=(1, 80, 430, 111),
+            capacity=512,
+            page_size=64,
+            kv_dtype="e5m2",
+            dtype="fp16",
+        ),
+        1,
+        6,
+        lazy=False,
+    ),
 }
 DEEP_CASES = {
     "single CTAs": Case(SINGLE, 1, 6),
@@ -53,6 +70,19 @@ DEEP_CASES = {
         replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64), 1, 8
     ),
     "noncausal": Case(replace(SINGLE, q_len=3, causal=False), 1, 5),
+    "e4m3, split over many": Case(
+        replace(SINGLE, batch=1, context=36 * 64, kv_dtype="e4m3", dtype="fp16"), 1, 36
+    ),
+    "e5m2, noncausal, no scale": Case(
+        replace(PAIR, q_len=2, causal=False, kv_dtype="e5m2", scaled=False), 1, 7, lazy=False
+    ),
+    "e4m3, pages": Case(
+        replace(
+            PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=128, kv_dtype="e4m3"
+        ),
+        1,
+        8,
+    ),
 }
 
 
@@ -79,6 +109,36 @@ MUTATIONS: dict[str, Mutation] = {
         "take_over<OTHER>(shared, memory, filled[OTHER], softmax);\n    if (false)",
     ),
     "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
+}
+#: The same of fp8 caches.
+FP8_MUTATIONS: dict[str, Mutation] = {
+    "operands lie over bytes that are still to be read": (
+        "bytes.cuh",
+        "stored over.\n    bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "stored over.\n    ;",
+    ),
+    "bytes are copied over values that are read": (
+        "mla.cu",
+        "mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);\n"
+        "#pragma unroll\n  for (int turn",
+        "\n#pragma unroll\n  for (int turn",
+    ),
+    "scores start before all operands of a run are there": (
+        "bytes.cuh",
+        "fence_proxy_async_shared_cta();\n  bar_sync(OF_WARPGROUP + STAGE, 128);",
+        "fence_proxy_async_shared_cta();",
+    ),
+    "NaN past the end become operands": ("bytes.cuh", "if (token < tokens)", "if (true)"),
+    "scores are not taken back from Q's units": (
+        "mla.cu",
+        "if (DIVIDED_QUERY) scale.x *=",
+        "if (false) scale.x *=",
+    ),
+    "values have no scale": (
+        "outputs.cuh",
+        "* KV_UNIT * scale_of(p.k_descale, part.sequence, 0)",
+        "* KV_UNIT",
+    ),
 }
 
 
@@ -131,6 +191,43 @@ def test_a_missing_line_is_noticed(name, tmp_path):
     problem = replace(SINGLE, batch=2, context=300, capacity=512)
     case = Case(problem, 1, 4, score_scale=30.0)
     assert any(failure_of(cpu, workspace, case, seed) for seed in range(4))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("name", FP8_MUTATIONS)
+def test_a_missing_line_for_fp8_is_noticed(name, lazy, tmp_path):
+    cpu, workspace = Cpu(tmp_path, FP8_MUTATIONS[name]), Workspace(epoch=7)
+    problem = replace(SINGLE, batch=2, context=430, capacity=512, kv_dtype="e4m3")
+    case = Case(problem, 1, 2, lazy, score_scale=4.0)
+    assert any(failure_of(cpu, workspace, case, seed) for seed in range(6))
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+def test_every_number_of_fp8(kv_dtype, cpu):
+    """The output of a sequence of one token is its V, times the scale."""
+    problem = replace(SINGLE, batch=1, context=1, kv_dtype=kv_dtype, dtype="fp16")
+    inputs = make_inputs(problem, "cpu", seed=1)
+    numbers = torch.arange(256, dtype=torch.uint8)
+    # The scores of NaN and of infinities are none.
+    numbers = numbers[numbers.view(inputs.k_cache.dtype).float().isfinite()].tile(3)[:576]
+    inputs.k_cache.copy_(numbers.view(inputs.k_cache.dtype).expand(1, 1, 1, 576))
+    assert inputs.k_descale is not None
+    inputs.k_descale.fill_(0.5)
+    inputs.q.zero_()
+    cpu.launch(inputs, MlaConfig(1, align_grid=False), 1, Workspace(epoch=7))
+    expected = inputs.k_cache[..., :512].float() * 0.5
+    assert torch.equal(inputs.out.float(), expected.expand(1, 1, 16, 512))
+
+
+def test_a_query_beyond_the_range_of_fp16(cpu):
+    """Rows of Q in bf16 have units of their own."""
+    inputs = make_inputs(replace(CASES["e4m3"].problem, context=100), "cpu", seed=1)
+    powers = torch.arange(-60, 68, dtype=torch.float32)[:, None]
+    inputs.q.mul_(powers.exp2().to(inputs.q.dtype))
+    scaled = replace(inputs, softmax_scale=2.0**-66)
+    cpu.launch(scaled, MlaConfig(1, align_grid=False), 8, Workspace(epoch=7))
+    assert Reference(scaled).check(scaled).failure("bf16") is None
 
 
 def run(cpu: Cpu, case: Case, seeds: int) -> None:
