@@ -120,8 +120,8 @@ _OUTPUT_TILES_OF_PAIRS = 1.0
 _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
 #: Lengths that the host knows, CTAs of many_rows.cu that have one part each: bytes of the stages of
 #: an SM's CTAs together, and more for each warpgroup. Three stages of 32 KB for one warpgroup take
-#: up to 1.5% less than six, two for each of two CTAs 0.6 to 0.9% less than three, four for two
-#: warpgroups up to 3.5% less than six (entry 58).
+#: up to 2% less than six, two for each of two CTAs 0.6 to 1.1% less than three, four for two
+#: warpgroups 1.9 and 2.9% less than six (entry 58).
 _STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
