@@ -37,8 +37,6 @@
 //                  position, a multiple of 16; 0: none (KV_DTYPE is 0)
 //   INTERLEAVED    1: number 2i is rotated with number 2i + 1, 0: number i with i + ROTARY_DIM / 2
 //   PAGE_SCALES    1: each page of K and of V has a scale (KV_DTYPE and PAGE are not 0)
-//   LATE_SCRATCH   1: states lie over the ring, as those of many rows do: room for another stage where
-//                  a CTA has one part
 //   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
 //   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
 //                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
@@ -122,7 +120,7 @@ constexpr bool SHARED_QUERY = ROW_BLOCKS * (K_STEPS + 2 * V_STEPS) > MOST_QUERY;
 constexpr bool STAGED_QUERY = SHARED_QUERY || ROTARY_DIM > 0;
 // Whether output tiles can be packed: short ones are a single warp's each, several at a time.
 constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !EQUAL_SPLITS && !STAGED_QUERY &&
-                       !LATE_SCRATCH && !SINKS && !APPEND && CLUSTER == 1 && WARPS > 1 && !PEERS;
+                       !SINKS && !APPEND && CLUSTER == 1 && WARPS > 1 && !PEERS;
 // Tokens up to which they are, and where a CTA has more than two output tiles.
 constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
 // Loads of V before the weights are known, as far as registers allow.
@@ -154,7 +152,7 @@ constexpr int RING_BYTES = WARPS * STAGES * STAGE;
 constexpr int SCRATCH_BYTES = 4 * WARPS * SCRATCH_WARP;
 // States of many rows lie over the ring: no copy into it starts before the part before has been
 // merged.
-constexpr bool SCRATCH_OVER_RING = SHARED_QUERY || LATE_SCRATCH;
+constexpr bool SCRATCH_OVER_RING = SHARED_QUERY;
 constexpr int SCRATCH_AT = SCRATCH_OVER_RING ? 0 : RING_BYTES;
 // (m, l) of each warp's rows.
 constexpr int LOGS_AT =

@@ -343,17 +343,27 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
         check_counts(total, max(inputs.context, tiles * config.tile_tokens))
         rereads = rereads_memory(build, _kv_bytes(inputs))
         aligned = (config.align_grid or rereads) and not build.ragged
+        many_rows = isinstance(build, ManyRowsBuild)
+        if (clusters := many_rows and build.cluster > 1) and build.ragged:
+            raise UserError(
+                f"cluster_size {build.cluster} with tile_rows {build.rows} takes sequences of one"
+                " length that the host knows, without cache_leftpad and cu_seqlens_q: choose"
+                " cluster_size 1"
+            )
         work_ranges = stream_k_grid(
             output_tiles * real_tiles,
             slots,
             config.min_tiles_per_cta,
             output_tiles if aligned else 1,
         )
-        even = isinstance(build, ManyRowsBuild) and aligned and output_tiles <= slots
+        even = many_rows and (clusters or (aligned and output_tiles <= slots))
         range_bytes = build.partial_bytes * (1 if even else build.range_partials)
         # The workspace holds the partials of each work range.
         work_ranges = min(work_ranges, WORKSPACE_BYTES // range_bytes)
-        in_step = aligned and (rereads or isinstance(build, ManyRowsBuild)) and build.q_len == 0
+        if clusters:
+            # Each has a whole output tile and waits for no other: they need not run at once.
+            work_ranges, range_bytes = output_tiles, 0
+        in_step = aligned and (rereads or many_rows) and build.q_len == 0
         if in_step and work_ranges < output_tiles:
             work_ranges = whole_ranges(work_ranges, output_tiles)
         if even:
@@ -361,14 +371,6 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
             work_ranges, end_tiles = splits * output_tiles, splits * length - tiles
             tiles += end_tiles
             total = output_tiles * tiles
-        whole = even and work_ranges == output_tiles
-        if isinstance(build, ManyRowsBuild) and build.cluster > 1 and not whole:
-            raise UserError(
-                f"cluster_size {build.cluster} with tile_rows {build.rows} takes a cluster for each"
-                f" output tile, of one length that the host knows: these are {output_tiles} with"
-                f" {real_tiles} LeanTiles, for {slots} clusters; choose min_tiles_per_cta"
-                f" {real_tiles} and align_grid, or cluster_size 1"
-            )
         slots_bytes = work_ranges * range_bytes
         params.share, params.longer = divmod(total, work_ranges)
         params.longest_steps, params.merge_tiles = split_limits(build, config.tile_tokens, rereads)

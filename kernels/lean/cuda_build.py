@@ -114,8 +114,6 @@ class CudaBuild:
 
     #: The kernel's name in its source.
     entry: ClassVar[str] = ENTRY
-    #: Whether its CTAs wait for one another in a circle: all of a launch must run at once.
-    cooperative: ClassVar[bool] = False
     #: Partials of a work range at most that others wait for: at its start, and at its end.
     range_partials: ClassVar[int] = 1
 
@@ -158,7 +156,6 @@ class CudaBuild:
     early_append: int = 0
     linear_alibi: int = 0
     max_events: int = 0
-    late_scratch: int = 0
 
     @staticmethod
     def of(problem: AttentionProblem, config: CudaConfig, max_events: int = 0) -> CudaBuild:
@@ -169,9 +166,7 @@ class CudaBuild:
         full = config.num_warps > WARPGROUP_ROWS // 16 or config.copy == "async"
         copy_warps = (_COPY_WARPGROUP if full else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-        groups = {"token_groups": config.num_warps * 16 // config.tile_rows} if many_rows else {}
         return (ManyRowsBuild if many_rows else CudaBuild)(
-            **groups,
             head_dim=problem.head_dim,
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
@@ -219,6 +214,11 @@ class CudaBuild:
                 " groups of 8 and head_dims of a multiple of 32, and appends none"
             )
         return replace(self, heads_of_row=2, group_size=16, rows=16)
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether its CTAs wait for one another in a circle: all of a launch must run at once."""
+        return False
 
     @property
     def row_count(self) -> int:
@@ -281,7 +281,6 @@ class CudaBuild:
             or self.fixed_runs
             or self.equal_splits
             or self.shared_query
-            or self.late_scratch
             or self.rotary_dim
             or self.sinks
             or self.append
@@ -298,7 +297,7 @@ class CudaBuild:
         )
         ring = self.warps * self.stages * columns * self.chunk * self.column_bytes
         scratch = 4 * self.warps * self.row_count * (self.v_head_dim + 4)
-        total = max(ring, scratch) if self.shared_query or self.late_scratch else ring + scratch
+        total = max(ring, scratch) if self.shared_query else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
             total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
@@ -361,18 +360,12 @@ class ManyRowsBuild(CudaBuild):
     """The parameters of a build of many_rows.cu, which has some of lean.cu's: see `source`."""
 
     entry: ClassVar[str] = MANY_ROWS_ENTRY
-    cooperative: ClassVar[bool] = True
     range_partials: ClassVar[int] = 2
 
-    #: 1: what a merge has read of the partials is not read again; few splits that are late are
-    #: read whole in one trip.
-    reread_missing: int = 0
-    #: Two splits of which each CTA merges half of the rows: 1: it keeps them in registers; 2: it
-    #: polls all of the other's, not their (m, l) first. 0: both partials go through memory.
-    share_halves: int = 0
-    #: Warpgroups that have the same rows and take a CTA's stages in turn, where `cluster` CTAs have
-    #: a whole output tile.
-    token_groups: int = 1
+    @property
+    def cooperative(self) -> bool:
+        # Clusters have whole output tiles, and wait for nobody.
+        return self.cluster == 1
 
     @property
     def partial_bytes(self) -> int:

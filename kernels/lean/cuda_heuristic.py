@@ -118,6 +118,11 @@ _OUTPUT_TILES_OF_PAIRS = 1.0
 #: CTA to an SM crosses output tiles that have two or three splits: two take 2 to 12% less at 8 x
 #: some 1000 to 4000, 3 to 17% more with some 500 tokens (entry 50).
 _SPLIT_OUTPUT_TILES_OF_PAIRS = (1 / 3, 1 / 2)
+#: Lengths that the host knows, CTAs of many_rows.cu that have one part each: bytes of the stages of
+#: an SM's CTAs together, and more for each warpgroup. Three stages of 32 KB for one warpgroup take
+#: up to 2% less than six, two for each of two CTAs 0.6 to 1.1% less than three, four for two
+#: warpgroups 1.9 and 2.9% less than six (entry 58).
+_STAGE_BYTES, _STAGE_BYTES_OF_WARPGROUP = 64 * 1024, 32 * 1024
 #: LeanTiles of an output tile that is not split where there are many of them. [families]
 _SHORT_TILES = 5
 #: The same of up to 64 columns where one output tile has no more than five SMs: 3 and 6% less at 32
@@ -358,16 +363,44 @@ def many_rows_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     return fitted(config, problem, gpu)
 
 
+def one_length_config(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
+    """Settings of many_rows.cu for sequences of one length, which the host knows.
+
+    Where each CTA has one part of an output tile with all rows of a KV head, copies run less far
+    ahead. A pair of CTAs has an output tile that would have two splits: 2.8 to 4.4% less (entry
+    58).
+    """
+    config = many_rows_config(problem, gpu)
+    all_rows = problem.group_size * problem.q_len
+    output_tiles = problem.batch * problem.kv_heads
+    splits = config.ctas_per_sm * gpu.sms // output_tiles
+    one_part = all_rows <= config.tile_rows and config.align_grid and splits > 0
+    # Others were not timed.
+    if not one_part or config.copy != "bulk" or widest(problem) > 128:
+        return config
+    of_128 = problem.head_dim == problem.value_dim == 128
+    long = problem.max_context > _SHORT_TILES * TILE_TOKENS
+    if (config.tile_rows, config.ctas_per_sm, splits) == (WARPGROUP_ROWS, 1, 2) and of_128 and long:
+        return replace(config, cluster_size=2)
+    stage_bytes = 2 * config.chunk_tokens * (problem.head_dim + problem.value_dim)
+    most_bytes = _STAGE_BYTES // config.ctas_per_sm
+    most_bytes += config.tile_rows // WARPGROUP_ROWS * _STAGE_BYTES_OF_WARPGROUP
+    return replace(config, num_stages=min(config.num_stages, -(-most_bytes // stage_bytes)))
+
+
 def many_rows_configs(problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
     """What may be tuned of many_rows.cu's settings; none where it does not take the problem."""
     if not has_many_rows(problem, gpu):
         return []
     chosen = many_rows_config(problem, gpu)
-    return [
+    space = [
         replace(chosen, min_tiles_per_cta=min_tiles, align_grid=align_grid)
         for min_tiles in (1, 2, 4)
         for align_grid in (True, False)
     ]
+    if problem.lengths_on == "device" or problem.leftpad or problem.q_lens is not None:
+        return space
+    return list(dict.fromkeys([one_length_config(problem, gpu), *space]))
 
 
 def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
@@ -375,7 +408,8 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
     10,000 timings on an H200: see docs/performance-log.md.
     """
     if has_many_rows(problem, gpu):
-        return many_rows_config(problem, gpu)
+        packed = problem.q_lens is not None
+        return (many_rows_config if packed else one_length_config)(problem, gpu)
     if problem.q_len > MOST_BUILT_Q_LEN or looks_up_rows(problem):
         return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:

@@ -104,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     for (int stage = 0; stage < STAGES; stage++) {
       mbarrier_init(at + K_FULL + 8 * stage, COPY_ARRIVALS);
       mbarrier_init(at + V_FULL + 8 * stage, COPY_ARRIVALS);
-      mbarrier_init(at + K_EMPTY + 8 * stage, 4 * ROW_GROUPS);
-      mbarrier_init(at + V_EMPTY + 8 * stage, 4 * ROW_GROUPS);
+      mbarrier_init(at + K_EMPTY + 8 * stage, 4 * WARPGROUPS);
+      mbarrier_init(at + V_EMPTY + 8 * stage, 4 * WARPGROUPS);
     }
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
   } else {
     if (MOVES_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
-    if (ROW_GROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's
+    if (WARPGROUPS > 1 && warp >= 4) pass_turn();  // the first is warpgroup 0's
     Stage stage = {0};
     while (true) {
       const int output_tile = part.sequence * head_tiles(p) + part.head;
@@ -160,13 +160,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
           if (whole) {
             add_partial(part, slots, 1, o, m, l, epoch);
             record(events, REDUCTION, output_tile);
-          } else if (SHARE_HALVES && splits.count == 2 && slots.mergers == 2) {
-            // Each of two CTAs keeps every other 8 rows in registers and gives away the rest.
-            store_partial(part, slots, splits.mine, o, m, l, epoch, splits.mine);
-            add_partial(part, slots, 1 - splits.mine, o, m, l, epoch, splits.mine);
-            record(events, REDUCTION, output_tile);
-            write_rows(p, part, shared, o, m, l, splits.mine);
-            break;
           } else {
             store_partial(part, slots, splits.mine, o, m, l, epoch);
             if (splits.mine < slots.mergers) {

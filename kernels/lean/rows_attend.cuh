@@ -26,11 +26,11 @@ __device__ __forceinline__ void value_step(float (&o)[128], const u32 (&p)[4], u
 
 // Warpgroups take turns at the tensor cores: one multiplies while the other turns scores into weights.
 __device__ __forceinline__ void take_turn() {
-  if (ROW_GROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
+  if (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
 }
 
 __device__ __forceinline__ void pass_turn() {
-  if (ROW_GROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
+  if (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
 }
 
 // Tells a barrier that this warp does not read any more what may be overwritten.
@@ -66,20 +66,11 @@ __device__ __forceinline__ void prefetch_queries(const Params &p, const Position
       prefetch_l2(query_row(p, part, row) + 64 * column);
 }
 
-// Of the warpgroups that have the same rows.
-__device__ __forceinline__ void sync_row_group() {
-  if (TOKEN_GROUPS > 1)
-    bar_sync(OF_CONSUMERS, CONSUMERS);
-  else
-    bar_sync(OF_WARPGROUP + warpgroup(), 128);
-}
-
 // Copies this warpgroup's rows of Q to shared memory; zeros where there are none.
 __device__ __forceinline__ void load_queries(const Params &p, const Position &part,
                                              unsigned char *memory) {
-  constexpr int READERS = 128 * TOKEN_GROUPS;
-  constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / READERS;
-  constexpr int AT_ONCE = OF_THREAD % 4 ? 2 : OF_THREAD % 8 ? 4 : 8;
+  constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
+  constexpr int AT_ONCE = OF_THREAD % 8 ? 4 : 8;
   const int rows = rows_of(part);
 #pragma unroll 1
   for (int first = 0; first < OF_THREAD; first += AT_ONCE) {
@@ -87,18 +78,18 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
     u32 words[AT_ONCE][4];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-      const int at = (first + i) * READERS + threadIdx.x % READERS;
-      const int row = min(row_group() * GROUP_ROWS + at / PIECES, rows - 1);
+      const int at = (first + i) * 128 + threadIdx.x % 128;
+      const int row = min(warpgroup() * GROUP_ROWS + at / PIECES, rows - 1);
       const u32 *from = reinterpret_cast<const u32 *>(query_row(p, part, row) + at % PIECES * 8);
 #pragma unroll
       for (int word = 0; word < 4; word++) words[i][word] = __ldg(from + word);
     }
     // Until all have written what they had there.
-    if (first == 0) sync_row_group();
+    if (first == 0) bar_sync(OF_WARPGROUP + warpgroup(), 128);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-      const int at = (first + i) * READERS + threadIdx.x % READERS;
-      const int row = row_group() * GROUP_ROWS + at / PIECES;
+      const int at = (first + i) * 128 + threadIdx.x % 128;
+      const int row = warpgroup() * GROUP_ROWS + at / PIECES;
       const bool exists = row < rows;
       *reinterpret_cast<uint4 *>(memory + piece_at(row, at % PIECES)) =
           make_uint4(exists ? words[i][0] : 0, exists ? words[i][1] : 0, exists ? words[i][2] : 0,
@@ -106,7 +97,7 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
     }
   }
   fence_proxy_async_shared_cta();
-  sync_row_group();
+  bar_sync(OF_WARPGROUP + warpgroup(), 128);
 }
 
 // Starts S = Q K^T of a stage.
@@ -116,7 +107,7 @@ __device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Sta
 #pragma unroll
   for (int column = 0; column < K_COLUMNS; column++) {
     const u64 q = matrix_descriptor(
-        shared + column * QUERY_COLUMN + row_group() * GROUP_ROWS * 128, 16);
+        shared + column * QUERY_COLUMN + warpgroup() * GROUP_ROWS * 128, 16);
     const u64 k = matrix_descriptor(stage.k(shared) + column * TOKEN_COLUMN, 16);
 #pragma unroll
     for (int step = 0; step < 4; step++) score_step(s, q + 2 * step, k + 2 * step, column + step > 0);
@@ -182,7 +173,7 @@ struct Seen {
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
     const int row_offset = part.head_tile().row_offset;
-    const int warp_row = row_offset + ::warp_row();
+    const int warp_row = row_offset + threadIdx.x / 32 * 16;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int row = row_offset + own_row() + 8 * half;
@@ -295,8 +286,8 @@ __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u3
   }
 }
 
-// Attends to a part: its sum of values in `o`, its softmax. CHUNK_STEP > 1: to this warpgroup's chunks
-// of a part that is the CTA's only one; `rank`: of the CTA in its cluster.
+// Attends to a part: its sum of values in `o`, its softmax. CLUSTER > 1: to this CTA's chunks of it, who
+// is number `rank` of its cluster.
 __device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
                                             int rank, u32 shared, unsigned char *memory,
                                             float (&o)[COLUMNS], Softmax &softmax) {
@@ -304,17 +295,14 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
   softmax.reset();
   if (part.chunks <= 0) return;
-  if (ROW_GROUPS > 1 && warpgroup() * GROUP_ROWS >= rows_of(part)) {
+  if (WARPGROUPS > 1 && warpgroup() * GROUP_ROWS >= rows_of(part)) {
     skip_part(part, stage, shared);
     return;
   }
   load_queries(p, part, memory);
-  const int first = CHUNK_STEP > 1 ? rank + CLUSTER * token_group() : 0;
-  if (CHUNK_STEP > 1) {
-    if (first >= part.chunks) return;
-    stage.filled = token_group();
-  }
-  const int last = part.chunks - 1 - (part.chunks - 1 - first) % CHUNK_STEP;
+  const int first = CLUSTER > 1 ? rank : 0;
+  if (CLUSTER > 1 && first >= part.chunks) return;
+  const int last = part.chunks - 1 - (part.chunks - 1 - first) % CLUSTER;
   Seen seen;
   seen.enter_part(p, part);
   Shape shape;
@@ -332,12 +320,12 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   pack_weights(s, weights);
   // The tensor cores have the values of a chunk while the scores of the next become weights.
 #pragma unroll 1
-  for (int chunk = first + CHUNK_STEP; chunk < part.chunks; chunk += CHUNK_STEP) {
-    const Stage next = {stage.filled + TOKEN_GROUPS};
+  for (int chunk = first + CLUSTER; chunk < part.chunks; chunk += CLUSTER) {
+    const Stage next = {stage.filled + 1};
     const int token = part.token + chunk * CHUNK;
     take_turn();
     start_scores(s, shared, next);
-    seen.zero_values(shared, stage, token - CHUNK_STEP * CHUNK);
+    seen.zero_values(shared, stage, token - CLUSTER * CHUNK);
     start_values(o, weights, shared, stage);
     pass_turn();
     wgmma_wait_group<1>();

@@ -2,29 +2,16 @@
 //
 // A CTA has the ROWS rows of an output tile, 64 of them to a warpgroup, and a ring of stages, each with
 // K and V of CHUNK tokens, which all warpgroups read; one or four more warps copy, with BULK by bulk
-// copies, otherwise 16 bytes a lane. Macros are those of build.cuh; a LeanTile has CHUNK tokens or a
-// multiple.
-//
-// Three macros more, of which no setting turns on the last two:
-//
-//   TOKEN_GROUPS    warpgroups that have the same 64 rows and take stages in turn (CLUSTER > 1: the
-//                   CTAs of a cluster take the chunks of a whole output tile in turn, and merge in
-//                   distributed shared memory)
-//   SHARE_HALVES    where an output tile has two splits, each CTA keeps half of the rows in registers,
-//                   and stores and adds the other half alone; 1: it polls (m, l) first, 2: all of it
-//   REREAD_MISSING  1: a merge reads again what was missing, no more, and late splits in one trip
+// copies, otherwise 16 bytes a lane. CLUSTER > 1: the CTAs of a cluster have a whole output tile, take its
+// chunks in turn and merge in distributed shared memory. Macros are those of build.cuh; a LeanTile has
+// CHUNK tokens or a multiple.
 #pragma once
 #include "params.cuh"
 #include "schedule.cuh"
 
 constexpr int GROUP_ROWS = 64;                   // of a warpgroup
-constexpr int ROW_GROUPS = ROWS / GROUP_ROWS;
-// That compute: TOKEN_GROUPS of them have the same rows, and take a CTA's stages in turn.
-constexpr int WARPGROUPS = ROW_GROUPS * TOKEN_GROUPS;
-// Chunks from one of a warpgroup's to its next: the CTAs of a cluster, which has a whole output tile,
-// take its chunks in turn, too.
-constexpr int CHUNK_STEP = CLUSTER * TOKEN_GROUPS;
-static_assert(CHUNK_STEP == 1 || (CLUSTER > 1 && BULK && !RAGGED && ROW_GROUPS == 1));
+constexpr int WARPGROUPS = ROWS / GROUP_ROWS;    // that compute
+static_assert(CLUSTER == 1 || (BULK && !RAGGED && WARPGROUPS == 1));
 constexpr int CONSUMERS = 128 * WARPGROUPS;      // their threads
 constexpr int COPY_WARP = CONSUMERS / 32;        // the first that copies
 // A warp starts its lanes' copies one after the other, which takes as long as their bytes where pages
@@ -86,13 +73,6 @@ constexpr int SUMS_AT = STAGES_AT, SUM_LOGS_AT = SUMS_AT + 4 * ROWS * SUM_ROW;
 static_assert(CLUSTER == 1 || SUM_LOGS_AT + 8 * ROWS <= BARRIERS);
 
 __device__ __forceinline__ int warpgroup() { return threadIdx.x / 128; }
-__device__ __forceinline__ int row_group() { return TOKEN_GROUPS > 1 ? 0 : warpgroup(); }
-__device__ __forceinline__ int token_group() { return TOKEN_GROUPS > 1 ? warpgroup() : 0; }
-
-// The first row of a warp that computes.
-__device__ __forceinline__ int warp_row() {
-  return (TOKEN_GROUPS > 1 ? threadIdx.x / 32 % 4 : threadIdx.x / 32) * 16;
-}
 
 // Of a stage's copies, that of a lane of a warp that copies.
 __device__ __forceinline__ int own_copy() {
@@ -100,7 +80,7 @@ __device__ __forceinline__ int own_copy() {
 }
 
 // The row of the output tile that a thread's accumulators 0 and 1 are of; 2 and 3 are 8 rows further.
-__device__ __forceinline__ int own_row() { return warp_row() + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
 
 // The token, or column, of accumulator `i` of a thread.
 __device__ __forceinline__ int own_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }

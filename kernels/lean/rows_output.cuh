@@ -51,16 +51,13 @@ __device__ __forceinline__ float sink_of(const Params &p, const Position &part, 
 
 // Writes this warp's rows of an output tile, through shared memory where no queries are needed any more:
 // in whole lines.
-// `only`: one of each thread's two rows, -1: both.
 __device__ __forceinline__ void write_rows(const Params &p, const Position &part,
                                            unsigned char *memory, const float (&o)[COLUMNS],
-                                           const float (&m)[2], const float (&l)[2],
-                                           int only = -1) {
+                                           const float (&m)[2], const float (&l)[2]) {
   const RowWriter writer(p, part);
   const int rows = rows_of(part), lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    if (only == 1 - half) continue;
     const int row = own_row() + 8 * half;
     // With the sink.
     const float sink = SINKS ? sink_of(p, part, row) : m[half], high = fmaxf(m[half], sink);
@@ -88,8 +85,7 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
     for (int i = 0; i < AT_ONCE; i++) {
       const int at = (first + i) * 32 + lane, unit = at % ROW_UNITS;
       const int row = threadIdx.x / 32 * 16 + at / ROW_UNITS;
-      if (row < rows && only != 1 - row / 8 % 2)
-        *reinterpret_cast<u64 *>(writer.at(p, row) + 4 * unit) = words[i];
+      if (row < rows) *reinterpret_cast<u64 *>(writer.at(p, row) + 4 * unit) = words[i];
     }
   }
 }
@@ -102,74 +98,37 @@ __device__ __forceinline__ void meet_cluster() {
   barrier_cluster_wait();
 }
 
-// The (m, l) of a row, and where it lies in the CTA's shared memory.
-__device__ __forceinline__ float2 *sum_logs(unsigned char *memory) {
-  return reinterpret_cast<float2 *>(memory + SUM_LOGS_AT);
-}
-
-// Stores one of this thread's two rows of sums for others to read.
-template <int HALF>
+// Stores this thread's two rows of sums, and their (m, l), for others to read.
 __device__ __forceinline__ void store_sums(unsigned char *memory, const float (&o)[COLUMNS],
                                            const float (&m)[2], const float (&l)[2]) {
-  const int row = own_row() + 8 * HALF, lane = threadIdx.x % 4;
-  float *to = reinterpret_cast<float *>(memory + SUMS_AT) + row * SUM_ROW + 2 * lane;
+  const int lane = threadIdx.x % 4;
 #pragma unroll
-  for (int i = 0; i < V_HEAD_DIM / 8; i++)
-    *reinterpret_cast<float2 *>(to + 8 * i) =
-        make_float2(o[4 * i + 2 * HALF], o[4 * i + 2 * HALF + 1]);
-  if (lane == 0) sum_logs(memory)[row] = make_float2(m[HALF], l[HALF]);
-}
-
-// TOKEN_GROUPS: adds what the other warpgroup has of one of this thread's two rows, and stores it.
-template <int HALF>
-__device__ __forceinline__ void add_sums(unsigned char *memory, float (&o)[COLUMNS], float (&m)[2],
-                                         float (&l)[2]) {
-  const int row = own_row() + 8 * HALF;
-  const float *from =
-      reinterpret_cast<float *>(memory + SUMS_AT) + row * SUM_ROW + 2 * (threadIdx.x % 4);
-  const float2 log = sum_logs(memory)[row];
-  const float high = fmaxf(m[HALF], log.x);
-  const float before = ex2_approx_ftz(m[HALF] - high), weight = ex2_approx_ftz(log.x - high);
+  for (int half = 0; half < 2; half++) {
+    const int row = own_row() + 8 * half;
+    float *to = reinterpret_cast<float *>(memory + SUMS_AT) + row * SUM_ROW + 2 * lane;
 #pragma unroll
-  for (int i = 0; i < V_HEAD_DIM / 8; i++) {
-    const float2 x = *reinterpret_cast<const float2 *>(from + 8 * i);
-    float *to = o + 4 * i + 2 * HALF;
-    to[0] = to[0] * before + weight * x.x;
-    to[1] = to[1] * before + weight * x.y;
+    for (int i = 0; i < V_HEAD_DIM / 8; i++)
+      *reinterpret_cast<float2 *>(to + 8 * i) =
+          make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
+    if (lane == 0)
+      reinterpret_cast<float2 *>(memory + SUM_LOGS_AT)[row] = make_float2(m[half], l[half]);
   }
-  l[HALF] = l[HALF] * before + weight * log.y;
-  m[HALF] = high;
-  __syncwarp();  // all lanes of the row have read its (m, l)
-  store_sums<HALF>(memory, o, m, l);
 }
 
 // Merges the sums of a cluster, which has a whole output tile, in distributed shared memory: each CTA
 // a share of the rows, which it writes. By all threads that compute.
 __device__ __forceinline__ void merge_cluster(const Params &p, const Position &part, int rank,
                                               u32 shared, unsigned char *memory,
-                                              float (&o)[COLUMNS], float (&m)[2], float (&l)[2]) {
+                                              const float (&o)[COLUMNS], const float (&m)[2],
+                                              const float (&l)[2]) {
   bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read
-  if (TOKEN_GROUPS == 1) {
-    store_sums<0>(memory, o, m, l);
-    store_sums<1>(memory, o, m, l);
-  } else {
-    // Each warpgroup finishes one of each thread's two rows.
-    if (warpgroup() == 0)
-      store_sums<1>(memory, o, m, l);
-    else
-      store_sums<0>(memory, o, m, l);
-    bar_sync(OF_CONSUMERS, CONSUMERS);
-    if (warpgroup() == 0)
-      add_sums<0>(memory, o, m, l);
-    else
-      add_sums<1>(memory, o, m, l);
-  }
+  store_sums(memory, o, m, l);
   meet_cluster();
   const RowWriter writer(p, part);
   const int rows = rows_of(part), share = (rows + CLUSTER - 1) / CLUSTER;
   const int first = rank * share, units = max(0, min(share, rows - first)) * ROW_UNITS;
   // All reads of as many units before the first is used.
-  constexpr int AT_ONCE = CLUSTER < 8 ? 8 / CLUSTER : 1;
+  constexpr int AT_ONCE = 8 / CLUSTER;
 #pragma unroll 1
   for (int base = threadIdx.x; base < units; base += AT_ONCE * CONSUMERS) {
     float4 sums[AT_ONCE][CLUSTER];
@@ -189,11 +148,11 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
     for (int i = 0; i < AT_ONCE; i++) {
       const int at = base + i * CONSUMERS, row = first + at / ROW_UNITS;
       if (at >= units) break;
-      float high = SINKS ? sink_of(p, part, row) : LOWEST, sum = SINKS ? 1.0f : 0.0f;
-      const float sink = high;
+      const float sink = SINKS ? sink_of(p, part, row) : LOWEST;
+      float high = sink;
 #pragma unroll
       for (int peer = 0; peer < CLUSTER; peer++) high = fmaxf(high, logs[i][peer].x);
-      if (SINKS) sum = ex2_approx_ftz(sink - high);
+      float sum = SINKS ? ex2_approx_ftz(sink - high) : 0.0f;
       float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int peer = 0; peer < CLUSTER; peer++) {
@@ -259,15 +218,15 @@ __device__ __forceinline__ bool has_epoch(const uint4 &unit, u32 epoch) {
 
 __device__ __forceinline__ float number_of(u32 marked) { return __uint_as_float(marked & ~0xffu); }
 
-// Stores this thread's rows of a partial; `kept`: which of its two rows it keeps, -1: none.
+// Stores this thread's rows of a partial.
 __device__ __forceinline__ void store_partial(const Position &part, const Slots &slots, int split,
                                               const float (&o)[COLUMNS], const float (&m)[2],
-                                              const float (&l)[2], u32 epoch, int kept = -1) {
+                                              const float (&l)[2], u32 epoch) {
   const int rows = rows_of(part), lane = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
-    if (row >= rows || half == kept) continue;
+    if (row >= rows) continue;
     u32 *const to = slots.at(split, row * ROW_UNITS + lane);
 #pragma unroll
     for (int i = 0; i < ROW_UNITS / 4; i++) {
@@ -280,16 +239,14 @@ __device__ __forceinline__ void store_partial(const Position &part, const Slots 
   }
 }
 
-// Adds the partial of the output tile's other split to this thread's rows; `only`: to which of its two,
-// -1: both.
+// Adds the partial of the output tile's other split to this thread's rows.
 __device__ __forceinline__ void add_partial(const Position &part, const Slots &slots, int split,
                                             float (&o)[COLUMNS], float (&m)[2], float (&l)[2],
-                                            u32 epoch, int only = -1) {
+                                            u32 epoch) {
   constexpr int OF_ROW = ROW_UNITS / 4, AT_ONCE = OF_ROW < 8 ? OF_ROW : 8;
   const int last = rows_of(part) - 1;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    if (only == 1 - half || (only >= 0 && own_row() + 8 * half > last)) continue;
     const int row = min(own_row() + 8 * half, last);
     const u32 *const from = slots.at(split, row * ROW_UNITS + threadIdx.x % 4);
     const u32 *const log_from = slots.at(split, LOGS_UNIT + row);
@@ -300,9 +257,6 @@ __device__ __forceinline__ void add_partial(const Position &part, const Slots &s
       bool missing = true;
       while (missing) {
         log = ld_relaxed_gpu_b128(log_from);
-        // Whoever waits reads (m, l) alone, which others do not notice.
-        if (SHARE_HALVES == 1 && only >= 0)
-          while (log.w != epoch) log = ld_relaxed_gpu_b128(log_from);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) units[i] = ld_relaxed_gpu_b128(from + 16 * (first + i));
         missing = log.w != epoch;
@@ -357,39 +311,6 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
       // Whoever waits reads (m, l) again and again, and not all rows, which others would wait for.
       const u32 *log_at = slots.at(min(first + log_split, splits.count - 1), LOGS_UNIT + own);
       uint4 units[SPLITS][AT_ONCE][LANE_UNITS], log;
-#if REREAD_MISSING
-      const auto at = [&](int s, int r, int j) {
-        return slots.at(min(first + s, splits.count - 1), row[r] * ROW_UNITS + unit + 32 * j);
-      };
-      log = ld_relaxed_gpu_b128(log_at);
-#pragma unroll
-      for (int s = 0; s < SPLITS; s++)
-#pragma unroll
-        for (int r = 0; r < AT_ONCE; r++)
-#pragma unroll
-          for (int j = 0; j < LANE_UNITS; j++)
-            units[s][r][j] = ld_relaxed_gpu_b128(at(s, r, j));
-      while (true) {
-        // Of the rows at hand, whose (m, l) are there: what has come is read once, and what few
-        // splits still owe together with their (m, l), in one trip.
-        const u32 there = __ballot_sync(~0u, log.w == epoch);
-        const bool few = __popc(~there) <= 8;
-        bool owed = log.w != epoch;
-        if (owed) log = ld_relaxed_gpu_b128(log_at);
-#pragma unroll
-        for (int s = 0; s < SPLITS; s++)
-#pragma unroll
-          for (int r = 0; r < AT_ONCE; r++)
-#pragma unroll
-            for (int j = 0; j < LANE_UNITS; j++) {
-              const bool late = !has_epoch(units[s][r][j], epoch);
-              owed |= late;
-              if (late && (few || there >> (r * SPLITS + s) & 1))
-                units[s][r][j] = ld_relaxed_gpu_b128(at(s, r, j));
-            }
-        if (!__any_sync(~0u, owed)) break;
-      }
-#else
       bool missing = true;
       while (missing) {
         missing = false;
@@ -412,7 +333,6 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
         missing = __any_sync(~0u, missing || log.w != epoch);
         while (__any_sync(~0u, log.w != epoch)) log = ld_relaxed_gpu_b128(log_at);
       }
-#endif
       const bool valid = first + log_split < splits.count;
       const float log_m = valid ? __uint_as_float(log.x) : -INFINITE;
       float high = fmaxf(m, log_m);

@@ -32,7 +32,6 @@ class MlaBuild(CudaBuild):
     """The parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
 
     entry: ClassVar[str] = "mla"
-    cooperative: ClassVar[bool] = True
 
     causal: int = 1
     #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
@@ -41,6 +40,10 @@ class MlaBuild(CudaBuild):
     early_page: int = 0
     wide_merge: int = 0
     merge_few: int = 0
+
+    @property
+    def cooperative(self) -> bool:
+        return True
 
     @classmethod
     def of_shape(

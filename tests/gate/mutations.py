@@ -82,6 +82,7 @@ LEAN, MLA = "kernels/lean", "kernels/mla"
 ON_CPU = "kernels/test_lean_on_cpu.py::test_attention"
 APPENDED = "kernels/test_append_on_cpu.py::test_appended_tokens_are_attended_to_and_stored"
 ROWS_ON_CPU = "kernels/test_many_rows_on_cpu.py::test_many_rows_are_right"
+PAIRS_ON_CPU = "kernels/test_few_queries_on_cpu.py::test_a_pair_is_right"
 MLA_ON_CPU = "kernels/test_mla_on_cpu.py::test_mla_is_right"
 CORRECT = "kernels/test_correctness.py"
 ROBUST = "gpu_only/test_robust_on_gpu.py"
@@ -120,6 +121,7 @@ MHA = "b1 h24 n1024 d64 fp16 HND"
 PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
 SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
+PAIRS = "b8 h32/8 n1500 d128 q7 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
 SMALL_PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p1 fp16 HND"
 
@@ -682,6 +684,33 @@ MANY_ROWS = (
         "sequences overwrite one another's",
         by_launches("b3 h14/1 n700 d128 ql1+40+3 fp16 NHD"),
         f"{ROWS_ON_CPU}[device]",
+    ),
+    Mutation(
+        "a pair's sums are added without their weights",
+        f"{LEAN}/rows_output.cuh",
+        "const float weight = ex2_approx_ftz(logs[i][peer].x - high);",
+        "const float weight = 1.0f;",
+        "both CTAs' sums count as if their maxima were alike",
+        by_launches(f"{PAIRS}, heuristic"),
+        f"{PAIRS_ON_CPU}[sinks]",
+    ),
+    Mutation(
+        "both CTAs of a pair write the same rows",
+        f"{LEAN}/rows_output.cuh",
+        "first = rank * share, units",
+        "first = 0 * share, units",
+        "nobody writes the other half of the output tile",
+        by_launches(f"{PAIRS}, heuristic"),
+        f"{PAIRS_ON_CPU}[sinks]",
+    ),
+    Mutation(
+        "both CTAs of a pair copy the chunks of the first",
+        f"{LEAN}/many_rows.cu",
+        "CLUSTER > 1 ? rank : 0",
+        "0",
+        "tokens count twice, others not at all",
+        by_launches(f"{PAIRS}, heuristic"),
+        f"{PAIRS_ON_CPU}[sinks]",
     ),
 )
 

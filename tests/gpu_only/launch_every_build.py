@@ -54,6 +54,8 @@ PROBLEMS = [
     AttentionProblem(3, 8, 8, 700, 64, q_len=200, window_left=100, sinks=True),
     # Output tiles for all SMs: a ring of many_rows.cu goes round more than once.
     AttentionProblem(20, 32, 8, 1500, 128, q_len=16),
+    # Pairs of CTAs with whole output tiles, whose rings go round more than once.
+    AttentionProblem(8, 32, 8, 1500, 128, "bf16", q_len=7),
     # The query tokens' tails lie over two chunks, and what they do not see is a good part.
     AttentionProblem(2, 8, 8, (33, 66), 128, q_len=5),
     # Copies by lanes, which go round a ring more than once.
@@ -105,7 +107,7 @@ def settings(problem: AttentionProblem) -> Iterator[tuple[str, KernelConfig]]:
     assert fixed_runs is not None
     yield "heuristic", chosen
     if chosen.of_warpgroups:
-        yield "other grid", replace(chosen, align_grid=not chosen.align_grid)
+        yield "other grid", replace(chosen, cluster_size=1, align_grid=not chosen.align_grid)
         return
     # One stage of single sequences: a chunk is waited for right after its copy has begun.
     stages = 1 if problem.batch == 1 else chosen.num_stages

@@ -52,6 +52,8 @@ PROBLEMS = (
     AttentionProblem(1, 32, 8, 4096, 512, page_size=48),
     AttentionProblem(2, 32, 8, 4096, 192, v_head_dim=128, q_lens=(64, 1)),
     AttentionProblem(2, 32, 8, 4096, 128, page_size=1, q_lens=(64, 1)),
+    AttentionProblem(8, 32, 8, 4096, 128, "bf16", q_len=16),
+    AttentionProblem(8, 64, 8, 4096, 128, q_len=4, page_size=16, causal=False, softcap=20.0),
     AttentionProblem(8, 64, 8, 4096, 64, "bf16", window_left=127, sinks=True, lengths_on="device"),
     AttentionProblem(8, 16, 8, 8192, 256, window_left=1023, softcap=50.0, page_size=64),
     AttentionProblem(4, 32, 8, 4096, 128, append=1, rotary_dim=64, lengths_on="device"),

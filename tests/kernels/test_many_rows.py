@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 from leanbench.kernels.lean.cuda import build_of
 from leanbench.kernels.lean.cuda_build import CudaBuild, ManyRowsBuild
-from leanbench.kernels.lean.cuda_heuristic import cuda_config, many_rows_config
+from leanbench.kernels.lean.cuda_heuristic import (
+    cuda_config,
+    many_rows_config,
+    one_length_config,
+)
 from leanbench.kernels.lean.cuda_schedule import even_splits, few_idle, split_limits
 
 from leanbench.compile.nvrtc import compile_cuda
@@ -127,6 +131,63 @@ def test_two_ctas_share_an_sm_by_its_output_tiles(axes, ctas_per_sm):
     assert CudaBuild.of(problem, config).fits(H200)
 
 
+@pytest.mark.parametrize(
+    ("axes", "cluster_size", "stages"),
+    [
+        # 58 to 66 output tiles: a pair for each.
+        ({"batch": 8}, 2, 6),
+        ({"batch": 8, "q_heads": 64, "q_len": 4, "page_size": 16}, 2, 6),
+        ({"batch": 8, "q_len": 4, "window_left": 4096, "sinks": True}, 2, 6),
+        ({"batch": 58, "q_heads": 4, "kv_heads": 1}, 2, 6),
+        ({"batch": 66, "q_heads": 4, "kv_heads": 1, "context": 641}, 2, 6),
+        # So short that five LeanTiles hold it, and seen as short.
+        ({"batch": 8, "context": 640}, 1, 3),
+        ({"batch": 8, "window_left": 600}, 1, 3),
+        # More or fewer output tiles, or several to a KV head.
+        ({"batch": 57, "q_heads": 4, "kv_heads": 1}, 1, 6),
+        ({"batch": 67, "q_heads": 4, "kv_heads": 1}, 1, 6),
+        ({"batch": 4}, 1, 3),
+        ({"batch": 16}, 1, 3),
+        ({"batch": 1}, 1, 3),
+        ({"batch": 4, "q_len": 64}, 1, 3),
+        # Two warpgroups, and two CTAs to an SM.
+        ({"batch": 8, "q_len": 17}, 1, 4),
+        ({"batch": 32}, 1, 2),
+        ({"batch": 64}, 1, 3),
+        # Other head_dims, where only narrow ones were timed; copies by lanes.
+        ({"batch": 8, "head_dim": 64}, 1, 6),
+        ({"batch": 32, "head_dim": 64}, 1, 4),
+        ({"batch": 8, "head_dim": 64, "q_len": 17}, 1, 8),
+        ({"batch": 8, "head_dim": 128, "v_head_dim": 64}, 1, 4),
+        ({"batch": 8, "head_dim": 192, "v_head_dim": 128}, 1, 5),
+        ({"batch": 8, "head_dim": 256}, 1, 3),
+        ({"batch": 8, "page_size": 1}, 1, 6),
+        # Lengths that the host does not know.
+        ({"batch": 8, "lengths_on": "device"}, 1, 3),
+        ({"batch": 16, "lengths_on": "device"}, 1, 6),
+        ({"batch": 16, "q_lens": (16,) * 16}, 1, 6),
+        ({"batch": 16, "leftpad": True}, 1, 6),
+    ],
+    ids=str,
+)
+def test_pairs_and_stages_of_lengths_that_the_host_knows(axes, cluster_size, stages):
+    problem = replace(CHUNK, **{"context": 8192, "q_len": 16, **axes})
+    config = kernel("lean_cuda").default_config(problem, H200)
+    assert config is not None
+    assert (config.cluster_size, config.num_stages) == (cluster_size, stages)
+    build = CudaBuild.of(problem, config)
+    assert isinstance(build, ManyRowsBuild)
+    # Who waits for nobody need not run together with others.
+    assert (build.fits(H200), build.cooperative) == (True, cluster_size == 1)
+
+
+def test_any_length_config_has_no_pairs():
+    problem = replace(CHUNK, batch=8, context=8192, q_len=16)
+    config = kernel("lean_cuda").any_length_config(problem, H200)
+    assert config == many_rows_config(problem, H200)
+    assert config == replace(one_length_config(problem, H200), cluster_size=1)
+
+
 @pytest.mark.parametrize(("rows", "merge_tiles"), [(64, 4), (128, 1)])
 def test_a_merge_lasts_fewer_lean_tiles_of_two_warpgroups(rows, merge_tiles):
     build = CudaBuild.of(CHUNK, cuda_config(64, rows // 16, 3, 1, 1, rows, "bulk", 1, True))
@@ -146,6 +207,11 @@ def test_settings_that_may_be_tuned_have_both_kernels():
     space = kernel("lean_cuda").tuning_space(problem, H200)
     assert {config.tile_rows for config in space} == {8, 16, 32, 64}
     assert many_rows_config(problem, H200) in space
+    assert one_length_config(problem, H200) in space
+    pairs = replace(problem, batch=8)
+    for lengths_on, cluster_sizes in (("host", {1, 2}), ("device", {1})):
+        space = kernel("lean_cuda").tuning_space(replace(pairs, lengths_on=lengths_on), H200)
+        assert {config.cluster_size for config in space if config.tile_rows == 64} == cluster_sizes
 
 
 def test_shared_memory_and_partials_are_what_the_kernel_lays_out():

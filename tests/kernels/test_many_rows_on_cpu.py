@@ -172,7 +172,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "queries of the part before are read": (
         "rows_attend.cuh",
-        "  sync_row_group();\n}\n\n// Starts S",
+        "  bar_sync(OF_WARPGROUP + warpgroup(), 128);\n}\n\n// Starts S",
         "}\n\n// Starts S",
     ),
     "a turn is not passed": (
