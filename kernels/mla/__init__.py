@@ -34,7 +34,7 @@ _MOST_PAGE_TOKENS = 1 << 20
 _MOST_SHORT_SPLITS, _MOST_SPLITS = 32, 64
 #: What MlaConfig.min_tiles_per_cta goes up to.
 _MOST_STAGES = 64
-#: Stages of a split up to which column groups are faster: each computes the scores of all its tokens.
+#: Stages of a split up to which column groups are faster: each computes scores of all tokens.
 _MOST_GROUPED_STAGES = 4
 
 

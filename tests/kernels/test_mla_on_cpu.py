@@ -94,6 +94,15 @@ DEEP_CASES = {
         36,
         column_groups=2,
     ),
+    # Stages that are filled more than once, as soon as they are free.
+    "2 column groups, long ranges": Case(
+        replace(SINGLE, batch=2, context=400, capacity=512),
+        1,
+        4,
+        lazy=False,
+        score_scale=30.0,
+        column_groups=2,
+    ),
     # More splits than are merged in one round, and as many.
     "2 column groups, split over many": Case(
         replace(SINGLE, batch=1, context=20 * 64), 1, 40, score_scale=12.0, column_groups=2
@@ -172,7 +181,7 @@ COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
     ),
     "a column group's copies overwrite the values of another warpgroup": (
         ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
-        "2 column groups",
+        "2 column groups, long ranges",
     ),
     "warps without rows merge the units of others as their own": (
         (
@@ -265,7 +274,7 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
 def test_a_missing_line_of_column_groups_is_noticed(name, tmp_path):
     mutation, case = COLUMN_MUTATIONS[name]
     cpu, workspace = Cpu(tmp_path, mutation), Workspace(epoch=7)
-    assert any(failure_of(cpu, workspace, CASES[case], seed) for seed in range(4))
+    assert any(failure_of(cpu, workspace, (CASES | DEEP_CASES)[case], seed) for seed in range(4))
 
 
 @pytest.mark.deep
