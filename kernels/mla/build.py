@@ -18,6 +18,9 @@ from leanbench.core.kinds import SAME
 LATENT_DIM, VALUE_DIM = 576, 512
 #: Rows of a CTA, and tokens of a stage.
 TILE = 64
+#: Splits that are merged in one round where there are several column groups: `merge_few` in
+#: outputs.cuh, whose registers hold a number of each.
+ONE_ROUND = 16
 _STAGES = 2
 #: Columns of a cache in 8 bits that one copy has: RUN_ROW in layout.cuh.
 _RUN_COLUMNS = 192
@@ -25,6 +28,11 @@ _RUN_COLUMNS = 192
 _WARPS = 12
 
 _FOLDER = Path(__file__).parent
+
+
+def cluster_of(rows: int) -> int:
+    """CTAs that share what they copy, of an output tile with so many rows of a sequence."""
+    return 2 if rows > TILE else 1
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,6 @@ class MlaBuild(CudaBuild):
     causal: int = 1
     #: CTAs that share the columns of an output tile: COLUMN_GROUPS in layout.cuh.
     column_groups: int = 1
-    values_first: int = 0
-    early_page: int = 0
-    wide_merge: int = 0
-    merge_few: int = 0
 
     @property
     def cooperative(self) -> bool:
@@ -55,14 +59,23 @@ class MlaBuild(CudaBuild):
         ragged: bool,
         page: int,
         kv_dtype: str = SAME,
+        column_groups: int = 1,
     ) -> MlaBuild:
         """The build for query heads and positions; two CTAs that have rows of the same sequences
         share what they copy.
 
         Args:
             kv_dtype: of the cache: same (as Q), e4m3, e5m2.
+
+        Raises:
+            DoesNotFit: several column groups of a cache in fp8.
         """
-        cluster = 2 if heads * q_len > TILE else 1
+        if kv_dtype != SAME and column_groups > 1:
+            raise DoesNotFit(
+                f"lean_mla takes column_groups {column_groups} of 16-bit caches alone, this one is"
+                f" in {kv_dtype}: choose 1"
+            )
+        cluster = cluster_of(heads * q_len)
         return cls(
             head_dim=LATENT_DIM,
             v_head_dim=VALUE_DIM,
@@ -81,6 +94,7 @@ class MlaBuild(CudaBuild):
             page=page,
             kv_dtype=FP8_NUMBERS.index(kv_dtype),
             causal=int(causal),
+            column_groups=column_groups,
         )
 
     @property
@@ -117,6 +131,7 @@ class MlaBuild(CudaBuild):
         defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
             "PARAMS_BYTES": PARAMS_BYTES,
             "PARTIAL_BYTES": self.partial_bytes,
+            "ONE_ROUND": ONE_ROUND,
             "SHARED_BYTES": self.shared_bytes,
         }
         named = tuple(sorted(defines.items()))

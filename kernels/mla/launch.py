@@ -53,7 +53,7 @@ class MlaRelaunch(CudaRelaunch):
 
 def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
     """The launch over these tensors."""
-    build, params = _build(inputs), Params()
+    build, params = _build(inputs, config), Params()
     _pass_tensors(params, inputs, build)
     grid, slots_bytes = _deal(inputs, build, config, params)
     held = (inputs.q, inputs.k_cache, inputs.out, inputs.lse)
@@ -63,7 +63,7 @@ def launch_of(inputs: AttentionInputs, config: MlaConfig) -> CudaLaunch:
     return CudaLaunch(build, inputs.q.device, grid, params, slots_bytes, capacity, held, extras)
 
 
-def _build(inputs: AttentionInputs) -> MlaBuild:
+def _build(inputs: AttentionInputs, config: MlaConfig) -> MlaBuild:
     return MlaBuild.of_shape(
         inputs.q.shape[2],
         inputs.q_len,
@@ -72,6 +72,7 @@ def _build(inputs: AttentionInputs) -> MlaBuild:
         inputs.cache_seqlens is not None,
         inputs.page_size or 0,
         fp8_name(inputs.k_cache.dtype),
+        config.column_groups,
     )
 
 

@@ -3,12 +3,13 @@
 // A CTA has 64 rows (a row: a query head at a query position) of an output tile, Q, and two stages of
 // 64 tokens of the latent cache. Tokens of the first stage are warpgroup 0's, those of the second
 // warpgroup 1's: each computes scores and weights of its own, and hands the weights to the other one.
-// Of the output, warpgroup 0 has columns 0 to 255, warpgroup 1 columns 256 to 511. One more warp
-// copies.
+// Of the CTA's columns of the output, warpgroup 0 has the first half, warpgroup 1 the second. One more
+// warp copies.
 //
 // Macros are those of lean/build.cuh, as its schedule is shared: ROWS is 64 x CLUSTER, CHUNK 64. And
 //   COLUMN_GROUPS  1, 2 or 4: CTAs that have the same rows and tokens, and of the output a share of
 //                  the columns each
+//   ONE_ROUND      splits that are merged in one round where there are several column groups
 //   CAUSAL         1: query token i of Q_LEN sees all but the last Q_LEN - 1 - i tokens
 //
 // A cache in 8 bits (KV_DTYPE) is copied as it is. The stage's warpgroup makes operands in fp16 of it,

@@ -78,10 +78,6 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
   int filled[LATENT_STAGES] = {0, 0};
   int parts = 0;
   do {
-    int next_page = 0;
-    if (PAGE > 0 && EARLY_PAGE && part.chunks > 0)
-      next_page = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence +
-                        part.token / PAGE_OR_1);
     if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
     parts++;
     mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
@@ -93,14 +89,7 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       int row = part.sequence, at = token;
       if (PAGE > 0) {
         const int page = token / PAGE_OR_1;
-        if (EARLY_PAGE) {
-          row = next_page;
-          if (chunk + 1 < part.chunks)
-            next_page = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence +
-                              (token + TILE) / PAGE_OR_1);
-        } else {
-          row = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
-        }
+        row = __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + page);
         at = token - page * PAGE_OR_1;
       }
       at += rank * (TILE / CLUSTER);
@@ -153,9 +142,9 @@ struct Attention {
   }
 
   // Waits until the values of a stage have been added, and gives their place back.
-  template <int STAGE, int HALF, int PENDING = 0>
+  template <int STAGE, int HALF>
   __device__ __forceinline__ void end_values(u32 shared) {
-    wgmma_wait_group<PENDING>();
+    wgmma_wait_group<0>();
     hold(o);
     // Bytes are copied over its own warpgroup's values alone.
     if (KV_DTYPE != 0 && STAGE != HALF)
@@ -255,22 +244,12 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   float s[32];
   u32 weights[4][4];
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
-  if (VALUES_FIRST == 1 || (VALUES_FIRST == 2 && chunk > 0)) {
-    // Its columns of the other stage are copied to as soon as its weights are there.
-    own.start_other<1>(shared, memory);
-    start_stage<1>(s, shared, memory, own.filled[1], tokens);
-    own.end_values<0, 1, 1>(shared);
-    wgmma_wait_group<0>();
-    if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
-    weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
-  } else {
-    start_stage<1>(s, shared, memory, own.filled[1], tokens);
-    own.start_other<1>(shared, memory);
-    wgmma_wait_group<1>();
-    if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
-    weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
-    own.end_values<0, 1>(shared);
-  }
+  start_stage<1>(s, shared, memory, own.filled[1], tokens);
+  own.start_other<1>(shared, memory);
+  wgmma_wait_group<1>();
+  if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
+  weigh<1>(p, rows, chunk + 1, shared, memory, s, own.softmax, weights);
+  own.end_values<0, 1>(shared);
   own.start_own<1>(weights, shared);
   own.end_values<1, 1>(shared);
 }

@@ -10,6 +10,7 @@ from leanbench.core.extras import fp8_name
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kinds import SAME
 from leanbench.kernels.launch import Relaunch
+from leanbench.kernels.lean.cuda_driver import sm_count
 from leanbench.kernels.mla import LEAN_MLA, PAGE_TOKENS
 from leanbench.kernels.mla.build import LATENT_DIM, VALUE_DIM
 from leanbench.kernels.mla.launch import MlaRelaunch, launch_of
@@ -31,7 +32,14 @@ def as_attention(call: Call) -> Call:
 
 def relaunch_latent(inputs: AttentionInputs) -> Relaunch:
     """The launch over these tensors, with the kernel's settings."""
-    config = LEAN_MLA.config_of(inputs.context, exact=inputs.cache_seqlens is None)
+    batch, q_len, heads, _ = inputs.q.shape
+    config = LEAN_MLA.config_of(
+        (batch, q_len * heads),
+        inputs.context,
+        inputs.cache_seqlens is None,
+        sm_count(inputs.q.device),
+        fp8_name(inputs.k_cache.dtype),
+    )
     return MlaRelaunch(launch_of(inputs, config))
 
 

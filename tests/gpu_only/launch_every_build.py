@@ -61,13 +61,16 @@ PROBLEMS = [
     # Copies by lanes, which go round a ring more than once.
     AttentionProblem(2, 32, 8, (2000, 5), 128, page_size=1, q_len=40),
 ]
-#: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits.
+#: Of mla.cu: rows of part of a CTA, of a pair of CTAs, of two pairs, output tiles of many splits;
+#: the first has four column groups, as the second to last has, the third two.
 LATENT_PROBLEMS = [
     AttentionProblem(1, 16, 1, 1000, 576, page_size=64, latent=True, v_head_dim=512),
     AttentionProblem(1, 128, 1, 9000, 576, "bf16", latent=True, v_head_dim=512),
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, page_size=64, q_len=3, latent=True, v_head_dim=512
     ),
+    AttentionProblem(2, 16, 1, 9000, 576, "bf16", page_size=64, latent=True, v_head_dim=512),
+    AttentionProblem(2, 128, 1, 1000, 576, "bf16", page_size=64, latent=True, v_head_dim=512),
     AttentionProblem(
         3, 128, 1, (700, 2, 65), 576, "bf16", latent=True, v_head_dim=512, kv_dtype="e4m3"
     ),

@@ -29,6 +29,11 @@ ONE = AttentionProblem(1, 128, 1, 4096, 576, "bf16", page_size=64, **LATENT)
 PROBLEMS = [
     *(replace(ONE, context=context) for context in (1, 63, 64, 65, 1000, 131_072)),
     *(replace(ONE, q_heads=heads, context=1000, page_size=None) for heads in (1, 16, 24, 64, 96)),
+    # Column groups: 4 and as many splits as one round merges, 2 and more of them, batches.
+    *(replace(ONE, context=context) for context in (4096, 8192)),
+    *(replace(ONE, q_heads=16, context=context) for context in (2048, 8192)),
+    *(replace(ONE, batch=batch, context=context) for batch, context in ((4, 1024), (8, 512))),
+    replace(ONE, batch=3, context=(700, 2, 65), capacity=1024, q_heads=16),
     replace(ONE, batch=100, context=1024, kv_layout="NHD"),
     replace(ONE, batch=3, context=4100, dtype="fp16", page_size=128),
     replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None),

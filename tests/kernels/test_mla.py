@@ -14,6 +14,7 @@ import torch
 from leanbench.kernels.lean.cuda_build import HOPPER
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import MlaBuild
+from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.kernels.mla.launch import _aligned, _descale
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -36,6 +37,37 @@ def test_a_cta_fits_an_h200():
     assert (cta.num_warps, cta.registers_per_thread) == (12, 168)
     assert cta.shared_bytes <= H200.shared_kb_per_cta * 1024
     assert cta.ctas == 2
+
+
+@pytest.mark.parametrize(("context", "groups"), [(4096, 4), (8192, 2)])
+def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
+    problem = replace(PROBLEM, batch=1, context=context)
+    config = LEAN_MLA.default_config(problem, H200)
+    assert config.column_groups == groups
+    [cta] = LEAN_MLA.compile(problem, config, HOPPER)
+    [whole] = LEAN_MLA.compile(problem, replace(config, column_groups=1), HOPPER)
+    assert (cta.registers_per_thread, cta.shared_bytes) == (168, whole.shared_bytes)
+    assert cta.spilled_registers == 0
+    build = MlaBuild.of_shape(128, 1, True, True, False, 64, column_groups=groups)
+    # 64 rows' share of 512 columns, their (m, l), and a line with the epoch.
+    assert build.partial_bytes == 131_072 // groups + 512 + 128
+
+
+def test_column_groups_of_an_fp8_cache_are_refused():
+    config = MlaConfig(1, align_grid=True, column_groups=2)
+    sentence = (
+        "lean_mla takes column_groups 2 of 16-bit caches alone, this one is in e4m3: choose 1"
+    )
+    with pytest.raises(DoesNotFit, match=f"^{re.escape(sentence)}$"):
+        LEAN_MLA.compile(replace(PROBLEM, kv_dtype="e4m3"), config, HOPPER)
+
+
+def test_configs_leave_one_column_group_out():
+    assert "column_groups" not in MlaConfig(2, align_grid=True).to_dict()
+    four = {"min_tiles_per_cta": 2, "align_grid": True, "column_groups": 4}
+    assert MlaConfig(2, True, 4).to_dict() == four
+    with pytest.raises(UserError, match=r"^column_groups 3 is not a power of two from 1 to 4$"):
+        MlaConfig(2, True, 3)
 
 
 @pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
@@ -260,11 +292,70 @@ def test_ranges_end_with_output_tiles_unless_too_many_sms_have_no_work(
 
 
 @pytest.mark.parametrize(
+    ("heads", "batch", "context", "groups", "stages"),
+    [
+        # Fewer stages than 16 splits of 4 column groups on 66 pairs: 1 to 4 stages each.
+        (128, 1, 1, 4, 1),
+        (128, 1, 1024, 4, 1),
+        (128, 1, 2048, 4, 2),
+        (128, 1, 4096, 4, 4),
+        # 5 stages of 16 splits are too many, 2 of 33 are not: up to 8k + 256 tokens.
+        (128, 1, 4097, 2, 2),
+        (128, 1, 8192, 2, 4),
+        (128, 1, 8449, 1, 3),
+        (128, 1, 32_768, 1, 8),
+        # Merges of few splits take as long as those of many, stages of 4 column groups longer.
+        (128, 2, 1024, 4, 2),
+        (128, 4, 1024, 2, 2),
+        (128, 8, 512, 2, 2),
+        (128, 16, 300, 2, 2),
+        (128, 2, 4096, 2, 4),
+        (128, 67, 64, 1, 1),
+        (128, 8, 8192, 1, 2),
+        (128, 128, 1024, 1, 1),
+        # Single CTAs, a quarter of whose rows are stored and merged.
+        (16, 1, 1024, 4, 1),
+        (16, 1, 4096, 4, 2),
+        (16, 4, 1024, 2, 1),
+        (16, 1, 8192, 2, 2),
+        (16, 1, 32_768, 1, 8),
+        (16, 32, 4096, 1, 2),
+    ],
+)
+def test_column_groups_where_merges_cost_more_than_scores(heads, batch, context, groups, stages):
+    problem = AttentionProblem(batch, heads, 1, context, 576, **LATENT)
+    expected = MlaConfig(stages, align_grid=True, column_groups=groups)
+    assert LEAN_MLA.default_config(problem, H200) == expected
+    in_fp8 = replace(problem, kv_dtype="e4m3")
+    assert LEAN_MLA.default_config(in_fp8, H200).column_groups == 1
+
+
+def test_column_groups_follow_from_what_the_host_knows():
+    """Of lengths on the device that is the capacity."""
+    problem = AttentionProblem(1, 128, 1, 100, 576, lengths_on="device", capacity=4096, **LATENT)
+    expected = MlaConfig(2, align_grid=True, column_groups=4)
+    assert LEAN_MLA.default_config(problem, H200) == expected
+    longer = replace(problem, capacity=16_384)
+    assert LEAN_MLA.default_config(longer, H200).column_groups == 1
+    short = replace(problem, lengths_on="host")
+    assert LEAN_MLA.default_config(short, H200) == replace(expected, min_tiles_per_cta=1)
+
+
+def test_column_groups_are_candidates_of_16_bit_caches():
+    def groups(problem: AttentionProblem) -> list[int]:
+        return [config.column_groups for config in LEAN_MLA.candidate_configs(problem, H200)]
+
+    assert groups(PROBLEM) == [1] * 8 + [2] * 3 + [4] * 3
+    assert groups(replace(PROBLEM, kv_dtype="e4m3")) == [1] * 8
+
+
+@pytest.mark.parametrize(
     ("context", "stages", "on_device"),
     [(64, 1, 1), (2048, 1, 1), (2049, 2, 2), (4096, 2, 2), (32_768, 8, 2), (1 << 20, 64, 2)],
 )
 def test_no_more_splits_than_merge_well(context, stages, on_device):
-    problem = AttentionProblem(1, 128, 1, context, 576, **LATENT)
+    # In fp8, without column groups.
+    problem = AttentionProblem(1, 128, 1, context, 576, kv_dtype="e4m3", **LATENT)
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == stages
     problem = replace(problem, lengths_on="device")
     assert LEAN_MLA.default_config(problem, H200).min_tiles_per_cta == on_device

@@ -33,6 +33,11 @@ class Case(NamedTuple):
     lazy: bool = True
     #: 12 makes softmax pick few tokens, whose maximum moves more than once.
     score_scale: float = 1.0
+    column_groups: int = 1
+
+    @property
+    def config(self) -> MlaConfig:
+        return MlaConfig(self.min_tiles, False, self.column_groups)
 
 
 CASES = {
@@ -41,6 +46,16 @@ CASES = {
     # The first query token of the first sequence sees nothing; the range before has a rest.
     "several query tokens": Case(
         replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, q_len=2), 1, 6
+    ),
+    # Pairs of CTAs, output tiles of four partials and of three, and ranges that cross.
+    "2 column groups": Case(replace(PAIR, batch=1), 1, 14, score_scale=12.0, column_groups=2),
+    # Single CTAs, which have a whole output tile, two splits, or more of the longest sequence.
+    "4 column groups": Case(
+        replace(SINGLE, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
+        1,
+        30,
+        score_scale=12.0,
+        column_groups=4,
     ),
     # Pairs of CTAs, output tiles of several partials; Q in bf16 is divided.
     "e4m3": Case(replace(PAIR, batch=2, kv_dtype="e4m3"), 1, 8, score_scale=12.0),
@@ -70,6 +85,38 @@ DEEP_CASES = {
         replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64), 1, 8
     ),
     "noncausal": Case(replace(SINGLE, q_len=3, causal=False), 1, 5),
+    "4 column groups of pairs": Case(
+        replace(PAIR, batch=1), 1, 40, lazy=False, score_scale=12.0, column_groups=4
+    ),
+    "2 column groups, lengths of their own": Case(
+        replace(PAIR, batch=4, context=(1, 64, 430, 90), capacity=512, page_size=64),
+        1,
+        36,
+        column_groups=2,
+    ),
+    # Stages that are filled more than once, as soon as they are free.
+    "2 column groups, long ranges": Case(
+        replace(SINGLE, batch=2, context=400, capacity=512),
+        1,
+        4,
+        lazy=False,
+        score_scale=30.0,
+        column_groups=2,
+    ),
+    # More splits than are merged in one round, and as many.
+    "2 column groups, split over many": Case(
+        replace(SINGLE, batch=1, context=20 * 64), 1, 40, score_scale=12.0, column_groups=2
+    ),
+    "4 column groups, split over many": Case(
+        replace(SINGLE, batch=1, context=16 * 64, dtype="fp16"), 1, 64, column_groups=4
+    ),
+    # Rows of two warps, and of three row tiles.
+    "4 column groups, several query tokens": Case(
+        replace(SINGLE, batch=2, context=300, q_len=2), 1, 32, score_scale=12.0, column_groups=4
+    ),
+    "2 column groups, row tiles": Case(
+        replace(PAIR, batch=1, context=200, q_len=3, causal=False), 1, 26, column_groups=2
+    ),
     "e4m3, split over many": Case(
         replace(SINGLE, batch=1, context=36 * 64, kv_dtype="e4m3", dtype="fp16"), 1, 36
     ),
@@ -109,6 +156,41 @@ MUTATIONS: dict[str, Mutation] = {
         "take_over<OTHER>(shared, memory, filled[OTHER], softmax);\n    if (false)",
     ),
     "a merge does not wait": ("outputs.cuh", "!= epoch", "== 0"),
+}
+#: The same of column groups, and the case that notices.
+COLUMN_MUTATIONS: dict[str, tuple[Mutation, str]] = {
+    "a round takes a split's weights as if its maximum were all splits'": (
+        (
+            "outputs.cuh",
+            "const float weight = ex2_approx_ftz(log[j][i].x - m);",
+            "const float weight = 1.0f;",
+        ),
+        "2 column groups",
+    ),
+    "all column groups have the first one's columns": (
+        ("layout.cuh", "return COLUMN_GROUPS == 1 ? 0 : head / ROW_TILES;", "return 0;"),
+        "4 column groups",
+    ),
+    "every column group has Q of another row tile": (
+        (
+            "layout.cuh",
+            "return COLUMN_GROUPS == 1 ? head : head % ROW_TILES;",
+            "return head;",
+        ),
+        "2 column groups",
+    ),
+    "a column group's copies overwrite the values of another warpgroup": (
+        ("mla.cu", "if (i == (COLUMN_GROUPS == 1 ? HALF_COLUMNS : 0))", "if (i == HALF_COLUMNS)"),
+        "2 column groups, long ranges",
+    ),
+    "warps without rows merge the units of others as their own": (
+        (
+            "outputs.cuh",
+            "thread = threadIdx.x - team * ROW_WARPS * 32;",
+            "thread = threadIdx.x;",
+        ),
+        "4 column groups",
+    ),
 }
 #: The same of fp8 caches.
 FP8_MUTATIONS: dict[str, Mutation] = {
@@ -165,6 +247,9 @@ def test_mla_is_right_in_every_shape(name, cpu):
     [
         ("several query tokens", 6, (0, -5, 430, 100_000)),
         ("several query tokens", 1, (0, 0, 0, 0)),
+        ("4 column groups", 30, (0, -5, 430, 100_000)),
+        ("4 column groups", 1, (0, 0, 0, 0)),
+        deep("2 column groups, lengths of their own", 36, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, -5, 430, 100_000)),
         deep("pages", 8, (0, 0, 0, 0)),
     ],
@@ -177,11 +262,19 @@ def test_lengths_that_are_none(cpu, name, sms, lengths):
     inputs.cache_seqlens.copy_(torch.tensor(lengths))
     inputs = poison_unused(inputs)
     inputs.poison()
-    cpu.launch(inputs, MlaConfig(case.min_tiles, align_grid=False), sms, Workspace(epoch=7))
+    cpu.launch(inputs, case.config, sms, Workspace(epoch=7))
     assert Reference(inputs).check(inputs).failure(case.problem.dtype) is None
     empty = torch.tensor(lengths) <= 0
     assert not inputs.out[empty].any()
     assert inputs.lse[empty].isneginf().all()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", COLUMN_MUTATIONS)
+def test_a_missing_line_of_column_groups_is_noticed(name, tmp_path):
+    mutation, case = COLUMN_MUTATIONS[name]
+    cpu, workspace = Cpu(tmp_path, mutation), Workspace(epoch=7)
+    assert any(failure_of(cpu, workspace, (CASES | DEEP_CASES)[case], seed) for seed in range(4))
 
 
 @pytest.mark.deep
@@ -242,9 +335,8 @@ def failure_of(cpu: Cpu, workspace: Workspace, case: Case, seed: int) -> str | N
     inputs = make_inputs(case.problem, "cpu", seed=seed, score_scale=case.score_scale)
     inputs = poison_unused(inputs)
     inputs.poison()
-    config = MlaConfig(case.min_tiles, align_grid=False)
     try:
-        cpu.launch(inputs, config, case.sms, workspace, case.lazy, seed)
+        cpu.launch(inputs, case.config, case.sms, workspace, case.lazy, seed)
     except AssertionError as error:
         return str(error)
     return Reference(inputs).check(inputs).failure(case.problem.dtype)

@@ -29,5 +29,6 @@ def test_every_mutation_is_of_a_line_that_is_there() -> None:
     rows = test_many_rows_on_cpu.MUTATIONS | test_few_queries_on_cpu.MUTATIONS
     assert gone("lean", [*lean, *peers, *rows.values()]) == []
     mutations = test_mla_on_cpu.MUTATIONS | test_mla_on_cpu.FP8_MUTATIONS
-    assert gone("mla", [*mutations.values()]) == []
+    of_columns = [mutation for mutation, _ in test_mla_on_cpu.COLUMN_MUTATIONS.values()]
+    assert gone("mla", [*mutations.values(), *of_columns]) == []
     assert len(gone("lean", [("lean.cu", "no such line", "")])) == 1
