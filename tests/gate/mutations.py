@@ -330,12 +330,12 @@ COPY = (
         ends=False,
     ),
     Mutation(
-        "appended tokens are not read when a part begins",
+        "the last appended token of a chunk is read when the part begins",
         f"{LEAN}/append.cuh",
         "early = chunk;\n    load(p, part, max(token, length), lane);",
-        "early = chunk;",
-        "what registers held is attended to and stored",
-        by_launches("b3 h8/2 n700 d128 q5 new5 fp16 NHD"),
+        "early = chunk;\n    load(p, part, stop - 1, lane);",
+        "it is attended to and stored in the first one's place, too",
+        by_launches("b3 h6 n700 d128 q3 new3 rot32 fp16 NHD interleaved"),
         f"{APPENDED}[rotated]",
     ),
     Mutation(

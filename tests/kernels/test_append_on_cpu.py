@@ -98,7 +98,7 @@ CASES = {
     ),
     # A warp has several chunks of appended tokens; the first of them are read when its part begins.
     "chunks of a warp": case(
-        replace(BULK, num_warps=2), (300, 160), "8/2", 64, (7,), append=140, page_size=16
+        replace(BULK, num_warps=2), (301, 163), "8/2", 64, (7,), append=140, page_size=16
     ),
     "fp8": case(BULK, LENGTHS, "8/2", 64, (7,), append=3, kv_dtype="e4m3"),
     "padding": case(
@@ -246,7 +246,7 @@ MUTATIONS: list[tuple[str, Mutation]] = [
         (
             "append.cuh",
             "early = chunk;\n    load(p, part, max(token, length), lane);",
-            "early = chunk;",
+            "early = chunk;\n    load(p, part, stop - 1, lane);",
         ),
     ),
     (
