@@ -1,6 +1,7 @@
 // Appending: the warp that takes a chunk in which new tokens have their places writes their rows of
 // K and V over what the copy brought, and, for one row tile, into the cache. So whoever needs them
-// has them, and no CTA waits for another.
+// has them, and no CTA waits for another. The first of them are read when the part begins, behind its
+// first copies: read with their chunk, whose copy is there by then, they would be waited for.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
@@ -12,21 +13,17 @@ constexpr int WORD_NUMBERS = 4 / KV_BYTES;
 constexpr int K_WORDS = (HEAD_DIM / WORD_NUMBERS + 31) / 32;
 constexpr int V_WORDS = (V_HEAD_DIM / WORD_NUMBERS + 31) / 32;
 // Rows on their way at once: as registers allow.
-constexpr int APPEND_ROWS = EARLY_APPEND && ROTARY_DIM > 0 ? 1
-                            : K_WORDS <= 1                 ? 4
-                            : K_WORDS <= 2                 ? 2
-                                                           : 1;
-static_assert(!EARLY_APPEND || LATE_ENTRY, "Copies come first");
+constexpr int APPEND_ROWS = ROTARY_DIM > 0 ? 1 : K_WORDS <= 1 ? 4 : K_WORDS <= 2 ? 2 : 1;
 
 struct Append {
   int length;       // of the sequence before
   int kv_head;
   bool to_cache;    // the last row tile, which takes all of the sequence's last tokens
   int token, stop;  // of the chunk's tokens: the first, and the end of those that are there
-  int early;        // EARLY_APPEND: the warp's chunk whose first new tokens are read, -1: none
+  int early;        // the warp's chunk whose first new tokens are read when the part begins, -1: none
   u32 k[APPEND_ROWS][K_WORDS], v[APPEND_ROWS][V_WORDS];
   Turn turns[ROTARY_DIM > 0 ? APPEND_ROWS : 1][K_WORDS];
-  i64 outer[APPEND_ROWS];  // EARLY_APPEND: rows of the cache, or pages
+  i64 outer[APPEND_ROWS];  // rows of the cache, or pages
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part, int lane) {
     const HeadTile tile = part.head_tile();
@@ -34,14 +31,12 @@ struct Append {
     kv_head = tile.kv_head;
     to_cache = tile.row_offset + ROWS >= all_rows(part.queries.count);
     early = -1;
-    if (!EARLY_APPEND) return;
     // The warp's first chunk from the one on that has the first new token.
     const int behind = max(length - part.token, 0) / CHUNK - part.chunk;
     const int chunk = part.chunk + (max(behind, 0) + RANGE_WARPS - 1) / RANGE_WARPS * RANGE_WARPS;
     if (chunk >= part.chunks) return;
     token = part.token + chunk * CHUNK;
     stop = min(token + CHUNK, part.tokens);
-    if (stop <= length) return;
     early = chunk;
     load(p, part, max(token, length), lane);
   }
@@ -51,7 +46,7 @@ struct Append {
     token = part.token + part.chunk * CHUNK;
     stop = min(token + CHUNK, part.tokens);
     const bool any = stop > length;
-    if (any && (!EARLY_APPEND || part.chunk != early)) load(p, part, max(token, length), lane);
+    if (any && part.chunk != early) load(p, part, max(token, length), lane);
     return any;
   }
 
@@ -73,10 +68,7 @@ struct Append {
             k_new + (at + row - length) * p.stride_k_new_token + WORD_NUMBERS * 32 * word;
         if (column >= HEAD_DIM) continue;
         k[row][word] = __ldg(reinterpret_cast<const u32 *>(from));
-        if (EARLY_APPEND)
-          turns[ROTARY_DIM > 0 ? row : 0][word].read(angles, from, column);
-        else
-          k[row][word] = angles.turned(k[row][word], from, column);
+        turns[ROTARY_DIM > 0 ? row : 0][word].read(angles, from, column);
       }
 #pragma unroll
       for (int word = 0; word < V_WORDS; word++)
@@ -84,7 +76,7 @@ struct Append {
           v[row][word] = __ldg(
               reinterpret_cast<const u32 *>(v_new + (at + row - length) * p.stride_v_new_token) +
               32 * word);
-      if (EARLY_APPEND) outer[row] = outer_of(p, part, at + row);
+      outer[row] = outer_of(p, part, at + row);
     }
   }
 
@@ -102,20 +94,17 @@ struct Append {
     for (int row = 0; row < APPEND_ROWS; row++) {
       if (at + row >= stop) break;
       const i64 inner = PAGE > 0 ? (at + row) % PAGE_OR_1 : at + row;
-      const i64 own = EARLY_APPEND ? outer[row] : outer_of(p, part, at + row);
       u32 turned[K_WORDS];
 #pragma unroll
-      for (int word = 0; word < K_WORDS; word++) {
-        const Turn &turn = turns[ROTARY_DIM > 0 ? row : 0][word];
-        turned[word] = EARLY_APPEND ? turn.of(k[row][word], WORD_NUMBERS * (lane + 32 * word))
-                                    : k[row][word];
-      }
+      for (int word = 0; word < K_WORDS; word++)
+        turned[word] = turns[ROTARY_DIM > 0 ? row : 0][word].of(
+            k[row][word], WORD_NUMBERS * (lane + 32 * word));
       store_row<K_WORDS, HEAD_DIM>(
-          stage, p.k + own * p.stride_k_batch + inner * p.stride_k_token +
+          stage, p.k + outer[row] * p.stride_k_batch + inner * p.stride_k_token +
                      kv_head * p.stride_k_head,
           at + row - token, turned, lane);
       store_row<V_WORDS, V_HEAD_DIM>(
-          stage + V_AT, p.v + own * p.stride_v_batch + inner * p.stride_v_token +
+          stage + V_AT, p.v + outer[row] * p.stride_v_batch + inner * p.stride_v_token +
                             kv_head * p.stride_v_head,
           at + row - token, v[row], lane);
     }

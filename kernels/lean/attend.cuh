@@ -44,9 +44,7 @@ struct Query {
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int j = 0; j < 2; j++)
-        slopes[rows][j] =
-            __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE) *
-            (LINEAR_ALIBI && Q_LEN == 1 ? LOG2_E : 1.0f);
+        slopes[rows][j] = __ldg(of_heads + (row_offset + rows * 8 + lane % 4 * 2 + j) % GROUP_SIZE);
   }
 
   // As operands have them, but for `divide_row`.
@@ -144,8 +142,8 @@ struct Query {
         const QNumber *at = row_of(p, row) + column;
 #pragma unroll
         for (int word = 0; word < 4; word++)
-          words[word] = angles_of(p, row).turned(two_numbers(at + 2 * word), at + 2 * word,
-                                                 column + 2 * word);
+          words[word] = turned(angles_of(p, row), two_numbers(at + 2 * word), at + 2 * word,
+                               column + 2 * word);
       }
       if (KV_DTYPE == 0) {
         *reinterpret_cast<uint4 *>(shared + QUERY_AT + 2 * (within * QUERY_ROW + column)) =
@@ -454,11 +452,6 @@ __device__ __forceinline__ void slope_scores(float (&s)[TOKEN_BLOCKS][ROW_BLOCKS
     for (int rows = 0; rows < ROW_BLOCKS; rows++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        if (LINEAR_ALIBI && Q_LEN == 1) {
-          // Tokens past the query token are masked: the distance is -(ahead + ...).
-          s[block][rows][i] += query.slopes[rows][i % 2] * (ahead + (block * 16 + i / 2 * 8));
-          continue;
-        }
         const float own = Q_LEN == 1 ? 0.0f : __int2float_rz(query_of(query, rows, i % 2, lane));
         const float distance = fabsf(ahead + (block * 16 + i / 2 * 8) - own);
         s[block][rows][i] -= query.slopes[rows][i % 2] * (distance * LOG2_E);

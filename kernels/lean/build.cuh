@@ -41,15 +41,6 @@
 //   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
 //                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
 //                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0, APPEND 0)
-//   SEQUENCES_FIRST  1: output tiles that follow one another are of the same head and of sequences
-//                  that do, not of one sequence (RAGGED, FIXED_RUNS, EQUAL_SPLITS and PEERS are 0);
-//                  CTAs with several then read the heads of a token at the same time
-//   HALVES         1: e4m3 is converted from the halves of registers
-//   LATE_ENTRY     1: copies start before what else the first part needs is found and read, and
-//                  behind each chunk
-//   EARLY_APPEND   1: new tokens are read when the part begins, not with their chunk (LATE_ENTRY)
-//   LINEAR_ALIBI   1: ALiBi's distance is a number of LeanTile and lane times the slope, one
-//                  multiplication and addition a score (ALIBI is 1, Q_LEN 1)
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once

@@ -314,7 +314,7 @@ def launch_of(inputs: AttentionInputs, config: CudaConfig, sms: int | None = Non
     extras = extra_tensors(inputs)
     params = _params(inputs, build, extras)
     params.tile_shift = config.tile_tokens.bit_length() - 1
-    params.by_heads = Divisor.of(inputs.batch if build.sequences_first else per_sequence)
+    params.by_heads = Divisor.of(per_sequence)
     window = dealt_window(inputs.most_behind, inputs.new_tokens)
     tokens = dealt_tokens(build, inputs.context, inputs.q_len, window)
     if config.splits:

@@ -150,11 +150,6 @@ class CudaBuild:
     interleaved: int = 0
     peers: int = 0
     heads_of_row: int = 1
-    sequences_first: int = 0
-    halves: int = 0
-    late_entry: int = 0
-    early_append: int = 0
-    linear_alibi: int = 0
     max_events: int = 0
 
     @staticmethod

@@ -50,27 +50,22 @@ __device__ __forceinline__ u32 to_fp16(u32 word, int first, int second) {
   return high_bytes & 0x80008000 | digits >> 1 | nan - (nan >> 5);
 }
 
-// Bytes 0 and 1 of a word, and 2 and 3, in fp16.
-template <int DTYPE>
-__device__ __forceinline__ void to_fp16_by_halves(u32 word, u32 &low, u32 &high) {
-  if (DTYPE == 1 && HAS_CVT) {
-    low = cvt_rn_f16x2_e4m3x2_half<0>(word);
-    high = cvt_rn_f16x2_e4m3x2_half<1>(word);
-  } else {
-    low = to_fp16<DTYPE>(word, 0, 1);
-    high = to_fp16<DTYPE>(word, 2, 3);
-  }
-}
+// Whether words are converted by their halves, which the instruction for e4m3 takes as they lie.
+// Elsewhere two numbers take a permutation either way.
+constexpr bool BY_HALVES = KV_DTYPE == 1 && HAS_CVT;
 
-// e5m2 takes one permutation for two numbers either way.
-constexpr bool BY_HALVES = HALVES && KV_DTYPE == 1;
+// Bytes 0 and 1 of a word in e4m3, and 2 and 3, in fp16.
+__device__ __forceinline__ void halves_to_fp16(u32 word, u32 &low, u32 &high) {
+  low = cvt_rn_f16x2_e4m3x2_half<0>(word);
+  high = cvt_rn_f16x2_e4m3x2_half<1>(word);
+}
 
 // The first operand of the `part`th matrix instruction of a load of K. Lane t of four has numbers
 // 4t to 4t + 3 of its tokens, as columns 2t, 2t + 1, 2t + 8 and 2t + 9: Q is in the same order.
 __device__ __forceinline__ void keys_of(u32 (&k)[4], const u32 (&loaded)[4], int part) {
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    if (BY_HALVES) to_fp16_by_halves<KV_DTYPE>(loaded[2 * part + i], k[i], k[i + 2]);
+    if (BY_HALVES) halves_to_fp16(loaded[2 * part + i], k[i], k[i + 2]);
   if (BY_HALVES) return;
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -85,7 +80,7 @@ __device__ __forceinline__ void values_of(u32 (&v)[4], const u32 (&loaded)[4], i
   for (int i = 0; i < 4; i += 2)
     // The first numbers of both tokens, then the second: one permutation for four numbers.
     if (BY_HALVES)
-      to_fp16_by_halves<KV_DTYPE>(__byte_perm(loaded[part + i], 0, 0x3120), v[i], v[i + 1]);
+      halves_to_fp16(__byte_perm(loaded[part + i], 0, 0x3120), v[i], v[i + 1]);
   if (BY_HALVES) return;
 #pragma unroll
   for (int i = 0; i < 4; i++)

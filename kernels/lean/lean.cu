@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
   while (true) {
-    // LATE_ENTRY: what follows comes behind the first copies.
-    if (LATE_ENTRY && (SCRATCH_OVER_RING || first_part)) ring.fill(p, warp, range.end);
+    // Before what else a part needs is found and read: it is not what the copies wait for.
+    if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
     State state;
     state.reset();
     fresh |= query.enter_part(p, part);
@@ -79,7 +79,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const float v_scale = v_scale_of(p, part, 0);
     const float second_v_scale = HEADS_OF_ROW > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
-      if (!LATE_ENTRY) ring.fill(p, warp, range.end);
       if (STAGED_QUERY && fresh && !part.is_rest) {
         if (SHARED_QUERY && !first_part) __syncthreads();  // the part before has been computed
         query.load_shared(p, shared);
@@ -103,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       attend_chunk(state, p, query, stage, scales, part, lane);
       ring.release();
       part.chunk += part.step();
-      if (LATE_ENTRY) ring.fill(p, warp, range.end);
+      ring.fill(p, warp, range.end);
     }
 
     const int output_tile = part.sequence * head_tiles(p) + part.head;

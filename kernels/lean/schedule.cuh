@@ -4,9 +4,6 @@
 #include "params.cuh"
 #include "ptx.cuh"
 
-static_assert(!SEQUENCES_FIRST || !(RAGGED || FIXED_RUNS || EQUAL_SPLITS || PEERS),
-              "Sequences are of one length, which the host knows");
-
 __device__ __forceinline__ int divide(int n, Divisor by) {
   return (int)((u64)(u32)n * by.multiplier >> by.shift);
 }
@@ -219,13 +216,8 @@ struct Position {
       // How many fixed runs there are is not the host's: lengths of one prepared launch differ in it.
       int output_tile = FIXED_RUNS ? divide(at, tiles) : divide(at, p.by_tiles);
       first = at - output_tile * tiles;
-      if (SEQUENCES_FIRST) {
-        head = divide(output_tile, p.by_heads);  // by the sequences
-        sequence = output_tile - head * p.batch;
-      } else {
-        sequence = divide(output_tile, p.by_heads);
-        head = output_tile - sequence * head_tiles(p);
-      }
+      sequence = divide(output_tile, p.by_heads);
+      head = output_tile - sequence * head_tiles(p);
     }
     int stop = FIXED_RUNS ? first + 1 : min(tiles, first + end - at);
     const bool deals_rests = RAGGED && !FIXED_RUNS;
