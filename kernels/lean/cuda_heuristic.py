@@ -247,9 +247,11 @@ def tile_rows_of(problem: AttentionProblem) -> int:
 def pairs_heads(problem: AttentionProblem, gpu: GpuSpec) -> bool:
     """Whether an output tile has the rows of two KV heads, which are copied as one: a bulk copy
     takes as long for rows of 64 bytes as for rows of 128. 12 to 16% less at 8 and 16 x 64/8 x 16k,
-    with lengths on the device 15% less (entry 58); before Hopper it was not timed.
+    with lengths on the device 15% less (entry 58). Before Hopper it was not timed, nor with
+    windows of a LeanTile, where half as many CTAs would have work.
     """
-    return gpu.compute_capability >= HOPPER and takes_head_pairs(problem)
+    short = 0 <= problem.most_behind < TILE_TOKENS
+    return gpu.compute_capability >= HOPPER and takes_head_pairs(problem) and not short
 
 
 def _launched_rows(problem: AttentionProblem, rows: int) -> tuple[int, int]:

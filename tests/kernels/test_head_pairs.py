@@ -157,8 +157,11 @@ def test_builds_of_pairs_refuse_what_they_do_not_take() -> None:
         (8, 16_384, {"lengths_on": "device"}, (32, 8, 2, 1, 1, 16)),
         (64, 2048, {"lengths_on": "device"}, (32, 8, 2, 1, 1, 16)),
         (8, 4096, {"page_size": 1}, (32, 4, 2, 2, 1, 16)),
-        # A context of one LeanTile, and where pairs are not taken.
+        # A context or a window of one LeanTile, and where pairs are not taken.
         (8, 128, {}, (32, 4, 2, 2, 1, 8)),
+        (8, 16_384, {"window_left": 127, "sinks": True}, (32, 4, 2, 2, 1, 8)),
+        (8, 900, {"window_left": 127, "lengths_on": "device"}, (32, 4, 2, 2, 1, 8)),
+        (8, 900, {"window_left": 128, "lengths_on": "device"}, (32, 8, 2, 1, 1, 16)),
         (8, 16_384, {"kv_layout": "HND"}, (64, 4, 3, 1, 2, 8)),
         (8, 16_384, {"lengths_on": "device", "append": 1}, (32, 4, 2, 2, 1, 8)),
         (8, 16_384, {"page_size": 64, "page_scales": "page"}, (64, 4, 3, 1, 2, 8)),
