@@ -40,7 +40,8 @@
 //   PEERS          GPUs that share each sequence's tokens and merge their partials, 0: this one alone
 //   HEADS_OF_ROW   KV heads whose rows of a token are copied as one, side by side in a token-major
 //                  cache: 1, or 2, which are one of the launch with both heads' query heads, 8 of
-//                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0, APPEND 0)
+//                  each (GROUP_SIZE and ROWS are 16, Q_LEN 1, KV_DTYPE is not 0; APPEND,
+//                  PAGE_SCALES and PEERS are 0)
 //   MAX_EVENTS     timeline events of a CTA that are recorded, 0: none
 //   PARAMS_BYTES   size of Params as the host has it
 #pragma once
@@ -76,7 +77,8 @@ constexpr int ROW_BLOCKS = ROWS / 8;
 constexpr int HEAD_BLOCKS = ROW_BLOCKS / HEADS_OF_ROW;  // of a KV head
 static_assert(HEADS_OF_ROW == 1 ||
                   (HEADS_OF_ROW == 2 && GROUP_SIZE == 16 && ROWS == 16 && Q_LEN == 1 &&
-                   KV_DTYPE != 0 && HEAD_DIM % 32 == 0 && V_HEAD_DIM % 32 == 0 && !APPEND),
+                   KV_DTYPE != 0 && HEAD_DIM % 32 == 0 && V_HEAD_DIM % 32 == 0 && !APPEND &&
+                   !PAGE_SCALES && !PEERS),
               "Not made for these heads");
 constexpr int TOKEN_BLOCKS = CHUNK / 16;
 // Of a KV head, and its output tiles.

@@ -98,8 +98,9 @@ class CudaBody:
     #: Tokens that a warp takes at a time.
     chunk_tokens: int = number(16, 128, power_of_two=True)
     #: Query rows of an output tile at most. Fewer make more output tiles of the same K and V, which
-    #: the L2 then holds for them. 64 and 128 are those of a kernel with the matrix instructions of
-    #: warpgroups, on Hopper alone, with 4 warps to 64 rows.
+    #: the L2 then holds for them. Where a KV head has 8 and fp8 rows of two KV heads lie side by
+    #: side, 16 are those of both, whose rows are copied as one. 64 and 128 are those of a kernel
+    #: with the matrix instructions of warpgroups, on Hopper alone, with 4 warps to 64 rows.
     tile_rows: int = number(8, 128, power_of_two=True)
     #: CTAs of a thread-block cluster, which share a work range. `ctas_per_sm` counts CTAs, not
     #: clusters. With 64 rows a cluster, of 2, has a whole output tile.

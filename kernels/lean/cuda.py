@@ -254,11 +254,22 @@ def build_of(inputs: AttentionInputs, config: CudaConfig) -> CudaBuild:
     if isinstance(config, LeanCudaConfig) and config.of_warpgroups:
         beyond = inputs.k_new is not None or inputs.peers is not None
         config = config.of_warps if beyond else config
-    build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size)
+    pairs = _has_head_pairs(inputs)
+    build = _build(config, bf16, *fp8, ragged, *dims, *queries, ragged_q, inputs.page_size, pairs)
     build = with_append(with_masks(build, inputs), inputs)
     if inputs.k_page_descale is not None:
         build = replace(build, page_scales=1)
     return build if inputs.peers is None else replace(build, peers=inputs.peers.ranks)
+
+
+def _has_head_pairs(inputs: AttentionInputs) -> bool:
+    """Whether the rows of two KV heads lie side by side for each token, and nothing that these
+    tensors ask for is a KV head's alone: what `takes_head_pairs` asks that sizes do not say.
+    """
+    caches = inputs.k_cache, inputs.v_cache
+    side_by_side = all(cache.stride(2) == cache.shape[3] for cache in caches)
+    beyond = inputs.k_new, inputs.k_page_descale, inputs.peers
+    return side_by_side and inputs.kv_heads % 2 == 0 and all(each is None for each in beyond)
 
 
 @lru_cache(maxsize=1024)
@@ -274,14 +285,17 @@ def _build(
     q_len: int,
     ragged_q: bool,
     page_size: int | None,
+    head_pairs: bool,
 ) -> CudaBuild:
+    heads, layout = (2, "NHD") if head_pairs else (1, "HND")
     problem = AttentionProblem(
         1,
-        group_size,
-        1,
+        heads * group_size,
+        heads,
         1,
         head_dim,
         "bf16" if bf16 else "fp16",
+        layout,
         q_len=q_len,
         page_size=page_size,
         kv_dtype=kv_dtype,

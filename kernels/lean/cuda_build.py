@@ -37,6 +37,10 @@ FP8_NUMBERS = (SAME, *FP8_DTYPES)
 _SYSTEM_SHARED_BYTES = 1024
 #: Rows of an output tile that a warpgroup has in many_rows.cu.
 WARPGROUP_ROWS = 64
+#: Rows of an output tile of two KV heads, whose rows of a token are copied as one.
+HEAD_PAIR_ROWS = 16
+#: Query heads of each, and numbers of its row: 64 bytes, which take as long to copy as 128.
+_PAIRED_GROUP, _PAIRED_HEAD_DIM = 8, 64
 #: Warps beside those that multiply there: one, which copies, or as many as a warpgroup has, where
 #: lanes copy, and where two warpgroups take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
@@ -108,6 +112,25 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
     )
 
 
+def takes_head_pairs(problem: AttentionProblem) -> bool:
+    """Whether rows of two KV heads of a token, side by side in a token-major cache, may be copied
+    as one: HEADS_OF_ROW in build.cuh. Not where tokens are appended or pages have scales, which are
+    a KV head's each, nor on GPUs that share sequences.
+    """
+    return (
+        problem.kv_dtype != SAME
+        and problem.kv_layout == "NHD"
+        and problem.kv_heads % 2 == 0
+        and problem.head_dim == problem.value_dim == _PAIRED_HEAD_DIM
+        and problem.group_size == _PAIRED_GROUP
+        and problem.q_len == 1
+        and problem.q_lens is None
+        and problem.append == 0
+        and problem.page_scales == NO_PAGE_SCALES
+        and problem.gpus.context == 1
+    )
+
+
 @dataclass(frozen=True)
 class CudaBuild:
     """The parameters of a build: the macros of build.cuh."""
@@ -161,7 +184,7 @@ class CudaBuild:
         full = config.num_warps > WARPGROUP_ROWS // 16 or config.copy == "async"
         copy_warps = (_COPY_WARPGROUP if full else _COPY_WARPS) if many_rows else 0
         rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-        return (ManyRowsBuild if many_rows else CudaBuild)(
+        build = (ManyRowsBuild if many_rows else CudaBuild)(
             head_dim=problem.head_dim,
             v_head_dim=problem.value_dim,
             bf16=int(problem.dtype == "bf16"),
@@ -195,6 +218,13 @@ class CudaBuild:
             interleaved=int(problem.rotary_interleaved),
             max_events=max_events,
         )
+        # Equal splits and fixed runs were not timed with them.
+        pairs = (
+            config.tile_rows >= HEAD_PAIR_ROWS
+            and config.splits == config.fixed_run_tiles == 0
+            and takes_head_pairs(problem)
+        )
+        return build.of_head_pairs() if pairs else build
 
     def of_head_pairs(self) -> CudaBuild:
         """The same for two KV heads whose rows are copied as one: HEADS_OF_ROW in build.cuh.
@@ -203,10 +233,12 @@ class CudaBuild:
             DoesNotFit: it is not made for these heads.
         """
         takes = self.group_size == self.rows == 8 and self.q_len == 1 and self.kv_dtype
-        if not takes or self.append or (self.head_dim | self.v_head_dim) % 32:
+        beyond = self.append or self.page_scales or self.peers
+        if not takes or beyond or (self.head_dim | self.v_head_dim) % 32:
             raise DoesNotFit(
-                "lean_cuda copies rows of two KV heads as one for fp8 caches, one query token,"
-                " groups of 8 and head_dims of a multiple of 32, and appends none"
+                "lean_cuda copies rows of two KV heads as one for fp8 caches without scales of"
+                " pages, one query token, groups of 8 and head_dims of a multiple of 32, appends"
+                " none, and takes one GPU"
             )
         return replace(self, heads_of_row=2, group_size=16, rows=16)
 

@@ -9,12 +9,14 @@ from functools import lru_cache
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
     BULK_TOKENS,
+    HEAD_PAIR_ROWS,
     HOPPER,
     MOST_BUILT_Q_LEN,
     WARPGROUP_ROWS,
     CudaBuild,
     looks_up_rows,
     rows_of,
+    takes_head_pairs,
     takes_warpgroups,
 )
 from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
@@ -247,6 +249,27 @@ def tile_rows_of(problem: AttentionProblem) -> int:
     )
 
 
+def pairs_heads(problem: AttentionProblem, gpu: GpuSpec) -> bool:
+    """Whether an output tile has the rows of two KV heads, which are copied as one: a bulk copy
+    takes as long for rows of 64 bytes as for rows of 128. 12 to 16% less at 8 and 16 x 64/8 x 16k,
+    with lengths on the device 15% less (entry 58). Before Hopper it was not timed, nor with
+    windows of a LeanTile, where half as many CTAs would have work.
+    """
+    short = 0 <= problem.most_behind < TILE_TOKENS
+    return gpu.compute_capability >= HOPPER and takes_head_pairs(problem) and not short
+
+
+def _launched_rows(problem: AttentionProblem, rows: int) -> tuple[int, int]:
+    """Rows that an output tile of up to `rows` holds, and all output tiles. Those of more rows than
+    `rows_of` has hold a pair of KV heads each.
+    """
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    heads_of_row = 2 if rows > most else 1
+    queries = heads_of_row * problem.group_size * problem.q_len
+    heads = problem.batch * problem.kv_heads // heads_of_row
+    return min(rows, queries), heads * -(-queries // rows)
+
+
 def _cluster_size(
     output_tiles: int,
     row_tiles: int,
@@ -414,11 +437,15 @@ def heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaConfig:
         return any_length_heuristic(problem, gpu)
     if problem.max_context <= TILE_TOKENS:
         return _single_tile(problem, gpu)
-    rows = tile_rows_of(problem)
-    row_tiles = -(-problem.group_size * problem.q_len // rows)
-    output_tiles = problem.batch * problem.kv_heads * row_tiles
+    pairs = pairs_heads(problem, gpu)
+    rows = HEAD_PAIR_ROWS if pairs else tile_rows_of(problem)
+    _, output_tiles = _launched_rows(problem, rows)
     lean_tiles = -(-problem.max_context // TILE_TOKENS)
-    if output_tiles >= gpu.sms:
+    if output_tiles >= gpu.sms and pairs:
+        # Two CTAs to an SM take 3% more where there are fewer output tiles (entry 58).
+        build = _hopper_build(problem, rows, output_tiles, 1)
+        config = cuda_config(*build, 1, 1, rows, copy_of(problem, gpu), 1, True)
+    elif output_tiles >= gpu.sms:
         # Two CTAs to an SM: one reads while the other is between output tiles. Stages as timed.
         stages = 2 if widest(problem) <= 64 else 3
         config = cuda_config(
@@ -467,10 +494,12 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     queries = problem.group_size * problem.q_len
     # Fewer rows would be faster where sequences are short, and read K and V twice where they are
     # long.
-    rows = rows_of(problem.group_size, problem.q_len, problem.value_dim)
-    output_tiles = problem.batch * problem.kv_heads * -(-queries // rows)
+    pairs = pairs_heads(problem, gpu)
+    most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+    rows = HEAD_PAIR_ROWS if pairs else most
+    row_count, output_tiles = _launched_rows(problem, rows)
     hopper = gpu.compute_capability >= HOPPER
-    partial, in_8_bits = min(rows, queries) * problem.value_dim, problem.kv_dtype != SAME
+    partial, in_8_bits = row_count * problem.value_dim, problem.kv_dtype != SAME
     cluster = _any_length_cluster(output_tiles, partial, in_8_bits) if hopper else 1
     many = _MANY_OUTPUT_TILES_IN_8_BITS if in_8_bits else _MANY_OUTPUT_TILES
     chunk, warps, stages, ctas_per_sm = 2 * _LEAST_CHUNK, 4, 2, 1
@@ -483,6 +512,8 @@ def any_length_heuristic(problem: AttentionProblem, gpu: GpuSpec) -> LeanCudaCon
     elif cluster > 1:
         chunk = 64 if widest(problem) <= 64 and rows <= 16 else chunk
         stages = 3 if rows == TILE_ROWS[0] or widest(problem) <= 64 else 2
+    elif pairs:
+        chunk, warps, stages = _hopper_build(problem, rows, output_tiles, cluster)
     elif widest(problem) <= 64:
         ctas_per_sm = 2
     elif output_tiles > many * gpu.sms:
@@ -559,13 +590,15 @@ def _hopper_heuristic(
         # So short that a merge costs more than it saves.
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
-    row_tiles = output_tiles // (problem.batch * problem.kv_heads)
+    row_tiles = -(-problem.group_size * problem.q_len // rows)
     align_bytes = _MAX_IDLE_BYTES * rows / 8
     in_8_bits = problem.kv_dtype != SAME
     cluster = _cluster_size(
         output_tiles, row_tiles, lean_tiles, problem.kv_bytes, align_bytes, in_8_bits, gpu
     )
     two_ctas = cluster == 2 and gpu.sms // output_tiles == 2 and widest(problem) <= 64
+    # Pairs of KV heads in 8 bits are too much for half of the SMs: see `_cluster_size`.
+    two_ctas = two_ctas and not pairs_heads(problem, gpu)
     if two_ctas and problem.kv_bytes < _MIN_BYTES_FOR_PAIRS_OF_TILES:
         build = _hopper_build(problem, rows, output_tiles, 1)
         return cuda_config(*build, 1, 1, rows, copy, lean_tiles, True)
@@ -577,7 +610,7 @@ def _hopper_heuristic(
             *_hopper_build(problem, rows, 1, cluster), 1, cluster, rows, copy, 1, True
         )
     pairs = cluster_slots(gpu.sms, 1, 2)
-    partial = min(rows, problem.group_size * problem.q_len) * problem.value_dim
+    partial = _launched_rows(problem, rows)[0] * problem.value_dim
     if output_tiles < _FEW_TILES and partial >= _LARGE_PARTIAL:
         # Large partials of many parts: a cluster merges most of them before they go through memory.
         # Pairs where their runs are even, as those of a short context are held to be.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from leanbench.kernels.launch import events_per_row
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_build import (
+    HEAD_PAIR_ROWS,
     HOPPER,
     CudaBuild,
     refusal_of_fp8,
@@ -25,6 +26,7 @@ from leanbench.kernels.lean.cuda_heuristic import (
     fitted,
     heuristic,
     many_rows_configs,
+    pairs_heads,
     small_chunk,
     widest,
 )
@@ -139,6 +141,7 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         space = many_rows_configs(problem, gpu)
         clusters = _TUNED_CLUSTERS if hopper else (1,)
         most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
+        most = HEAD_PAIR_ROWS if pairs_heads(problem, gpu) else most
         for build, cluster, rows in product(
             builds, clusters, [rows for rows in TILE_ROWS if rows <= most]
         ):

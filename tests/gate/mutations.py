@@ -80,6 +80,7 @@ def by_sanitizer(tool: str, name: str) -> Command:
 
 LEAN, MLA = "kernels/lean", "kernels/mla"
 ON_CPU = "kernels/test_lean_on_cpu.py::test_attention"
+HEAD_PAIRS_ON_CPU = "kernels/test_head_pairs_on_cpu.py::test_pairs_of_heads[scales of heads]"
 APPENDED = "kernels/test_append_on_cpu.py::test_appended_tokens_are_attended_to_and_stored"
 ROWS_ON_CPU = "kernels/test_many_rows_on_cpu.py::test_many_rows_are_right"
 PAIRS_ON_CPU = "kernels/test_few_queries_on_cpu.py::test_a_pair_is_right"
@@ -123,6 +124,7 @@ SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
 PAIRS = "b8 h32/8 n1500 d128 q7 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
+HEAD_PAIRS = "b2 h32/4 n3000 d64 kv-e4m3 bf16 NHD"
 SMALL_PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p1 fp16 HND"
 
 #: lean.cu and its headers: attention over a chunk.
@@ -261,6 +263,24 @@ ATTEND = (
         "halves of a word are converted: each is to hold one number of both tokens",
         by_launches("b3 h14/1 n700 d128 kv-e4m3 fp16 NHD"),
         f"{ON_CPU}[fp8]",
+    ),
+    Mutation(
+        "both KV heads of a row take the first's keys",
+        f"{LEAN}/attend.cuh",
+        "k_address(stage, lane, head * K_LOADS + load, block)",
+        "k_address(stage, lane, load, block)",
+        "query heads of the second KV head attend to the first's tokens",
+        by_launches(f"{HEAD_PAIRS}, heuristic"),
+        HEAD_PAIRS_ON_CPU,
+    ),
+    Mutation(
+        "both KV heads of a row take the first's scale of V",
+        f"{LEAN}/attend.cuh",
+        "rows < HEAD_BLOCKS ? v_scale : second_v_scale",
+        "v_scale",
+        "outputs of every other KV head are off by a factor",
+        by_launches(f"{HEAD_PAIRS}, heuristic"),
+        HEAD_PAIRS_ON_CPU,
     ),
     Mutation(
         "sums of values stay in the unit of the pages before",
