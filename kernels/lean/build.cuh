@@ -116,6 +116,9 @@ constexpr bool PACKS = RAGGED && !RAGGED_Q && !FIXED_RUNS && !EQUAL_SPLITS && !S
                        !SINKS && !APPEND && CLUSTER == 1 && WARPS > 1 && !PEERS;
 // Tokens up to which they are, and where a CTA has more than two output tiles.
 constexpr int PACKED_TOKENS = 64, PACKED_TOKENS_OF_MANY = 128;
+// Whether output tiles that the cluster's first CTA walks alone are written by it, without the others:
+// with lengths that the launch reads, the cluster may be larger than they are long.
+constexpr bool WRITES_ALONE = RAGGED && CLUSTER > 1 && !PEERS;
 // Loads of V before the weights are known, as far as registers allow.
 constexpr int EARLY_LOADS = ROW_BLOCKS * V_STEPS <= 8 ? V_LOADS : 0;
 constexpr int QUERY_ROW = 16 * K_STEPS + 8;  // 8: rows fall into different banks

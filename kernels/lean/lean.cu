@@ -62,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   query.shared_lane =
       shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are not here yet
+  bool exchanged = false;  // CLUSTER: its CTAs have read one another's partials
   while (true) {
     // Before what else a part needs is found and read: it is not what the copies wait for.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
@@ -124,7 +125,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
       const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
       if (reduces) events.record(TILES, output_tile);
       const int slot = FIXED_RUNS ? part.at : range.slot;
-      reduce_part(p, part, splits, slot, rank, shared, first_part, p.epoch + replays);
+#if CLUSTER > 1
+      if (WRITES_ALONE && __builtin_expect(part.chunks <= WARPS && splits.count == 1, 0)) {
+        if (rank == 0) write_alone(p, part, shared);
+      } else
+#endif
+      {
+        reduce_part(p, part, splits, slot, rank, shared, !exchanged, p.epoch + replays);
+        exchanged = true;
+      }
       events.record(reduces ? REDUCTION : TILES, output_tile);
       first_part = false;
     } else if (part.packed) {
@@ -155,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   if (exchange.count > 0) events.record(REDUCTION, exchange.first);
 #endif
 #if CLUSTER > 1
-  if (!first_part) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
+  if (exchanged) barrier_cluster_wait();  // no peer reads this CTA's shared memory any more
 #endif
   events.end();
 }

@@ -149,6 +149,18 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 }
 #endif
 
+#if CLUSTER > 1
+// Writes an output tile whose chunks the cluster's first CTA has all computed, by that CTA.
+__device__ __forceinline__ void write_alone(const Params &p, const Position &part,
+                                            const unsigned char *shared) {
+  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
+  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
+#pragma unroll 1
+  for (int quad = threadIdx.x; quad < QUADS; quad += THREADS)
+    finish_piece(p, part, quad, merge_warps<1>(scratch, logs, quad), shared);
+}
+#endif
+
 // A piece of this work range's partial goes to the output, to the range's slot, or on up the tree
 // of the output tile's splits. A split waits for splits after it only, which belong to ranges that
 // started earlier.

@@ -121,6 +121,7 @@ MQA = "b1 h32/1 n5000 d128 fp16 HND"
 MHA = "b1 h24 n1024 d64 fp16 HND"
 PAGED = "b2 h32/8 n2000+5 d128 p16 fp16 HND"
 SINKS = "b3 h6 n700 d64 q3 wl128 fp16 HND sinks"
+SHORT = "b3 h8 n1+70+3000 d64 q3 p64 bf16 NHD"
 ROWS = "b1 h32/8 n4096 d128 q16 bf16 HND"
 PAIRS = "b8 h32/8 n1500 d128 q7 bf16 HND"
 PAGED_ROWS = "b2 h32/8 n2000+5 d128 q40 p16 fp16 HND"
@@ -430,6 +431,15 @@ REDUCE = (
         "values of the other CTAs are lost",
         by_launches(f"{MQA}, heuristic"),
         f"{ON_CPU}[clusters]",
+    ),
+    Mutation(
+        "another CTA writes what the cluster's first has computed alone",
+        f"{LEAN}/lean.cu",
+        "if (rank == 0) write_alone",
+        "if (rank == 1) write_alone",
+        "short sequences in clusters have zeros",
+        by_launches(f"{SHORT}, pairs"),
+        f"{ON_CPU}[short sequences in clusters]",
     ),
     Mutation(
         "CTAs of a cluster do not wait for one another",

@@ -104,6 +104,7 @@ PAGED_WINDOWS = replace(
     alibi=True,
     leftpad=True,
 )
+SHORT_AND_LONG = on_device((20, 700, 5, 1, 32, 33, 400), "8/2", 64, 768, sinks=True)
 #: cuda_config takes chunk, warps, stages, CTAs of an SM, cluster, rows, copy, LeanTiles of a CTA.
 CASES = {
     # Work ranges that cross output tiles; one CTA for each LeanTile; a CTA for everything.
@@ -120,6 +121,11 @@ CASES = {
     "clusters": Case(
         cuda_config(32, 2, 2, 1, 2, 8, "bulk", 1, False),
         ((ONE_LONG, 12), (ONE_LONG, 22), (on_device((700, 650), "8/2", 64, 768), 8)),
+    ),
+    # The first CTA writes those of up to two chunks alone, between others that all CTAs merge.
+    "short sequences in clusters": Case(
+        cuda_config(16, 2, 2, 1, 4, 8, "bulk", 1, False),
+        ((SHORT_AND_LONG, 8), (SHORT_AND_LONG, 4), (SHORT_AND_LONG, 56), (SHORT_AND_LONG, 64)),
     ),
     "paged clusters": Case(
         cuda_config(32, 2, 3, 1, 4, 16, "bulk", 1, False), ((PAGED, 8), (PAGED, 12), (PAGED, 4))
@@ -659,6 +665,9 @@ MUTATIONS: list[tuple[str, Mutation]] = [
     ("clusters", ("lean.cu", "barrier_cluster_wait();  // no peer reads", "//")),
     ("clusters", ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", "")),
     ("clusters", ("reduce.cuh", "  barrier_cluster_arrive();\n  barrier_cluster_wait();", "")),
+    ("short sequences in clusters", ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS")),
+    ("short sequences in clusters", ("lean.cu", "!exchanged, p.epoch", "false, p.epoch")),
+    ("short sequences in clusters", ("lean.cu", "if (exchanged) barrier", "if (!first_part) barrier")),
     ("clusters", ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase.")),
     ("clusters", ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", "")),
     ("clusters", ("copy.cuh", "parity = 1;", "parity = 0;")),
