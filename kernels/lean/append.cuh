@@ -12,8 +12,13 @@ constexpr int WORD_NUMBERS = 4 / KV_BYTES;
 // Words of a row for a lane, a word to each lane at a time.
 constexpr int K_WORDS = (HEAD_DIM / WORD_NUMBERS + 31) / 32;
 constexpr int V_WORDS = (V_HEAD_DIM / WORD_NUMBERS + 31) / 32;
-// Rows on their way at once: as registers allow.
-constexpr int APPEND_ROWS = ROTARY_DIM > 0 ? 1 : K_WORDS <= 1 ? 4 : K_WORDS <= 2 ? 2 : 1;
+// Rows on their way at once, as registers allow; the first ones have theirs for longer.
+constexpr int APPEND_ROWS = ROTARY_DIM > 0 && ROWS > 16 ? 1
+                            : ROTARY_DIM > 0 && K_WORDS <= 2 ? 2
+                            : K_WORDS <= 1                   ? 4
+                            : K_WORDS <= 2                   ? 2
+                                                             : 1;
+constexpr int FIRST_ROWS = ROTARY_DIM > 0 || ROWS > 8 ? 1 : APPEND_ROWS;
 
 struct Append {
   int length;       // of the sequence before
@@ -23,7 +28,7 @@ struct Append {
   int early;        // the warp's chunk whose first new tokens are read when the part begins, -1: none
   u32 k[APPEND_ROWS][K_WORDS], v[APPEND_ROWS][V_WORDS];
   Turn turns[ROTARY_DIM > 0 ? APPEND_ROWS : 1][K_WORDS];
-  i64 outer[APPEND_ROWS];  // rows of the cache, or pages
+  int outer[APPEND_ROWS];  // rows of the cache, or pages
 
   __device__ __forceinline__ void enter_part(const Params &p, const Position &part, int lane) {
     const HeadTile tile = part.head_tile();
@@ -38,7 +43,7 @@ struct Append {
     token = part.token + chunk * CHUNK;
     stop = min(token + CHUNK, part.tokens);
     early = chunk;
-    load(p, part, max(token, length), lane);
+    load<FIRST_ROWS>(p, part, max(token, length), lane);
   }
 
   // Whether the part's next chunk has places of new tokens; if so, starts reading the first.
@@ -46,18 +51,19 @@ struct Append {
     token = part.token + part.chunk * CHUNK;
     stop = min(token + CHUNK, part.tokens);
     const bool any = stop > length;
-    if (any && part.chunk != early) load(p, part, max(token, length), lane);
+    if (any && part.chunk != early) load<FIRST_ROWS>(p, part, max(token, length), lane);
     return any;
   }
 
-  // Starts reading the rows of the tokens from `at` on.
+  // Starts reading the rows of COUNT tokens from `at` on, as far as the chunk has them.
+  template <int COUNT>
   __device__ __forceinline__ void load(const Params &p, const Position &part, int at, int lane) {
     const KvNumber *k_new = p.k_new + part.sequence * p.stride_k_new_batch +
                             kv_head * p.stride_k_new_head + WORD_NUMBERS * lane;
     const KvNumber *v_new = p.v_new + part.sequence * p.stride_v_new_batch +
                             kv_head * p.stride_v_new_head + WORD_NUMBERS * lane;
 #pragma unroll
-    for (int row = 0; row < APPEND_ROWS; row++) {
+    for (int row = 0; row < COUNT; row++) {
       if (at + row >= stop) break;
       Angles angles;
       angles.enter(p, at + row);
@@ -81,17 +87,18 @@ struct Append {
   }
 
   // The row of the cache, or the page, that has the sequence's token `at`.
-  __device__ __forceinline__ static i64 outer_of(const Params &p, const Position &part, int at) {
+  __device__ __forceinline__ static int outer_of(const Params &p, const Position &part, int at) {
     if (PAGE > 0)
       return __ldg(p.block_table + (i64)part.sequence * p.pages_per_sequence + at / PAGE_OR_1);
     return BATCH_IDX ? __ldg(p.cache_batch_idx + part.sequence) : part.sequence;
   }
 
   // Writes the rows that were read to `stage`, and to the cache.
+  template <int COUNT>
   __device__ __forceinline__ void store(const Params &p, const Position &part, u32 stage, int at,
                                         int lane) const {
 #pragma unroll
-    for (int row = 0; row < APPEND_ROWS; row++) {
+    for (int row = 0; row < COUNT; row++) {
       if (at + row >= stop) break;
       const i64 inner = PAGE > 0 ? (at + row) % PAGE_OR_1 : at + row;
       u32 turned[K_WORDS];
@@ -100,11 +107,11 @@ struct Append {
         turned[word] = turns[ROTARY_DIM > 0 ? row : 0][word].of(
             k[row][word], WORD_NUMBERS * (lane + 32 * word));
       store_row<K_WORDS, HEAD_DIM>(
-          stage, p.k + outer[row] * p.stride_k_batch + inner * p.stride_k_token +
+          stage, p.k + (i64)outer[row] * p.stride_k_batch + inner * p.stride_k_token +
                      kv_head * p.stride_k_head,
           at + row - token, turned, lane);
       store_row<V_WORDS, V_HEAD_DIM>(
-          stage + V_AT, p.v + outer[row] * p.stride_v_batch + inner * p.stride_v_token +
+          stage + V_AT, p.v + (i64)outer[row] * p.stride_v_batch + inner * p.stride_v_token +
                             kv_head * p.stride_v_head,
           at + row - token, v[row], lane);
     }
@@ -129,10 +136,11 @@ struct Append {
   __device__ __forceinline__ void write_chunk(const Params &p, const Position &part, u32 stage,
                                               int lane) {
     const int first = max(token, length);
+    store<FIRST_ROWS>(p, part, stage, first, lane);
 #pragma unroll 1
-    for (int at = first; at < stop; at += APPEND_ROWS) {
-      if (at > first) load(p, part, at, lane);
-      store(p, part, stage, at, lane);
+    for (int at = first + FIRST_ROWS; at < stop; at += APPEND_ROWS) {
+      load<APPEND_ROWS>(p, part, at, lane);
+      store<APPEND_ROWS>(p, part, stage, at, lane);
     }
 #if BULK
     fence_proxy_async_shared_cta();  // before the stage's next copy

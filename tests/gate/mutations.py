@@ -355,8 +355,8 @@ COPY = (
     Mutation(
         "the last appended token of a chunk is read when the part begins",
         f"{LEAN}/append.cuh",
-        "early = chunk;\n    load(p, part, max(token, length), lane);",
-        "early = chunk;\n    load(p, part, stop - 1, lane);",
+        "early = chunk;\n    load<FIRST_ROWS>(p, part, max(token, length), lane);",
+        "early = chunk;\n    load<FIRST_ROWS>(p, part, stop - 1, lane);",
         "it is attended to and stored in the first one's place, too",
         by_launches("b3 h6 n700 d128 q3 new3 rot32 fp16 NHD interleaved"),
         f"{APPENDED}[rotated]",

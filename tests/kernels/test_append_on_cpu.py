@@ -237,7 +237,10 @@ def test_a_call_that_is_made_again_appends_again(cpu: Cpu) -> None:
 NOTICED = r"failure\(|is_same|^CTA |deadlock"
 #: A line of a source and what it is changed to; the case that notices.
 MUTATIONS: list[tuple[str, Mutation]] = [
-    ("rotated", ("append.cuh", "if (at > first) load(p, part, at, lane);", "")),
+    (
+        "rotated",
+        ("append.cuh", "load<APPEND_ROWS>(p, part, at,", "load<APPEND_ROWS>(p, part, first,"),
+    ),
     ("rotated", ("append.cuh", "swizzle_of(row % 8)", "swizzle_of(0)")),
     ("rotated", ("rotary.cuh", "low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4", "low ? 2 : -2")),
     ("rotated", ("schedule.cuh", "length + min(p.new_tokens, p.context - length)", "length")),
@@ -245,8 +248,8 @@ MUTATIONS: list[tuple[str, Mutation]] = [
         "rotated",
         (
             "append.cuh",
-            "early = chunk;\n    load(p, part, max(token, length), lane);",
-            "early = chunk;\n    load(p, part, stop - 1, lane);",
+            "early = chunk;\n    load<FIRST_ROWS>(p, part, max(token, length), lane);",
+            "early = chunk;\n    load<FIRST_ROWS>(p, part, stop - 1, lane);",
         ),
     ),
     (
